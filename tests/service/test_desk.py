@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import shlex
 import signal
 import subprocess
@@ -120,14 +119,17 @@ def test_a_question_of_a_process_that_died_is_gone(desk: Desk) -> None:
         assert not desk.answer(waiting.id, True)
 
 
+@pytest.mark.parametrize("to", ["this thread", "another"])
 def test_an_interrupt_while_a_question_is_laid_down_is_an_interrupt(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     register = Asked.on_close
 
     def register_and_interrupt(asked: Asked, closing: Callable[[], object]) -> None:
         register(asked, closing)
-        os.kill(os.getpid(), signal.SIGINT)
+        if to == "another":
+            raise KeyboardInterrupt  # what Python does here then
+        signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(Asked, "on_close", register_and_interrupt)
     with desk.attend(), pytest.raises(KeyboardInterrupt):

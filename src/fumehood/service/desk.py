@@ -138,12 +138,14 @@ class Desk:
         def close() -> None:
             settled.set()
             # A sandbox is forked next, and only a process of one thread may do that.
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
             for ending in (_QUESTION, *(f".{option}{_ANSWER}" for option in options)):
                 _remove(self._path(key, ending))
             os.close(file)
 
-        with InterruptsHeld():  # between the two, what is closed had not begun
+        # An interrupt between the two closes what has not begun; another thread's can't be held here.
+        with InterruptsHeld():
             asked.on_close(close)
             thread.start()
 

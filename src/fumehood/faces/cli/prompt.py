@@ -58,12 +58,14 @@ class AtTerminal:
         def close() -> None:
             os.close(closing)
             # A sandbox is forked next, and only a process of one thread may do that.
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
             hear_no_more()
             for descriptor in (closed, resumed, resuming, tty):
                 os.close(descriptor)
 
-        with InterruptsHeld():  # between the two, what is closed had not begun
+        # An interrupt between the two closes what has not begun; another thread's can't be held here.
+        with InterruptsHeld():
             asked.on_close(close)
             thread.start()
 
