@@ -105,9 +105,14 @@ def exchanged(one: int, other: int, name: bytes) -> bool:
     return bool(_libc.renameat2(one, name, other, name, RENAME_EXCHANGE) == 0)
 
 
+def _packed(*numbers: int) -> bytes:
+    """Return a structure of numbers of 64 bits, as the kernel reads it."""
+    return b"".join(number.to_bytes(8, sys.byteorder) for number in numbers)
+
+
 def openat2(directory: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
     """Open a path below a directory descriptor under rules of resolution; returns a descriptor."""
-    how = b"".join(number.to_bytes(8, sys.byteorder) for number in (flags | os.O_CLOEXEC, mode, resolve))
+    how = _packed(flags | os.O_CLOEXEC, mode, resolve)
     return _check(_libc.syscall(_SYS_OPENAT2, directory, path, how, len(how)), path)
 
 
@@ -121,7 +126,7 @@ def scope_abstract_sockets() -> None:
 
     Only where the guard does not: on top of this ruleset, its own would deny every move to another directory.
     """
-    wanted = b"".join(number.to_bytes(8, sys.byteorder) for number in (0, 0, _SCOPE_ABSTRACT_SOCKETS))
+    wanted = _packed(0, 0, _SCOPE_ABSTRACT_SOCKETS)
     ruleset = _check(_libc.syscall(_SYS_CREATE_RULESET, wanted, len(wanted), 0), "landlock")
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _check(_libc.syscall(_SYS_RESTRICT_SELF, ruleset, 0), "landlock")

@@ -22,6 +22,8 @@ from typing import Protocol, cast
 from fumehood.core.questions import CANCELLED, DENY_ONCE, NOBODY, TOO_LATE, Question, understood
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.terminal import leave_resuming_to_main
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -109,6 +111,29 @@ class Asked:
                 self._closings.append(closing)
                 return
         closing()
+
+    def wait_in_thread(
+        self, name: str, work: Callable[[], None], end: Callable[[], object], after: Callable[[], object]
+    ) -> None:
+        """Have a thread wait for the answer. Once the question is settled, `end` lets it go, and then comes `after`."""
+
+        def run() -> None:
+            leave_resuming_to_main()
+            work()
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+
+        def close() -> None:
+            end()
+            # A sandbox is forked next, and only a process of one thread may do that.
+            if thread.ident is not None:
+                thread.join()
+            after()
+
+        # An interrupt between the two closes what has not begun; another thread's can't be held here.
+        with InterruptsHeld():
+            self.on_close(close)
+            thread.start()
 
     @property
     def is_settled(self) -> bool:

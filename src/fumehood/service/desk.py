@@ -19,8 +19,6 @@ import weakref
 from fumehood.core.questions import ALLOW, DENY, Question, understood
 from fumehood.core.wording import Item
 from fumehood.errors import BadRequest
-from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.terminal import leave_resuming_to_main
 from fumehood.store.places import LENGTH, make_private, new_id
 
 TYPE_CHECKING = False
@@ -133,21 +131,13 @@ class Desk:
         if file is None:
             return
         settled = threading.Event()
-        thread = threading.Thread(target=self._await, args=(key, asked, settled), name="fumehood-desk", daemon=True)
 
-        def close() -> None:
-            settled.set()
-            # A sandbox is forked next, and only a process of one thread may do that.
-            if thread.ident is not None:
-                thread.join()
+        def clear_away() -> None:
             for ending in (_QUESTION, *(f".{option}{_ANSWER}" for option in options)):
                 _remove(self._path(key, ending))
             os.close(file)
 
-        # An interrupt between the two closes what has not begun; another thread's can't be held here.
-        with InterruptsHeld():
-            asked.on_close(close)
-            thread.start()
+        asked.wait_in_thread("fumehood-desk", lambda: self._await(key, asked, settled), settled.set, clear_away)
 
     def _laid(self, key: str, asked: Asked) -> int:
         """Make a question's file; returns the descriptor that keeps it locked."""
@@ -162,7 +152,6 @@ class Desk:
 
     def _await(self, key: str, asked: Asked, settled: threading.Event) -> None:
         """Wait for an answer, and know whether anybody is there; who comes later may give it too."""
-        leave_resuming_to_main()
         project, options = asked.question.project, asked.question.options
         seen = time.monotonic()
         while not settled.wait(_LOOKS_EVERY_S):

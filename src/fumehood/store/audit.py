@@ -221,6 +221,7 @@ class Grants:
     def allowed(self, project: str, session: str) -> list[tuple[str, str]]:
         """Return what a project's commands, and those of this session, are allowed: its kind, and what exactly."""
         rows = self.database.rows(
+            # As questions.ALLOW has it, which is not loaded for this.
             "SELECT what, target FROM grants WHERE answer = 'allow' AND project IN (?, ?) ORDER BY id",
             (os.fsencode(project), os.fsencode(IN_SESSION + session)),
         )

@@ -8,8 +8,7 @@ import time
 
 from fumehood.core import questions
 from fumehood.core.wording import WIDTH
-from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.terminal import hear_resuming, leave_resuming_to_main, tell_when_resumed
+from fumehood.linux.terminal import hear_resuming, tell_when_resumed
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,22 +51,17 @@ class AtTerminal:
         closed, closing = os.pipe()
         resumed, resuming = os.pipe2(os.O_NONBLOCK)
         hear_no_more = tell_when_resumed(lambda: os.write(resuming, b"."))
-        prompting = tty, closed, resumed, asked, time.monotonic() + asked.seconds
-        thread = threading.Thread(target=_prompt, args=prompting, name="fumehood-prompt", daemon=True)
+        deadline = time.monotonic() + asked.seconds
 
-        def close() -> None:
-            os.close(closing)
-            # A sandbox is forked next, and only a process of one thread may do that.
-            if thread.ident is not None:
-                thread.join()
+        def clear_away() -> None:
             hear_no_more()
             for descriptor in (closed, resumed, resuming, tty):
                 os.close(descriptor)
 
-        # An interrupt between the two closes what has not begun; another thread's can't be held here.
-        with InterruptsHeld():
-            asked.on_close(close)
-            thread.start()
+        asked.wait_in_thread(
+            "fumehood-prompt", lambda: _prompt(tty, closed, resumed, asked, deadline), lambda: os.close(closing),
+            clear_away,
+        )  # fmt: skip
 
 
 def _opened() -> int | None:
@@ -87,7 +81,6 @@ def _opened() -> int | None:
 def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) -> None:
     import termios
 
-    leave_resuming_to_main()
     try:
         with turn(tty) as mine:
             if not mine.wait(closed):
