@@ -25,7 +25,7 @@ from fumehood.errors import ChangedMeanwhile
 from fumehood.faces.terminal import changes, present
 from fumehood.faces.terminal.app import Views, WaitingView
 from fumehood.faces.terminal.changes import Branch, ChangesTree
-from fumehood.faces.terminal.widgets import Lines, Pieces
+from fumehood.faces.terminal.widgets import AskFirst, Lines, Pieces
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
 from fumehood.service.overview import Chosen, perform, shown_at
@@ -60,7 +60,15 @@ class Watcher:
         return result
 
     async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
+        """Type keys, each once the one before has had its effect; not the pilot's own, which gives up after 30 s."""
+        for key in keys:
+            await self.app._press_keys([key])
+            await self.pilot._wait_for_screen(LONG_S)
+
+    async def agree(self) -> None:
+        """Say yes, once asked."""
+        await self.until(lambda: isinstance(self.app.screen, AskFirst))
+        await self.press("y")
 
     @property
     def shown(self) -> list[str]:
@@ -141,7 +149,8 @@ def test_one_hunk_of_three_is_accepted_and_the_file_is_exactly_that(
     async def choose(watcher: Watcher) -> None:
         await watcher.press("3")
         await watcher.go_to("app.py")
-        await watcher.press("enter", "n", "space", "a", "y")
+        await watcher.press("enter", "n", "space", "a")
+        await watcher.agree()
         await watcher.until(lambda: "app.py" not in watcher.paths)
 
     at(Views(opened), choose)
@@ -157,7 +166,8 @@ def test_a_marked_hunk_is_refused_and_the_others_are_taken(cli: Any, opened: Ope
     async def choose(watcher: Watcher) -> None:
         await watcher.press("3")
         await watcher.go_to("app.py")
-        await watcher.press("enter", "space", "d", "y")
+        await watcher.press("enter", "space", "d")
+        await watcher.agree()
         await watcher.until(lambda: "app.py" not in watcher.paths)
 
     at(Views(opened), choose)
@@ -286,7 +296,8 @@ def test_a_command_is_watched_as_it_prints_and_stopped(
         await watcher.until(lambda: table.row_count == 1)
         await watcher.until(lambda: any("red [bold]" in text for text in watcher.shown))
         await watcher.until(lambda: any("wrote ~ f" in text for text in watcher.shown))
-        await watcher.press("s", "y")
+        await watcher.press("s")
+        await watcher.agree()
         await watcher.until(lambda: table.row_count == 0)
 
     at(Views(opened), stop)

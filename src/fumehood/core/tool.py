@@ -147,6 +147,7 @@ _OWNERS = {
     PRETEND: "Owners are not changed: giving a file to another user or group does nothing, and reports success.",
     REFUSE: "Owners are not changed: giving a file to another user or group fails.",
 }
+_WHOLE = "whole"
 BUSYBOX = "(busybox)"
 _VERSION = re.compile(r"\d+(?:\.\d+)+[0-9A-Za-z.+_-]*")
 
@@ -154,8 +155,9 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+[0-9A-Za-z.+_-]*")
 def script(remembered: Iterable[str] = ()) -> str:
     """Return the shell script that tells, a line a fact: a key, a tab, a value.
 
-    Of a program that is `remembered`, by what identifies its file, it tells only that, and does not start it. Outside
-    the system's directories one may be a stand-in, which starts another by some setting: it is started each time.
+    Versions come last, behind a line that says all else was told: to start every program takes seconds, and one that
+    hangs is not waited for. One that is `remembered`, by what identifies its file, is not started. Outside the system's
+    directories a program may be a stand-in, which starts another by some setting: it is started each time.
     """
     known = "\n".join(remembered)
     lines = [
@@ -168,9 +170,10 @@ def script(remembered: Iterable[str] = ()) -> str:
         'first() { case $(readlink -f "$(command -v "$1")") in */busybox) echo "(busybox)"; return ;; esac',
         '"$@" </dev/null 2>&1 | grep -m 1 "[0-9][.][0-9]"; }',
         "identity() { case $1 in /usr/*|/bin/*|/sbin/*) stat -L -c '%n %i %s %Y %Z' \"$1\" 2>/dev/null ;; esac; }",
-        'version() { at=$(command -v "$2") || return; id=$(identity "$at"); key=$1:$2; shift',
-        'if [ -n "$id" ]; then say "identity:$1" "$id"',
-        'case "\n$remembered\n" in *"\n$id\n"*) say "$key"; return ;; esac; fi; say "$key" "$(first "$@")"; }',
+        'there() { at=$(command -v "$2") || return; id=$(identity "$at"); [ -z "$id" ] || say "identity:$2" "$id"',
+        'say "$1:$2"; }',
+        'version() { at=$(command -v "$1") || return; id=$(identity "$at")',
+        'case "\n$remembered\n" in *"\n${id:-none}\n"*) ;; *) say "version:$1" "$(first "$@")" ;; esac; }',
         'say os "$(. /etc/os-release 2>/dev/null; echo "$PRETTY_NAME")"',
         'say shell_program "$(readlink -f /proc/$$/exe)"',
         'say machine "$(uname -m)"; say kernel "$(uname -r)"; say uid "$(id -u)"; say cwd "$PWD"; say home "$HOME"',
@@ -179,21 +182,25 @@ def script(remembered: Iterable[str] = ()) -> str:
         "say interfaces \"$(sed -n 's/^ *\\([^:|]*\\):.*/\\1/p' /proc/net/dev | tr '\\n' ' ')\"",
     ]
     for group, programs in GROUPS.items():
-        lines += [f"version {group} {program} {flag}" for program, _, flag in programs]
+        lines += [f"there {group} {program}" for program, _, _ in programs]
     lines += [f"try {place}" for place in ('"$PWD"', '"$HOME"', '"$HOME/playground"', *_PLACES)]
     lines.append('say home_has "$(ls -A "$HOME" 2>/dev/null | grep -vx playground | head -n 60 | tr "\\n" " ")"')
     lines.append(f'own "{_TMP}/.fumehood-$$" 2>/dev/null')
     lines += [f'say limit:{name} "$(ulimit {flag} 2>/dev/null)"' for name, flag in _LIMITS.items()]
+    lines.append(f"say {_WHOLE} yes")
+    lines += [f"version {program} {flag}" for programs in GROUPS.values() for program, _, flag in programs]
     return "\n".join([*lines, "true"])
 
 
 def parsed(output: str, remembered: Mapping[str, str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the facts that the script printed, and the versions of programs by what identifies their files."""
+    """Return the facts that the script printed, and the versions of programs by what identifies their files.
+
+    Nothing where it did not get as far as the versions; a program that was not asked by then has none.
+    """
     facts: dict[str, Any] = {group: {} for group in GROUPS} | {"writable": [], "limits": {}}
     identities: dict[str, str] = {}
-    versions = dict(remembered or {})
-    for line in output.splitlines():
-        key, tab, value = line.partition("\t")
+    versions, said = dict(remembered or {}), dict[str, str]()
+    for key, tab, value in (line.partition("\t") for line in output.splitlines()):
         kind, _, name = key.partition(":")
         if not tab:
             continue
@@ -204,11 +211,15 @@ def parsed(output: str, remembered: Mapping[str, str] | None = None) -> tuple[di
         elif kind == "identity":
             identities[name] = value
         elif name and kind in GROUPS:
-            identity = identities.get(name, "")
-            facts[kind][name] = versions[identity] if identity in versions else _version(value)
-            versions |= {identity: facts[kind][name]} if identity else {}
+            facts[kind][name] = versions.get(identities.get(name, ""), "")
+        elif kind == "version":
+            said[name] = _version(value)
         elif not name:
             facts[key] = int(value) if key in ("uid", "cpus") and value.isdecimal() else value.strip()
+    if facts.pop(_WHOLE, "") != "yes":
+        return {}, {}
+    facts |= {group: {name: said.get(name, version) for name, version in facts[group].items()} for group in GROUPS}
+    versions |= {identities[name]: version for name, version in said.items() if name in identities}
     return facts, {identity: versions[identity] for identity in identities.values() if identity in versions}
 
 

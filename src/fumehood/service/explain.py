@@ -141,7 +141,7 @@ def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -
 # What commands find in their sandbox is asked inside it. Only what programs say of their versions is remembered, for as
 # long as their files are the same: to start all of them takes seconds.
 _FORMAT = 5
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0  # a program that hangs costs this much, and its version
 _MOST_KEPT = 50
 _SETTLED_S = 2  # a file that changed later may change again without another time
 # What a package manager writes whenever it changes anything: then all programs are asked again.
@@ -160,7 +160,7 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
     remembered = {} if fresh else _remembered(path)
     asked_at = time.time()
     facts, versions = parsed(look_inside(hood, script(remembered), root, _PATIENCE_S), remembered)
-    if "machine" not in facts:
+    if not facts:
         raise FumehoodError("the sandbox did not describe itself", hint="fumehood run -- true shows what is wrong")
     _remember(path, {each: version for each, version in versions.items() if _changed_at(each) < asked_at - _SETTLED_S})
     network = "the whole network of this machine"

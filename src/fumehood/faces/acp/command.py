@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import mmap
 import os
 import select
 import signal
@@ -56,7 +57,8 @@ examples, as an editor has them:
 _HOOKS = "--hooks"
 _LONGEST = 64 << 20  # bytes in a line: what is longer can't be looked at, and so not passed on
 _MOST_READ = 1 << 16
-_PATIENCE_S = 5  # for an agent to end by itself once its editor is gone
+_PATIENCE_S = 5  # for an agent to end by itself once its editor has closed its input
+_ALONE_S = 60  # the same, where its editor has killed us: nobody waits
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -82,22 +84,23 @@ def main(arguments: Sequence[str]) -> int:
         def execute(_channel: int) -> int:
             os.execvp(options.command[0], options.command)
 
-        return _stand_between(WithHooks(installed_command()), editor, execute)
+        return _stand_between(WithHooks(installed_command()), editor, execute, mmap.mmap(-1, 1))
     store = OpenedStore(face=CLI)
     roots = store.projects.open(run.chosen_project(store, options, "")).roots
     store.close()
 
     editors = os.getpid()
+    is_busy = mmap.mmap(-1, 1)  # seen by both processes
 
     def employ(channel: int) -> int:
-        _outlive(editors)
+        _outlive(editors, is_busy)
         return agent.main([*ours, *arguments[end:]], lambda: (BehindEditor(channel),))
 
-    return _stand_between(InHood(roots), editor, employ)
+    return _stand_between(InHood(roots), editor, employ, is_busy)
 
 
 def _stand_between(
-    conversation: InHood | WithHooks, editor: tuple[int, int], be_agent: Callable[[int], int]
+    conversation: InHood | WithHooks, editor: tuple[int, int], be_agent: Callable[[int], int], is_busy: mmap.mmap
 ) -> int:
     """Fork what is or runs the agent, which gets the socket to ask through, and carry what the two say."""
     agent_reads, to_agent = os.pipe()
@@ -114,20 +117,29 @@ def _stand_between(
     os.dup2(2, 1)
     for descriptor in (agent_reads, agent_writes, theirs.detach()):
         os.close(descriptor)
-    exchange = Exchange(conversation, editor, (from_agent, to_agent), process, ours)
+    exchange = Exchange(conversation, editor, (from_agent, to_agent), process, ours, is_busy)
     return asyncio.run(exchange.carry())
 
 
-def _outlive(process: int) -> None:
+def _outlive(process: int, is_busy: mmap.mmap) -> None:
     """Have the agent ended some time after the process that talks to the editor is dead, if it does not end by then.
 
     Editors kill what they started. Most agents end with their input, and what they did is then judged as ever.
     """
-    signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(_PATIENCE_S))
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(_ALONE_S))
+    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), _ending(is_busy=is_busy[0] != 0)))
     prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
     if os.getppid() != process:
         os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def _ending(*, is_busy: bool) -> signal.Signals:
+    """Return the signal that ends an agent which does not end with its input: some do not.
+
+    One that waits for its next prompt has done its work. One in the middle of it is cut short, and what it wrote is
+    held.
+    """
+    return signal.SIGTERM if is_busy else signal.SIGINT
 
 
 def _be(act: Callable[[], int]) -> None:
@@ -154,13 +166,14 @@ class Exchange:
 
     def __init__(
         self, conversation: Conversation, editor: tuple[int, int], agent: tuple[int, int], process: int,
-        questions: socket.socket,
+        questions: socket.socket, is_busy: mmap.mmap,
     ) -> None:  # fmt: skip
         self._conversation = conversation
         self._editor = editor
         self._agent = agent
         self._process = process
         self._questions = questions
+        self._is_busy = is_busy
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._why_ended = ""
 
@@ -214,6 +227,7 @@ class Exchange:
                 await self._send(self._conversation.ask(message["question"], message["lines"], message["options"]))
 
     async def _send(self, sent: Iterable[Sent]) -> None:
+        self._is_busy[0] = self._conversation.is_busy
         for each in sent:
             writer = self._writers.get(each.to)
             if writer is None or writer.is_closing():
@@ -225,15 +239,9 @@ class Exchange:
                 continue  # it is gone, which its other end tells
 
     async def _end_agent(self, is_done: bool) -> int:
-        """Wait for the agent's end, and ask for it where it does not come; tell the editor what that leaves open.
-
-        One that waits for its next prompt has done its work: some do not end with their input. One in the middle of it
-        is cut short, and what it wrote is held.
-        """
-        if self._why_ended or (not is_done and self._conversation.is_busy):
-            os.kill(self._process, signal.SIGTERM)
-        elif not is_done:
-            os.kill(self._process, signal.SIGINT)
+        """Wait for the agent's end, and ask for it where it does not come; tell the editor what that leaves open."""
+        if self._why_ended or not is_done:
+            os.kill(self._process, _ending(is_busy=bool(self._why_ended) or self._conversation.is_busy))
         self._writers[AGENT].close()
         _, status = await asyncio.to_thread(os.waitpid, self._process, 0)
         code = os.waitstatus_to_exitcode(status)
