@@ -73,6 +73,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen[begin::step]
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name what failed to tools/run_tests.py; of several processes, the one that hears of all does."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ and "FUMEHOOD_TESTS_FAILED" in os.environ:
+        with open(os.environ["FUMEHOOD_TESTS_FAILED"], "a") as failed:
+            failed.write(f"{report.nodeid}\n")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out what root would not meet."""
     if item.get_closest_marker("ordinary") is not None and os.geteuid() == 0:

@@ -79,3 +79,50 @@ def test_without_a_package_manager_it_is_said_too(folder: Path, is_root: bool) -
     busybox, strace = provided(folder, is_root=is_root)
     assert "busybox-static" in busybox
     assert "killed at any system call" in strace
+
+
+LATE = """
+from pathlib import Path
+
+def test_late():
+    seen = Path(__file__).with_name("seen")
+    was_seen = seen.exists()
+    seen.touch()
+    assert was_seen
+"""
+WRONG = """
+def test_wrong():
+    assert False
+"""
+TWO_TRIES = """
+import sys, run_tests
+from pathlib import Path
+place = run_tests.Place("somebody", [sys.executable], Path(sys.argv[1]), None)
+taken = iter([[0] * 8, [50] * 7 + [int(sys.argv[2])]])
+run_tests.Taken._times = staticmethod(lambda: next(taken))
+began = run_tests.Taken()
+with run_tests.Running(place, run_tests.AGAIN, run_tests.Selection("", ["test_some.py"])) as running:
+    one = began.tried_again(place, running.ended())
+print("ended", one.status, *one.failures)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "taken", "ended"),
+    [
+        (LATE, 10, "ended 1 FAILED test_some.py::test_late - assert False"),
+        (LATE + WRONG, 200, "ended 1 FAILED test_some.py::test_wrong - assert False"),
+    ],
+)
+def test_what_failed_is_tried_again_only_where_the_machine_was_taken_away(
+    tmp_path: Path, text: str, taken: int, ended: str
+) -> None:
+    (tmp_path / "test_some.py").write_text(text)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "FUMEHOOD_"))}
+    environment |= {"PYTHONPATH": f"{TOOLS}:{TOOLS.parent / 'tests'}", "PYTEST_ADDOPTS": "-p conftest --rootdir=."}
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", TWO_TRIES, str(tmp_path), str(taken)],
+        env=environment, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == ended
+    assert ("tried again, alone" in done.stdout) == (taken > 100)
