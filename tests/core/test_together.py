@@ -48,6 +48,13 @@ def test_a_conflict_in_a_repositorys_state_is_one_in_all_of_it():
     assert not hold_together(changes, ["/p"])
 
 
+@pytest.mark.parametrize("git", [".git", ".git/modules/a/b", "bare.git"])
+def test_a_state_waits_with_an_object_that_it_may_need(git):
+    changes = [change(f"{git}/HEAD"), change(f"{git}/objects/ab/c", c.CONFLICT), change(f"{git}/objects/ab/d")]
+    assert hold_together(changes, ["/p"])
+    assert [each.verdict for each in changes] == ["conflict", "conflict", "applied"]
+
+
 def test_no_conflict_holds_nothing():
     changes = [change(".git/HEAD"), change("f", c.HELD)]
     assert not hold_together(changes, ["/p"], HOLD_ALL)

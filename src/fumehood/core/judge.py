@@ -134,8 +134,13 @@ def database(place: str) -> str:
 def repository(place: str) -> str:
     """Return the git directory of whose state a path is a part, or nothing.
 
-    HEAD, the index, refs and their logs tell one story together. Objects are only ever added, so they are apart.
+    HEAD, the index, refs and their logs tell one story together. Objects are only ever added, so they are apart, and
+    needed by it.
     """
+    return _repository(place, _is_state)
+
+
+def _repository(place: str, is_part: Callable[[list[str]], bool]) -> str:
     if ".git/" not in place:
         return ""
     parts = place.split("/")
@@ -145,16 +150,20 @@ def repository(place: str) -> str:
     git, rest = "/".join(parts[: at + 1]), parts[at + 1 :]
     if rest[0] == "modules":
         # A submodule's name may have slashes, so its state is known by what its paths end with.
-        ends = (end for end in range(2, len(rest)) if _is_state(rest[end:]))
+        ends = (end for end in range(2, len(rest)) if is_part(rest[end:]))
         return next(("/".join((git, *rest[:end])) for end in ends), "")
     if rest[0] == "worktrees":
         rest = rest[2:]
-    return git if rest and _is_state(rest) else ""
+    return git if rest and is_part(rest) else ""
 
 
 def _is_state(rest: list[str]) -> bool:
     first = rest[0]
     return first in _TREES or (len(rest) == 1 and (first in _FILES or first.endswith("_HEAD")))
+
+
+def _is_object(rest: list[str]) -> bool:
+    return rest[0] == "objects" and len(rest) > 1
 
 
 def _place(roots: Sequence[str], root: int, path: str) -> str:
@@ -170,12 +179,12 @@ def _keep_states_whole(changes: Sequence[c.Change], roots: Sequence[str]) -> Non
 
 
 def _share(changes: Sequence[c.Change], roots: Sequence[str], verdict: str, what: str) -> bool:
-    """Let all of a state have the verdict that a part of it has; tell whether any more changes have it."""
-    firsts = {
-        one_state(_place(roots, change.root, change.path)): change.path
-        for change in reversed(changes)
-        if change.verdict == verdict
-    }
+    """Let all of a state have the verdict of a part of it, or of an object; tell whether any more changes have it."""
+    firsts: dict[str, str] = {}
+    for change in reversed(changes):
+        if change.verdict == verdict:
+            place = _place(roots, change.root, change.path)
+            firsts[_repository(place, _is_object) or one_state(place)] = change.path
     more = False
     for change in changes if firsts else ():
         first = firsts.get(one_state(_place(roots, change.root, change.path)))
