@@ -73,6 +73,12 @@ def test_appends_in_another_root_are_all_applied_too(store: Store, project: Path
     assert sorted((other / "log").read_text().split()) == ["0", "1", "2"]
 
 
+def test_files_in_a_directory_that_each_makes_are_all_applied(meeting: Meeting, project: Path) -> None:
+    runs = meeting.run(*(f"mkdir -p logs/a; echo {number} > logs/a/{number}" for number in range(4)))
+    assert {run.state for run in runs} == {"applied"}
+    assert sorted(path.name for path in (project / "logs/a").iterdir()) == ["0", "1", "2", "3"]
+
+
 def test_only_what_was_settled_is_in_the_record(meeting: Meeting, project: Path) -> None:
     (project / "log").write_text("")
     runs = meeting.run("echo a >> log", "echo b >> log", "echo c >> log")
@@ -86,12 +92,13 @@ def test_only_what_was_settled_is_in_the_record(meeting: Meeting, project: Path)
 
 def test_git_add_at_the_same_time_succeeds_as_behind_gits_own_lock(meeting: Meeting, project: Path) -> None:
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
-    for number in range(4):
-        (project / f"f{number}").write_text("x")
+    for number, text in enumerate(("1", "678", "1049", "1265")):  # their objects lie in one directory, .git/objects/d0
+        (project / f"f{number}").write_text(f"{text}\n")
     runs = meeting.run(*(f"git add f{number}" for number in range(4)))
     assert {(run.state, run.exit_code) for run in runs} == {("applied", 0)}
     staged = subprocess.run(["git", "ls-files"], cwd=project, check=True, capture_output=True, text=True).stdout
     assert staged.split() == ["f0", "f1", "f2", "f3"]
+    subprocess.run(["git", "fsck"], cwd=project, check=True)
 
 
 def test_a_persons_edit_is_a_conflict_and_nothing_is_run_again(home: Path, project: Path) -> None:

@@ -321,8 +321,11 @@ def give_way(store: Store, run: Run) -> None:
         conflicts = [change for change in run.found if change.root == number and change.verdict == c.CONFLICT]
         if not conflicts:
             continue
+        new = c.Inside({(number, each.path) for each in conflicts if each.after and each.after.kind == c.DIRECTORY})
         with Closing(open_top(root)) as top:
             for change, status, is_reached in looks(top, conflicts):
+                if status is None and new.topmost(number, change.path) is not None:
+                    continue  # it would have come with a new directory: that is what was there before
                 by = _maker(store, run, change, status) if is_reached else ""
                 if not by:
                     return
