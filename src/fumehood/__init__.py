@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fumehood.errors import DraftConflict as DraftConflict
     from fumehood.errors import FumehoodError as FumehoodError
     from fumehood.errors import LaunchFailed as LaunchFailed
+    from fumehood.errors import NoDirectory as NoDirectory
     from fumehood.errors import NoRoom as NoRoom
     from fumehood.errors import OverlayUnavailable as OverlayUnavailable
     from fumehood.errors import Refused as Refused
@@ -68,6 +69,7 @@ _PUBLIC = {
     "ChangedMeanwhile": ("fumehood.errors", "ChangedMeanwhile"),
     "DraftConflict": ("fumehood.errors", "DraftConflict"),
     "LaunchFailed": ("fumehood.errors", "LaunchFailed"),
+    "NoDirectory": ("fumehood.errors", "NoDirectory"),
     "NoRoom": ("fumehood.errors", "NoRoom"),
     "OverlayUnavailable": ("fumehood.errors", "OverlayUnavailable"),
     "Refused": ("fumehood.errors", "Refused"),

@@ -23,6 +23,10 @@ class BadRequest(FumehoodError):
     """What was asked makes no sense: an empty command, an unknown run, a forbidden project."""
 
 
+class NoDirectory(BadRequest):
+    """A command's working directory is not there, or not to be entered, as the command sees it."""
+
+
 class BadConfiguration(FumehoodError):
     """The person's configuration says something that can't be followed; nothing runs until it is mended."""
 

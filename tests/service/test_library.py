@@ -28,8 +28,8 @@ sandboxed = pytest.mark.namespaces
 def test_the_public_names_are_these():
     assert sorted(fumehood.__all__) == [
         "ApplyFailed", "Availability", "BadConfiguration", "BadRequest", "Best", "Blocked", "Candidate", "Change",
-        "ChangedMeanwhile", "Draft", "DraftConflict", "FumehoodError", "LaunchFailed", "NoRoom", "OpenQuestion",
-        "OverlayUnavailable", "Policy", "Question", "Questions", "Refused", "Run", "Sandbox", "Started",
+        "ChangedMeanwhile", "Draft", "DraftConflict", "FumehoodError", "LaunchFailed", "NoDirectory", "NoRoom",
+        "OpenQuestion", "OverlayUnavailable", "Policy", "Question", "Questions", "Refused", "Run", "Sandbox", "Started",
         "StoreDamaged", "TooDeep", "Unavailable", "UndoRefused", "Unfinished", "Unforeseen", "__version__", "available",
         "rootfs", "tool", "workspaces",
     ]  # fmt: skip

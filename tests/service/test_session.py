@@ -56,12 +56,34 @@ def test_odd_directory_names_are_kept_exactly(agent: Sandbox, project: Path) -> 
     assert agent.run("pwd").stdout == f"{project}/{name}\n"
 
 
-def test_a_directory_that_is_gone_gives_way_to_the_project(agent: Sandbox, project: Path) -> None:
-    agent.run("mkdir gone && cd gone")
-    agent.run("rmdir gone", cwd=project)
-    agent.run("mkdir gone && cd gone", cwd=project)
+def test_a_command_whose_directory_is_gone_runs_nowhere_and_the_next_one_in_the_project(
+    agent: Sandbox, project: Path
+) -> None:
+    agent.run("mkdir gone build && cd gone")
     (project / "gone").rmdir()
+    with pytest.raises(BadRequest, match=r"does not exist: .*/gone$") as refused:
+        agent.run("rm -r build")
+    assert refused.value.hint == f"nothing ran; the session's next command starts in {project}"
+    assert (project / "build").is_dir()
     assert agent.run("pwd").stdout == f"{project}\n"
+
+
+def test_a_directory_that_only_the_session_has_is_where_its_next_command_starts(agent: Sandbox, project: Path) -> None:
+    agent.run("mkdir /tmp/of-the-session && cd /tmp/of-the-session")
+    assert agent.cwd == "/tmp/of-the-session"
+    assert agent.run("touch new; pwd; ls").stdout == "/tmp/of-the-session\nnew\n"
+    assert not (project / "new").exists()
+    assert agent.run("mkdir held && cd held", cwd=project, apply=False).state == "held"
+    assert agent.run("pwd").stdout == f"{project}/held\n"
+
+
+def test_a_directory_of_the_hosts_is_not_taken_for_the_one_that_the_session_has_no_more(agent: Sandbox) -> None:
+    with TemporaryDirectory(dir="/tmp") as host:
+        agent.run(f"mkdir {host} && cd {host}")
+        agent.run(f"rmdir {host}")
+        with pytest.raises(BadRequest, match="not in sight"):
+            agent.run("pwd")
+        assert agent.run("true").exit_code == 0
 
 
 def test_variables_written_to_the_file_are_kept_and_others_not(agent: Sandbox) -> None:
@@ -103,6 +125,8 @@ def test_what_a_command_tells_its_session_can_be_no_trap_for_the_host(agent: San
     agent.run("rm -f /dev/fumehood/cwd; ln -sf /etc/passwd /dev/fumehood/cwd; cd /; echo relative >/dev/fumehood/cwd")
     assert agent.run("pwd").stdout == f"{project}\n"
     agent.run("trap - EXIT; printf '/etc/passwd\n' >/dev/fumehood/cwd")
+    with pytest.raises(BadRequest, match="does not exist: /etc/passwd"):
+        agent.run("pwd")
     assert agent.run("pwd").stdout == f"{project}\n"
     full = agent.run("dd if=/dev/zero of=/dev/fumehood/env bs=4096 count=16 2>/dev/null; echo ok")
     assert full.stdout == "ok\n"

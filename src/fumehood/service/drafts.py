@@ -16,7 +16,6 @@ from fumehood.core.report import Run, printable
 from fumehood.core.request import APPLY, DISCARD, HOLD, loopback_of
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
 from fumehood.linux.copying import copy_entry, copy_whole
-from fumehood.linux.layer import Stack
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import look, looks, make_parents, open_below, open_top, remove_tree, split, stamp_of
@@ -69,25 +68,6 @@ def in_draft(store: Store, project: Project, request: Request) -> Request:
         cwd=request.cwd or ("" if request.session else project.path),
         frozen="" if draft.base is None else frozen_at(store, draft.base),
     )  # fmt: skip
-
-
-def has_directory(store: Store, project: Project, number: int, path: str) -> bool:
-    """Tell whether the commands of a draft see a directory that the project has not."""
-    root = next((each for each in project.roots if path.startswith(f"{each}/")), "")
-    if not root:
-        return False
-    with store.stack(project.id, settling=True):
-        items = held_runs.folded(store, project.id, store.history.held(project.id, number))
-        tops = [open_top(tree) for item in items if (tree := item.tree(root))]
-        tops.append(open_top(root))
-        try:
-            with Stack(tops) as stack, stack.reach(path[len(root) + 1 :]):
-                return True
-        except OSError:
-            return False
-        finally:
-            for top in tops:
-                os.close(top)
 
 
 def after_run(store: Store, project: Project, run: Run) -> None:

@@ -414,7 +414,7 @@ class Sandbox(Commands):
     def cwd(self) -> str:
         """Where the next command starts unless told otherwise."""
         session = self._store.sessions.find(self._session) if self._session else None
-        return session.cwd if session is not None and os.path.isdir(session.cwd) else self._cwd or self._project.path
+        return (session and session.cwd) or self._cwd or self._project.path
 
     def keep_env(self, env: Mapping[str, str | None]) -> None:
         """Give every later command of this session these variables; None takes one away."""

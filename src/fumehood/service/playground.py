@@ -11,7 +11,6 @@ from fumehood.errors import FumehoodError
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import entries, open_top, remove_tree
-from fumehood.store.places import home as user_home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,14 +67,6 @@ def made(places: Places) -> str:
                 hint="the playground belongs there; set XDG_DATA_HOME to a directory you can write",
             ) from error
     return directory
-
-
-def is_directory(places: Places, path: str) -> bool:
-    """Return True if a directory is there, for a command that sees the playground in its home."""
-    target = f"{os.path.realpath(user_home())}/{PLAYGROUND}"
-    if not f"{path}/".startswith(f"{target}/") or os.path.lexists(target):
-        return os.path.isdir(path)
-    return os.path.isdir(_path(places) + path[len(target) :])
 
 
 def size(places: Places) -> int:

@@ -9,7 +9,7 @@ import time
 from fumehood.core.environment import apart
 from fumehood.core.report import Run
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, Refused, Unavailable
+from fumehood.errors import FumehoodError, LaunchFailed, NoDirectory, Refused, Unavailable
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
 from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
@@ -411,13 +411,13 @@ def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[L
     if "Can't chdir to" not in why:
         raise LaunchFailed(f"the sandbox did not start: {why}", hint="fumehood doctor says what is missing here")
     if why.endswith("Permission denied"):
-        raise BadRequest(f"Working directory can't be entered: {cwd}", hint="check its permissions: ls -ld")
+        raise NoDirectory(f"Working directory can't be entered: {cwd}", hint="check its permissions: ls -ld")
     if seen is not None and seen.hides(cwd):
-        raise BadRequest(
+        raise NoDirectory(
             f"Working directory is not in sight: {cwd}",
             hint="make it a root: fumehood roots add …; or read-only: add it to show in the configuration",
         )
-    raise BadRequest(f"Working directory does not exist: {cwd}", hint="it must exist as the command sees it")
+    raise NoDirectory(f"Working directory does not exist: {cwd}", hint="it must exist as the command sees it")
 
 
 def take_note(run: Run, ended: Ended) -> None:

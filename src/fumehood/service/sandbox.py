@@ -9,7 +9,7 @@ from fumehood.core.changes import HELD
 from fumehood.core.limits import STOPPED, cut_short
 from fumehood.core.network import NONE, OFFLINE, decided
 from fumehood.core.policy import HIDDEN, TOOLS, Policy, defaults, matching
-from fumehood.core.report import Run
+from fumehood.core.report import Run, printable
 from fumehood.core.request import (
     APPLY,
     BIN,
@@ -23,7 +23,7 @@ from fumehood.core.request import (
     on_terminal,
     shown,
 )
-from fumehood.errors import BadRequest, Refused
+from fumehood.errors import BadRequest, NoDirectory, Refused
 from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
@@ -164,16 +164,16 @@ class Hood(Workplace):
                 self.store, self.project, request.session, claim.run, tmp=tmp, must=request.own_tmp,
                 each_command=request.each_command, loopback=request.loopback,
             ) as seat:  # fmt: skip
-                request = request.replace(cwd=request.cwd or seat.cwd or self._in_sight(request, seat.session.cwd))
-                return self._run(claim, request, wishes, seat, reason, may_run_again=may_run_again)
-
-    def _in_sight(self, request: Request, cwd: str) -> str:
-        """Return a directory that is in a request's draft alone; nothing where it is not."""
-        if request.draft_number is None or not cwd:
-            return ""
-        from fumehood.service.drafts import has_directory
-
-        return cwd if has_directory(self.store, self.project, request.draft_number, cwd) else ""
+                started = request.replace(cwd=request.cwd or seat.session.cwd)
+                try:
+                    return self._run(claim, started, wishes, seat, reason, may_run_again=may_run_again)
+                except NoDirectory as error:
+                    if request.cwd:
+                        raise
+                    # Where the last command ended. In another directory, this one would do something else.
+                    hint = f"nothing ran; the session's next command starts in {printable(self.project.path)}"
+                    seat.leave_directory()
+                    raise NoDirectory(str(error), hint=hint) from error
 
     def _run(
         self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None, reason: str,

@@ -30,7 +30,6 @@ from fumehood.linux.mounts import Bind, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service import inside
 from fumehood.service.loopback import Loopback
-from fumehood.service.playground import is_directory
 from fumehood.store.history import CHECKPOINT, LAST, Reach
 from fumehood.store.places import make_private
 
@@ -103,11 +102,6 @@ class Seat:
                 self._make_tmp(project.roots, run)
             elif must:
                 raise BadRequest(f"a session can't have its own /tmp here: {self.why_no_tmp}", hint="leave it out")
-
-    @property
-    def cwd(self) -> str:
-        """Where the last command of the session ended, if that is still there."""
-        return self.session.cwd if is_directory(self._store.places, self.session.cwd) else ""
 
     @property
     def variables(self) -> dict[str, str]:
@@ -195,6 +189,10 @@ class Seat:
                 ),
             )
         return cwd
+
+    def leave_directory(self) -> None:
+        """Have the session's next command start in the project: where the last one ended is gone."""
+        self._store.sessions.update(self.session.name, lambda session: session.replace(cwd=""))
 
     def _read(self, name: str) -> str:
         try:

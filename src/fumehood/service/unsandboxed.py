@@ -10,7 +10,7 @@ from fumehood.core.network import FULL, NONE
 from fumehood.core.questions import unsandboxed_question
 from fumehood.core.report import Run
 from fumehood.core.request import APPLY, SHELL, Request, arguments, checked, shown
-from fumehood.errors import BadRequest, Unavailable
+from fumehood.errors import BadRequest, NoDirectory, Unavailable
 from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of
 from fumehood.linux.streams import Stream
@@ -97,7 +97,7 @@ def _described(place: Workplace, host: Host, request: Request, name: str) -> tup
     else:
         cwd = os.path.normpath(os.path.join(request.thrown or project.path, request.cwd))
         if not os.path.isdir(cwd):
-            raise BadRequest(f"Working directory does not exist: {cwd}", hint="make it first, or name another")
+            raise NoDirectory(f"Working directory does not exist: {cwd}", hint="make it first, or name another")
     environment, dropped = inherited(os.environ)
     owner = owner_of(project.path)
     if owner is not None:
