@@ -659,6 +659,10 @@ def test_a_closed_sandbox_says_so_and_others_go_on(home, project):
     with Sandbox(project) as first, Sandbox(project) as second:
         first.run("echo x > f")
         first.close()
+        for use in (lambda: first.run("true"), first.history, first.undo, lambda: asyncio.run(first.arun("true"))):
+            with pytest.raises(BadRequest, match="this sandbox is closed"):
+                use()
+        first.close()
         assert second.run("echo y > f").state == "applied"
         assert len(second.history()) == 2
 

@@ -9,7 +9,7 @@ import sys
 import time
 
 from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
-from fumehood.errors import BadRequest, NoRoom, StoreDamaged
+from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -434,8 +434,10 @@ class Transaction:
             raise unusable(self._path, error) from error
 
 
-def unusable(path: str, error: sqlite3.DatabaseError) -> StoreDamaged:
+def unusable(path: str, error: sqlite3.DatabaseError) -> FumehoodError:
     """Say that the records can't be read or written, and where the backups are."""
+    if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
+        return BadRequest("this sandbox is closed", hint="open another: nothing that was recorded is lost")
     _refuse_if_full(path, error)
     return StoreDamaged(
         f"the database {path} can't be used: {error}",
