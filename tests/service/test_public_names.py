@@ -128,6 +128,10 @@ def test_variables_from_a_function_reach_each_run_and_are_written_nowhere(home, 
             assert SECRET.encode() not in place.read_bytes(), place
     assert SECRET not in cli("show", "last", "--workspace", "agent").stdout
     wrong = {"A=B": "c"}
+    with Sandbox(sandbox.project, variables=lambda: ["TOKEN=s3cret"]) as other:
+        with pytest.raises(BadRequest, match="variables returned a list") as refused:
+            other.run("true")
+        assert "s3cret" not in str(refused.value)
     with Sandbox(sandbox.project, variables=wrong.copy) as other, pytest.raises(BadRequest, match="can't be set"):
         other.run("true")
 
@@ -191,6 +195,7 @@ def test_a_model_s_calls_are_run_by_the_names_of_the_tools(home, project, cli):
         for name, wrong in (
             ("other", {}), ("keep_note", {"text": "x"}), ("run_command", {}), ("run_command", {"command": 1}),
             ("run_command", {"command": "x", "network": "yes"}), ("run_command", {"command": "x", "shell": "zsh"}),
+            ("run_command", '{"command": "true"}'), ("keep_note", None), ("run_command", ["true"]),
         ):  # fmt: skip
             with pytest.raises(BadRequest):
                 sandbox.run_tool(name, wrong)

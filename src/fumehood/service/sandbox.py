@@ -41,7 +41,7 @@ from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
     from fumehood.core.agents import Agent
@@ -85,7 +85,7 @@ class Hood(Workplace):
     def run(self, request: Request, wishes: Wishes) -> Run:
         """Run a command from request to report."""
         if self.variables is not None:
-            request = request.replace(environment=(*self.variables().items(), *request.environment))
+            request = request.replace(environment=(*_looked_up(self.variables), *request.environment))
         check(request)
         request = self._in_draft(request)
         hood = self._with_grants(request)
@@ -520,6 +520,15 @@ class Hood(Workplace):
 
         cwd = self._around(request).starting(request.cwd, self.project.path)
         return (network_question(shown(command), cwd, self.project.path, "", hosts, self.project.roots),)
+
+
+def _looked_up(variables: Variables) -> Iterable[tuple[str, str]]:
+    """Return what a program's own function gives a run; nothing of it is shown, for it may hold secrets."""
+    values: Any = variables()
+    if not hasattr(values, "items"):
+        raise BadRequest(f"variables returned a {type(values).__name__}", hint="names and values, as a dict")
+    pairs: Iterable[tuple[str, str]] = values.items()
+    return pairs
 
 
 def _question(run: Run, hosts: tuple[str, ...]) -> Question:
