@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import threading
 from functools import partial
@@ -99,6 +100,7 @@ class Commands:
             command, cwd, network, timeout, apply, root, env, background=background, write=write,
             output_limit=output_limit,
         )  # fmt: skip
+        _refuse_coroutines(on_output=on_output, on_change=on_change)
         return self._perform(request, _wishes(on_output, on_change, _fed(stdin), cancelled, channels(ask)))
 
     def questions(
@@ -198,6 +200,7 @@ class Commands:
         loop: asyncio.AbstractEventLoop | None,
     ) -> Dialogue:  # fmt: skip
         on_change, cancelled = options.pop("on_change", None), options.pop("cancelled", None)
+        _refuse_coroutines(on_change=on_change)
         if loop is not None and on_change is not None:
             on_change = partial(loop.call_soon_threadsafe, on_change)
         asks = channels(options.pop("ask", self._ask), loop)
@@ -206,7 +209,8 @@ class Commands:
         dialogue = Dialogue(self._store, own, as_text=as_text)
         wishes = Wishes(
             stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
-            watch=None if on_change is None else watcher(on_change), cancelled=cancelled, asks=asks, terminal=own,
+            watch=None if on_change is None else watcher(_complaining(on_change)), cancelled=cancelled, asks=asks,
+            terminal=own,
             partner=dialogue,
         )  # fmt: skip
         attend_in_thread(dialogue, lambda: self._perform(request, wishes))
@@ -319,12 +323,33 @@ def _wishes(
 
         return decoding(tell if listener is None else listener.telling(stream, tell))
 
-    if on_change is not None and listener is not None:
-        on_change = listener.telling(CHANGES, on_change)
+    if on_change is not None:
+        on_change = _complaining(on_change) if listener is None else listener.telling(CHANGES, on_change)
     return Wishes(
         stdin=fed, on_stdout=telling("stdout"), on_stderr=telling("stderr"),
         watch=None if on_change is None else watcher(on_change), cancelled=cancelled, asks=asks, partner=listener,
     )  # fmt: skip
+
+
+def _refuse_coroutines(**functions: object) -> None:
+    """Refuse what nobody would await here: it would never be called."""
+    for name, function in functions.items():
+        if inspect.iscoroutinefunction(function):
+            raise BadRequest(f"{name} can't be a coroutine function here", hint="a plain function; arun takes both")
+
+
+def _complaining(on_change: OnChange) -> OnChange:
+    """Have what it raises told as of any thread: the command goes on, and it is not called again."""
+
+    def tell(what: str, path: str) -> None:
+        try:
+            on_change(what, path)
+        except Exception as error:
+            words = (type(error), error, error.__traceback__, threading.current_thread())
+            threading.excepthook(threading.ExceptHookArgs(words))
+            raise
+
+    return tell
 
 
 def _fed(stdin: Any) -> Wish:

@@ -152,9 +152,11 @@ class LoopListener(Bell):
             if inspect.isawaitable(result):
                 await result
         except Exception as error:  # noqa: BLE001 - raised where the command is attended
-            if name != CHANGES:  # who can't be told of a change does not end the command
+            if name != CHANGES:
                 self._error = error
                 return False
+            # Who can't be told of a change does not end the command.
+            self._loop.call_exception_handler({"message": "on_change raised", "exception": error})
         was_full = self.is_full(name)
         with self._changed:
             self._calls.popleft()
