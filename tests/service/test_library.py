@@ -671,8 +671,8 @@ def test_a_closed_sandbox_says_so_and_others_go_on(home, project):
     "options",
     [
         {"env": {"A": "x\0y"}}, {"env": {"A=B": "x"}}, {"env": {"": "x"}}, {"env": {1: "x"}}, {"env": {"A": "\ud800"}},
-        {"timeout": "5"}, {"timeout": -1}, {"timeout": float("nan")}, {"timeout": True}, {"stdin": 5}, {"cwd": 5},
-        {"cwd": "a\0b"}, {"root": 5}, {"network": 5}, {"network": [5]},
+        {"timeout": "5"}, {"timeout": -1}, {"timeout": float("nan")}, {"timeout": True}, {"timeout": 1e9},
+        {"stdin": 5}, {"cwd": 5}, {"cwd": "a\0b"}, {"root": 5}, {"network": 5}, {"network": [5]},
     ],
     ids=repr,
 )  # fmt: skip

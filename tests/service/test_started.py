@@ -315,6 +315,13 @@ def test_a_run_reads_an_open_file_from_where_it_is_or_what_this_program_reads(sa
         assert sandbox.run("read line; echo $line", stdin=opened).stdout == "second\n"
     with file.open() as opened:
         assert sandbox.run("cat", stdin=opened).stdout == "first\nsecond\nthird\n"
+    for mode in ("r", "rb"):
+        with file.open(mode) as opened:
+            opened.readline()  # Python reads ahead
+            assert sandbox.run("cat", stdin=opened).stdout == "second\nthird\n"
+    with file.open() as opened:
+        next(opened)
+        assert sandbox.run("cat", stdin=opened).stdout == "second\nthird\n"
     reading, writing = os.pipe()
     with open(reading, "rb") as end, open(writing, "wb") as begin:
         begin.write(b"by a pipe")
@@ -334,7 +341,54 @@ def test_a_run_reads_an_open_file_from_where_it_is_or_what_this_program_reads(sa
     assert done.stdout == "first\nsecond\nthird\n\n"
 
 
+def test_a_text_that_a_command_reads_may_hold_any_byte_and_no_half_letter(sandbox):
+    assert sandbox.run("od -An -tx1", stdin="\udcff").stdout == " ff\n"
+    for wrong in ("\ud800", io.StringIO("\ud800")):
+        with pytest.raises(BadRequest, match="surrogate"):
+            sandbox.run("cat", stdin=wrong)
+    with sandbox.start("cat") as started, pytest.raises(BadRequest, match="surrogate"):
+        started.stdin.write("\ud800")
+
+
+def test_a_terminal_that_no_kernel_has_is_refused(sandbox):
+    with pytest.raises(BadRequest, match="a terminal can't be"):
+        sandbox.start("true", terminal=(65536, 24))
+
+
+@pytest.mark.parametrize("name", ["on_output", "on_change"])
+def test_a_coroutine_function_is_refused_where_nobody_awaits_it(sandbox, name):
+    async def listener(_what, _text):
+        pytest.fail("nobody can call this")
+
+    with pytest.raises(BadRequest, match=f"{name} can't be a coroutine function"):
+        sandbox.run("true", **{name: listener})
+    assert sandbox.history() == []
+
+
 # --- the functions of an asynchronous program ---
+
+
+@pytest.mark.parametrize("face", ["run", "start", "arun"])
+def test_what_a_listener_of_changes_raises_is_told_and_the_command_goes_on(sandbox, project, monkeypatch, face):
+    complaints = []
+
+    def on_change(what, path):
+        raise ZeroDivisionError(path)
+
+    async def main():
+        handler = lambda _loop, context: complaints.append(context["exception"])  # noqa: E731
+        asyncio.get_running_loop().set_exception_handler(handler)
+        return await sandbox.arun("echo x > f", on_change=on_change)
+
+    monkeypatch.setattr(threading, "excepthook", lambda words: complaints.append(words.exc_value))
+    if face == "arun":
+        run = asyncio.run(main())
+    elif face == "run":
+        run = sandbox.run("echo x > f", on_change=on_change)
+    else:
+        run = sandbox.start("echo x > f", on_change=on_change).wait()
+    assert run.state == "applied"
+    assert [(type(error), str(error)) for error in complaints] == [(ZeroDivisionError, "f")]
 
 
 def test_the_functions_of_an_event_loop_are_called_in_it_in_order_and_the_command_waits_for_slow_ones(sandbox, project):

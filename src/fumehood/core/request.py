@@ -181,7 +181,7 @@ def check(request: Request) -> None:
 def _check_limits(time: object, output: object) -> None:
     """Programs pass what they like."""
     if time is not None and (isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 < time < 1e9):
-        raise BadRequest(f"{time!r} is not a time limit", hint="seconds, more than 0")
+        raise BadRequest(f"{time!r} is not a time limit", hint="seconds, more than 0 and less than 1e9")
     if output is not None and (isinstance(output, bool) or not isinstance(output, int) or output < 1):
         raise BadRequest(f"{output!r} is not an output limit", hint="a number of bytes")
 
@@ -189,10 +189,15 @@ def _check_limits(time: object, output: object) -> None:
 def _refuse_half_letters(*texts: str) -> None:
     """Half of a surrogate pair is no letter; the halves that stand for bytes which are no UTF-8 are fine."""
     for text in texts:
-        try:
-            text.encode(errors="surrogateescape")
-        except UnicodeEncodeError as error:
-            raise BadRequest("a text holds half of a surrogate pair", hint="it is not valid Unicode") from error
+        encoded(text)
+
+
+def encoded(text: str) -> bytes:
+    """Return a text as a command gets it; raises BadRequest where it holds half of a surrogate pair."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError as error:
+        raise BadRequest("a text holds half of a surrogate pair", hint="it is not valid Unicode") from error
 
 
 def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:

@@ -11,7 +11,7 @@ from io import UnsupportedOperation
 from typing import TYPE_CHECKING
 
 from fumehood.core.network import FULL, NONE
-from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request
+from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request, encoded
 from fumehood.errors import BadRequest, plain_error
 from fumehood.linux.monitor import watcher
 from fumehood.linux.process import CHANGES, KILL
@@ -360,7 +360,7 @@ def _fed(stdin: Any) -> Wish:
         return TYPED if os.isatty(0) else INHERITED
     if isinstance(stdin, (str, bytes)):
         # Bytes, so that no text can be taken for the words "closed" and "inherited".
-        return stdin.encode() if isinstance(stdin, str) else stdin
+        return encoded(stdin) if isinstance(stdin, str) else stdin
     try:
         if not stdin.readable():
             raise BadRequest(f"stdin can't be {stdin!r:.100}: it is not open for reading", hint="open(path, 'rb')")
@@ -368,8 +368,24 @@ def _fed(stdin: Any) -> Wish:
             descriptor: int = stdin.fileno()
         except UnsupportedOperation:
             return _fed(stdin.read())  # it is in memory only
-        return descriptor
+        return descriptor if _is_where_it_says(stdin, descriptor) else _fed(stdin.read())
     except (AttributeError, ValueError) as error:
         raise BadRequest(
             f"stdin can't be {stdin!r:.100}", hint="a text, bytes, an open file, 'inherit' or None"
         ) from error
+
+
+def _is_where_it_says(file: Any, descriptor: int) -> bool:
+    """Have the descriptor stand where the file does, which may have read ahead; False where it can't be told."""
+    if not file.seekable():
+        return True
+    is_text = isinstance(file.read(0), str)
+    try:
+        position = file.tell()
+    except OSError:  # somebody iterates over it
+        return False
+    if position != os.lseek(descriptor, 0, os.SEEK_CUR):
+        if is_text:
+            return False
+        os.lseek(descriptor, position, os.SEEK_SET)
+    return True

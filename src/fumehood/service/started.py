@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from fumehood.core.request import encoded
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.process import KILL, STOP
 from fumehood.linux.terminal import ProgramTerminal
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fumehood.service.dialogue import Dialogue, Unread
 
 _COLUMNS, _ROWS = 80, 24
+_MOST = 0xFFFF  # columns or rows that a kernel can be told
 
 
 def terminal_of(wish: bool | tuple[int, int]) -> ProgramTerminal | None:
@@ -27,8 +29,8 @@ def terminal_of(wish: bool | tuple[int, int]) -> ProgramTerminal | None:
     if wish is False:
         return None
     size: Any = (_COLUMNS, _ROWS) if wish is True else wish
-    is_size = isinstance(size, tuple) and len(size) == 2 and all(isinstance(each, int) and each > 0 for each in size)
-    if not is_size:
+    is_pair = isinstance(size, tuple) and len(size) == 2
+    if not is_pair or not all(isinstance(each, int) and 0 < each <= _MOST for each in size):
         raise BadRequest(f"a terminal can't be {wish!r}", hint="True, or its columns and rows: (80, 24)")
     return ProgramTerminal(*size)
 
@@ -119,7 +121,7 @@ class Input:
 def _encoded(data: str | bytes) -> bytes:
     if not isinstance(data, (str, bytes)):
         raise BadRequest(f"a command can't be written {data!r:.100}", hint="a text or bytes")
-    return data.encode(errors="surrogateescape") if isinstance(data, str) else data
+    return encoded(data) if isinstance(data, str) else data
 
 
 class Started:

@@ -411,7 +411,7 @@ def _seconds(text: str | None) -> float | None:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e9:
-        raise BadRequest(f"{text!r} is not a time limit", hint="--timeout takes seconds, more than 0")
+        raise BadRequest(f"{text!r} is not a time limit", hint="--timeout takes seconds, more than 0 and less than 1e9")
     return seconds
 
 
