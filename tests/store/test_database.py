@@ -166,8 +166,21 @@ def test_damage_inside_is_told_when_it_is_met(path):
 
 def test_a_directory_in_its_place_is_refused(path):
     os.mkdir(path)
-    with pytest.raises(StoreDamaged):
+    with pytest.raises(StoreDamaged) as refusal:
         Database(path)
+    assert "doctor --mend" in refusal.value.hint
+
+
+def test_one_that_is_only_out_of_reach_is_not_to_be_set_aside(path, monkeypatch):
+    monkeypatch.setattr("fumehood.store.database._PATIENCE_S", 0.0)
+    Database(path).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(StoreDamaged, match="locked") as refusal:
+        Database(path).write("DELETE FROM projects")
+    other.close()
+    assert "doctor --mend" not in refusal.value.hint
+    assert "no other program locks it" in refusal.value.hint
 
 
 # --- used ---

@@ -371,7 +371,7 @@ def damage(path: str) -> str:
     try:
         ((verdict,), *_) = connection.execute("PRAGMA quick_check(1)").fetchall()
     except sqlite3.DatabaseError as error:
-        return str(error) if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT) else ""
+        return str(error) if _tells_of_damage(error) else ""
     finally:
         connection.close()
     return "" if verdict == "ok" else str(verdict)
@@ -439,10 +439,15 @@ def unusable(path: str, error: sqlite3.DatabaseError) -> FumehoodError:
     if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
         return BadRequest("this sandbox is closed", hint="open another: nothing that was recorded is lost")
     _refuse_if_full(path, error)
-    return StoreDamaged(
-        f"the database {path} can't be used: {error}",
-        hint=f"{_where(path)}; fumehood doctor --mend sets it aside and rebuilds what can be rebuilt from there",
-    )
+    way_on = f"check that you may read and write it and {os.path.dirname(path)}, and that no other program locks it"
+    if _tells_of_damage(error) or os.path.isdir(path):
+        way_on = "fumehood doctor --mend sets it aside and rebuilds what can be rebuilt from there"
+    return StoreDamaged(f"the database {path} can't be used: {error}", hint=f"{_where(path)}; {way_on}")
+
+
+def _tells_of_damage(error: sqlite3.DatabaseError) -> bool:
+    """Tell whether the content is damaged, and not only out of reach now: then it must not be set aside."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 
 def _refuse_if_full(path: str, error: Exception) -> None:
