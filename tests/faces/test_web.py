@@ -266,6 +266,7 @@ def test_the_history_is_found_by_command_path_session_and_what_was_printed(
     for asked, numbers in (
         ("words=THREE", [3]), ("path=src", [1]), ("path=src/a.py", [1]), ("path=b.py", [4, 2]), ("path=c", []),
         ("session=agent", [1]), ("text=needle", [2, 1]), ("state=undone", [2]), ("text=needle&path=b.py", [2]),
+        ("words=%232", [2]), ("words=%232+seq", [2]), ("words=%232+three", []), ("words=%23", []),
     ):  # fmt: skip
         runs = page.call("GET", f"/api/runs?{asked}")["runs"]
         assert [run["number"] for run in runs] == numbers, asked
@@ -388,6 +389,47 @@ def test_a_run_of_many_changes_is_shown_a_page_at_a_time(sandbox: Sandbox, page:
     assert page.send(f"/runs/{run.id}/apply", path="e", **fields).status == 303
     assert len(list((project / "e").iterdir())) == 30
     assert not (project / "d").exists()
+
+
+def test_a_run_is_taken_back_though_what_it_applied_is_on_a_later_page(
+    cli: Any, page: WebPage, project: Path
+) -> None:
+    (project / "z").mkdir()
+    subprocess.run(["git", "init", "-q", project], check=True)
+    cli("run", "--", "for i in $(seq 250); do echo > .git/hooks/h$i; done; echo > z/a")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    shown = page.get(f"/runs/{run['run']}")
+    assert "Accept all 250 that wait" in shown
+    assert "<code>z/a</code>" not in shown
+    assert "Undo the run" in shown
+    page.send(f"/runs/{run['run']}/undo")
+    assert not (project / "z/a").exists()
+
+
+def test_what_only_waits_has_no_size_in_the_list_of_files_and_bytes_are_not_called_unshown(
+    cli: Any, page: WebPage, project: Path
+) -> None:
+    (project / "old.txt").write_text("12345\n")
+    cli("run", "--hold", "--", "echo new > new.txt; echo 1234567890 > old.txt; printf 'a\\0b' > c.bin")
+    rows = re.findall(r"<code>(.*?)</code>.*?waiting</span>(.*?)</li>", page.get("/files"))
+    assert rows == [
+        ("c.bin", ""), ("new.txt", ""), ("old.txt", ' <span class="quiet">6 bytes</span>')
+    ]  # fmt: skip
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    shown = page.get(f"/runs/{run['run']}/diff?path=c.bin")
+    assert "61 00 62" in shown
+    assert "not shown" not in shown
+
+
+def test_a_refusal_calls_a_run_by_its_number(cli: Any, page: WebPage, project: Path) -> None:
+    cli("run", "--hold", "--", "echo a > a")
+    cli("run", "--hold", "--", "echo b >> a")
+    later, earlier = page.call("GET", "/api/runs")["runs"]
+    refused = page.send(f"/runs/{earlier['run']}/discard")
+    assert refused.status == 409
+    assert "run #2 builds on it: a" in refused.text
+    cli("apply", "1")
+    assert later["run"] not in page.send(f"/runs/{earlier['run']}/discard").text
 
 
 def test_what_is_gone_or_wrong_is_said_in_a_line(page: WebPage, cli: Any, project: Path, test_directory: Path) -> None:

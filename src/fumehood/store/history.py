@@ -342,9 +342,9 @@ class History:
                 if command.state in UNFINISHED:
                     continue
                 ahead.add(run.of)
-                if command.state in (APPLIED, HELD) and self._has_applied(command):
+                if command.state in (APPLIED, HELD) and self.has_applied(command):
                     yield command
-            if run.run not in ahead and self._has_applied(run):
+            if run.run not in ahead and self.has_applied(run):
                 yield run
 
     def checkpoints_of(self, run: Run) -> list[Run]:
@@ -363,7 +363,8 @@ class History:
         )
         return str(rows[0][0]) if rows else ""
 
-    def _has_applied(self, run: Run) -> bool:
+    def has_applied(self, run: Run) -> bool:
+        """Tell whether something that a run changed was applied."""
         rows = self._rows_of_changes(run.run)
         # Most runs have applied their first change: the others need not be read.
         return any(change.verdict == APPLIED for row in rows for change in _changes_in([row]))

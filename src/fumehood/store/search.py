@@ -81,7 +81,7 @@ def change_at(database: Database, run: str, root: int, path: str) -> Change | No
 class Search(Value):
     """What somebody looks for in the history; what is empty does not count."""
 
-    words: str = ""  # in the command
+    words: str = ""  # in the command, or its number: #214
     path: str = ""  # a path that was changed, or a directory above it
     text: str = ""  # in what was printed
     session: str = ""
@@ -98,8 +98,9 @@ class Search(Value):
                 conditions.append(f"runs.{column} = ?")
                 values.append(value)
         for word in self.words.split():
-            conditions.append("runs.command LIKE ? ESCAPE '\\'")
-            values.append(f"%{_literal(word)}%")
+            number = word[1:] if word.startswith("#") and word[1:].isdecimal() else "-1"
+            conditions.append("(runs.command LIKE ? ESCAPE '\\' OR runs.project_number = ?)")
+            values += [f"%{_literal(word)}%", number]
         if self.path:
             directory, _, name = self.path.strip("/").rpartition("/")
             whole = f"{directory}/{name}".strip("/")

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 
+from fumehood.core.changes import ABSENT
 from fumehood.core.limits import size_told
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest
@@ -94,7 +95,8 @@ def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str
     named = ", ".join(sources[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
     where = "" if record.root == project else f"{record.root}/"
     past = colour(f"  from {named}", "dim") if sources else ""
-    return f"{colour(f'{word:8}', shade)} {size_told(record.size):>10}  {printable(where + record.path)}{past}"
+    size = "" if record.kind == ABSENT else size_told(record.size)  # it would only come to be
+    return f"{colour(f'{word:8}', shade)} {size:>10}  {printable(where + record.path)}{past}"
 
 
 def _tell_one(context: Context, project: Project, root: str, path: str, file: KnownFile | None) -> int:

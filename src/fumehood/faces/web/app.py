@@ -54,6 +54,7 @@ _HEADERS = [
 _SAFE = frozenset({"GET", "HEAD"})
 _WELCOME = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>Fumehood</title>'
+    '<link rel="icon" href="/static/icon.svg" type="image/svg+xml">'
     '<meta http-equiv="refresh" content="0; url=/"><p><a href="/">Go on</a></p></html>\n'
 )
 _USED = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlencode
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     View = tuple[str, dict[str, object]]
 
 _SIGNS = {c.ADDED: "+", c.MODIFIED: "~", c.DELETED: "-", c.MODE: "m", c.TYPE: "t"}
+_ID = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{26}\b")
 _TAIL = 4  # lines of what a command printed last that are shown beside it
 _LATEST_WRITTEN = 5
 
@@ -51,7 +53,7 @@ class House:
         self._templates = jinja2.Environment(autoescape=True, loader=loader, undefined=jinja2.StrictUndefined)
         self._templates.filters.update(
             printable=printable, size=size_told, ago=_ago, clock=_clock, sign=_SIGNS.get, coloured=coloured,
-            sent=_sent, home=_from_home, lasted=_lasted, asked=_asked,
+            sent=_sent, home=_from_home, lasted=_lasted, asked=_asked, numbered=self._numbered,
         )  # fmt: skip
         self._templates.globals.update(link=_link)
 
@@ -108,6 +110,13 @@ class House:
     def run(self, request: Request) -> Run:
         """Return the run that an address names."""
         return self.store.history.find(request.path_params["run"])
+
+    def _numbered(self, text: str) -> str:
+        """Call runs by their numbers, as the page does: ids are what the commands of several projects know them by."""
+        ids = set(_ID.findall(text))
+        query = "SELECT id, project_number FROM runs WHERE id IN (?)"
+        numbers = dict(self.store.database.rows_for(query, sorted(ids))) if ids else {}
+        return _ID.sub(lambda name: f"#{numbers[name[0]]}" if name[0] in numbers else name[0], text)
 
     async def in_thread(self, act: Callable[[], Done]) -> Done:
         """Do something that waits for files or locks, beside everything else."""

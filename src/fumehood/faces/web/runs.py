@@ -151,7 +151,7 @@ def run(house: House, request: Request) -> View:
         "title": _title_of(chosen), "run": chosen, "held": held, "seen": seen,
         "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
         "others": others, "shown": changes, "rest": rest, "kinds": kinds,
-        "can_undo": chosen.state in ("applied", "held") and any(each.verdict == c.APPLIED for each in changes),
+        "can_undo": chosen.state in ("applied", "held") and store.history.has_applied(chosen),
         "is_back": chosen.act == "undo" and chosen.state == "applied",
         "stdout": chosen.stdout[-_MOST_PRINTED:], "stderr": chosen.stderr[-_MOST_PRINTED:],
         "limits": [each for each in chosen.blocked if each.what in ("memory", "processes", "time", "output", "disk")],
@@ -201,12 +201,15 @@ def _shown_difference(
     is_held = change.verdict in c.WAITING and chosen.state == "held" and not draft and chosen.draft is None
     is_text = is_held and change.kind == c.FILE and not shown.binary and shown.shown
     is_picture = shown.binary and change.path.lower().endswith(_PICTURES)
+    some_bytes = hex_lines(old, new) if shown.binary and not is_picture else []
+    if some_bytes or (is_picture and (old or new)):
+        head = [line for line in head if not line.startswith("not shown: ")]
     is_alone = bool(request.headers.get("hx-request"))
     return "diff.html" if is_alone else "diff_page.html", {
         "title": change.path, "run": chosen, "change": change, "address": address, "draft": draft,
         "head": head, "hunks": pieces, "place": place,
         "is_side": request.query_params.get("view") == "side", "old": old, "new": new,
-        "is_picture": is_picture, "bytes": hex_lines(old, new) if shown.binary and not is_picture else [],
+        "is_picture": is_picture, "bytes": some_bytes,
         "can_choose": is_text and change.change == c.MODIFIED and not is_notebook and len(pieces) > 0,
         "digest": decide.versions_digest(chosen, change, old, new) if is_text else "",
         "conflict": _three(house, chosen, change) if is_text and change.verdict == c.CONFLICT else None,
