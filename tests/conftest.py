@@ -44,9 +44,12 @@ if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
 """
 
 # Mounts take their time on a busy machine, and in the hood a file left in the project is a change.
+# Every run has the same examples, so that it says something of what changed; `make fuzz` has fresh ones.
+FRESH = int(os.environ.get("FUMEHOOD_FUZZ_EXAMPLES", "0"))
 hypothesis.settings.register_profile(
-    "fumehood", deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
+    "fumehood", deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=not FRESH, max_examples=FRESH or 100,
+)  # fmt: skip
 hypothesis.settings.load_profile("fumehood")
 
 

@@ -1,4 +1,4 @@
-"""Fuzz for a while everything that reads what a command wrote: sh tools/python tools/fuzz.py --seconds 600."""
+"""Fuzz for a while what reads a command's work, and what only computes: sh tools/python tools/fuzz.py --seconds 600."""
 
 import argparse
 import os
@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+PLACES = ("tests/fuzz", "tests/core")
 BATCH = 500  # examples of each kind between two looks at the clock
 
 
@@ -21,8 +22,9 @@ def main() -> int:
     began, examples, rounds = time.monotonic(), {}, 0
     while rounds == 0 or time.monotonic() - began < options.seconds:
         rounds += 1
-        command = [sys.executable, "-P", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "tests/fuzz"]
-        command += ["--hypothesis-show-statistics", "--timeout=0", "-x", *(["-k", options.k] if options.k else [])]
+        command = [sys.executable, "-P", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *PLACES]
+        command += ["-m", "hypothesis", "--hypothesis-show-statistics", "--timeout=0", "-x"]
+        command += ["-k", options.k] if options.k else []
         environment = os.environ | {"FUMEHOOD_FUZZ_EXAMPLES": str(BATCH), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
         for name, count in counted(done.stdout):
@@ -39,8 +41,8 @@ def main() -> int:
 def counted(text: str) -> list[tuple[str, int]]:
     """Read how many examples each test had."""
     found = []
-    for part in re.split(r"\n(?=tests/fuzz/)", text):
-        name = re.match(r"tests/fuzz/\S+::(\w+)", part)
+    for part in re.split(r"\n(?=tests/\w+/)", text):
+        name = re.match(r"tests/\w+/\S+::(\w+)", part)
         if name:
             found.append((name[1], sum(map(int, re.findall(r"(\d+) passing", part)))))
     return found

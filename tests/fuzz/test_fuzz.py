@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conftest import fresh_directory, need, remove_tree, scratch
+from conftest import FRESH, fresh_directory, need, remove_tree, scratch
 from fumehood.core import changes as c
 from fumehood.core.gitconfig import changed_keys, key_concern, may_name_program, parse
 from fumehood.core.hunks import hunks, quoted
@@ -33,13 +33,11 @@ from fumehood.faces.cli.escapes import Filter
 from fumehood.linux.layer import scan
 from fumehood.rootfs.unpack import unpack
 
-EXAMPLES = int(os.environ.get("FUMEHOOD_FUZZ_EXAMPLES", "0"))
-
 
 def fuzz(examples):
     """So many examples in the suite, as many as are asked for in a longer run."""
     quiet = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
-    return settings(max_examples=EXAMPLES or examples, suppress_health_check=quiet, derandomize=not EXAMPLES)
+    return settings(max_examples=FRESH or examples, suppress_health_check=quiet)
 
 
 LETTERS = b"\x00\x1b\n\r\t \"'\\/.-~$`;&|<>*?[]{}=#%\x7f\x80\x9b\xc2\xe2\x80\xae\xffabcABC019"
