@@ -394,6 +394,17 @@ def test_everything_about_another_place_is_kept_too(answer: Any, shell: Any, pro
 
 
 @pytest.mark.namespaces
+def test_a_directory_that_the_clients_shell_cant_follow_into_is_told_each_time(
+    answer: Any, shell: Any, project: Path
+) -> None:
+    line = answer(call("mkdir -p /tmp/in-the-hood && cd /tmp/in-the-hood"))["updatedInput"]["command"]
+    for _ in range(2):
+        done = shell(f"{line}; pwd -P")
+        assert done.stdout == f"{project}\n"
+        assert "] the next command does not start in: /tmp/in-the-hood" in done.stderr
+
+
+@pytest.mark.namespaces
 def test_only_what_an_agent_must_know_is_said(answer: Any, shell: Any, cli: Cli, project: Path) -> None:
     line = answer(call("echo x >a; mkdir -p .git/hooks; echo y >.git/hooks/pre-push; echo z >/etc/z; echo out"))
     done = shell(line["updatedInput"]["command"])

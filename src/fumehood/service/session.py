@@ -18,7 +18,7 @@ import zlib
 from fumehood.core import request
 from fumehood.core.changes import APPLIED
 from fumehood.core.inside import BEGAN, ENDED
-from fumehood.core.report import Blocked
+from fumehood.core.report import NOT_FOLLOWED, Blocked
 from fumehood.core.request import BIN
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
@@ -237,8 +237,11 @@ def _make_room(room: str) -> None:
             make_private(directory)
 
 
-def leave_link(link: str, target: str) -> None:
-    """Make a link for a client's shell to follow; those that were followed long ago are removed."""
+def leave_link(link: str, target: str) -> tuple[Blocked, ...]:
+    """Make a link for a client's shell to follow; those that were followed long ago are removed.
+
+    Returns what to tell where it can't follow: to what only the session's commands see, such as their /tmp.
+    """
     above = os.path.dirname(link)
     _make_room(above)
     with os.scandir(above) as entries:
@@ -250,6 +253,10 @@ def leave_link(link: str, target: str) -> None:
     except FileExistsError:
         os.unlink(link)
         os.symlink(target, link)
+    if os.path.isdir(target):
+        return ()
+    hint = "only commands in the hood see it: begin each with cd"
+    return (Blocked(what=NOT_FOLLOWED, detail=target, hint=hint),)
 
 
 def sweep_sessions(
@@ -376,7 +383,7 @@ def _all_or_none(
     return done
 
 
-_ALWAYS = frozenset({"network", "limit", "stopped"})  # each command that met it must know
+_ALWAYS = frozenset({"network", "limit", "stopped", NOT_FOLLOWED})  # each command that met it must know
 _LARGEST = 1 << 16
 _SUM = 9  # bytes of a line
 

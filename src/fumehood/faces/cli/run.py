@@ -292,7 +292,7 @@ def _run(
         from fumehood.service.session import leave_link
 
         # For the shell that called us to follow.
-        leave_link(link, run.ended_in)
+        run.blocked += leave_link(link, run.ended_in)
     return run, lambda: upkeep(store, project.id, policy.clean)
 
 
