@@ -247,15 +247,14 @@ def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
     """Return the object that tells of a run that never was, with every field that a run has."""
     if error.report is not None:
         return {**error.report, "error": error.message, "hint": error.hint}
-    return {
-        "run": None, "project": options.last("--project"), "command": shown(options.asked),
-        "cwd": options.last("--cwd"),
-        "state": "refused" if isinstance(error, Refused) else "failed", "reason": error.message,
-        "exit_code": error.exit_code, "timed_out": False, "sandboxed": True, "network": "none", "duration_s": 0.0,
-        "hosts": [], "connections": [],
-        "output": "", "output_truncated": False, "changes": [], "blocked": [],
-        "error": error.message, "hint": error.hint,
-    }  # fmt: skip
+    from fumehood.core.report import Run
+
+    never_was = Run(
+        run=None, project=options.last("--project"), command=shown(options.asked), cwd=options.last("--cwd"),
+        state="refused" if isinstance(error, Refused) else "failed", reason=error.message, exit_code=error.exit_code,
+        session=options.last("--session"), draft_name=options.last("--draft"),
+    )  # fmt: skip
+    return {**never_was.as_dict(), "error": error.message, "hint": error.hint}
 
 
 def _print_object(report: dict[str, object]) -> None:
