@@ -655,6 +655,18 @@ def test_cancelling_ends_the_command_and_keeps_its_record(sandbox, project):
 
 
 @sandboxed
+def test_a_run_can_be_named_by_its_number_and_what_is_none_is_refused(sandbox, project):
+    run = sandbox.run("echo x > f")
+    assert "+x" in sandbox.diff(run.number)
+    sandbox.undo(run.number)
+    assert sandbox.redo(run.number).state == "applied"
+    for wrong in (None, True, 1.0, b"last", ["last"]):
+        for use in (sandbox.undo, sandbox.redo, sandbox.apply, sandbox.discard, sandbox.stop, sandbox.output):
+            with pytest.raises(BadRequest, match="is not a run"):
+                use(wrong)
+
+
+@sandboxed
 def test_a_closed_sandbox_says_so_and_others_go_on(home, project):
     with Sandbox(project) as first, Sandbox(project) as second:
         first.run("echo x > f")

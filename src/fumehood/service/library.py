@@ -242,7 +242,7 @@ class Sandbox(Commands):
         )[0]
 
     def apply(
-        self, run: Run | str, *paths: str | os.PathLike[str], force: bool = False, expected: str = ""
+        self, run: Run | str | int, *paths: str | os.PathLike[str], force: bool = False, expected: str = ""
     ) -> Run:
         """Take over what a run had to hold, all of it or some paths.
 
@@ -255,11 +255,11 @@ class Sandbox(Commands):
             decide.apply_held(self._store, self._project, held, _paths(paths), force=force, expected=expected)
         )
 
-    def discard(self, run: Run | str, *paths: str | os.PathLike[str]) -> Run:
+    def discard(self, run: Run | str | int, *paths: str | os.PathLike[str]) -> Run:
         """Throw away what a run had to hold, all of it or some paths."""
         return self._marked(decide.discard_held(self._store, self._project, self._chosen(run), _paths(paths)))
 
-    def undo(self, run: Run | str = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
+    def undo(self, run: Run | str | int = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
         """Bring back what was there before a run, or only some paths of it; returns the undo, a run of its own.
 
         `last` is here the last run that changed something and is not taken back yet; again, it is the one before.
@@ -274,10 +274,10 @@ class Sandbox(Commands):
         back = undo(self._store, self._project, chosen, _paths(paths), force=force, by=self._session)
         return self._marked(back)
 
-    def redo(self, run: Run | str = "last", *, force: bool = False) -> Run:
+    def redo(self, run: Run | str | int = "last", *, force: bool = False) -> Run:
         """Bring back what the last undo took back, or the one of a run; returns a run of its own."""
         self._store.recover()
-        name = run if isinstance(run, str) else run.run
+        name = _name_of(run)
         backs = redo_command(self._store, self._project, name, self._reach, force=force, by=self._session)
         return self._marked(backs[0])
 
@@ -288,13 +288,13 @@ class Sandbox(Commands):
         self._store.recover()
         return [self._marked(run) for run in now.running(self._store, self._reach)]
 
-    def stop(self, run: Run | str) -> Run:
+    def stop(self, run: Run | str | int) -> Run:
         """End a command that runs, whoever started it, and return its report: what it wrote is held."""
         from fumehood.service import now
 
         return self._marked(now.stop(self._store, self._chosen(run)))
 
-    def checkpoint(self, run: Run | str) -> Run:
+    def checkpoint(self, run: Run | str | int) -> Run:
         """Settle what a command that runs has finished writing; returns the run that did so, and the command goes on.
 
         What is held, in conflict or still being written stays with the command; the run's `reason` names it. It can be
@@ -323,7 +323,7 @@ class Sandbox(Commands):
         inside = known_files(self._store, self._project, root, below)
         return [each.as_dict() for each in ([] if one is None else [one]) + inside]
 
-    def export(self, run: Run | str, path: str | os.PathLike[str]) -> int:
+    def export(self, run: Run | str | int, path: str | os.PathLike[str]) -> int:
         """Write a run's changes to a file that travels, an OCI image of one layer; returns how many there are.
 
         The key that `sign.key` of the configuration names signs it.
@@ -473,14 +473,14 @@ class Sandbox(Commands):
         is_to_undo = to_undo and run == LAST
         return self._marked(last_to_undo(self._store, reach) if is_to_undo else self._store.history.find(run, reach))
 
-    def diff(self, run: Run | str = "last", paths: Sequence[str] = ()) -> str:
+    def diff(self, run: Run | str | int = "last", paths: Sequence[str] = ()) -> str:
         """Return what a run changed, line by line."""
         from fumehood.service.differences import each_difference
 
         chosen = self._chosen(run)
         return "".join(each.text for each in each_difference(self._store, chosen, list(paths), here=chosen.project))
 
-    def output(self, run: Run | str = "last", stream: str = "stdout") -> bytes:
+    def output(self, run: Run | str | int = "last", stream: str = "stdout") -> bytes:
         """Return all that is kept of what a run printed, byte for byte."""
         chosen = self._chosen(run)
         try:
@@ -488,9 +488,8 @@ class Sandbox(Commands):
         except FileNotFoundError:
             return (chosen.stdout if stream == "stdout" else chosen.stderr).encode()
 
-    def _chosen(self, run: Run | str) -> Run:
-        name = run if isinstance(run, str) else run.run
-        return self._marked(self._store.history.find(name, self._reach))
+    def _chosen(self, run: Run | str | int) -> Run:
+        return self._marked(self._store.history.find(_name_of(run), self._reach))
 
     @property
     def _reach(self) -> Reach:
@@ -514,6 +513,14 @@ class Sandbox(Commands):
 
 def _start(plan: Plan, streams: Streams) -> Running:
     return launcher.shared().start(plan, streams)
+
+
+def _name_of(run: Run | str | int) -> str:
+    """Return what a run is found by: programs pass what they like."""
+    name: object = str(run) if type(run) is int else run if isinstance(run, str) else getattr(run, "run", None)
+    if not isinstance(name, str):
+        raise BadRequest(f"{run!r:.100} is not a run", hint="a Run, its number or id, or 'last'")
+    return name
 
 
 def _paths(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
