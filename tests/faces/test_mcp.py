@@ -517,14 +517,22 @@ def test_errors_say_what_to_do(home: Path, project: Path) -> None:
             for name, call, words in (
                 ("run_command", {"command": ""}, "ERROR: the command is empty"),
                 ("run_command", {"command": "true", "working_dir": "/nonexistent"}, "ERROR: Working directory"),
-                ("run_command", {"command": "true", "timeout": -1}, "Error executing tool run_command: 1 validation"),
-                ("run_command", {"command": 5}, "Error executing tool run_command: 1 validation"),
+                ("run_command", {"command": "true", "timeout": -1}, "ERROR: run_command can't be called like"),
+                ("run_command", {"command": 5}, "ERROR: run_command can't be called like this: command"),
+                ("run_command", {"command": None}, "ERROR: run_command can't be called like this: command"),
+                ("run_command", {"command": "true", "cwd": "/"}, "ERROR: run_command takes no 'cwd'"),
+                ("apply", {}, "ERROR: apply can't be called like this: run"),
                 ("undo", {"run": "01XXXX"}, "ERROR: there is no run"),
                 ("diff", {"run": "nonsense"}, "ERROR: there is no run"),
             ):
                 result = await client.call_tool(name, call)
                 assert result.is_error
                 assert text(result).startswith(words), text(result)
+                assert text(result).endswith("] nothing ran"), text(result)
+            null = dict.fromkeys(("working_dir", "network", "timeout"))
+            done = await client.call_tool("run_command", {"command": "echo x > f", **null})
+            assert not done.is_error
+            assert (await client.call_tool("undo", {"run": 2})).structured_content["runs"][0]["state"] == "applied"
 
     asked(test)
 

@@ -25,7 +25,7 @@ from fumehood.faces.mcp.clients import Clients
 from fumehood.faces.mcp.results import MARK
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from mcp.server.mcpserver.tools import Tool
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -56,6 +56,7 @@ _READING = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempote
 _CHANGING = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=False)
 _RUNNING = ToolAnnotations(read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True)
 _TOOLS = (
+    (tools.run_command, described.TITLE, _RUNNING),
     (tools.start_command, "Start a command", _RUNNING),
     (tools.poll_command, "Look at a started command", _READING),
     (tools.stop_command, "Stop a started command", _CHANGING),
@@ -82,13 +83,18 @@ def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
     server: MCPServer[Any] = MCPServer(
         "fumehood", title="Fumehood", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING",
         description="Shell commands as transactions: isolated, captured, judged, undoable", lifespan=lifespan,
-        tools=[*own],
+        tools=[*own, *_our_tools()],
     )  # fmt: skip
-    server.add_tool(tools.run_command, title=described.TITLE, description=_DESCRIPTION, annotations=_RUNNING)
-    for tool, title, hints in _TOOLS:
-        server.add_tool(tool, title=title, annotations=hints)
     _add_resources(server)
     return server
+
+
+def _our_tools() -> Iterator[Tool]:
+    for function, title, hints in _TOOLS:
+        description = _DESCRIPTION if function is tools.run_command else None
+        tool = tools.CheckedTool.from_function(function, title=title, description=description, annotations=hints)
+        tool.parameters["additionalProperties"] = False
+        yield tool
 
 
 def _add_resources(server: MCPServer[Any]) -> None:

@@ -18,7 +18,7 @@ import anyio.to_thread
 from mcp.server.mcpserver import Context, ElicitationResult, Resolve
 from mcp.server.mcpserver.tools import Tool
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from fumehood.core import tool as described
 from fumehood.core.changes import HELD
@@ -48,10 +48,11 @@ Network = Annotated[bool, Field(description=_PROPERTIES["network"]["description"
 Timeout = Annotated[float | None, Field(gt=0, description=_PROPERTIES["timeout"]["description"])]
 JobName = Annotated[str, Field(description="What start_command returned.")]
 Offset = Annotated[int, Field(ge=0, description="The last next_offset; 0 at first.")]
-RunName = Annotated[str, Field(description="A run's id, a unique beginning of one, `last`, or `last~1`.")]
-RunningName = Annotated[str, Field(description="The id of a run that runs now; `last`: the latest of them.")]
-ToUndo = Annotated[str, Field(description="As elsewhere; `last`: the last that changed something and stands.")]
-ToRedo = Annotated[str, Field(description="As elsewhere; `last`: the last that was taken back.")]
+_NAME: Any = {"coerce_numbers_to_str": True}  # a report says "run 3", and a model sends 3
+RunName = Annotated[str, Field(description="A run's number, id or a beginning of it, `last`, or `last~1`.", **_NAME)]
+RunningName = Annotated[str, Field(description="A run that runs now; `last`: the latest of them.", **_NAME)]
+ToUndo = Annotated[str, Field(description="As elsewhere; `last`: the last that changed something and stands.", **_NAME)]
+ToRedo = Annotated[str, Field(description="As elsewhere; `last`: the last that was taken back.", **_NAME)]
 WholeSession = Annotated[bool, Field(description="Every run of this session instead.")]
 Paths = Annotated[list[str] | None, Field(description="Only these paths, relative to the project.")]
 
@@ -407,22 +408,48 @@ async def request_access(
     return r.returned(set_apart("", said, r.MARK), said=said)
 
 
-# ---- Tools of the person's own (`[[tool]]`): a call becomes a command, and goes the way of `run_command` from there.
-
-class TemplateTool(Tool):
-    """A tool whose arguments are words of a command."""
-
-    template: Any = Field(exclude=True)
+class CheckedTool(Tool):
+    """A tool that tells the model in our own words what is wrong with a call, and that nothing ran."""
 
     async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
-        """Run the command that these arguments make; what is wrong with them is told to the model."""
+        """Call it, if these arguments make sense."""
         try:
-            line = self.template.line(arguments)
+            checked = self.checked(arguments)
         except FumehoodError as error:
             said = TextContent(type="text", text=refusal(error, r.MARK))
             result = CallToolResult(content=[said], is_error=True)
             return self.fn_metadata.convert_result(result) if convert_result else result
-        return await super().run({"command": line}, context, convert_result)
+        return await super().run(checked, context, convert_result)
+
+    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return what is to be passed on; raises BadRequest where that is not what the schema says.
+
+        What the schema does not name would be ignored: a command that is sent with a `cwd` would run elsewhere.
+        """
+        names = self.parameters["properties"]
+        for name in arguments:
+            if name not in names:
+                raise BadRequest(f"{self.name} takes no {name!r:.100}", hint=f"it takes: {', '.join(names)}")
+        sent = {name: value for name, value in arguments.items() if value is not None}  # null: left out
+        try:
+            self.fn_metadata.validate_arguments(sent)
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_context=False)[0]
+            where = ".".join(map(str, wrong["loc"]))
+            raise BadRequest(f"{self.name} can't be called like this: {where}: {wrong['msg']}") from error
+        return sent
+
+
+# ---- Tools of the person's own (`[[tool]]`): a call becomes a command, and goes the way of `run_command` from there.
+
+class TemplateTool(CheckedTool):
+    """A tool whose arguments are words of a command."""
+
+    template: Any = Field(exclude=True)
+
+    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the command that these arguments make."""
+        return {"command": self.template.line(arguments)}
 
 
 def own_tools(project: str | None, hints: ToolAnnotations) -> list[Tool]:
