@@ -61,3 +61,6 @@ def test_what_is_out_of_reach_is_not_told_from_what_never_was(store: Store, numb
         store.history.find("last", Reach(sessions=("nobody",)))
     with pytest.raises(BadRequest, match="several runs begin with 0: 01A1, 01A2"):
         store.history.find("0", Reach(project=numbers["one"]))
+    # An empty name, as of a variable that is not set, is not the beginning of the only one.
+    with pytest.raises(BadRequest, match="there is no run without a name"):
+        store.history.find("", mine)

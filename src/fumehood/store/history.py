@@ -312,8 +312,10 @@ class History:
             rows = self.database.rows(
                 f"{_SELECT} WHERE {conditions} ORDER BY runs.number DESC LIMIT 1 OFFSET ?", (*values, back)
             )
-        elif not name.isascii():
-            rows = []  # and maybe no letters at all, which the database would refuse
+        elif not name or not name.isascii():
+            # Nothing, as of a variable that is not set, begins every name; others may be no letters at all, which the
+            # database would refuse.
+            rows = []
         else:
             prefix = name.upper()
             rows = self.database.rows(
@@ -321,7 +323,7 @@ class History:
                 (*values, prefix, prefix + "~"),
             )
         if not rows:
-            raise BadRequest(f"there is no run {printable(name)}", hint="fumehood log lists them")
+            raise BadRequest(f"there is no run {printable(name) or 'without a name'}", hint="fumehood log lists them")
         if len(rows) > 1:
             how = "begin with" if number is None else "have the number"
             raise BadRequest(
