@@ -94,8 +94,10 @@ def plain_error(error: Exception) -> FumehoodError:
     hint = "FUMEHOOD_DEBUG=1 shows where it happened"
     if isinstance(error, OSError) and error.strerror:
         import errno
+        import os
 
-        where = f": {error.filename!r}" if error.filename else ""
+        name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
+        where = f": {name!r}" if name else ""
         hints = {errno.EMFILE: "allow more open files: ulimit -n 1024", errno.ENOSPC: "check that the disk is not full"}
         plain = Unforeseen(f"{error.strerror}{where}", hint=hints.get(error.errno or 0, hint))
     elif isinstance(error, UnicodeError):

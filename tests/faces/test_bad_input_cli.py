@@ -1,5 +1,6 @@
 """Bad input to commands about runs and records: one clear line, a hint, nothing lost."""
 
+import errno
 import json
 import os
 import sqlite3
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fumehood.errors import plain_error
 from fumehood.store.database import MIGRATIONS
 from snapshots import snapshot
 
@@ -203,6 +205,11 @@ def test_too_few_files_may_be_open(words: tuple[str, ...], number: int, applied:
     )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode in (0, 125) or words == ("doctor",)  # which finds that nothing works
+
+
+def test_a_name_in_bytes_is_told_as_a_name() -> None:
+    error = plain_error(OSError(errno.EMFILE, "Too many open files", b"01A1"))
+    assert (error.message, error.hint) == ("Too many open files: '01A1'", "allow more open files: ulimit -n 1024")
 
 
 @pytest.mark.parametrize(
