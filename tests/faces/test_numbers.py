@@ -39,6 +39,12 @@ def test_runs_are_counted_in_each_project_and_named_by_number(project: Path, tes
     assert not (other / "a").exists()
 
 
+def test_a_project_that_was_moved_shows_numbers_at_once(project: Path) -> None:
+    cli(project, "run", "--hold", "--", "echo x > a")
+    moved = project.rename(project.with_name("moved"))
+    assert "waiting   #1  echo x > a" in cli(moved, "status").stdout
+
+
 def test_a_refused_undo_takes_no_number(project: Path) -> None:
     with Sandbox(project) as sandbox:
         sandbox.run("echo a > a")

@@ -110,6 +110,8 @@ class Context:
             named = self._in_session
         path = self.store.projects.holding(here()) if named is None else named
         project = self.store.projects.open(path, register=False)
+        if named is None:
+            self.store.history.here = project.id  # one that was moved is known only now
         tell_notices(self.store)
         return project
 
