@@ -108,6 +108,7 @@ def test_a_lost_database_is_told_once_and_how_to_have_it_back(cli, project):
     again = cli("log")
     assert (again.stderr, "fumehood doctor --mend" in again.stdout) == ("", True)
     assert "fumehood doctor --mend" in cli("doctor").stdout
+    assert "fumehood doctor --mend" in cli("undo").stderr
     mended = json.loads(cli("doctor", "--mend", "--json").stdout)
     assert (mended["runs"], mended["set_aside"], mended["left"]) == (1, "", [])
     assert cli("undo").returncode == 0

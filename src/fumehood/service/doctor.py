@@ -15,7 +15,7 @@ from fumehood.linux.capture import LABELS
 from fumehood.linux.doctor import Ability
 from fumehood.linux.host import FIX, Host
 from fumehood.linux.probe import host
-from fumehood.service import owners, recover
+from fumehood.service import layers, owners
 from fumehood.store import database
 from fumehood.store.config import policy_for
 from fumehood.store.places import places
@@ -67,9 +67,9 @@ def examined(store: Store, project: Project | None = None) -> Examination:
         name="room for records", works=not lacking, detail=lacking or f"enough in {state}",
         fix=database.hint(state), needed="required",
     )  # fmt: skip
-    lost = recover.unknown(store)
+    lost = layers.unknown(store)
     detail = f"{len(lost)} runs' directories are not recorded" if lost else "every run's directory is recorded"
-    records = Ability(name="records", works=not lost, detail=detail, fix=recover.MEND)
+    records = Ability(name="records", works=not lost, detail=detail, fix=layers.MEND)
     policy = _policy(store, project)
     abilities = [room, records, *doctor.examine_devices(policy.devices), *doctor.examine(state, host)]
     if project is not None and not host.why_bare:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fumehood.core.changes import Change
     from fumehood.core.report import Run
     from fumehood.linux.settled import Settled
+    from fumehood.service.store import Store
     from fumehood.store.places import Places
 
 _PARTS = ("upper", "work", "merged")
@@ -28,6 +29,7 @@ _BELOW = "below"
 INIT = "init"  # which process was the first in the sandbox
 SETTLED = "settled"  # what checkpoints of its command have put into the project
 GONE = ".gone"  # ends the name of a run's directory that only waits to be removed
+MEND = "fumehood doctor --mend"  # takes up again what no record names
 
 
 def make(
@@ -158,6 +160,21 @@ def take_up(places: Places, run: str) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def unknown(store: Store) -> list[str]:
+    """Return the runs' directories that no record names and that no living process has."""
+    recorded = {name for row in store.database.rows("SELECT id, layer FROM runs") for name in row}
+    unnamed = []
+    for name in sorted(os.listdir(f"{store.places.state}/runs")):
+        if name in recorded or name.endswith(GONE):
+            continue
+        try:
+            os.close(take_up(store.places, name))
+        except (FileNotFoundError, BlockingIOError):
+            continue
+        unnamed.append(store.places.run(name))
+    return unnamed
 
 
 def resemble(upper: str, root: str) -> int:

@@ -402,8 +402,6 @@ def _finish(store: Store, run: Run) -> None:
 
 # ---- The records are gone or damaged: say so, set the damaged ones aside, and rebuild what the runs' directories tell.
 
-MEND = "fumehood doctor --mend"
-
 
 class Mended(Value):
     """What was done about lost records."""
@@ -422,7 +420,7 @@ def notice(store: Store) -> None:
         many = f"{count} runs lie" if count > 1 else "1 run lies"
         store.notices.append(
             f"the database {store.places.database} is gone, while the backups and held changes of {many} in"
-            f" {store.places.state}/runs; to rebuild what can be from there: {MEND}"
+            f" {store.places.state}/runs; to rebuild what can be from there: {layering.MEND}"
         )
 
 
@@ -459,27 +457,9 @@ def rebuild(open_store: Callable[[], Store]) -> tuple[Store, Mended]:
         for run in missing:
             _take_up(store, run)
         records.put_in_order(store.database, numbers)
-        left = unknown(store)
+        left = layering.unknown(store)
         left += [path for path in records.unreadable(store.places) if os.path.dirname(path)[:-2] not in left]
         return store, Mended(set_aside=aside, runs=len(missing), left=tuple(left))
-
-
-def unknown(store: Store) -> list[str]:
-    """Return the runs' directories that no record names and that no living process has."""
-    found = []
-    for name in _strays(store):
-        try:
-            os.close(layering.take_up(store.places, name))
-        except (FileNotFoundError, BlockingIOError):
-            continue
-        found.append(store.places.run(name))
-    return found
-
-
-def _strays(store: Store) -> list[str]:
-    known = {name for row in store.database.rows("SELECT id, layer FROM runs") for name in row}
-    names = sorted(os.listdir(f"{store.places.state}/runs"))
-    return [name for name in names if name not in known and not name.endswith(layering.GONE)]
 
 
 def _set_aside(database: str) -> str:

@@ -123,7 +123,9 @@ def last_to_undo(store: Store, *reaches: Reach) -> Run:
         drafted = next((each for each in latest if each.draft is not None and each.state == HELD), None)
         run = drafted if run is None or (drafted is not None and drafted.number > run.number) else run
     if run is None:
-        raise BadRequest("nothing is left to undo", hint="fumehood log shows what ran; see fumehood redo too")
+        lost = len(layering.unknown(store))
+        ways = f"{lost} of the runs' directories are in no record: {layering.MEND}" if lost else ""
+        raise BadRequest("nothing is left to undo", hint=ways or "fumehood log shows what ran; see fumehood redo too")
     return run
 
 

@@ -58,7 +58,7 @@ def _log(context: Context) -> int:
     if context.as_json:
         return context.say({"runs": _audit(context, runs, counts)}, lambda: None)
     if not runs:
-        from fumehood.service.recover import MEND, unknown
+        from fumehood.service.layers import MEND, unknown
 
         lost = len(unknown(context.store))
         yet = f"nothing is recorded, but {lost} of the runs' directories are there; {MEND}" if lost else ""
