@@ -16,6 +16,7 @@ from fumehood import BadRequest, Policy, Sandbox, UndoRefused
 from fumehood.core.questions import Question
 from fumehood.linux.probe import CAPTURES
 from passing_days import pass_days
+from snapshots import snapshot
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -243,11 +244,29 @@ def test_a_session_that_cannot_be_undone_whole_is_not_undone_at_all(sandbox: San
     agent = sandbox.session("agent")
     agent.run("echo 1 >a")
     agent.run("echo 1 >b")
-    agent.run("echo 1 >c")
+    last = agent.run("mkdir d; echo 1 >c; echo 1 >b; touch b")
     (project / "a").write_text("the person's")
     with pytest.raises(UndoRefused, match="not undone"):
         agent.undo_session()
     assert [(project / name).read_text() for name in "abc"] == ["the person's", "1\n", "1\n"]
+    # As if it had not been tried: no undo is left, nor one that brings it back.
+    assert sandbox.history()[0].run == last.run
+
+
+def test_a_session_that_changed_its_own_files_again_is_undone(sandbox: Sandbox, project: Path) -> None:
+    (project / "d").mkdir()
+    (project / "d/old").write_text("old")
+    before = snapshot(project)
+    agent = sandbox.session("agent")
+    agent.run("mkdir e; echo 1 >e/a; echo 1 >>d/old")
+    agent.run("echo 2 >>e/a; mv d f")
+    agent.run("rm -r e; echo 3 >>f/old; echo 3 >e")
+    agent.undo_session()
+    assert snapshot(project) == before
+    agent.redo_session()
+    assert sorted(os.listdir(project)) == ["e", "f"]
+    agent.undo_session()
+    assert snapshot(project) == before
 
 
 def test_files_are_read_and_written_with_the_sandboxs_rights(sandbox: Sandbox, project: Path, home: Path) -> None:

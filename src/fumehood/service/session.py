@@ -370,10 +370,12 @@ def redo_command(
 def _all_or_none(
     store: Store, project: Project, refusal: str, runs: Sequence[Run], by: str, *, force: bool
 ) -> list[Run]:
-    from fumehood.service.undo import undo
+    from fumehood.service.undo import refuse_beforehand, undo
 
     done: list[Run] = []
     try:
+        if not force:
+            refuse_beforehand(store, runs)  # else those done already would have to be done again, and stay in the log
         # One by one: what is done already must be known when one of them refuses.
         done.extend(undo(store, project, run, by=by, force=force) for run in runs)
     except FumehoodError as error:

@@ -115,6 +115,27 @@ def _in_layer(store: Store, back: Run, first: Run) -> Iterator[c.Change]:
             yield from other.found if other.state != UNDONE else ()
 
 
+def refuse_beforehand(store: Store, runs: Iterable[Run]) -> None:
+    """Refuse to take back runs, the latest first, where something is in the way that none of them moves itself."""
+    roots: dict[str, int] = {}
+    moving: set[tuple[int, str]] = set()
+    above: set[tuple[int, str]] = set()  # the directories that these are in
+    for run in runs:
+        if run.draft is not None and run.state == HELD:
+            continue
+        numbers = [roots.setdefault(root, len(roots)) for root in run.roots]
+        changes, inside = _planned(store, run, (), "", "").found, c.Inside(moving)
+        ends = [
+            change for change in changes
+            if (place := (numbers[change.root], change.path)) not in moving
+            and place not in above and inside.topmost(*place) is None
+        ]  # fmt: skip
+        if moved := _moved(run, ends):
+            _refuse(store, run, moved)
+        moving.update((numbers[change.root], change.path) for change in changes)
+        above.update((numbers[root], path) for root, path in c.all_above(changes))
+
+
 def last_to_undo(store: Store, *reaches: Reach) -> Run:
     """Return the last run that changed something and is not taken back yet; an agent's may be in a draft."""
     run = next(store.history.standing(*reaches), None)
