@@ -131,6 +131,7 @@ def test_setting_a_key_leaves_every_other_line_as_it_is(home: Path) -> None:
         'timeout = 5\r\nroot = "host"\r\n[limits]\r\nfiles = 3\r\n',
         'timeout = 5\n"root" = \'host\'\n[[profile]]\nmatch = ["x"]\n',
         "timeout = 5\n[limits]\nfiles = 3\n\n[[profile]]\nmatch = ['x']",
+        '\ufefftimeout = 5\nroot = "host"\n',
     ],
 )
 def test_all_else_in_the_configuration_stays_as_it_was_written(home: Path, text: str) -> None:
@@ -139,7 +140,7 @@ def test_all_else_in_the_configuration_stays_as_it_was_written(home: Path, text:
     path.write_bytes(text.encode())
     set_key(places(), "root", "alpine")
     after = path.read_bytes().decode()
-    assert tomllib.loads(after) == {**tomllib.loads(text), "root": "alpine"}
+    assert tomllib.loads(after.lstrip("\ufeff")) == {**tomllib.loads(text.lstrip("\ufeff")), "root": "alpine"}
     others = [line for line in text.split("\n") if "root" not in line and "host" not in line]
     assert [line for line in others if line not in after] == []
 

@@ -175,6 +175,9 @@ def _remember(path: str, identity: bytes, settings: Settings) -> None:
 
 # ---- Change files that a person wrote: their configuration, and other programs' settings; a backup is kept.
 
+_BOM = "\ufeff"
+
+
 def set_key(places: Places, name: str, value: str | list[str]) -> str:
     """Give a key of the configuration a value, leaving all else as it is written; returns the file's path.
 
@@ -194,13 +197,14 @@ def set_key(places: Places, name: str, value: str | list[str]) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfiguration(f"cannot read the configuration {path}: {error}", hint="check it") from error
     _refuse_complaints(path, name, before)
-    document, expected = tomlkit.parse(before), tomllib.loads(before)
+    text = before.removeprefix(_BOM)  # which the readers do not know, and which stays
+    document, expected = tomlkit.parse(text), tomllib.loads(text)
     table, _, key = name.rpartition(".")
     (document.setdefault(table, tomlkit.table()) if table else document)[key] = value
     (expected.setdefault(table, {}) if table else expected)[key] = value
-    after = document.as_string()
+    after = before.removesuffix(text) + document.as_string()
     _refuse_complaints(path, name, after)
-    if tomllib.loads(after) != expected:
+    if tomllib.loads(after.removeprefix(_BOM)) != expected:
         raise BadConfiguration(
             f"{name} can't be set in {path} for you", hint=f"write it yourself: {name} = {json.dumps(value)}"
         )
