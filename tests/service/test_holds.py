@@ -87,6 +87,11 @@ def test_held_runs_are_applied_in_the_order_they_were_made(sandbox, furnished):
     with pytest.raises(BadRequest, match=f"a builds on run {first.name}, which is held") as refused:
         sandbox.apply(second)
     assert refused.value.hint == f"first: fumehood apply {first.name}"
+    # The hint can be followed: it is the first of all, not one that waits for another itself.
+    third = sandbox.run("echo C >> a")
+    with pytest.raises(BadRequest, match=f"a builds on run {second.name}, which is held") as refused:
+        sandbox.apply(third)
+    assert refused.value.hint == f"first: fumehood apply {first.name}"
     sandbox.apply(first)
     sandbox.apply(second)
     assert (furnished / "a").read_text() == "a\nA\nB\n"

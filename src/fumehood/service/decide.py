@@ -268,15 +268,25 @@ def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
 
 
 def _refuse_before_others(store: Store, run: Run, waiting: Sequence[c.Change]) -> None:
-    """What was built on something that still waits can't go before it."""
+    """What was built on something that still waits can't go before it; the hint begins with the first of them all."""
+    below = _built_on(store, run, waiting)
+    if below is None:
+        return
+    change, first = below
+    message = f"{printable(change.path)} builds on run {first.name}, which is held"
+    while below := _built_on(store, first, [change for change in first.found if change.verdict in c.WAITING]):
+        first = below[1]
+    raise BadRequest(message, hint=f"first: fumehood apply {first.name}")
+
+
+def _built_on(store: Store, run: Run, changes: Sequence[c.Change]) -> tuple[c.Change, Run] | None:
+    """Return a change that was built on another held run, and that run."""
     below = held_runs.waiting(store, run)
-    for change in waiting if below else ():
-        earlier = below.under(change)
-        if earlier is not None and store.history.find(earlier).state == HELD:
-            raise BadRequest(
-                f"{printable(change.path)} builds on run {below.name(earlier)}, which is held",
-                hint=f"first: fumehood apply {below.name(earlier)}",
-            )
+    for change in changes if below else ():
+        name = below.under(change)
+        if name is not None and (earlier := store.history.find(name)).state == HELD:
+            return change, earlier
+    return None
 
 
 def _apply(
