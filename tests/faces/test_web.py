@@ -39,8 +39,9 @@ def page(home: Path) -> Iterator[WebPage]:
 
 def test_only_the_link_lets_in_and_only_once_and_no_other_site(home: Path) -> None:
     with WebPage() as page:
-        assert page.ask("GET", "/").status == 403
-        assert page.ask("GET", "/?token=x").status == 403
+        for path in ("/", "/?token=x"):
+            strange = page.ask("GET", path)
+            assert (strange.status, "Open the link that `fumehood web` printed" in strange.text) == (403, True)
         entered = page.enter()
         assert (entered.status, 'content="0; url=/"' in entered.text) == (200, True)
         assert "httponly" in entered.headers["set-cookie"].lower()
@@ -65,6 +66,20 @@ def test_only_the_link_lets_in_and_only_once_and_no_other_site(home: Path) -> No
         assert token.stat().st_mode & 0o077 == 0
         foreign = page.ask("GET", "/api/runs", Authorization=f"Bearer {token.read_text()}", Origin="http://evil")
         assert foreign.status == 401
+
+
+def test_one_more_browser_gets_in_by_a_link_that_a_known_one_makes(page: WebPage) -> None:
+    assert page.ask("POST", "/link", "", Cookie="", Origin=f"http://{page.host}").status == 403
+    links = []
+    for _ in range(2):
+        shown = page.send("/link")
+        assert (shown.status, shown.headers["cache-control"]) == (200, "no-store")
+        links += re.findall(rf"http://{re.escape(page.host)}(/\?token=[\w-]+)", shown.text)
+    old, new = links
+    assert page.ask("GET", old, Cookie="").status == 403
+    assert page.ask("GET", new, Cookie="").headers["set-cookie"].startswith(page.cookie)
+    assert page.ask("GET", new, Cookie="").status == 403
+    assert page.ask("GET", "/").status == 200
 
 
 def test_whatever_commands_wrote_stays_text(cli: Any, project: Path, page: WebPage) -> None:

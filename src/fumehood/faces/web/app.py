@@ -57,9 +57,10 @@ _WELCOME = (
     '<link rel="icon" href="/static/icon.svg" type="image/svg+xml">'
     '<meta http-equiv="refresh" content="0; url=/"><p><a href="/">Go on</a></p></html>\n'
 )
+_STRANGE = "This browser is not known here. Open the link that `fumehood web` printed: it works once.\n"
 _USED = (
-    "This browser is not known here: the link was used already, or the page was started anew since.\n"
-    "End `fumehood web`, start it again, and open the link that it prints.\n"
+    "This browser is not known here: the link was used already. A browser that is known makes another one, under\n"
+    "Settings; or end `fumehood web`, start it again, and open the link that it prints.\n"
 )
 
 
@@ -71,8 +72,9 @@ def serve(port: int, *, bind: str = "127.0.0.1", hosts: tuple[str, ...] = (), op
     shown = f"[{bind}]" if ":" in bind else bind
     names = ("127.0.0.1", "localhost", "[::1]", shown, *hosts)
     served = frozenset((*(f"{name}:{port}" for name in names), *hosts))
-    gate = _page(House(store), port, served, _api_token(store.places))
-    address = f"http://{hosts[0] if hosts else f'{shown}:{port}'}/?token={gate.token}"
+    house = House(store)
+    gate = _page(house, port, served, _api_token(store.places))
+    address = f"http://{hosts[0] if hosts else f'{shown}:{port}'}{house.new_link()}"
     print(f"Fumehood is at {address}", flush=True)
     if opens and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         import webbrowser
@@ -126,6 +128,7 @@ def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gat
     }  # fmt: skip
     routes: list[Route | Mount] = [
         *(Route(path, _shown(house, view)) for path, view in views_at.items()),
+        Route("/link", _another_browser(house), methods=["POST"]),
         Route("/events", views.events(house)),
         Route("/runs/{run}/events", views.output(house)),
         Route("/runs/{run}/output", _output(house)),
@@ -140,7 +143,7 @@ def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gat
         routes=routes, lifespan=views.attending(house),
         exception_handlers={FumehoodError: told, OSError: told, HTTPException: told, Exception: told},
     )  # fmt: skip
-    return Gate(app, port, hosts, api_token)
+    return Gate(app, house, port, hosts, api_token)
 
 
 def _shown(house: House, view: Callable[[House, Request], View]) -> Callable[..., Response]:
@@ -258,6 +261,17 @@ def _clean_playground(house: House, _request: Request, _form: FormData) -> str:
     return "/settings#playground"
 
 
+def _another_browser(house: House) -> Callable[[Request], Response]:
+    """Show a new link, for one more browser; the one before counts no more."""
+
+    def show(request: Request) -> Response:
+        address = f"{request.headers['origin']}{house.new_link()}"
+        shown = house.render("link.html", request, title="Another browser", address=address)
+        return HTMLResponse(shown, headers={"cache-control": "no-store"})
+
+    return show
+
+
 # ---- What is not a page.
 
 def _output(house: House) -> Callable[[Request], Response]:
@@ -293,11 +307,10 @@ def _picture(house: House, versions: Callable[[House, Request], tuple[bytes, byt
 class Gate:
     """Lets in whoever came by the link; the interface for programs has a token of its own."""
 
-    def __init__(self, app: ASGIApp, port: int, hosts: frozenset[str], api_token: str) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, house: House, port: int, hosts: frozenset[str], api_token: str) -> None:
+        self._app, self._house = app, house
         self._hosts = hosts  # with the port, as browsers write it
         self._api_token = api_token
-        self.token = secrets.token_urlsafe(24)
         self._cookie = secrets.token_urlsafe(32)
         # Cookies don't know ports: two pages of one person must not take each other's.
         self._name = f"fumehood-{port}"
@@ -336,12 +349,15 @@ class Gate:
         if path == "/" and token:
             return self._welcome(token)
         is_known = path.startswith("/static/") or _same(self._cookie_of(headers), self._cookie)
-        return None if is_known else PlainTextResponse(_USED, 403)
+        return None if is_known else self._unknown()
+
+    def _unknown(self) -> PlainTextResponse:
+        return PlainTextResponse(_STRANGE if self._house.token else _USED, 403)
 
     def _welcome(self, token: str) -> PlainTextResponse | HTMLResponse:
-        if not self.token or not _same(token, self.token):
-            return PlainTextResponse(_USED, 403)
-        self.token = ""
+        if not self._house.token or not _same(token, self._house.token):
+            return self._unknown()
+        self._house.token = ""
         # Not by a redirect: a browser that came from a link on another site would not send a strict cookie along.
         response = HTMLResponse(_WELCOME)
         response.set_cookie(self._name, self._cookie, httponly=True, samesite="strict", path="/")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import time
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote, urlencode
@@ -48,6 +49,7 @@ class House:
         self.store = store
         self.desk = Desk(store.places)
         self.watchers = 0  # pages that are told what is new
+        self.token = ""  # of the link that nobody has used yet
         self.news: dict[str, str] = {}  # what they are told: pieces of the page by name
         loader = jinja2.FileSystemLoader(f"{os.path.dirname(__file__)}/templates")
         self._templates = jinja2.Environment(autoescape=True, loader=loader, undefined=jinja2.StrictUndefined)
@@ -94,6 +96,11 @@ class House:
         printed = (overview.printed_last(self.store, run, stream, 1000) for stream in ("stdout", "stderr"))
         text = next(filter(None, printed), b"").decode("utf-8", "replace")
         return "\n".join(text.rstrip("\n").split("\n")[-_TAIL:])
+
+    def new_link(self) -> str:
+        """Return the end of an address that lets one browser in; the one before counts no more."""
+        self.token = secrets.token_urlsafe(24)
+        return f"/?token={self.token}"
 
     def project(self, path: str) -> Project:
         """Return a project that is recorded; a page registers none."""
