@@ -814,3 +814,21 @@ def test_an_apply_that_was_taken_back_leaves_read_only_files_as_they_are(sandbox
     assert (project / "a").read_text() == "a\nmore\n"
     sandbox.undo(done)
     assert snapshot(project) == before
+
+
+def test_what_a_directory_gets_and_cannot_keep_is_told(sandbox, project):
+    for name in ("d", "e", "same"):
+        (project / name).mkdir(mode=0o755)
+    os.setxattr(project / "same", "user.kept", b"1")
+    attribute = "import os; os.setxattr('{}', 'user.tag', b'1')"
+    set_both = "; ".join(f'python3 -c "{attribute.format(name)}"' for name in ("d", "e"))
+    run = sandbox.run(f"{set_both}; chmod 700 e; echo x > same/x; echo x > d/x")
+    assert {(change.path, change.verdict, change.flags) for change in run.changes} == {
+        ("d", "unsupported", ("attributes",)), ("e", "applied", ("attributes",)),
+        ("d/x", "applied", ()), ("same/x", "applied", ()),
+    }  # fmt: skip
+    assert os.listxattr(project / "d") == os.listxattr(project / "e") == []
+    assert os.listxattr(project / "same") == ["user.kept"]
+    sandbox.undo(run)
+    assert sorted(path.name for path in project.rglob("*")) == ["d", "e", "same"]
+    assert (project / "e").stat().st_mode & 0o777 == 0o755

@@ -20,6 +20,7 @@ WAITING = (HELD, CONFLICT)  # for a person's word
 
 NEW_OWNER, NEW_GROUP = "new-owner", "new-group"  # flags: the new version is not whose the old one was
 OTHER_NAMES = "other-names"  # with a number: as many names of the file keep the old content
+ATTRIBUTES = "attributes"  # a directory got some, or access rules, and they are not taken over
 COPIED_LINKS = "copied-links"  # with a number: as many names share no content with the file's other names any more
 
 ORIGIN, OTHERS = 1, 2
@@ -145,12 +146,18 @@ def _in_words(flag: str) -> str:
         return f"{who} the old content"
     if name == COPIED_LINKS:
         return "a hard link became a copy" if number == "1" else f"{number} hard links became copies"
-    return flag
+    return "its attributes are left as they were" if name == ATTRIBUTES else flag
 
 
 def is_mode_alone(change: Change) -> bool:
     """Return True if only the mode of a directory changes."""
     return change.change == MODE and change.kind == DIRECTORY
+
+
+def has_new_mode(change: Change) -> bool:
+    """Return True if the mode differs, where that is all that can: a directory may have new attributes alone."""
+    before, after = change.before, change.after
+    return change.change == MODE and before is not None and after is not None and before.mode != after.mode
 
 
 def above(path: str) -> Iterator[str]:

@@ -56,6 +56,8 @@ def _verdict(change: c.Change, mode: str, concern: Concern | None) -> tuple[str,
         return c.DISCARDED, "the run was asked to throw its changes away"
     if change.change != c.DELETED and change.kind not in c.TAKEN_OVER:
         return c.UNSUPPORTED, f"a {change.kind} is not taken over into a project"
+    if c.ATTRIBUTES in change.flags and not c.has_new_mode(change):
+        return c.UNSUPPORTED, "a directory's attributes and access rules are not taken over into a project"
     if mode == HOLD:
         return c.HELD, "the run was asked to hold its changes"
     if concern is not None and concern.held:

@@ -322,8 +322,10 @@ class _Scan:
         if kind != c.DIRECTORY and self.is_settled(path, status):
             self._forget(upper, name)
         elif below is not None and kind == c.DIRECTORY and stat.S_ISDIR(below.st_mode):
-            if status.st_mode != below.st_mode and not self.is_settled(path, status):
-                self.add(path, c.MODE, kind, before=self.stamp_below(path, below), after=_with_mode(below, status))
+            flags = (c.ATTRIBUTES,) if _got_attributes(upper, part, name) else ()
+            if (status.st_mode != below.st_mode or flags) and not self.is_settled(path, status):
+                before, after = self.stamp_below(path, below), _with_mode(below, status)
+                self.add(path, c.MODE, kind, before=before, after=after, flags=flags)
             self.merged.append((path, hidden))
         else:
             self._version(upper, live, part, path, status, below)
@@ -538,6 +540,17 @@ def _difference(
     if not _as_far_as_seen(lambda: own_attributes(upper, name, names) == own_attributes(live, name)):
         return c.MODIFIED
     return None if status.st_mode == below.st_mode else c.MODE
+
+
+def _got_attributes(upper: int, live: int, name: str) -> bool:
+    """Tell whether a directory of the layer has attributes or access rules that the one below has not.
+
+    Only those that commands set: labels differ by where a directory lies.
+    """
+    names = [each for each in attributes(upper, name) if each.startswith(("user.", "system."))]
+    return not _as_far_as_seen(
+        lambda: own_attributes(upper, name, names).items() <= (own_attributes(live, name) if names else {}).items()
+    )
 
 
 def _as_far_as_seen(compare: Callable[[], bool]) -> bool:

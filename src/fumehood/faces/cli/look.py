@@ -219,7 +219,7 @@ def line(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | 
     name = where + (path or change.path) if below is None else change.path.removeprefix(f"{below}/")
     place = printable(name) + ("/" if change.kind == c.DIRECTORY and not path else "")
     modes = ""
-    if not path and change.change == c.MODE and change.before is not None and change.after is not None:
+    if not path and c.has_new_mode(change) and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
     why = f": {printable(change.reason)}" if change.reason else ""
     is_over = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied")
