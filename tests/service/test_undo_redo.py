@@ -1,5 +1,6 @@
 """Undo and redo as people mean them: the last run that stands, again the one before, and back."""
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import BadRequest, Sandbox, UndoRefused
+from snapshots import snapshot
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -155,3 +157,36 @@ def test_an_agent_redoes_its_own_undos_only(sandbox: Sandbox, project: Path) -> 
     agent.undo()
     agent.redo()
     assert (project / "a").exists()
+
+
+def test_what_a_redo_by_force_replaced_comes_back_with_the_next_undo(sandbox: Sandbox, project: Path) -> None:
+    (project / "a").write_text("old")
+    (project / "d").mkdir()
+    (project / "d/x").write_text("old")
+    run = sandbox.run("echo new > a; rm -r d")
+    sandbox.undo(run)
+    (project / "a").write_text("the person's")
+    (project / "d/theirs").write_text("the person's")
+    kept = snapshot(project)
+    sandbox.redo(force=True)
+    assert (project / "a").read_text() == "new\n"
+    for name in (run, "last"):
+        sandbox.undo(name)
+        assert snapshot(project) == kept
+        sandbox.redo()
+        assert os.listdir(project) == ["a"]
+
+
+def test_what_an_undo_by_force_replaced_stands_until_the_next_undo(sandbox: Sandbox, project: Path) -> None:
+    (project / "a").write_text("old")
+    before = snapshot(project)
+    run = sandbox.run("echo new > a")
+    (project / "a").write_text("the person's")
+    sandbox.undo(run, force=True)
+    assert snapshot(project) == before
+    sandbox.redo()
+    assert (project / "a").read_text() == "the person's"
+    sandbox.undo(run)
+    assert snapshot(project) == before
+    sandbox.redo(run)
+    assert (project / "a").read_text() == "the person's"

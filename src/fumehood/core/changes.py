@@ -160,6 +160,12 @@ def has_new_mode(change: Change) -> bool:
     return change.change == MODE and before is not None and after is not None and before.mode != after.mode
 
 
+def moves_alike(one: Change, other: Change) -> bool:
+    """Return True if two changes put one version in the place of another, and those are the same."""
+    pairs = ((one.before, other.before), (one.after, other.after))
+    return all(mine is theirs or (mine and theirs and mine.alike(theirs)) for mine, theirs in pairs)
+
+
 def above(path: str) -> Iterator[str]:
     """Yield the directories above a path, the nearest first."""
     while path := path.rpartition("/")[0]:

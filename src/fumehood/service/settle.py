@@ -209,6 +209,23 @@ def hold_all(run: Run, error: FumehoodError) -> None:
 
 # ---- Which of a run's changes a person means by paths, and which others must go with them.
 
+def as_it_stands(store: Store, run: Run) -> Run:
+    """Return a run, or the redo that stands for it, where that moved other versions: one was by force.
+
+    Those are then what is in the project, and what is saved.
+    """
+    users = store.history.users_of(run.layer or run.run)
+    latest = store.history.find(users[-1]) if users[1:] else run
+    if latest.state != "applied" or store.history.turns(latest) % 2 != store.history.turns(run) % 2:
+        return run
+    moved = {(change.root, change.path): change for change in latest.found}
+    mine = {(change.root, change.path): change for change in run.found if change.verdict == c.APPLIED}
+    if not mine.keys() <= moved.keys():
+        return run  # some paths alone were brought back
+    is_other = moved.keys() != mine.keys() or not all(c.moves_alike(mine[each], moved[each]) for each in mine)
+    return latest if is_other else run
+
+
 def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
     """Return the changes that paths name, each by itself or by a directory above it; no path names all.
 

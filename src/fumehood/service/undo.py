@@ -32,7 +32,7 @@ from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import record, release
 from fumehood.service.restore import versions
-from fumehood.service.settle import chosen, state_of, with_companions
+from fumehood.service.settle import as_it_stands, chosen, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED
 from fumehood.store.places import new_id
@@ -69,7 +69,7 @@ def undo(
         return discard_held(store, project, run, paths, here=here)  # nothing of it is in the project
     with store.alone(project.id), InterruptsHeld() as interrupts:
         interrupts.let_in()  # nothing is done yet, and to look at everything may take long
-        run = recorded(store, project, run)
+        run = as_it_stands(store, recorded(store, project, run))
         back = _planned(store, run, paths, here, by)
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
@@ -120,7 +120,7 @@ def refuse_beforehand(store: Store, runs: Iterable[Run]) -> None:
     roots: dict[str, int] = {}
     moving: set[tuple[int, str]] = set()
     above: set[tuple[int, str]] = set()  # the directories that these are in
-    for run in runs:
+    for run in (as_it_stands(store, run) for run in runs):
         if run.draft is not None and run.state == HELD:
             continue
         numbers = [roots.setdefault(root, len(roots)) for root in run.roots]
