@@ -258,10 +258,8 @@ class Database:
                 self._connect()
         except OSError as error:
             _refuse_if_full(self.path, error)
-            raise StoreDamaged(
-                f"the database {self.path} can't be made: {error.strerror}",
-                hint="check that the disk is not full, and that you may write there",
-            ) from error
+            message = f"the database {self.path} can't be made: {error.strerror}"
+            raise StoreDamaged(message, hint="check that the disk is not full, and that you may write there") from error
         except sqlite3.DatabaseError as error:
             raise unusable(self.path, error) from error
 
@@ -439,9 +437,9 @@ def unusable(path: str, error: sqlite3.DatabaseError) -> FumehoodError:
     if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
         return BadRequest("this sandbox is closed", hint="open another: nothing that was recorded is lost")
     _refuse_if_full(path, error)
-    way_on = f"check that you may read and write it and {os.path.dirname(path)}, and that no other program locks it"
-    if _tells_of_damage(error) or os.path.isdir(path):
-        way_on = "fumehood doctor --mend sets it aside and rebuilds what can be rebuilt from there"
+    mend = "fumehood doctor --mend sets it aside and rebuilds what can be rebuilt from there"
+    look = f"check that you may read and write it and {os.path.dirname(path)}, and that no other program locks it"
+    way_on = mend if _tells_of_damage(error) or os.path.isdir(path) else look
     return StoreDamaged(f"the database {path} can't be used: {error}", hint=f"{_where(path)}; {way_on}")
 
 

@@ -313,9 +313,7 @@ class History:
                 f"{_SELECT} WHERE {conditions} ORDER BY runs.number DESC LIMIT 1 OFFSET ?", (*values, back)
             )
         elif not name or not name.isascii():
-            # Nothing, as of a variable that is not set, begins every name; others may be no letters at all, which the
-            # database would refuse.
-            rows = []
+            rows = []  # nothing begins every name, and others may be no letters at all, which the database would refuse
         else:
             prefix = name.upper()
             rows = self.database.rows(
