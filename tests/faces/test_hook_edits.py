@@ -12,6 +12,7 @@ import pytest
 from fumehood.faces.cli import hook
 from fumehood.faces.cli.hook_clients import CLIENTS
 from fumehood.service.opened import OpenedStore
+from fumehood.store.places import places
 
 pytestmark = pytest.mark.once
 
@@ -151,6 +152,13 @@ def test_an_edit_that_failed_leaves_nothing(told: Answer, project: Path, home: P
     assert runs() == []
     assert os.listdir(home / ".local/state/fumehood/edits") == []
     assert os.listdir(home / ".local/state/fumehood/runs") == []
+
+
+def test_an_edit_that_goes_on_is_not_taken_for_a_lost_run(told: Answer, project: Path, cli: Any) -> None:
+    assert told("claude", "Write", {"file_path": f"{project}/a", "content": ""}, "1") == {}
+    assert os.listdir(places().edits)
+    assert "nothing has run here yet" in cli("log").stdout
+    assert "every run's directory is recorded" in cli("doctor").stdout
 
 
 HELD = [".git/hooks/pre-commit", ".claude/settings.json", ".vscode/tasks.json", "../outside.txt", "~/.bashrc", "out"]

@@ -167,7 +167,8 @@ def unknown(store: Store) -> list[str]:
     recorded = {name for row in store.database.rows("SELECT id, layer FROM runs") for name in row}
     unnamed = []
     for name in sorted(os.listdir(f"{store.places.state}/runs")):
-        if name in recorded or name.endswith(GONE):
+        # A client's edit that goes on has its files there too.
+        if name in recorded or name.endswith(GONE) or os.path.exists(f"{store.places.edits}/{name}"):
             continue
         try:
             os.close(take_up(store.places, name))
