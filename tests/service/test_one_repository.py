@@ -58,6 +58,38 @@ def test_a_commit_over_a_held_index_waits_with_it(repository: Path) -> None:
     assert is_sound(repository)
 
 
+def test_undo_leaves_objects_that_a_person_has_built_on(repository: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        added = sandbox.run("echo a > a; git add a")
+        git(repository, "commit", "-qm", "a person's, of what an agent has staged")
+        committed = sandbox.run("echo b > b; git add b; git commit -qm b")
+        git(repository, "branch", "keep")
+        sandbox.undo(committed)
+        assert is_sound(repository)
+        assert git(repository, "show", "keep:b") == "b\n"
+        assert not (repository / "b").exists()
+        sandbox.redo(committed)
+        assert is_sound(repository)
+        assert git(repository, "rev-parse", "HEAD") == git(repository, "rev-parse", "keep")
+        sandbox.undo(committed)
+        sandbox.undo(added, force=True)
+        assert git(repository, "show", "HEAD:a") == "a\n"
+        assert git(repository, "fsck", "--no-dangling") == ""
+        assert {run.state for run in sandbox.history() if run.run in (added.run, committed.run)} == {"undone"}
+
+
+def test_undo_takes_objects_out_that_nobody_needs(repository: Path) -> None:
+    before = sorted(path for path in (repository / ".git/objects").rglob("*"))
+    with Sandbox(repository) as sandbox:
+        for number in range(3):
+            sandbox.run(f"git checkout -q -b b{number}; echo {number} > f; git add f; git commit -qm {number}")
+        sandbox.run("git worktree add -q beside; cd beside; echo w > w; git add w; git commit -qm w")
+        git(repository, "status")
+        for run in sandbox.history()[:4]:
+            sandbox.undo(run)
+    assert sorted(path for path in (repository / ".git/objects").rglob("*")) == before
+
+
 def test_a_branch_that_is_made_over_a_held_index_waits_too(repository: Path) -> None:
     with Sandbox(repository) as sandbox:
         sandbox.run("echo a > a; git add a", apply="hold")

@@ -142,6 +142,11 @@ def repository(place: str) -> str:
     return _repository(place, _is_state)
 
 
+def objects_of(place: str) -> str:
+    """Return the git directory that a path is an object of, or a directory of objects, or nothing."""
+    return _repository(place, _is_object)
+
+
 def _repository(place: str, is_part: Callable[[list[str]], bool]) -> str:
     if ".git/" not in place:
         return ""
@@ -186,7 +191,7 @@ def _share(changes: Sequence[c.Change], roots: Sequence[str], verdict: str, what
     for change in reversed(changes):
         if change.verdict == verdict:
             place = _place(roots, change.root, change.path)
-            firsts[_repository(place, _is_object) or one_state(place)] = change.path
+            firsts[objects_of(place) or one_state(place)] = change.path
     more = False
     for change in changes if firsts else ():
         first = firsts.get(one_state(_place(roots, change.root, change.path)))

@@ -6,11 +6,11 @@ import os
 import stat
 
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of, walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     from fumehood.core import changes as c
 
@@ -217,3 +217,28 @@ def _others(git: int) -> Iterator[str]:
         with Closing(directory):
             names = os.listdir(directory)
         yield from (f"{kind}/{name}/{NAME}" for name in names[:_MOST_HELD])
+
+
+def has_new_refs(root: str, git: str, since_ns: int, but: Container[str]) -> bool:
+    """Return True if a ref, or HEAD of a worktree, was written since a time: it may need any object there was by then.
+
+    `git` is a directory below the root, and `but` are paths that do not count.
+    """
+    with Closing(open_top(root)) as top:
+        try:
+            return any(
+                not stat.S_ISDIR(status.st_mode) and status.st_mtime_ns > since_ns and path not in but
+                for path, status in _refs(top, git)
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # the repository is gone
+
+
+def _refs(top: int, git: str) -> Iterator[tuple[str, os.stat_result]]:
+    with Closing(open_below(top, git, LISTING)) as directory:
+        for name in os.listdir(directory):
+            status = look(directory, name)
+            if status is not None and (name == "packed-refs" or name.endswith("HEAD")):
+                yield f"{git}/{name}", status
+            elif status is not None and stat.S_ISDIR(status.st_mode) and name in ("refs", "worktrees"):
+                yield from walk(top, f"{git}/{name}")
