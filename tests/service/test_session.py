@@ -126,7 +126,7 @@ def test_what_a_command_tells_its_session_can_be_no_trap_for_the_host(agent: San
     agent.run("rm -f /dev/fumehood/cwd; ln -sf /etc/passwd /dev/fumehood/cwd; cd /; echo relative >/dev/fumehood/cwd")
     assert agent.run("pwd").stdout == f"{project}\n"
     agent.run("trap - EXIT; printf '/etc/passwd\n' >/dev/fumehood/cwd")
-    with pytest.raises(BadRequest, match="does not exist: /etc/passwd"):
+    with pytest.raises(BadRequest, match="is not a directory: /etc/passwd"):
         agent.run("pwd")
     assert agent.run("pwd").stdout == f"{project}\n"
     full = agent.run("dd if=/dev/zero of=/dev/fumehood/env bs=4096 count=16 2>/dev/null; echo ok")

@@ -28,9 +28,11 @@ def test_it_is_the_project_or_relative_to_it_or_absolute(hood, project):
 
 def test_one_that_is_not_there_is_an_error_and_nothing_runs(hood, project):
     (project / "file").write_text("x")
-    for asked, named in (("nowhere", project / "nowhere"), ("/nowhere", "/nowhere"), ("file", project / "file")):
+    for asked, named in (("nowhere", project / "nowhere"), ("/nowhere", "/nowhere")):
         with pytest.raises(BadRequest, match=f"{MISSING}{named}$"):
             hood.run("touch ran", cwd=asked)
+    with pytest.raises(BadRequest, match=f"^Working directory is not a directory: {project}/file$"):
+        hood.run("touch ran", cwd="file")
     assert sorted(os.listdir(project)) == ["file"]
     assert hood.history()[0].state == "failed"
 

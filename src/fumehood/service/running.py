@@ -417,7 +417,8 @@ def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[L
             f"Working directory is not in sight: {cwd}",
             hint="make it a root: fumehood roots add …; or read-only: add it to show in the configuration",
         )
-    raise NoDirectory(f"Working directory does not exist: {cwd}", hint="it must exist as the command sees it")
+    lacking = "is not a directory" if why.endswith("Not a directory") else "does not exist"
+    raise NoDirectory(f"Working directory {lacking}: {cwd}", hint="it must exist as the command sees it")
 
 
 def take_note(run: Run, ended: Ended) -> None:

@@ -97,7 +97,8 @@ def _described(place: Workplace, host: Host, request: Request, name: str) -> tup
     else:
         cwd = os.path.normpath(os.path.join(request.thrown or project.path, request.cwd))
         if not os.path.isdir(cwd):
-            raise NoDirectory(f"Working directory does not exist: {cwd}", hint="make it first, or name another")
+            lacking = "is not a directory" if os.path.exists(cwd) else "does not exist"
+            raise NoDirectory(f"Working directory {lacking}: {cwd}", hint="make it first, or name another")
     environment, dropped = inherited(os.environ)
     owner = owner_of(project.path)
     if owner is not None:
