@@ -253,7 +253,9 @@ def damaged(source: str, error: Exception) -> FumehoodError:
     """Return the error that a tarball can't be unpacked to its end."""
     if isinstance(error, OSError) and error.errno in FULL:
         return full_disk(f"{source} can't be unpacked")
-    return FumehoodError(f"{source} can't be unpacked: {error}", hint="nothing was installed; is it whole?")
+    # What tarfile says, a line for each way that it tried.
+    why = "it is not a tarball" if isinstance(error, tarfile.ReadError) and "\n" in str(error) else error
+    return FumehoodError(f"{source} can't be unpacked: {why}", hint="nothing was installed; is it whole?")
 
 
 def full_disk(failure: str) -> FumehoodError:
