@@ -78,6 +78,10 @@ def test_what_a_workspace_is_opened_with_holds_from_then_on(home):
     for wrong in ("", "../x", "a/b", ".hidden"):
         with pytest.raises(BadRequest, match="can't be called"):
             workspaces.open(wrong)
+    for variables in ({"A": 1}, {1: "x"}, {"": "x"}, {"A": None}):
+        with pytest.raises(BadRequest, match="is not a variable"):
+            workspaces.open("other", environment=variables)
+    assert [each.name for each in workspaces.list()] == ["research"]
 
 
 @sandboxed

@@ -294,7 +294,7 @@ def _shell(facts: Mapping[str, Any]) -> str:
     version = facts["shells"].get(program, "")
     named = " ".join(filter(None, (program, version)))
     said = f"a line is run by {facts['shell']}" + ("" if is_itself and not version else f" ({named})")
-    return f"{said}; {others} is there too" if others else said
+    return f"{said}; {others} {'are' if ', ' in others else 'is'} there too" if others else said
 
 
 def _limits(facts: Mapping[str, Any]) -> str:

@@ -549,7 +549,9 @@ def _row(workspace: Workspace) -> tuple[Any, ...]:
 def _checked(workspace: Workspace) -> Workspace:
     if workspace.network and workspace.network not in _NETWORKS:
         raise BadRequest(f"there is no network rule {workspace.network!r}", hint=f"one of: {', '.join(_NETWORKS)}")
-    for name, value in workspace.environment:
-        if not name or "=" in name or "\0" in name + value or name[0].isdigit():
+    pairs: tuple[tuple[Any, Any], ...] = workspace.environment  # programs pass what they like
+    for name, value in pairs:
+        is_text = isinstance(name, str) and isinstance(value, str)
+        if not is_text or not name or "=" in name or "\0" in name + value or name[0].isdigit():
             raise BadRequest(f"{name!r} is not a variable", hint="--env NAME=VALUE")
     return workspace
