@@ -277,6 +277,18 @@ def test_files_are_read_and_written_with_the_sandboxs_rights(sandbox: Sandbox, p
         sandbox.write_file("/etc/fumehood-test", "x")
     with pytest.raises(BadRequest, match="can't be read"):
         sandbox.read_file(home / ".local/state/fumehood/fumehood.db")
+    for name in ("-", "--", "-n", "a b", "'$x"):
+        sandbox.write_file(name, "inherit")
+        assert sandbox.read_file(name) == b"inherit"
+    os.mkfifo(project / "fifo")
+    for endless in ("fifo", "/dev/zero", "d"):
+        with pytest.raises(BadRequest, match="it is not a file"):
+            sandbox.read_file(endless)
+    with pytest.raises(BadRequest, match=r"nowhere can't be read: .*[Nn]o such file"):
+        sandbox.read_file("nowhere")
+    with pytest.raises(BadRequest, match="can't be written to a file"):
+        sandbox.write_file("none", None)  # type: ignore[arg-type]
+    assert not (project / "none").exists()
 
 
 def test_the_command_line_has_sessions(cli: Cli, project: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from copy import copy
 from typing import TYPE_CHECKING
 
+from fumehood.core.request import encoded
 from fumehood.errors import BadRequest
 from fumehood.linux import launcher
 from fumehood.service import decide
@@ -437,7 +438,9 @@ class Sandbox(Commands):
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""
         from fumehood.core.limits import OUTPUT, is_of
 
-        run = self.run(["cat", "--", os.fspath(path)], apply="discard")
+        # What has no end, as a pipe or a device, would be read for as long as a command may take.
+        line = '[ ! -e "$1" ] || [ -f "$1" ] || { echo it is not a file >&2; exit 1; }; exec cat <"$1"'
+        run = self.run(["sh", "-c", line, "sh", os.fspath(path)], apply="discard")
         if run.exit_code:
             raise BadRequest(f"{os.fspath(path)} can't be read: {run.stderr.strip()}")
         if any(is_of(each, OUTPUT) for each in run.blocked):
@@ -447,7 +450,10 @@ class Sandbox(Commands):
     def write_file(self, path: str | os.PathLike[str], data: bytes | str) -> Run:
         """Write a file as a command would, its directory too: captured, judged and undoable as any run."""
         line = 'case $1 in */*) mkdir -p -- "${1%/*}/" && cat >"$1" ;; *) cat >"$1" ;; esac'
-        run = self.run(["sh", "-c", line, "sh", os.fspath(path)], stdin=data)
+        if not isinstance(data, (str, bytes)):
+            raise BadRequest(f"{data!r:.100} can't be written to a file", hint="a text or bytes")
+        content = encoded(data) if isinstance(data, str) else data  # bytes: as a text, "inherit" means another input
+        run = self.run(["sh", "-c", line, "sh", os.fspath(path)], stdin=content)
         if run.exit_code:
             raise BadRequest(f"{os.fspath(path)} can't be written: {run.stderr.strip()}")
         return run
