@@ -451,8 +451,7 @@ def _tells_of_damage(error: sqlite3.DatabaseError) -> bool:
 def _refuse_if_full(path: str, error: Exception) -> None:
     """Say that it is the disk that is full, where it is: that damages nothing."""
     state = os.path.dirname(path)
-    lacking = shortage(state)
-    if lacking:
+    if lacking := shortage(state):
         raise NoRoom(f"nothing can be recorded: {lacking}", hint=hint(state)) from error
 
 
