@@ -660,6 +660,11 @@ def test_a_run_can_be_named_by_its_number_and_what_is_none_is_refused(sandbox, p
     assert "+x" in sandbox.diff(run.number)
     sandbox.undo(run.number)
     assert sandbox.redo(run.number).state == "applied"
+    assert sandbox.find(run.number).run == sandbox.find(run).run == run.run
+    for path in ("f", Path("f"), ["f"], [project / "f"]):
+        assert "+x" in sandbox.diff(run, path)
+    with pytest.raises(BadRequest, match="there is no output"):
+        sandbox.output(run, "command")
     for wrong in (None, True, 1.0, b"last", ["last"]):
         for use in (sandbox.undo, sandbox.redo, sandbox.apply, sandbox.discard, sandbox.stop, sandbox.output):
             with pytest.raises(BadRequest, match="is not a run"):

@@ -112,6 +112,10 @@ def test_a_program_gives_a_session_variables(agent: Sandbox) -> None:
     assert agent.run("echo $B").stdout == "2\n"
     with pytest.raises(BadRequest, match="can't be kept"):
         agent.keep_env({"A=B": "x"})
+    for wrong in ({"C": 2}, {"C": "a\0b"}, {"C": "\ud800"}, {1: "x"}):
+        with pytest.raises(BadRequest, match=r"variable|surrogate"):
+            agent.keep_env(wrong)
+    assert agent.run('echo "$B$C"').stdout == "2\n"
 
 
 def test_the_line_of_a_command_reads_as_if_it_stood_alone(agent: Sandbox) -> None:

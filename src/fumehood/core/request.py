@@ -159,13 +159,7 @@ def check(request: Request) -> None:
     """Say what is wrong with a request before anything is made for it."""
     checked(request.command)
     _check_limits(request.timeout, request.output_limit)
-    variables: Iterable[tuple[object, object]] = request.environment
-    for name, value in variables:
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise BadRequest(f"the variable {name!r} or its value is not a string", hint="names and values are strings")
-        if not name or "=" in name or "\0" in name or "\0" in value:
-            raise BadRequest(f"the variable {name!r} can't be set", hint="no = in its name, and no NUL anywhere")
-        _refuse_half_letters(name, value)
+    check_variables(request.environment)
     hosts: Iterable[object] = request.hosts
     for host in hosts:
         if not isinstance(host, str):
@@ -176,6 +170,16 @@ def check(request: Request) -> None:
         if "\0" in path:
             raise BadRequest(f"{path!r} is not a directory", hint="a path without a NUL")
         _refuse_half_letters(path)
+
+
+def check_variables(variables: Iterable[tuple[object, object]]) -> None:
+    """Refuse what no command can have in its environment."""
+    for name, value in variables:
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise BadRequest(f"the variable {name!r} or its value is not a string", hint="names and values are strings")
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise BadRequest(f"the variable {name!r} can't be set", hint="no = in its name, and no NUL anywhere")
+        _refuse_half_letters(name, value)
 
 
 def _check_limits(time: object, output: object) -> None:

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     OnOutput = Callable[[str, str], object]
     OnChange = Callable[[str, str], object]
     Command = str | Sequence[str]
-    Writable = bool | str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None
+    Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+    Writable = bool | Paths | None
 
 _NO_TIME_LIMIT_S = 300_000_000.0
 INHERIT = "inherit"  # as standard input: this program's own
@@ -284,6 +285,12 @@ class Commands:
     def _marked(self, run: Run) -> Run:
         run.mark = self._mark
         return run
+
+
+def texts(paths: Paths) -> list[str]:
+    """Return paths as texts; one by itself is one, and not a sequence of letters."""
+    several = (paths,) if isinstance(paths, (str, bytes, os.PathLike)) else paths
+    return [_text(path, "a path") for path in several]
 
 
 def _text(path: str | os.PathLike[str] | None, name: str) -> str:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest, ChangedMeanwhile
 from fumehood.service import draft_merge, drafts
-from fumehood.service.commands import Commands
+from fumehood.service.commands import Commands, texts
 from fumehood.service.decide import discard_held
 from fumehood.service.differences import each_difference
 from fumehood.store.history import Reach
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
     from fumehood.core.report import ReportedChange, Run
+    from fumehood.service.commands import Paths
     from fumehood.service.draft_merge import Conflict
     from fumehood.service.store import Store
     from fumehood.store.drafts import DraftRecord
@@ -72,10 +72,11 @@ class Draft(Commands):
         with drafts.Preview(self._store, self._project, self._record) as whole:
             return whole.run.changes
 
-    def diff(self, paths: Sequence[str] = ()) -> str:
+    def diff(self, paths: Paths = ()) -> str:
         """Return what it would change in the project as that is now, line by line."""
         with drafts.Preview(self._store, self._project, self._record) as whole:
-            return "".join(each.text for each in each_difference(self._store, whole.run, paths, here=whole.run.project))
+            differences = each_difference(self._store, whole.run, texts(paths), here=whole.run.project)
+            return "".join(each.text for each in differences)
 
     def conflicts(self) -> list[Conflict]:
         """Return what both it and the project have changed, and can't be merged."""

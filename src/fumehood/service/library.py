@@ -11,7 +11,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux import launcher
 from fumehood.service import decide
 from fumehood.service.ask import channels
-from fumehood.service.commands import Commands
+from fumehood.service.commands import Commands, texts
 from fumehood.service.dialogue import end_all
 from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
     from fumehood.service.best import Best, Candidate
-    from fumehood.service.commands import Command
+    from fumehood.service.commands import Command, Paths
     from fumehood.service.desk import Questions
     from fumehood.service.drafting import Draft
     from fumehood.service.fleet.sender import FleetSender
@@ -253,12 +253,12 @@ class Sandbox(Commands):
         """
         held = self._chosen(run)
         return self._marked(
-            decide.apply_held(self._store, self._project, held, _paths(paths), force=force, expected=expected)
+            decide.apply_held(self._store, self._project, held, texts(paths), force=force, expected=expected)
         )
 
     def discard(self, run: Run | str | int, *paths: str | os.PathLike[str]) -> Run:
         """Throw away what a run had to hold, all of it or some paths."""
-        return self._marked(decide.discard_held(self._store, self._project, self._chosen(run), _paths(paths)))
+        return self._marked(decide.discard_held(self._store, self._project, self._chosen(run), texts(paths)))
 
     def undo(self, run: Run | str | int = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
         """Bring back what was there before a run, or only some paths of it; returns the undo, a run of its own.
@@ -272,7 +272,7 @@ class Sandbox(Commands):
             backs = undo_command(self._store, self._project, self._chosen(run), force=force, by=self._session)
             return self._marked(backs[0])
         chosen = last_to_undo(self._store, self._reach) if run == LAST else self._chosen(run)
-        back = undo(self._store, self._project, chosen, _paths(paths), force=force, by=self._session)
+        back = undo(self._store, self._project, chosen, texts(paths), force=force, by=self._session)
         return self._marked(back)
 
     def redo(self, run: Run | str | int = "last", *, force: bool = False) -> Run:
@@ -465,29 +465,33 @@ class Sandbox(Commands):
         return reset(self._store, self._project)
 
     def find(
-        self, run: str = "last", beside: Sequence[Sandbox] = (), *, to_undo: bool = False, to_redo: bool = False
-    ) -> Run:
+        self, run: Run | str | int = "last", beside: Sequence[Sandbox] = (), *, to_undo: bool = False,
+        to_redo: bool = False,
+    ) -> Run:  # fmt: skip
         """Return a run of this project, or session, by its number, its id, the beginning of one, `last` or `last~1`.
 
         With other sessions' sandboxes `beside`, theirs are looked through too. `to_undo`: `last` is what `undo` means;
         `to_redo`: the undo that `redo` would take back.
         """
         self._store.recover()
+        run = _name_of(run)
         reach = Reach(sessions=tuple(each._session for each in (self, *beside))) if beside else self._reach
         if to_redo:
             return self._marked(undo_of(self._store, run, reach))
         is_to_undo = to_undo and run == LAST
         return self._marked(last_to_undo(self._store, reach) if is_to_undo else self._store.history.find(run, reach))
 
-    def diff(self, run: Run | str | int = "last", paths: Sequence[str] = ()) -> str:
+    def diff(self, run: Run | str | int = "last", paths: Paths = ()) -> str:
         """Return what a run changed, line by line."""
         from fumehood.service.differences import each_difference
 
         chosen = self._chosen(run)
-        return "".join(each.text for each in each_difference(self._store, chosen, list(paths), here=chosen.project))
+        return "".join(each.text for each in each_difference(self._store, chosen, texts(paths), here=chosen.project))
 
     def output(self, run: Run | str | int = "last", stream: str = "stdout") -> bytes:
         """Return all that is kept of what a run printed, byte for byte."""
+        if stream not in ("stdout", "stderr"):
+            raise BadRequest(f"there is no output {stream!r:.100}", hint="stdout or stderr")
         chosen = self._chosen(run)
         try:
             return b"".join(self._store.history.printed(chosen.run, stream))
@@ -527,7 +531,3 @@ def _name_of(run: Run | str | int) -> str:
     if not isinstance(name, str):
         raise BadRequest(f"{run!r:.100} is not a run", hint="a Run, its number or id, or 'last'")
     return name
-
-
-def _paths(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
-    return [os.fspath(path) for path in paths]

@@ -35,7 +35,7 @@ from fumehood.store.places import make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fumehood.core.report import Run
     from fumehood.core.request import Session
@@ -296,9 +296,11 @@ def sweep_sessions(
 
 def keep_variables(store: Store, name: str, variables: Mapping[str, str | None]) -> None:
     """Give every later command of a session these variables; None takes one away."""
-    for each in variables:
-        if not request.is_variable(each):
+    names: Iterable[object] = variables  # programs pass what they like
+    for each in names:
+        if not isinstance(each, str) or not request.is_variable(each):
             raise BadRequest(f"{each!r} can't be kept as a variable", hint="letters, digits and _, not FUMEHOOD…")
+    request.check_variables((name, "" if value is None else value) for name, value in variables.items())
 
     def changed(session: Session) -> Session:
         kept = {**session.variables, **variables}
