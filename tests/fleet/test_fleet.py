@@ -81,6 +81,11 @@ def test_a_job_that_nobody_known_signed_is_refused(machines: Machines, project: 
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(stranger)], check=True)
     run = sent(machines, project, "run", "--key", str(stranger), "--", "touch x")
     assert (run["state"], "does not know" in run["reason"]) == ("refused", True)
+    (project / "tasks").write_text("x\n")
+    for line in (("run", "--", "touch x"), ("map", "--from", "tasks", "--", "touch {}"), ("attach", run["job"])):
+        said = machines.send("fleet", line[0], "--key", str(stranger), *line[1:], project=project)
+        assert said.returncode != 0
+        assert "does not know" in said.stdout + said.stderr, line
 
 
 def test_a_worker_gives_what_its_own_configuration_allows(machines: Machines, project: Path) -> None:
@@ -205,6 +210,37 @@ def test_a_sender_goes_away_and_comes_back(machines: Machines, project: Path) ->
     assert (first["output"], first["run"]) == ("late\n", again["run"])
     log = json.loads(machines.send("log", "--json", project=project).stdout)
     assert [run["run"] for run in log["runs"]] == [first["run"]]
+
+
+def test_a_job_belongs_to_the_project_that_it_was_sent_from(
+    machines: Machines, project: Path, test_directory: Path
+) -> None:
+    filled(project)
+    job = sent(machines, project, "run", "--detach", "--", "echo n > new")["job"]
+    elsewhere = test_directory / "elsewhere"
+    elsewhere.mkdir()
+    assert sent(machines, elsewhere, "list") == {"jobs": []}
+    for act in ("attach", "cancel"):
+        answer = sent(machines, elsewhere, act, job)
+        assert answer["error"] == f"job {job} was sent from {project}"
+    machines.start_worker("", "--burst").wait(200)
+    run = sent(machines, project, "attach", job)
+    assert (run["state"], run["project"]) == ("held", str(project))
+    listed = machines.send("fleet", "list", project=project).stdout
+    assert listed.split() == [job, f"#{run['number']}", "echo", "n", ">", "new"]
+
+
+def test_who_sends_is_told_that_no_worker_is_there_and_of_what_is_no_variable(
+    machines: Machines, project: Path
+) -> None:
+    filled(project)
+    with pytest.raises(subprocess.TimeoutExpired) as waited:
+        machines.send("fleet", "run", "--", "true", project=project, timeout_s=20)
+    assert b"no worker is at this queue" in (waited.value.stderr or b"")
+    assert "--env NAME=VALUE" in sent(machines, project, "run", "--env", "NAME", "--", "true")["hint"]
+    machines.start_worker()
+    done = machines.send("fleet", "run", "--", "echo done", project=project)
+    assert done.stdout == "done\n"
 
 
 def test_the_job_of_a_killed_worker_is_taken_up_by_another(machines: Machines, project: Path) -> None:

@@ -289,19 +289,21 @@ def _best(context: Context) -> int:
     line = options.command[0] if len(options.command) == 1 else options.command
     is_silent = context.as_json or options.quiet
 
-    def tell(candidate: Candidate) -> None:
-        sys.stderr.write(f"candidate {candidate.number}: {_status(candidate)}, {candidate.duration_s:.1f} s\n")
-        sys.stderr.flush()
-
     with opened(context) as sandbox:
         result = sandbox.best(
             line, options.count, jobs=options.jobs, check=options.check, score=options.score, keep=options.keep,
-            apply=not options.hold, timeout=options.timeout, on_candidate=None if is_silent else tell,
+            apply=not options.hold, timeout=options.timeout, on_candidate=None if is_silent else tell_candidate,
         )  # fmt: skip
     context.say(result.as_dict, lambda: show_best(result))
     if result.is_interrupted:
         return 130
     return int(result.best is None or (result.run is None and not options.hold))
+
+
+def tell_candidate(candidate: Candidate) -> None:
+    """Say how a candidate ended, while others still run."""
+    sys.stderr.write(f"candidate {candidate.number}: {_status(candidate)}, {candidate.duration_s:.1f} s\n")
+    sys.stderr.flush()
 
 
 def _status(candidate: Candidate) -> str:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from fumehood.core.report import printable
 from fumehood.core.request import quoted
-from fumehood.errors import BadRequest, Unavailable
+from fumehood.errors import BadRequest, FumehoodError, Unavailable
 from fumehood.faces.cli.commands import Context, add_act
-from fumehood.faces.cli.look import tell_run
-from fumehood.faces.cli.output import whole_number
+from fumehood.faces.cli.look import numbered, tell_run
+from fumehood.faces.cli.output import tell_error, whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -126,6 +126,9 @@ def _wishes(context: Context) -> dict[str, Any]:
         if not amount.isdigit():
             raise BadRequest(f"{each} is not a limit", hint="--limit memory=1073741824")
         limits[name] = int(amount)
+    for each in options.env:
+        if "=" not in each:
+            raise BadRequest(f"{each} is not a variable with a value", hint="--env NAME=VALUE, or --secret NAME")
     return {
         "cwd": options.cwd, "timeout": options.timeout, "root": options.root, "hosts": options.allow_host,
         "env": dict(each.partition("=")[::2] for each in options.env), "secrets": options.secret, "limits": limits,
@@ -177,14 +180,27 @@ def _waited(context: Context, sender: FleetSender, job: str) -> int:
     def tell(stream: str, text: str) -> None:
         (sys.stdout if stream == "stdout" else sys.stderr).write(text)
 
+    _tell_of_workers(context, sender)
     try:
         run = sender.attach(job, on_output=None if context.as_json else tell)
     except KeyboardInterrupt:
         print(f"\nfumehood: it goes on; fumehood fleet attach {job} comes back for it", file=sys.stderr)
         return 130
     sys.stdout.flush()
-    context.say({"job": job, **run.as_dict()}, lambda: tell_run(run, sys.stderr))
+    context.say({"job": job, **run.as_dict()}, lambda: _tell_end(run))
     return _status(run)
+
+
+def _tell_end(run: Run) -> None:
+    tell_run(run, sys.stderr)
+    if run.state in ("failed", "refused"):
+        tell_error(FumehoodError(run.reason, hint=f"fumehood show {run.name}"))
+
+
+def _tell_of_workers(context: Context, sender: FleetSender) -> None:
+    """Say why it may last: nobody is there to do it."""
+    if not context.as_json and not sender.workers():
+        print("fumehood: no worker is at this queue; the job waits for one", file=sys.stderr, flush=True)
 
 
 def _status(run: Run) -> int:
@@ -212,12 +228,14 @@ def _map(context: Context, sender: FleetSender) -> int:
     if context.options.detach:
         return context.say({"jobs": list(ids)}, lambda: print("\n".join(ids)))
     runs = {}
+    _tell_of_workers(context, sender)
     try:
         for job, run in sender.results(list(ids)):
             runs[job] = run
             if not context.as_json:
                 count = len(run.changes)
-                said = f"{run.name}: {run.state}, exit {run.exit_code}, {count} change{'' if count == 1 else 's'}"
+                ended = f"exit {run.exit_code}, {count} change{'' if count == 1 else 's'}"
+                said = f"{numbered(run)}: {run.state}, {ended if run.exit_code is not None else printable(run.reason)}"
                 print(f"{said}  {printable(ids[job])}", flush=True)
     except KeyboardInterrupt:
         left = [job for job in ids if job not in runs]
@@ -229,12 +247,13 @@ def _map(context: Context, sender: FleetSender) -> int:
 
 
 def _best(context: Context, sender: FleetSender) -> int:
-    from fumehood.faces.cli.drafts import show_best
+    from fumehood.faces.cli.drafts import show_best, tell_candidate
 
     options = context.options
+    _tell_of_workers(context, sender)
     result = sender.best(
         _command(context), options.count, check=options.check, score=options.score, keep=options.keep,
-        apply=not options.hold, **_wishes(context),
+        apply=not options.hold, on_candidate=None if context.as_json else tell_candidate, **_wishes(context),
     )  # fmt: skip
     context.say(result.as_dict, lambda: show_best(result))
     return 130 if result.is_interrupted else int(result.best is None or (result.run is None and not options.hold))
@@ -252,6 +271,7 @@ def _list(context: Context, sender: FleetSender) -> int:
     def show() -> None:
         for each in notes:
             command = each["command"] if isinstance(each["command"], str) else " ".join(each["command"])
-            print(f"{each['id']}  {each['run'] or 'under way':26}  {printable(command)}")
+            name = context.store.history.name(each["run"]) if each["run"] else "under way"
+            print(f"{each['id']}  {f'#{name}' if name.isdecimal() else name:9}  {printable(command)}")
 
     return context.say({"jobs": notes}, show)

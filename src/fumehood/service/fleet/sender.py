@@ -14,7 +14,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, Any
 
-from rq import Retry
+from rq import Retry, Worker
 from rq.command import send_stop_job_command
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import JobStatus
@@ -130,7 +130,7 @@ class FleetSender:
         note = {
             "id": job.id, "command": job.command, "text": text, "timeout": longest + _FOR_FETCHING_S,
             "signature": sign(self._key, JOB, text.encode()) if self._key else "", "run": "",
-            "first": first,
+            "first": first, "project": self._project.id,
         }  # fmt: skip
         self._write(note)
         self._enqueue(note)
@@ -142,6 +142,11 @@ class FleetSender:
             result_ttl=jobs.KEPT_S, failure_ttl=jobs.KEPT_S, retry=Retry(max=_MOST_TRIES, enqueue_at_front=True),
             description=printable(_shown(note["command"]))[:200], at_front=note.get("first", False),
         )  # fmt: skip
+
+    @jobs.reached()
+    def workers(self) -> int:
+        """Return how many workers are at the queue, though one that died may count for a while."""
+        return int(Worker.count(queue=self._queue))
 
     # ---- Back.
 
@@ -362,6 +367,14 @@ class FleetSender:
         return f"{self._store.places.state}/fleet/{job}.json"
 
     def _note(self, job: str) -> dict[str, Any]:
+        note = self._read(job)
+        if not self._is_ours(note):
+            # What it changed is meant for that project, and its files are sent again where Redis has lost them.
+            path = printable(self._store.projects.path_of(note["project"]))
+            raise BadRequest(f"job {printable(job)} was sent from {path}", hint=f"from here: --project {path}")
+        return note
+
+    def _read(self, job: str) -> dict[str, Any]:
         try:
             with open(self._place(job), encoding="utf-8") as file:
                 note: dict[str, Any] = json.load(file)
@@ -370,6 +383,9 @@ class FleetSender:
                 f"no job {printable(job)} was sent from here", hint="fumehood fleet list shows those that were"
             ) from error
         return note
+
+    def _is_ours(self, note: Mapping[str, Any]) -> bool:
+        return bool(note.get("project", self._project.id) == self._project.id)
 
     def _write(self, note: Mapping[str, Any]) -> None:
         place = self._place(note["id"])
@@ -386,7 +402,8 @@ class FleetSender:
         """Return the jobs that were sent from here, the latest first, each with its run once that is there."""
         directory = os.path.dirname(self._place(""))
         names = sorted(os.listdir(directory), reverse=True) if os.path.isdir(directory) else []
-        return [self._note(name[:-5]) for name in names if name.endswith(".json")]
+        notes = (self._read(name[:-5]) for name in names if name.endswith(".json"))
+        return [note for note in notes if self._is_ours(note)]
 
 
 def _flat(pieces: Any) -> Iterator[tuple[Any, dict[bytes, bytes]]]:
