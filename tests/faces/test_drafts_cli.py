@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from at_terminal import Terminal
 from conftest import command_line
 from fumehood import Policy, Sandbox
 from patience import LONG_S, eventually
@@ -39,6 +40,13 @@ def test_a_draft_is_made_looked_at_and_applied(cli: Any, project: Path) -> None:
     assert [(each["change"], each["path"]) for each in shown["changes"]] == [("modified", "a"), ("added", "b")]
     assert "+new" in cli("draft", "diff", "one").stdout
     assert cli("draft", "diff", "one", "b").stdout.count("diff --git") == 1
+    assert cli("draft", "diff", "one", "--stat").stdout.endswith("\n2 paths, 2 lines added, 1 removed\n")
+    assert told(cli, "draft", "diff", "one", "a", "--stat") == {
+        "draft": "one", "added": 1, "removed": 1, "paths": [{
+            "path": "a", "root": str(project), "change": "modified", "kind": "file", "binary": False, "added": 1,
+            "removed": 1,
+        }],
+    }  # fmt: skip
     assert [run["state"] for run in told(cli, "draft", "log", "one")["runs"]] == ["held"]
     status = told(cli, "status")
     assert (status["held"], status["drafts"]) == ([], ["one"])
@@ -55,6 +63,29 @@ def test_a_draft_is_made_looked_at_and_applied(cli: Any, project: Path) -> None:
     assert os.listdir(project) == ["a"]
 
 
+def test_a_draft_is_shown_with_modes_and_an_empty_one_is_gone_once_applied(
+    cli: Any, project: Path
+) -> None:
+    (project / "k").write_text("")
+    (project / "k").chmod(0o644)
+    cli("draft", "new", "one")
+    cli("run", "--draft", "one", "--", "chmod 755 k; mkdir d")
+    shown = cli("draft", "show", "one").stdout.splitlines()
+    assert shown == ["draft one: 2 changes", "  + d/", "  m k 0644 → 0755"]
+    cli("draft", "new", "empty")
+    assert cli("draft", "apply", "empty").stdout == "the project has it all already; draft empty is gone\n"
+    assert "there is no draft empty" in cli("draft", "show", "empty").stderr
+
+
+def test_a_long_difference_of_a_draft_is_read_through_the_pager(cli: Any, project: Path) -> None:
+    cli("draft", "new", "one")
+    cli("run", "--draft", "one", "--", "seq 300 > a")
+    command = [*command_line(), "draft", "diff", "one"]
+    with Terminal(command, project, env={"PAGER": "tail -n 1", "NO_COLOR": "1"}) as terminal:
+        assert terminal.end() == 0
+        assert terminal.seen.split() == ["+300"]
+
+
 def test_a_conflict_is_shown_with_marks_and_resolved_in_the_draft(cli: Any, project: Path) -> None:
     lines = [f"{number}\n" for number in range(50)]
     (project / "a").write_text("".join(lines))
@@ -68,7 +99,9 @@ def test_a_conflict_is_shown_with_marks_and_resolved_in_the_draft(cli: Any, proj
     assert "nothing was applied" in done.stderr
     (conflict,) = told(cli, "draft", "apply", "one", code=1)["conflicts"]
     assert conflict["path"] == "a"
-    assert cli("draft", "rebase", "one").returncode == 1
+    rebased = cli("draft", "rebase", "one")
+    assert rebased.returncode == 1
+    assert "choose in the draft: fumehood run --draft one -- COMMAND" in rebased.stdout
     assert cli("draft", "apply", "one").returncode == 125
     cli("run", "--draft", "one", "--", "echo both > a")
     assert cli("draft", "apply", "one").returncode == 0
@@ -183,6 +216,7 @@ def test_the_best_of_several_is_told_in_a_table(cli: Any, project: Path) -> None
     assert "← the best" in done.stdout
     assert (project / "made").read_text().startswith("good")
     assert cli("best", "-n", "2", "--check", "false", "--json", "--", "true").returncode == 1
+    assert cli("best", "-n", "1", "--", "true").stdout.endswith("\nit changes nothing: nothing was applied\n")
 
 
 def test_ctrl_c_ends_all_candidates_and_leaves_what_is_done(cli: Any, project: Path) -> None:

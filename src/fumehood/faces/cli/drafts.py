@@ -16,12 +16,11 @@ from fumehood.core.report import printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Context, add_act, paint
-from fumehood.faces.cli.look import SIGNS, tell_run, write_difference
-from fumehood.faces.cli.output import here, tell_error, whole_number
+from fumehood.faces.cli.look import changed_place, tell_differences, tell_run, write_difference
+from fumehood.faces.cli.output import tell_error, whole_number
 from fumehood.faces.cli.progress import Ticking
 from fumehood.service import best as comparing
 from fumehood.service import bundles, draft_merge, drafts
-from fumehood.service.differences import differences, each_difference
 from fumehood.service.drafts import Preview
 from fumehood.store.history import Reach
 
@@ -44,6 +43,10 @@ _EXAMPLES = """  fumehood draft new idea
   fumehood draft diff idea
   fumehood draft apply idea"""
 _WIDEST = 60
+_TO_CHOOSE = (
+    "choose in the draft: fumehood run --draft {draft} -- COMMAND   then: fumehood draft apply {draft}\n"
+    "or take what it has where nothing is marked: fumehood draft apply {draft} --force"
+)
 _AROUND = 3  # lines that are shown before and after a conflict
 
 
@@ -56,10 +59,12 @@ def add_commands(add: Add) -> None:
     add_act(command, *_ACTS)
     command.add_argument("name", nargs="?", metavar="NAME", help="the draft")
     command.add_argument("rest", nargs="*", metavar="ARG", help="rename: the new name; diff: only these paths")
+    command.add_argument("--stat", action="store_true", help="diff: only how many lines of each path")
+    command.add_argument("--no-pager", action="store_true", help="diff: print it here, not through $PAGER")
     command.add_argument("--force", action="store_true", help="apply: take the draft's version where both have changed")
     command.add_argument("--as-commit", action="store_true", help="apply: leave a git commit on a new branch instead")
     command.add_argument("--branch", metavar="B", help="its branch (default: the draft's name)")
-    command.add_argument("--message", metavar="M", help="its message")
+    command.add_argument("-m", "--message", metavar="M", help="its message")
     command.add_argument("--author", metavar="A", help='its author: "Name <mail>" (default: as git is set up)')
     command.add_argument("--frozen", action="store_true", help="new: see the project as it is now, whatever is edited")
 
@@ -132,11 +137,9 @@ def _show(context: Context, draft: DraftRecord) -> int:
     def show() -> None:
         colour = paint()
         print(f"draft {colour(printable(draft.name), 'bold')}: {len(shown)} change{'' if len(shown) == 1 else 's'}")
-        for each in shown:
-            sign, style = SIGNS[each["change"]]
-            root = "" if each["root"] == context.project.path else f"{each['root']}/"
-            note = "  merged with the project's" if each["path"] in merged else ""
-            print(f"  {colour(sign, style)} {printable(root + each['path'])}{note}")
+        for change in run.found:
+            note = "  merged with the project's" if change.path in merged else ""
+            print(f"  {changed_place(run, change, colour)}{note}")
         _tell_conflicts(conflicts)
 
     return context.say(answer, show)
@@ -169,13 +172,7 @@ def around_marks(text: str) -> str:
 
 def _diff(context: Context, draft: DraftRecord) -> int:
     with drafts.Preview(context.store, context.project, draft) as whole:
-        wanted = context.store, whole.run, context.options.rest
-        if context.as_json:
-            changed = [each.fields() for each in differences(*wanted, here=here())]
-            return context.say({"draft": draft.name, "differences": changed}, lambda: None)
-        for each in each_difference(*wanted, here=here()):
-            write_difference(each.text)
-    return 0
+        return tell_differences(context, whole.run, context.options.rest, {"draft": draft.name})
 
 
 def _log(context: Context, draft: DraftRecord) -> int:
@@ -221,7 +218,7 @@ def _apply(context: Context, draft: DraftRecord) -> int:
 
     def show() -> None:
         if not done.found:
-            print("the project has it all already")
+            print(f"the project has it all already; draft {draft.name} is gone")
         tell_run(done, sys.stdout)
 
     context.say(done.as_dict, show)
@@ -258,6 +255,8 @@ def _rebase(context: Context, draft: DraftRecord) -> int:
         for path in merged:
             print(f"  {printable(path)} has both the draft's and the project's changes now")
         _tell_conflicts(conflicts)
+        if conflicts:
+            print(_TO_CHOOSE.format(draft=draft.name))
         if not merged and not conflicts:
             print("nothing that the draft has changed was changed in the project")
 
@@ -328,6 +327,8 @@ def show_best(result: Best) -> None:
         print(colour(text, "bold") if row[-1] else colour(text, "dim") if at == 0 else text)
     if result.reason:
         print(printable(result.reason))
+    if result.run is not None and not result.run.found:
+        print("it changes nothing: nothing was applied")
     if result.run is not None:
         tell_run(result.run, sys.stdout)
     if result.kept:

@@ -214,6 +214,15 @@ def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
 
 def line(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None) -> str:
     """Write one change, or several that are alike in the directory at a path; `below` a directory, without that."""
+    why = f": {printable(change.reason)}" if change.reason else ""
+    is_over = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied")
+    verdict = "" if is_over else f"  [{change.verdict}{why}]"
+    flags = f"  ({c.flags_in_words(change.flags)})" if change.flags else ""
+    return f"{changed_place(run, change, paint, path, below)}{flags}{verdict}"
+
+
+def changed_place(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None) -> str:
+    """Write what was changed and how, without what became of it."""
     sign, colour = SIGNS[change.change]
     where = "" if change.root == 0 else f"{run.roots[change.root]}/"
     name = where + (path or change.path) if below is None else change.path.removeprefix(f"{below}/")
@@ -221,11 +230,7 @@ def line(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | 
     modes = ""
     if not path and c.has_new_mode(change) and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
-    why = f": {printable(change.reason)}" if change.reason else ""
-    is_over = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied")
-    verdict = "" if is_over else f"  [{change.verdict}{why}]"
-    flags = f"  ({c.flags_in_words(change.flags)})" if change.flags else ""
-    return f"{paint(sign, colour)} {place}{modes}{flags}{verdict}"
+    return f"{paint(sign, colour)} {place}{modes}"
 
 
 def add_commands(add: Add) -> None:
@@ -338,11 +343,18 @@ def _diff(context: Context) -> int:
         for line in show(*wanted, here=here(), tool=options.tool or ""):
             print(f"not shown: {line}")
         return 0
+    return tell_differences(context, run, options.paths, {"run": run.run})
+
+
+def tell_differences(context: Context, run: Run, paths: Sequence[str], about: dict[str, object]) -> int:
+    """Write what a run changed, or a draft would: in full, or how many lines; `about` begins the answer as JSON."""
+    options = context.options
+    wanted = context.store, run, paths
     if options.stat:
-        return _stat(context, run, [_counted(each) for each in each_difference(*wanted, here=here())])
+        return _stat(context, run, about, [_counted(each) for each in each_difference(*wanted, here=here())])
     if context.as_json:
         changed = [each.fields() for each in differences(*wanted, here=here())]
-        return context.say({"run": run.run, "differences": changed}, lambda: None)
+        return context.say({**about, "differences": changed}, lambda: None)
 
     with Paged(wanted=not options.no_pager):
         for each in each_difference(*wanted, here=here()):
@@ -375,7 +387,7 @@ def _counted(each: Difference) -> _LineCount:
     )  # fmt: skip
 
 
-def _stat(context: Context, run: Run, counts: Sequence[_LineCount]) -> int:
+def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence[_LineCount]) -> int:
     """Tell how many lines of each path were added and removed, with a bar where the terminal has room for one."""
     added, removed = sum(each.added for each in counts), sum(each.removed for each in counts)
 
@@ -397,7 +409,7 @@ def _stat(context: Context, run: Run, counts: Sequence[_LineCount]) -> int:
         files = "1 path" if len(counts) == 1 else f"{len(counts)} paths"
         print(f"{files}, {added} {'line' if added == 1 else 'lines'} added, {removed} removed")
 
-    return context.say({"run": run.run, "paths": [each.fields() for each in counts],
+    return context.say({**about, "paths": [each.fields() for each in counts],
                         "added": added, "removed": removed}, show)  # fmt: skip
 
 
