@@ -41,7 +41,7 @@ def test_a_draft_is_made_looked_at_and_applied(cli: Any, project: Path) -> None:
     assert "+new" in cli("draft", "diff", "one").stdout
     assert cli("draft", "diff", "one", "b").stdout.count("diff --git") == 1
     assert cli("draft", "diff", "one", "--stat").stdout.endswith("\n2 paths, 2 lines added, 1 removed\n")
-    assert told(cli, "draft", "diff", "one", "a", "--stat") == {
+    assert told(cli, "draft", "diff", "one", "--stat", "a") == {
         "draft": "one", "added": 1, "removed": 1, "paths": [{
             "path": "a", "root": str(project), "change": "modified", "kind": "file", "binary": False, "added": 1,
             "removed": 1,
@@ -75,6 +75,19 @@ def test_a_draft_is_shown_with_modes_and_an_empty_one_is_gone_once_applied(
     cli("draft", "new", "empty")
     assert cli("draft", "apply", "empty").stdout == "the project has it all already; draft empty is gone\n"
     assert "there is no draft empty" in cli("draft", "show", "empty").stderr
+
+
+def test_options_stand_wherever_people_write_them(cli: Any, project: Path) -> None:
+    cli("run", "--", "echo a > a; echo b > -b")
+    assert cli("diff", "1", "--stat", "a").stdout.endswith("\n1 path, 1 line added, 0 removed\n")
+    assert cli("diff", "1", "--stat", "--", "a", "-b").stdout.endswith("\n2 paths, 2 lines added, 0 removed\n")
+    (project / "a").write_text("mine\n")
+    assert cli("undo", "1", "--force", "--project", str(project), "a").returncode == 0
+    assert os.listdir(project) == ["-b"]
+    assert told(cli, "draft", "new", "--frozen", "one")["frozen"] is True
+    cli("run", "--draft", "one", "--", "echo c > c")
+    assert told(cli, "draft", "apply", "--force", "--proj", str(project), "one")["state"] == "applied"
+    assert "does not take --forc3" in cli("draft", "apply", "--forc3", "one").stderr
 
 
 def test_a_long_difference_of_a_draft_is_read_through_the_pager(cli: Any, project: Path) -> None:

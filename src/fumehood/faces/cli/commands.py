@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -190,7 +191,32 @@ def _not_taken(program: str, word: str, parser: argparse.ArgumentParser) -> BadR
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose complaints look like all others."""
+    """A parser whose complaints look like all others, and which takes options wherever they stand."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Read the words of one command.
+
+        argparse gives optional words what stands before the first option, which may be nothing, and takes no more
+        later: `draft new --frozen NAME` would have no name.
+        """
+        is_command = self._subparsers is None
+        return super().parse_known_args(self._options_first(args) if is_command else args, namespace)
+
+    def _options_first(self, words: Sequence[str]) -> list[str]:
+        options: list[str] = []
+        others: list[str] = []
+        left = iter(words)
+        for word in left:
+            if word == "--":
+                others += [word, *left]
+            elif word.startswith("-") and word != "-":
+                begun = [each for name, each in self._option_string_actions.items() if name.startswith(word)]
+                action = self._option_string_actions.get(word) or (begun[0] if begun else None)
+                takes_value = action is not None and action.nargs is None
+                options += [word, *itertools.islice(left, 1 if takes_value else 0)]
+            else:
+                others.append(word)
+        return options + others
 
     def error(self, message: str) -> NoReturn:
         name, _, rest = message.removeprefix("argument ").partition(": ")
