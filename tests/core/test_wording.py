@@ -1,12 +1,14 @@
 """What a person is asked can't be shaped: letters, length, lines and order of what others wrote."""
 
+import os
+import subprocess
 import unicodedata
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.report import printable
+from fumehood.core.report import printable, typed
 from fumehood.core.wording import CONTINUED, MOST_LETTERS, Item, brief, listed, quoted, wrapped
 
 # What hides, moves, turns round or looks like nothing, each with a name for the test.
@@ -127,3 +129,12 @@ def test_where_the_dangerous_alone_are_too_many_their_number_is_said():
 def test_an_item_cannot_make_a_line_of_its_own():
     (line,) = listed([item("a\nadded harmless: because", 0)])
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("path", ["plain/a.py", "-dash", "sp ace", "it's", "\udcff\n\t\\'", "d/$HOME*", "ä\u202e"])
+def test_a_path_in_a_hint_can_be_typed(path: str) -> None:
+    line = ["bash", "-c", f"printf %s {typed(path)}"]
+    read = subprocess.run(line, stdout=subprocess.PIPE, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"}).stdout
+    assert os.fsdecode(read).removeprefix("./" if path.startswith("-") else "") == path
+    assert not typed(path).startswith("-")
+    assert printable(typed(path)) == typed(path)

@@ -42,6 +42,17 @@ def printable(text: str) -> str:
     return escaped(text)
 
 
+def typed(path: str) -> str:
+    """Write a path as a person can type it, in a line of ours: no option, and one word of the shell."""
+    from fumehood.core.request import quoted
+
+    path = f"./{path}" if path.startswith("-") else path
+    if printable(path) == path:
+        return quoted(path)
+    inside = path.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{printable(inside)}'"
+
+
 class ReportedChange(Value):
     """One path's difference, as told to others."""
 

@@ -12,7 +12,7 @@ from fumehood.core.hunks import with_hunks
 from fumehood.core.judge import CHANGED_SINCE, free_of_conflicts, is_mounted_on, keep_replacements_whole
 from fumehood.core.masks import is_in
 from fumehood.core.questions import digest_of, held_digest
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, printable, typed
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
 from fumehood.linux.copying import copy_entry
 from fumehood.linux.gitindex import refreshed
@@ -259,7 +259,7 @@ def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
         return going
     among = [change for change in waiting if change.verdict == c.CONFLICT]
     among = among or [change for change in run.found if change.verdict == c.CONFLICT]
-    path = printable(among[0].path)
+    path = typed(among[0].path)
     raise BadRequest(
         f"{printable(named(among))} changed in the project after run {run.name} began",
         hint=f"fumehood diff {run.name} shows both; fumehood apply {run.name} {path} --force takes the run's version,"

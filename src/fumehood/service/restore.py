@@ -7,7 +7,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, printable, typed
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError
 from fumehood.linux.copying import copy_entry
@@ -391,7 +391,7 @@ def _missing_below(live: int, above: str, name: str) -> os.stat_result | None:
 def _chosen(store: Store, project: Project, root: str, path: str, source: str) -> Version:
     """Return the version that a run or a day names, or the latest."""
     kept = _kept(store, project, root, path)
-    shown, hint = printable(path), f"fumehood files {printable(path)} shows what it can be restored from"
+    shown, hint = printable(path), f"fumehood files {typed(path)} shows what it can be restored from"
     if not source:
         if not kept:
             raise BadRequest(f"there is no backup of {shown}", hint="fumehood files lists what can be restored")

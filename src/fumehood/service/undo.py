@@ -8,7 +8,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
 from fumehood.core.judge import objects_of, repository
-from fumehood.core.report import REDO, Run, printable
+from fumehood.core.report import REDO, Run, printable, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitindex import has_new_refs, refreshed
@@ -598,7 +598,7 @@ def _refuse_damaged(
     more = f" and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
     path, _, inode = damaged[0]
     root = back.roots[number]
-    shown = printable(path if number == 0 else f"{root}/{path}")
+    shown = typed(path if number == 0 else f"{root}/{path}")
     others = [each for each in versions(store, project, root, path) if not _is_inode(each.top, each.path, inode)]
     sound = sorted((each.source for each in others), key=lambda source: "-" not in source)  # a day before a run
     offer = f"fumehood restore {shown} --from {sound[0]} brings another" if sound else "there is no other backup"

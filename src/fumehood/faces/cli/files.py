@@ -8,7 +8,7 @@ import time
 
 from fumehood.core.changes import ABSENT
 from fumehood.core.limits import size_told
-from fumehood.core.report import printable
+from fumehood.core.report import printable, typed
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_act, paint
 from fumehood.faces.cli.look import tell_run
@@ -124,7 +124,7 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
             size = size_told(version.size)
             kind = "" if version.kind == "file" else f" {version.kind}"
             print(f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size:>10}{kind}  {printable(version.about)}")
-        print(colour(f"fumehood restore {printable(path)} [--from RUN|DATE]", "dim"))
+        print(colour(f"fumehood restore {typed(path)} [--from RUN|DATE]", "dim"))
 
     answer = {"path": path, "root": root} if file is None else file.as_dict()
     return context.say({**answer, "versions": [version.as_dict() for version in kept]}, show)

@@ -23,7 +23,7 @@ import tempfile
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.report import named, printable, summary
+from fumehood.core.report import named, printable, summary, typed
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.value import Value
@@ -99,7 +99,7 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
         text.append(f"  {paint(_NEXT[run.state].format(run=run.name, apply=apply_line(run)), 'dim')}")
         conflict = next((change for change in run.found if change.verdict == c.CONFLICT), None)
         if conflict is not None:
-            text.append(f"  {paint(_FORCE.format(run=run.name, path=printable(conflict.path)), 'dim')}")
+            text.append(f"  {paint(_FORCE.format(run=run.name, path=typed(conflict.path)), 'dim')}")
     stream.write("".join(f"{line}\n" for line in text))
     stream.flush()
 

@@ -11,7 +11,7 @@ from fumehood.core.config import Complaint
 from fumehood.core.config_keys import KEYS, SECTIONS, shown
 from fumehood.core.limits import size_told
 from fumehood.core.policy import EVERYWHERE
-from fumehood.core.report import printable
+from fumehood.core.report import printable, typed
 from fumehood.core.tool import FORMATS, NAME
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -62,8 +62,8 @@ def _roots(context: Context) -> int:
         project = store.projects.open(project.path)
         permissions = Permissions(store, terminal, patience_s=store.policy_of(project).ask_timeout)
         # Whoever types this at a terminal is the person; an agent that runs it is not.
-        typed = os.isatty(0) and os.isatty(2) and bool(terminal())
-        project = add_root(store, project, options.directory, permissions, by_person=typed)
+        is_person = os.isatty(0) and os.isatty(2) and bool(terminal())
+        project = add_root(store, project, options.directory, permissions, by_person=is_person)
     elif options.what == "remove":
         project = remove_root(store, project, options.directory)
     more = offered(store, project)
@@ -74,7 +74,7 @@ def _roots(context: Context) -> int:
         if more:
             print("commands can't write these yet, a git directory or where a link leads; to let them:")
         for path in more:
-            print(f"  fumehood roots add {printable(path)}")
+            print(f"  fumehood roots add {typed(path)}")
 
     return context.say({"roots": list(project.roots), "offered": more}, show)
 
