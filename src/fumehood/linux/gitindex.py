@@ -1,10 +1,15 @@
-"""What a git index means: its entries. The times and sizes beside them are a cache that any `git status` rewrites."""
+"""What a git index means: its entries. The times and sizes beside them are a cache that any `git status` rewrites.
+
+And which objects of a repository must stay when the run that made them is taken back.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 
+from fumehood.core.changes import DELETED
+from fumehood.core.judge import objects_of, repository
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of, walk
 
@@ -219,11 +224,36 @@ def _others(git: int) -> Iterator[str]:
         yield from (f"{kind}/{name}/{NAME}" for name in names[:_MOST_HELD])
 
 
-def has_new_refs(root: str, git: str, since_ns: int, but: Container[str]) -> bool:
-    """Return True if a ref, or HEAD of a worktree, was written since a time: it may need any object there was by then.
+# ---- Objects that others than the run which made them may need.
 
-    `git` is a directory below the root, and `but` are paths that do not count.
+
+def without_needed_objects(
+    roots: Sequence[str], changes: Sequence[c.Change], began: float, is_moved: Callable[[Sequence[c.Change]], bool]
+) -> Sequence[c.Change]:
+    """Leave out, of what takes a run back, objects that somebody may have built on since: a commit, a branch.
+
+    Nobody misses an object that stays, and a repository that lacks one is broken. The run `began` at a time; `is_moved`
+    tells whether anybody changed since what it left.
     """
+    needed: dict[tuple[int, str], bool] = {}
+    taken = []
+    for change in changes:
+        root = roots[change.root]
+        git = objects_of(f"{root}/{change.path}")[len(root) + 1 :] if change.change == DELETED else ""
+        if git and (change.within is None or change.within.startswith(f"{git}/")):
+            key = change.root, git
+            if key not in needed:
+                own = [each for each in changes if repository(f"{roots[each.root]}/{each.path}") == f"{root}/{git}"]
+                but = {each.path for each in changes if each.root == change.root}
+                needed[key] = _has_new_refs(root, git, int(began * 1e9), but) or is_moved(own)
+            if needed[key]:
+                continue
+        taken.append(change)
+    return taken or changes
+
+
+def _has_new_refs(root: str, git: str, since_ns: int, but: Container[str]) -> bool:
+    """Return True if a ref, or HEAD of a worktree, was written since a time, save for paths that do not count."""
     with Closing(open_top(root)) as top:
         try:
             return any(

@@ -7,11 +7,11 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
-from fumehood.core.judge import objects_of, repository
+from fumehood.core.judge import objects_of
 from fumehood.core.report import REDO, Run, printable, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
-from fumehood.linux.gitindex import has_new_refs, refreshed
+from fumehood.linux.gitindex import refreshed, without_needed_objects
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import (
     Loosened,
@@ -72,7 +72,7 @@ def undo(
         interrupts.let_in()  # nothing is done yet, and to look at everything may take long
         run = as_it_stands(store, recorded(store, project, run))
         back = _planned(store, run, paths, here, by)
-        back.found = _without_needed_objects(run, back.found)
+        back.found = without_needed_objects(run.roots, back.found, run.started_at, lambda own: bool(_moved(run, own)))
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
             back.found = counted_as_they_are(run, back.found)
@@ -260,28 +260,6 @@ def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
     if not run.layer and any(change.after is not None for change in changes):
         raise BadRequest(f"the backups of run {run.name} were cleaned away", hint="fumehood log shows later runs")
     return on_their_own(changes) if paths else changes
-
-
-def _without_needed_objects(run: Run, changes: Sequence[c.Change]) -> Sequence[c.Change]:
-    """Leave git's objects where they are if somebody else may have built on them since: a commit, a branch.
-
-    Nobody misses what stays, and a repository that lacks one is broken.
-    """
-    needed: dict[tuple[int, str], bool] = {}
-    taken = []
-    for change in changes:
-        root = run.roots[change.root]
-        git = objects_of(f"{root}/{change.path}")[len(root) + 1 :] if change.change == c.DELETED else ""
-        if git and (change.within is None or change.within.startswith(f"{git}/")):
-            if (change.root, git) not in needed:
-                own = [each for each in changes if repository(f"{run.roots[each.root]}/{each.path}") == f"{root}/{git}"]
-                but = {each.path for each in changes if each.root == change.root}
-                is_needed = has_new_refs(root, git, int(run.started_at * 1e9), but) or bool(_moved(run, own))
-                needed[change.root, git] = is_needed
-            if needed[change.root, git]:
-                continue
-        taken.append(change)
-    return taken or changes
 
 
 def _applied(changes: Sequence[c.Change]) -> list[c.Change]:
