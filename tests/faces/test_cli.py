@@ -158,6 +158,11 @@ def test_a_run_that_never_was_is_told_with_every_field_too(
     assert found["hint"]
 
 
+def test_a_shell_is_for_a_person_and_says_so_before_it_begins(cli: Cli, home: Path) -> None:
+    done = cli("shell", "--json")
+    assert (done.returncode, json.loads(done.stdout)["error"], done.stderr) == (125, "shell does not take --json", "")
+
+
 # Exit codes
 
 

@@ -470,6 +470,8 @@ def shell(arguments: Sequence[str]) -> int:
         return 0
     if options.command:
         raise BadRequest("shell takes no command", hint="fumehood run --tty -- COMMAND")
+    if "--json" in options.flags:
+        raise BadRequest("shell does not take --json", hint="fumehood show last --json, afterwards")
     words = [word for word in arguments if word != "--"]
     limit = [] if "--timeout" in options.values else ["--timeout", NO_TIME_LIMIT]
     if "--quiet" not in options.flags:
