@@ -160,7 +160,7 @@ def test_one_command_of_a_session_sees_what_another_puts_into_tmp_while_both_run
         def meanwhile(_stream: str, _text: str) -> None:
             second.run("echo ready >/tmp/mark")
 
-        line = "echo begun; while ! [ -e /tmp/mark ]; do sleep 0.01; done; cat /tmp/mark"
+        line = "echo begun; while ! [ -s /tmp/mark ]; do sleep 0.01; done; cat /tmp/mark"
         run = sandbox.run(line, on_output=meanwhile)
     assert run.stdout == "begun\nready\n"
 
