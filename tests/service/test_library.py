@@ -701,6 +701,13 @@ def test_what_can_not_be_meant_is_refused_before_anything_runs(sandbox, options)
     assert sandbox.run("echo it goes on").stdout == "it goes on\n"
 
 
+@pytest.mark.parametrize("options", [{"project": b"/tmp"}, {"project": 5}, {"cwd": b"/tmp"}, {"cwd": 5}], ids=repr)
+def test_what_is_no_path_is_refused(home, project, options):
+    with pytest.raises(BadRequest, match="can't be") as refused:
+        Sandbox(**{"project": project, **options})
+    assert refused.value.hint == "a path, as text"
+
+
 @pytest.mark.parametrize("command", [5, b"true", ["true", 5], [], "", "x\0", "echo \ud800", None], ids=repr)
 def test_what_is_no_command_is_refused(sandbox, command):
     with pytest.raises(BadRequest):

@@ -269,8 +269,8 @@ class Commands:
         # What is neither is refused before it runs, in our own words.
         asked: Any = tuple(command) if isinstance(command, (list, tuple)) else command
         return Request(
-            command=asked, cwd=_text(cwd, "cwd") or self._starting(), mode=mode, timeout=timeout,
-            root=_text(root, "root"),
+            command=asked, cwd=path_text(cwd, "cwd") or self._starting(), mode=mode, timeout=timeout,
+            root=path_text(root, "root"),
             session=self._session, draft=self._draft, own_tmp=self._own_tmp, environment=_variables(env),
             network=FULL if network is True else NONE, hosts=hosts,
             background_after=BACKGROUND_AFTER if background else None, write=_writable(write),
@@ -290,11 +290,12 @@ class Commands:
 def texts(paths: Paths) -> list[str]:
     """Return paths as texts; one by itself is one, and not a sequence of letters."""
     several = (paths,) if isinstance(paths, (str, bytes, os.PathLike)) else paths
-    return [_text(path, "a path") for path in several]
+    return [path_text(path, "a path") for path in several]
 
 
-def _text(path: str | os.PathLike[str] | None, name: str) -> str:
-    text: object = "" if path is None else path  # programs pass what they like
+def path_text(path: str | os.PathLike[str] | None, name: str) -> str:
+    """Return a path as a text, "" for none: programs pass what they like."""
+    text: object = "" if path is None else path
     if isinstance(text, os.PathLike):
         text = text.__fspath__()
     if not isinstance(text, str):
@@ -314,7 +315,7 @@ def _writable(write: Writable) -> tuple[str, ...] | None:
     if write is None or isinstance(write, bool):
         return () if write is False else None
     paths = write if isinstance(write, (list, tuple, set, frozenset)) else (write,)
-    return tuple(_text(path, "write") for path in paths)
+    return tuple(path_text(path, "write") for path in paths)
 
 
 def _wishes(

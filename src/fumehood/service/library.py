@@ -11,7 +11,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux import launcher
 from fumehood.service import decide
 from fumehood.service.ask import channels
-from fumehood.service.commands import Commands, texts
+from fumehood.service.commands import Commands, path_text, texts
 from fumehood.service.dialogue import end_all
 from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
@@ -92,8 +92,8 @@ class Sandbox(Commands):
         if project is None:
             self._project = self._store.projects.nowhere()
         else:
-            self._project = self._store.projects.open(os.fspath(project))
-        self._cwd = "" if cwd is None else os.fspath(cwd)
+            self._project = self._store.projects.open(path_text(project, "the project"))
+        self._cwd = path_text(cwd, "cwd")
         self._store.history.here = self._project.id
         self._ask = ask
         self._variables = variables
