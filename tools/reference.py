@@ -24,10 +24,10 @@ Made from the code by `tools/reference.py`; [python.md](python.md) tells what be
 are Fumehood's own, and may change.
 
 In signatures, `Path` is a string or an `os.PathLike`, `Paths` one or several; `Command` a string, which is a shell
-line, or a sequence of strings; `Ask` a function, sync or async, that gets a `Question` and returns True, False or one
-of its `options`, or a sequence of such; `OnOutput` a function of a stream's name and a text, `OnChange` one of a kind
-and a path; `Variables` one that returns names with values; `Progress` one of a line, bytes here and bytes in all. The
-fields of a `Policy` are the [keys of the configuration](configuration.md).
+line, or a sequence of strings and paths; `Ask` a function, sync or async, that gets a `Question` and returns True,
+False or one of its `options`, or a sequence of such; `OnOutput` a function of a stream's name and a text, `OnChange`
+one of a kind and a path; `Variables` one that returns names with values; `Progress` one of a line, bytes here and
+bytes in all. The fields of a `Policy` are the [keys of the configuration](configuration.md).
 """
 _SHORTER = {
     "Answering | Ask | Sequence[Answering | Ask]": "Ask", "str | os.PathLike[str]": "Path", "builtins.": "",

@@ -701,6 +701,11 @@ def test_what_can_not_be_meant_is_refused_before_anything_runs(sandbox, options)
     assert sandbox.run("echo it goes on").stdout == "it goes on\n"
 
 
+@sandboxed
+def test_the_words_of_a_program_may_be_paths(sandbox, project):
+    assert sandbox.run([Path("/bin/echo"), project / "a b", "c"]).stdout == f"{project}/a b c\n"
+
+
 @pytest.mark.parametrize("options", [{"project": b"/tmp"}, {"project": 5}, {"cwd": b"/tmp"}, {"cwd": 5}], ids=repr)
 def test_what_is_no_path_is_refused(home, project, options):
     with pytest.raises(BadRequest, match="can't be") as refused:

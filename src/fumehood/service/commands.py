@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     OnOutput = Callable[[str, str], object]
     OnChange = Callable[[str, str], object]
-    Command = str | Sequence[str]
+    Command = str | Sequence[str | os.PathLike[str]]
     Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     Writable = bool | Paths | None
 
@@ -267,7 +267,9 @@ class Commands:
             raise BadRequest(f"network can't be {network!r}", hint='True, False or hosts: ["pypi.org:443"]')
         hosts = () if isinstance(network, bool) else (network,) if isinstance(network, str) else tuple(network)
         # What is neither is refused before it runs, in our own words.
-        asked: Any = tuple(command) if isinstance(command, (list, tuple)) else command
+        asked: Any = command
+        if isinstance(command, (list, tuple)):
+            asked = tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in command)
         return Request(
             command=asked, cwd=path_text(cwd, "cwd") or self._starting(), mode=mode, timeout=timeout,
             root=path_text(root, "root"),
