@@ -204,6 +204,11 @@ def test_a_model_s_calls_are_run_by_the_names_of_the_tools(home, project, cli):
             with pytest.raises(BadRequest):
                 sandbox.run_tool(name, wrong)
         assert len(sandbox.history()) == 2
+        asked = {"command": "pwd", "timeout": 5, "network": True, "working_dir": "/usr"}
+        ours = {"timeout": LONG_S, "network": False, "cwd": "sub"}
+        runs = [sandbox.run_tool("run_command", asked, **ours)]
+        runs.append(asyncio.run(sandbox.arun_tool("run_command", asked, **ours)))
+        assert [(run.network, run.output) for run in runs] == [("none", f"{project}/sub\n")] * 2
     shadowing = Policy(tools=({**TEMPLATE, "name": "undo"},))
     with Sandbox(project, shadowing) as sandbox, pytest.raises(BadRequest, match="name can't be 'undo'"):
         sandbox.tools()

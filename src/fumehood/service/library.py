@@ -135,16 +135,19 @@ class Sandbox(Commands):
         return every(self._hood.policy, format, extra, self._mark)
 
     def run_tool(self, name: str, arguments: Mapping[str, Any], **options: Any) -> Run:
-        """Run what a model asks for by calling one of `tools`; `options` are those of `run`."""
+        """Run what a model asks for by calling one of `tools`.
+
+        `options` are those of `run`; where the model asks for the same, such as a `timeout`, they count.
+        """
         from fumehood.service.explain import asked_for
 
-        return self.run(**asked_for(self._hood.policy, name, arguments), **options)
+        return self.run(**{**asked_for(self._hood.policy, name, arguments), **options})
 
     async def arun_tool(self, name: str, arguments: Mapping[str, Any], **options: Any) -> Run:
         """Do the same without blocking the event loop; `options` are those of `arun`."""
         from fumehood.service.explain import asked_for
 
-        return await self.arun(**asked_for(self._hood.policy, name, arguments), **options)
+        return await self.arun(**{**asked_for(self._hood.policy, name, arguments), **options})
 
     def capabilities(self, root: str = "") -> Capabilities:
         """Return what commands find in their sandbox; `for_model` writes it for a system prompt."""
