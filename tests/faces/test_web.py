@@ -436,6 +436,16 @@ def test_what_only_waits_has_no_size_in_the_list_of_files_and_bytes_are_not_call
     assert "not shown" not in shown
 
 
+def test_a_command_that_failed_and_a_link_are_told_apart_at_a_glance(cli: Any, page: WebPage, project: Path) -> None:
+    cli("run", "--hold", "--", "ln -s a link; echo a > a; exit 3")
+    assert '<span class="failed">exit 3</span>' in page.get("/")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    for view in ("/waiting", f"/runs/{run['run']}"):
+        shown = page.get(view)
+        assert '<code>link</code> <span class="quiet" aria-hidden="true">symlink</span>' in shown
+        assert '<code>a</code> <span class="quiet"' not in shown
+
+
 def test_a_refusal_calls_a_run_by_its_number(cli: Any, page: WebPage, project: Path) -> None:
     cli("run", "--hold", "--", "echo a > a")
     cli("run", "--hold", "--", "echo b >> a")
