@@ -24,7 +24,8 @@ def test_runs_are_counted_in_each_project_and_named_by_number(project: Path, tes
     other = test_directory / "other"
     other.mkdir()
     for place in (project, other, project):
-        cli(place, "run", "--", "echo x >> a")
+        done = cli(place, "run", "--", "echo x >> a")
+        assert done.returncode == 0, done.stderr
     assert "#2" in cli(project, "log").stdout.splitlines()[0]
     assert [json.loads(cli(project, "show", name, "--json").stdout)["number"] for name in ("1", "#2")] == [1, 2]
     assert "fumehood undo 3" in cli(project, "run", "--", "echo y >> a").stderr
