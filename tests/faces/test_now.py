@@ -55,7 +55,8 @@ def test_a_command_that_is_stopped_ends_and_what_it_wrote_is_held(cli: Any, star
     (run,) = shown(cli)
     done = cli("stop", run["run"])
     assert done.returncode == 0, done.stderr
-    assert "held" in done.stdout
+    assert "held: ended by fumehood stop" in done.stdout
+    assert "ended by: \"fumehood stop\". if it wrote anything" in done.stdout
     process.communicate(timeout=LONG_S)
     report = json.loads(cli("show", run["run"], "--json").stdout)
     assert (report["state"], report["reason"]) == ("held", "ended by fumehood stop")

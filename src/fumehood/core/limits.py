@@ -105,7 +105,8 @@ STOPPED = "stopped"  # not a limit: a person, or the agent itself, asked for its
 
 def stopped() -> Blocked:
     """Tell that a command was ended because somebody asked for it."""
-    return Blocked(what=STOPPED, detail="fumehood stop", hint="what it wrote is held; it did not end by itself")
+    hint = "if it wrote anything since it was last settled, that is held"
+    return Blocked(what=STOPPED, detail="fumehood stop", hint=hint)
 
 
 def overflows(output: str) -> str:

@@ -88,7 +88,7 @@ NOT_FOLLOWED = "directory"
 _HEADLINES = {
     HIDDEN_PATH: "not in sight", LEFT_AT_HOME: "not kept", READ_ONLY: "read-only here",
     LEFT_PROCESS: "ended with its command", NOT_YET: "not there yet",
-    NOT_FOLLOWED: "the next command does not start in",
+    NOT_FOLLOWED: "the next command does not start in", "stopped": "ended by",
 }  # fmt: skip
 
 
