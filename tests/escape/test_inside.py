@@ -93,7 +93,7 @@ def test_a_yes_for_one_session_is_none_for_a_session_of_a_like_name(home: Path, 
 
 
 def test_every_way_of_capturing_has_the_command(way: str, project: Path) -> None:
-    with Sandbox(project, policy=Policy(capture=way or "auto")) as sandbox:
+    with Sandbox(project, policy=Policy(capture=way)) as sandbox:
         session = sandbox.session("agent")
         session.run("echo one > a")
         run = session.run("fumehood log --json; rm -f /dev/fumehood/ask /dev/hood/fumehood; fumehood --help >/dev/null")

@@ -701,6 +701,17 @@ def test_what_can_not_be_meant_is_refused_before_anything_runs(sandbox, options)
     assert sandbox.run("echo it goes on").stdout == "it goes on\n"
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"home": "hiden"}, {"network": "some"}, {"tmp": 5}, {"mask": ".env"}, {"hosts": "pypi.org"}], ids=repr
+)
+def test_a_policy_that_says_nothing_is_refused_and_not_taken_for_a_wider_one(home, project, wrong):
+    (name,) = wrong
+    with pytest.raises(BadRequest, match=f"{name} of a policy can't be"):
+        Sandbox(project, Policy(**wrong))
+    with pytest.raises(BadRequest, match="is not a policy"):
+        Sandbox(project, wrong)
+
+
 @sandboxed
 def test_the_words_of_a_program_may_be_paths(sandbox, project):
     assert sandbox.run([Path("/bin/echo"), project / "a b", "c"]).stdout == f"{project}/a b c\n"

@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+_CHOICE = "one of "
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z_*?\[\]!0-9-]+")
@@ -64,7 +65,7 @@ def _table_shown(value: tuple[tuple[str, str], ...]) -> str:
 
 def choice(*words: str) -> Kind:
     """One of a few words."""
-    said = "one of " + ", ".join(f'"{word}"' for word in words)
+    said = _CHOICE + ", ".join(f'"{word}"' for word in words)
 
     def read(value: Any) -> str:
         if value not in words or not isinstance(value, str):
@@ -542,6 +543,22 @@ limits.memory = "4 GiB"
 ## Keys
 
 """
+
+
+def check_policy(policy: object) -> None:
+    """Refuse a program's policy where a word is none of its key's: `home="hiden"` would show all of the home."""
+    if not isinstance(policy, Policy):
+        raise BadRequest(f"{policy!r:.100} is not a policy", hint="fumehood.Policy(…)")
+    for key in KEYS:
+        value = key.of(policy)
+        is_wrong = isinstance(value, str) if isinstance(key.default, tuple) else False
+        try:
+            if key.kind.said.startswith(_CHOICE):
+                key.kind.read(value)
+        except Wrong:
+            is_wrong = True
+        if is_wrong:
+            raise BadRequest(f"{key.place} of a policy can't be {value!r:.100}", hint=f"it is {key.kind.said}")
 
 
 def manual() -> str:

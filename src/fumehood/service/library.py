@@ -87,6 +87,10 @@ class Sandbox(Commands):
         mark: str = "",
     ) -> None:
         asks = channels(ask)
+        if policy is not None:
+            from fumehood.core.config_keys import check_policy
+
+            check_policy(policy)
         self._store = OpenedStore(face=face)
         self._thrown = None if project is not None else Thrown(self._store.places)
         if project is None:
