@@ -713,6 +713,13 @@ def test_a_policy_that_says_nothing_is_refused_and_not_taken_for_a_wider_one(hom
 
 
 @sandboxed
+def test_more_words_than_a_kernel_takes_are_said_to_be_too_many(sandbox):
+    with pytest.raises(BadRequest, match="the command is too long") as refused:
+        sandbox.run(["true", *["x" * 100_000] * 70])
+    assert "script" in refused.value.hint
+
+
+@sandboxed
 def test_the_words_of_a_program_may_be_paths(sandbox, project):
     assert sandbox.run([Path("/bin/echo"), project / "a b", "c"]).stdout == f"{project}/a b c\n"
 

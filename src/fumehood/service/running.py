@@ -9,7 +9,7 @@ import time
 from fumehood.core.environment import apart
 from fumehood.core.report import Run
 from fumehood.core.value import Value
-from fumehood.errors import FumehoodError, LaunchFailed, NoDirectory, Refused, Unavailable
+from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, NoDirectory, Refused, Unavailable
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
 from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
@@ -408,6 +408,11 @@ def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[L
         remove_note(init_file(layers))  # nothing can have been written
     said = ended.stderr.text().strip() or ended.stdout.text().strip()
     why = ended.outcome.exit.failure or said or "it ended without a message"
+    if "Argument list too long" in why:
+        raise BadRequest(
+            "the command is too long: the kernel takes fewer words and variables at once",
+            hint="write it to a script in the project and run that",
+        )
     if "Can't chdir to" not in why:
         raise LaunchFailed(f"the sandbox did not start: {why}", hint="fumehood doctor says what is missing here")
     if why.endswith("Permission denied"):
