@@ -102,6 +102,15 @@ def test_no_two_classes_have_the_same_name() -> None:
     assert not {name: where for name, where in places.items() if len(where) > 1}
 
 
+def test_names_say_what_they_hold() -> None:
+    empty = {"found", "told", "given", "known"}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            names = {getattr(node, field, None) for field in ("id", "arg", "name", "attr")}
+            bare = {name.strip("_") for name in names if isinstance(name, str)}
+            assert not bare & empty, f"{path.relative_to(CHECKOUT)}:{getattr(node, 'lineno', '')}"
+
+
 def test_no_file_is_longer_than_one_sitting() -> None:
     lengths = {str(path.relative_to(CHECKOUT)): len(path.read_bytes().splitlines()) for path in MODULES}
     assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}

@@ -32,7 +32,7 @@ MARK = "gkqzwmhpsvjy"
 
 
 def run_of(found=(), **fields):
-    return Run(run="01RUN", project="/p", command="x", cwd="/p", state="held", roots=("/p",), found=found, **fields)
+    return Run(run="01RUN", project="/p", command="x", cwd="/p", state="held", roots=("/p",), changed=found, **fields)
 
 
 def held(path, reason="because", **more):

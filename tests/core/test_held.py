@@ -27,7 +27,7 @@ def held(path, flag="", **changed):
 
 def run_with(*changes, **fields):
     known = {"run": "01RUN", "project": "/p", "command": "make", "cwd": "/p", "state": "held"}
-    return Run(**{**known, "roots": ("/p", "/q"), "found": changes, **fields})
+    return Run(**{**known, "roots": ("/p", "/q"), "changed": changes, **fields})
 
 
 @pytest.mark.parametrize(("worse", "better"), list(pairwise(ORDER)))
@@ -68,7 +68,7 @@ def test_command_and_reasons_cannot_make_lines_of_their_own():
 def test_the_digest_is_of_every_change_and_all_that_is_known_of_it():
     def digest(change, **fields):
         run = run_with(change, **fields)
-        return held_digest(run, run.found)
+        return held_digest(run, run.changed)
 
     others = [
         held("b"), held("a", root=1), held("a", change=c.MODIFIED), held("a", kind=c.SYMLINK),

@@ -67,7 +67,7 @@ def runs() -> list[tuple[str, str | None, list[str]]]:
     store = OpenedStore()
     try:
         return [
-            (run.command, run.session, [f"{each.change} {each.path}" for each in run.found])
+            (run.command, run.session, [f"{each.change} {each.path}" for each in run.changed])
             for run in store.history.runs()
         ]
     finally:

@@ -153,7 +153,7 @@ def test_any_layer_is_scanned_judged_and_told(place, above, below):
             for fd in ends:
                 os.close(fd)
         judge(found, APPLY)
-        run = Run(run="r", project=live, command="x", cwd=live, state="held", roots=(live,), found=found)
+        run = Run(run="r", project=live, command="x", cwd=live, state="held", roots=(live,), changed=found)
         assert all(line.isprintable() for line in run.for_model().split("\n"))
         assert json.loads(json.dumps(run.as_dict()))["changes"] == run.as_dict()["changes"]
         assert all(change.change in (c.ADDED, c.MODIFIED, c.DELETED, c.MODE, c.TYPE) for change in found)

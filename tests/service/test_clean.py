@@ -36,7 +36,7 @@ def rejudge(store: Store, run: Run, state: str, verdicts: dict[str, str]) -> Non
     """Let the record say that other things became of a run and its paths."""
     found = store.history.find(run.run)
     found.state = state
-    for change in found.found:
+    for change in found.changed:
         change.verdict = verdicts.get(change.path, change.verdict)
     store.history.settle(found, rewrite=True)
 

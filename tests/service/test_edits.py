@@ -150,7 +150,7 @@ def test_an_edit_that_moves_a_file_is_one_run(client: Client, store: Store, proj
     client.write("old", None)
     run = client.end(call)
     assert run is not None
-    assert sorted((change.change, change.path) for change in run.found) == [
+    assert sorted((change.change, change.path) for change in run.changed) == [
         ("added", "sub"), ("added", "sub/new"), ("deleted", "old"),
     ]  # fmt: skip
     undo(store, client.project, run)
@@ -306,7 +306,7 @@ def test_a_command_between_an_edits_two_ends_is_a_run_of_its_own(
     client.write("new/b", "x\n")
     run = client.end(call)
     assert run is not None
-    assert [(change.change, change.path) for change in run.found] == [("modified", "a"), ("added", "new/b")]
+    assert [(change.change, change.path) for change in run.changed] == [("modified", "a"), ("added", "new/b")]
     undo(store, client.project, run)
     assert tree(project) == {"a": "0\n1\n", "new": "/"}
     sandbox.undo(store.history.runs(Reach(project=client.project.id))[-1].run)
@@ -402,7 +402,7 @@ def test_a_link_within_the_project_is_an_edit_of_what_it_leads_to(client: Client
     (project / "real").write_text("one")
     (project / "link").symlink_to("real")
     run = client.edit("link", "two")
-    assert [change.path for change in run.found] == ["real"]
+    assert [change.path for change in run.changed] == ["real"]
 
 
 def test_what_git_would_run_is_told_by_what_the_file_will_hold(reasons: Callable[..., str], project: Path) -> None:

@@ -167,6 +167,6 @@ def test_an_undo_reads_what_a_run_changed_once(
     here = store.projects.open(str(project))
     undo(store, here, last_to_undo(store, Reach(project=here.id)))
     assert not list(project.iterdir())
-    assert len(made.found) == 20
+    assert len(made.changed) == 20
     # One row a directory: the first one is also looked at to see that there is something to undo.
     assert len(read) == 12

@@ -241,7 +241,7 @@ def test_a_project_is_forgotten_only_with_a_word(cli, project, worked, store):
     assert os.listdir(f"{store.places.state}/runs") == []
     assert (project / "a").read_text() == "new\n"
     assert cli("run", "--", "echo again > a").returncode == 0
-    assert [each.id for each in store.projects.known()] == [2]
+    assert [each.id for each in store.projects.listed()] == [2]
 
 
 def test_bad_words_are_refused(cli, project, store):

@@ -358,7 +358,7 @@ def test_some_hunks_of_a_file_are_a_run_of_their_own_and_the_others_go(sandbox, 
     (project / "f").write_text("".join(lines))
     (project / "f").chmod(0o640)
     held = store.history.find(sandbox.run(THREE, apply="hold").id)
-    (change,) = held.found
+    (change,) = held.changed
     shown = decide.versions_digest(held, change, *contents(store, held, change))
     (project / "f").write_text("".join(lines) + "the person's\n")
     with pytest.raises(ChangedMeanwhile):
@@ -389,7 +389,7 @@ def test_a_death_between_an_edit_and_its_end_leaves_the_runs_version_held(
     with pytest.raises(SystemExit):
         decide.apply_edited(store, known, held, "f", lambda old, new: old + new)
     assert (project / "f").read_text() == "1\n2\n"
-    assert contents(store, held, held.found[0])[1] == b"2\n"
+    assert contents(store, held, held.changed[0])[1] == b"2\n"
     assert verdicts(sandbox.apply(held)) == {"f": "conflict"}
     sandbox.apply(held, force=True)
     assert (project / "f").read_text() == "2\n"

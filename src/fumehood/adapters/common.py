@@ -63,7 +63,7 @@ def notes(run: Run) -> str:
 
     Each line has the mark, because frameworks put streams together as they like.
     """
-    waiting = [change for change in run.found if change.verdict != APPLIED]
+    waiting = [change for change in run.changed if change.verdict != APPLIED]
     lines, left_out = summary(waiting, _SHOWN)
     said = [each.line for each in run.blocked[:_SHOWN]]
     said += [one_line(line) for line in lines]

@@ -60,11 +60,11 @@ def patch_in(line: str) -> tuple[str, str] | None:
     """Return the patch that a shell line is, for Codex, and the directory it is for ("": that of the call)."""
     import re
 
-    found = re.fullmatch(_IN_SHELL, line, re.DOTALL)
+    match = re.fullmatch(_IN_SHELL, line, re.DOTALL)
     # A line that a reader of shells could take for the end of the text leaves a doubt.
-    if found is None or any(line.strip().startswith(found["end"]) for line in found["patch"].split("\n")):
+    if match is None or any(line.strip().startswith(match["end"]) for line in match["patch"].split("\n")):
         return None
-    return found["patch"], found["directory"] or ""
+    return match["patch"], match["directory"] or ""
 
 
 def patched(text: str) -> list[Planned] | None:
@@ -129,8 +129,8 @@ def _updated(body: Sequence[str]) -> Becomes:
             return None
         at, result = 0, []
         for context, old, new in _pieces(body):
-            start = _found(lines, [context], at) + 1 if context else at
-            place = _found(lines, old, start) if old else len(lines)
+            start = _place_of(lines, [context], at) + 1 if context else at
+            place = _place_of(lines, old, start) if old else len(lines)
             if (context and not start) or place < 0:
                 return None
             result += [*lines[at:place], *new]
@@ -157,7 +157,7 @@ def _pieces(body: Sequence[str]) -> list[tuple[str, list[str], list[str]]]:
     return pieces
 
 
-def _found(lines: Sequence[str], wanted: Sequence[str], start: int) -> int:
+def _place_of(lines: Sequence[str], wanted: Sequence[str], start: int) -> int:
     """Return where lines stand, from a place on; -1 where they do not."""
     last = len(lines) - len(wanted)
     return next((at for at in range(start, last + 1) if list(lines[at : at + len(wanted)]) == list(wanted)), -1)

@@ -317,12 +317,12 @@ def held_item(run: Run, change: c.Change) -> Item:
 
 def waiting(run: Run) -> list[c.Change]:
     """Return the changes of a run that wait for a person."""
-    return [change for change in run.found if change.verdict in c.WAITING]
+    return [change for change in run.changed if change.verdict in c.WAITING]
 
 
 def apply_question(run: Run) -> Question:
     """Ask whether to apply all that a run holds; a yes is for exactly the changes it holds now."""
-    held = [change for change in run.found if change.verdict == c.HELD]
+    held = [change for change in run.changed if change.verdict == c.HELD]
     conflicts = len(waiting(run)) - len(held)
     stay = "stays as it is" if conflicts == 1 else "stay as they are"
     return Question(

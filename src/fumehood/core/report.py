@@ -130,20 +130,20 @@ class Run:
         self.ended_in = ""  # the directory where a command of a session left its shell
         self.below: tuple[str, ...] = fields.pop("below", ())  # held runs that the command saw, the latest first
         self.mark = ""  # what sets our words apart from the command's, known to whoever reads `for_model`
-        self._found: Sequence[Change] | Callable[[], Sequence[Change]] = fields.pop("found", ())
+        self._changed: Sequence[Change] | Callable[[], Sequence[Change]] = fields.pop("changed", ())
         if fields:
             raise TypeError(f"a run has no {', '.join(fields)}")
 
     @property
-    def found(self) -> Sequence[Change]:
+    def changed(self) -> Sequence[Change]:
         """The changes as they are judged and applied; those of an old run are read when they are asked for."""
-        if callable(self._found):
-            self._found = self._found()
-        return self._found
+        if callable(self._changed):
+            self._changed = self._changed()
+        return self._changed
 
-    @found.setter
-    def found(self, changes: Sequence[Change]) -> None:
-        self._found = changes
+    @changed.setter
+    def changed(self, changes: Sequence[Change]) -> None:
+        self._changed = changes
 
     @property
     def connections(self) -> Sequence[Connection]:
@@ -182,7 +182,7 @@ class Run:
     def changes(self) -> tuple[ReportedChange, ...]:
         """Every path the run changed."""
         return tuple(
-            ReportedChange(**{**fields, "flags": tuple(fields["flags"])}) for fields in self.fields_of(self.found)
+            ReportedChange(**{**fields, "flags": tuple(fields["flags"])}) for fields in self.fields_of(self.changed)
         )
 
     def fields_of(self, changes: Iterable[Change]) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ class Run:
             "hosts": list(self.hosts), "connections": [each.fields() for each in self.connections],
             "duration_s": round(self.duration_s, 6), "output": self.output,
             "one_stream": self.one_stream, "output_truncated": self.output_truncated,
-            "changes": self.fields_of(self.found),
+            "changes": self.fields_of(self.changed),
             "blocked": [blocked.fields() for blocked in self.blocked],
             "started_at": self.started_at, "capture": self.capture, "act": self.act, "of": self.of,
             "session": self.session, "draft": self.draft_name,
@@ -462,13 +462,13 @@ def _report(run: Run) -> list[str]:
 
 def change_lines(run: Run) -> list[str]:
     """Write what a run changed, a line for each where they are few, else by directory; deletions may be more."""
-    if not run.found:
+    if not run.changed:
         return []
     lines = [f"Changes ({run.outcome}, run {run.name}):"]
     foremost: list[Change] = []
     gone: list[Change] = []
     others: list[Change] = []
-    for change in run.found:
+    for change in run.changed:
         is_foremost = change.verdict != APPLIED or change.flags
         (foremost if is_foremost else gone if change.change == DELETED else others).append(change)
     for changes, most in ((foremost, _MOST_CHANGES), (gone, _MOST_DELETIONS), (others, _MOST_CHANGES)):

@@ -159,9 +159,9 @@ def script(remembered: Iterable[str] = ()) -> str:
     hangs is not waited for. One that is `remembered`, by what identifies its file, is not started. Outside the system's
     directories a program may be a stand-in, which starts another by some setting: it is started each time.
     """
-    known = "\n".join(remembered)
+    identities = "\n".join(remembered)
     lines = [
-        f"remembered={quoted(known, always=True)}",
+        f"remembered={quoted(identities, always=True)}",
         "say() { printf '%s\\t%s\\n' \"$1\" \"$2\"; }",
         # Root's `test -w` says yes to everything in some shells, so writing is tried.
         'try() { (: > "$1/.fumehood-$$") 2>/dev/null && rm -f "$1/.fumehood-$$" && say writable "$1"; }',

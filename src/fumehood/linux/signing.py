@@ -37,7 +37,7 @@ class Signer(Value):
 
 def sign(key: str, purpose: str, data: bytes) -> str:
     """Sign something with the key in a file; a public key's file stands for one that an agent has."""
-    done = _keygen("sign", "-n", purpose, "-f", os.path.expanduser(key), given=data)
+    done = _keygen("sign", "-n", purpose, "-f", os.path.expanduser(key), data=data)
     if done.returncode:
         raise BadRequest(
             f"{key} can't sign: {short(_said(done))}", hint="ssh-keygen -t ed25519 makes a key; ssh-add opens one"
@@ -53,7 +53,7 @@ def signer_of(signature: str, purpose: str, data: bytes, signers: str = "") -> S
     try:
         os.write(file, signature.encode("ascii"))
         where = f"/dev/fd/{file}"
-        done = _keygen("check-novalidate", "-n", purpose, "-s", where, given=data, descriptor=file)
+        done = _keygen("check-novalidate", "-n", purpose, "-s", where, data=data, descriptor=file)
         key = _KEY.search(done.stdout)
         if done.returncode or key is None:
             raise BadSignature(f"the signature is wrong: {short(_said(done))}", hint="it was changed on its way")
@@ -66,18 +66,18 @@ def _name(where: str, purpose: str, data: bytes, signers: str, file: int) -> str
     signers = os.path.expanduser(signers)
     if not os.access(signers, os.R_OK):
         raise BadRequest(f"the file of allowed signers can't be read: {signers}", hint="sign.signers names it")
-    done = _keygen("find-principals", "-s", where, "-f", signers, given=b"", descriptor=file)
+    done = _keygen("find-principals", "-s", where, "-f", signers, data=b"", descriptor=file)
     for name in [] if done.returncode else done.stdout.decode("utf-8", "replace").splitlines():
         arguments = ("-n", purpose, "-f", signers, "-I", name, "-s", where)
-        if not _keygen("verify", *arguments, given=data, descriptor=file).returncode:
+        if not _keygen("verify", *arguments, data=data, descriptor=file).returncode:
             return name
     return ""
 
 
-def _keygen(*arguments: str, given: bytes, descriptor: int = -1) -> subprocess.CompletedProcess[bytes]:
+def _keygen(*arguments: str, data: bytes, descriptor: int = -1) -> subprocess.CompletedProcess[bytes]:
     try:
         return subprocess.run(
-            ["ssh-keygen", "-Y", *arguments], input=given, capture_output=True, check=False,
+            ["ssh-keygen", "-Y", *arguments], input=data, capture_output=True, check=False,
             pass_fds=() if descriptor < 0 else (descriptor,),
             start_new_session=True,  # without a terminal: nobody is asked for a passphrase
         )  # fmt: skip

@@ -483,8 +483,8 @@ def _failed(complaints: Sequence[str], status: int) -> FumehoodError:
     else:  # what it means is listed below
         reasons[:0] = [line for line in complaints if line.startswith("WARNING: ")][:1]
         hint = "nothing was installed; see rootfs.mirror, rootfs.proxy, and --key for a mirror that signs by itself"
-    told = "; ".join(line.strip(" :").removeprefix("WARNING: ").removeprefix("ERROR: ") for line in reasons)
-    return FumehoodError(f"apk could not add packages: {told or f'exit status {status}'}", hint=hint)
+    reason = "; ".join(line.strip(" :").removeprefix("WARNING: ").removeprefix("ERROR: ") for line in reasons)
+    return FumehoodError(f"apk could not add packages: {reason or f'exit status {status}'}", hint=hint)
 
 
 def _try(process: Process) -> None:

@@ -97,7 +97,7 @@ def settle(
             store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=project.id)
             _keep(store, project, session, question, decision)
         is_allowed = is_allowed or allowed
-        said.append(_told(widening, session, allowed=allowed, why=why))
+        said.append(_in_words(widening, session, allowed=allowed, why=why))
     if not is_allowed:
         raise Refused("; ".join(said), hint="nothing was changed")
     return said
@@ -113,7 +113,7 @@ def _keep(store: Store, project: Project, session: str, question: Question, deci
         store.grants.keep(_in_session(question, session), questions.verdict(decision.answer))
 
 
-def _told(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
+def _in_words(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
     words = {HOST: "reach", SHOW: "see", WRITE: "write"}
     if allowed:
         return f"allowed: commands may {words[widening.what]} {widening.target} from the next one on"
@@ -150,7 +150,7 @@ def offer(hood: Workplace, request: Request, wishes: Wishes) -> Request:
     return request.replace(beside=tuple(read_only))
 
 
-def told(directories: tuple[str, ...]) -> tuple[Blocked, ...]:
+def read_only_beside(directories: tuple[str, ...]) -> tuple[Blocked, ...]:
     """Say to a command what it can only read, and how it asks for more."""
     return tuple(
         Blocked(what=READ_ONLY, detail=each, hint=f"to ask the person for it: fumehood ask --write {quoted(each)}")

@@ -224,7 +224,7 @@ class ShellCommands:
         self._init_file = init_file
         self._open: dict[str, _Begun] = {}  # by the number that the shell has inside
         self._late: list[str] = []  # lines whose changes could not be settled yet
-        self._told: set[tuple[int, str, str]] = set()
+        self._said_before: set[tuple[int, str, str]] = set()
         self._around = around_line()
 
     def hear(self, words: Sequence[str], cwd: str) -> str:
@@ -301,8 +301,8 @@ class ShellCommands:
 
     def _to_tell(self) -> str:
         """Return what of the last checkpoint a person must decide on, where the agent does not know it yet."""
-        new = [each for each in self.checkpoints.held if (each.root, each.path, each.reason) not in self._told]
-        self._told |= {(each.root, each.path, each.reason) for each in new}
+        new = [each for each in self.checkpoints.held if (each.root, each.path, each.reason) not in self._said_before]
+        self._said_before |= {(each.root, each.path, each.reason) for each in new}
         said = [
             f"fumehood: {each.verdict}, not applied: {each.change} {named(each.path)}: {short(each.reason)}\n"
             for each in new[:_TOLD]

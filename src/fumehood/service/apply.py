@@ -194,7 +194,7 @@ def _perform(
         if step.change.verdict != c.APPLIED:
             at += 1
             continue  # it lies in something that turned out to be a conflict
-        known = len(done)
+        done_before = len(done)
         try:
             if step.is_plain and (reached := _swapped(sides, steps, at, done, asks=asks)) > at:
                 at = reached
@@ -206,7 +206,7 @@ def _perform(
                 continue
             _fail(error, step.change, changes, or_nothing=or_nothing)
         except OSError:
-            failed = steps[at + len(done) - known]
+            failed = steps[at + len(done) - done_before]
             if sides.was_done(failed):
                 done.append((sides, failed))  # only something after it went wrong
             raise
@@ -347,11 +347,11 @@ class Between:
         self.has_originals = False
 
     def _sharing(self, changes: Sequence[c.Change]) -> dict[int, list[c.Change]]:
-        found: dict[int, list[c.Change]] = {}
+        by_root: dict[int, list[c.Change]] = {}
         for change in sharing(changes, "before"):
             if change.root in self.sides and change.root not in self._staging:
-                found.setdefault(change.root, []).append(change)
-        return found
+                by_root.setdefault(change.root, []).append(change)
+        return by_root
 
     def keep(self, left: Sequence[Step]) -> None:
         """Copy home the originals of steps that can't be taken back; the staging directory is then not needed."""

@@ -143,7 +143,7 @@ class BestOf:
         with drafts.Preview(draft._store, draft._project, draft._record) as whole:
             digest = digest_of_changes(whole)
             added, removed = changed_lines(draft, whole)
-            candidate = candidate.replace(files=len(whole.run.found), added=added, removed=removed)
+            candidate = candidate.replace(files=len(whole.run.changed), added=added, removed=removed)
         with self._lock:
             first = self._first_with.setdefault(digest, candidate.number)
         if first != candidate.number:
@@ -211,7 +211,7 @@ def shared(limits: Limits, jobs: int) -> Limits:
 def digest_of_changes(whole: WholeDraft) -> str:
     """Identify what a draft changes: two that change the same have the same."""
     digest = hashlib.sha256()
-    for change in whole.run.found:
+    for change in whole.run.changed:
         mode = 0 if change.after is None else change.after.mode
         about = f"{change.root} {change.change} {change.kind} {mode:o} {change.path}\0"
         digest.update(about.encode(errors="surrogateescape"))

@@ -100,7 +100,7 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as layer:
 
 def export(store: Store, run: Run, path: str, *, key: str = "", may_be_empty: bool = False) -> int:
     """Write a run's changes to a file, signed if there is a key; returns how many there are."""
-    changes = [change for change in run.found if change.verdict in _TRAVELS]
+    changes = [change for change in run.changed if change.verdict in _TRAVELS]
     _refuse_what_stays(run, changes, may_be_empty=may_be_empty)
     base = {change.path: _digest(content) for change, content in opened_versions(store, run, changes, before=True)}
     for change in changes:
@@ -263,7 +263,7 @@ def _blob(digest: str) -> str:
 
 def export_patch(store: Store, run: Run, path: str) -> int:
     """Write a run's changes as a patch that `git apply` takes, binary files too; returns how many there are."""
-    changes = [change for change in run.found if change.verdict in _TRAVELS and change.kind != c.DIRECTORY]
+    changes = [change for change in run.changed if change.verdict in _TRAVELS and change.kind != c.DIRECTORY]
     _refuse_what_stays(run, changes)
     shown = {each.path: each for each in each_difference(store, run, [], here=run.project) if each.root == run.project}
     whole = [change for change in changes if not shown[change.path].shown]
@@ -437,7 +437,7 @@ def compare(store: Store, project: Project, run: Run, bundle: ChangeBundle) -> R
     with store.alone(project.id), Closing(open_top(project.path)) as top:
         run = store.history.find(run.run)
         differing = [
-            change for change in run.found
+            change for change in run.changed
             if change.verdict == c.HELD and change.path in bundle.base
             and _here(top, change.path) != bundle.base[change.path]
         ]  # fmt: skip

@@ -124,7 +124,7 @@ class Checkpoints:
                     try:
                         self._settle(checkpoint, stopped, is_asked=bool(name) or part is not None)
                     except (FumehoodError, OSError) as error:
-                        checkpoint.state, checkpoint.found, checkpoint.reason = FAILED, (), str(error)
+                        checkpoint.state, checkpoint.changed, checkpoint.reason = FAILED, (), str(error)
                     # So that what it writes from now on is told from what was settled.
                     self._looked_at_ns = let_time_pass()
                 if not checkpoint.duration_s:
@@ -139,18 +139,18 @@ class Checkpoints:
 
     def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
         """Find out what can be settled, and do so; the processes stand still."""
-        checkpoint.found = layering.scanned(self._layers, self._indexes, is_in_use=True)
+        checkpoint.changed = layering.scanned(self._layers, self._indexes, is_in_use=True)
         self._judge(checkpoint, self._layers, APPLY, "")
         unfinished = self._unfinished(checkpoint, stopped)
         if unfinished:
-            hold_open(checkpoint.found, checkpoint.roots, unfinished)
+            hold_open(checkpoint.changed, checkpoint.roots, unfinished)
         find_conflicts(self._hood.store, checkpoint, self._layers)
-        hold_together(checkpoint.found, checkpoint.roots, self._hood.policy.on_conflict)
-        left = [change for change in checkpoint.found if change.verdict != c.APPLIED]
+        hold_together(checkpoint.changed, checkpoint.roots, self._hood.policy.on_conflict)
+        left = [change for change in checkpoint.changed if change.verdict != c.APPLIED]
         self.held = [change for change in left if (change.root, change.path) not in unfinished]
-        checkpoint.found = [change for change in checkpoint.found if change.verdict == c.APPLIED]
+        checkpoint.changed = [change for change in checkpoint.changed if change.verdict == c.APPLIED]
         checkpoint.reason = _in_words(left)
-        if checkpoint.found:
+        if checkpoint.changed:
             self._apply(checkpoint, left, is_asked=is_asked)
 
     def _unfinished(self, checkpoint: Run, stopped: Stopped) -> dict[tuple[int, str], str]:
@@ -161,7 +161,7 @@ class Checkpoints:
         two states.
         """
         unfinished: dict[tuple[int, str], str] = {}
-        files = [change for change in checkpoint.found if change.after is not None and change.after.kind == c.FILE]
+        files = [change for change in checkpoint.changed if change.after is not None and change.after.kind == c.FILE]
         for number, layer in enumerate(self._layers):
             with Closing(open_top(layer.upper)) as top, Loosened(top) as upper:
                 for change in (each for each in files if each.root == number):
@@ -172,21 +172,21 @@ class Checkpoints:
         if unfinished:
             for stream in streams(stopped.processes, self._targets):
                 unfinished.pop(stream, None)
-        for change in checkpoint.found:
+        for change in checkpoint.changed:
             # To take away one name changes the times of all: another could look like a person's edit at the end.
             if change.before is not None and change.before.links > 1 and change.before.kind == c.FILE:
                 unfinished[change.root, change.path] = _SHARED
-        places = [f"{checkpoint.roots[change.root]}/{change.path}" for change in checkpoint.found]
+        places = [f"{checkpoint.roots[change.root]}/{change.path}" for change in checkpoint.changed]
         locks = (place for place in places if place.endswith(".lock") and ".git/" in place)
         locked = tuple(lock[: lock.rindex(".git/") + len(".git/")] for lock in locks)
-        for change, place in zip(checkpoint.found, places, strict=True):
+        for change, place in zip(checkpoint.changed, places, strict=True):
             if place.startswith(locked):
                 unfinished[change.root, change.path] = _GIT
         return unfinished
 
     def _apply(self, checkpoint: Run, left: Sequence[c.Change], *, is_asked: bool) -> None:
         """Copy what goes, swap the copies in, and take note of both; `left` is what does not go."""
-        store, going = self._hood.store, checkpoint.found
+        store, going = self._hood.store, checkpoint.changed
         versions = {id(change): change.after for change in going}
         checkpoint.below = ()
         originals = [
@@ -212,23 +212,23 @@ class Checkpoints:
             except (ApplyFailed, OSError) as error:
                 self._withdraw(checkpoint, str(error))
                 raise
-            checkpoint.found = [change for change in going if change.verdict == c.APPLIED]
-            checkpoint.state = APPLIED if checkpoint.found else EMPTY
+            checkpoint.changed = [change for change in going if change.verdict == c.APPLIED]
+            checkpoint.state = APPLIED if checkpoint.changed else EMPTY
             checkpoint.reason = _in_words([*left, *(change for change in going if change.verdict != c.APPLIED)])
-            if not checkpoint.found:
+            if not checkpoint.changed:
                 self._withdraw(checkpoint, checkpoint.reason)
                 return
             entries: list[Entry] = []
-            for change in checkpoint.found:
+            for change in checkpoint.changed:
                 version, left_there = versions[id(change)], change.after.text() if change.after else None
                 layer = None if version is None else identity_of(version)
                 entries.append((change.root, change.path, layer, left_there, _is_made(change)))
             between = self._record(checkpoint, is_asked=is_asked)
             # Only now: what is noted is not looked at again, and an apply that is not recorded may be taken back.
             note(self._note, entries, [])
-            if checkpoint.found:
+            if checkpoint.changed:
                 _remove_versions(store.uppers(checkpoint), between)
-                layering.drop_if_empty(store.places, checkpoint.run, checkpoint.found)
+                layering.drop_if_empty(store.places, checkpoint.run, checkpoint.changed)
             else:
                 layering.drop(store.places, checkpoint.run)
 
@@ -239,7 +239,7 @@ class Checkpoints:
         for the last one that settled a file, that one tells of the new version, and the one between is not kept.
         """
         store, amended, kept = self._hood.store, _Amended(self._hood.store), []
-        for change in checkpoint.found:
+        for change in checkpoint.changed:
             place = change.root, change.path
             earlier = self._unasked.pop(place, "")
             if is_asked:
@@ -249,8 +249,8 @@ class Checkpoints:
                 earlier = checkpoint.run
             if not is_asked and change.kind == c.FILE and change.after is not None:
                 self._unasked[place] = earlier
-        known = {id(change) for change in kept}
-        between, checkpoint.found = [each for each in checkpoint.found if id(each) not in known], kept
+        kept_ids = {id(change) for change in kept}
+        between, checkpoint.changed = [each for each in checkpoint.changed if id(each) not in kept_ids], kept
         if kept:
             store.history.settle(checkpoint, rewrite=True, others=[(run, True) for run in amended.runs])
         else:
@@ -283,7 +283,7 @@ class Checkpoints:
         layers = layering.make(self._hood.store.places, checkpoint.run, checkpoint.roots, checkpoint.capture)
         for number, (source, target) in enumerate(zip(self._layers, layers, strict=True)):
             os.rmdir(target.work)
-            mine = [change for change in checkpoint.found if change.root == number]
+            mine = [change for change in checkpoint.changed if change.root == number]
             with Closing(open_top(source.upper)) as one, Closing(open_top(target.upper)) as other:
                 copy_versions(mine, one, other)
         return [layer.upper for layer in layers]
@@ -303,7 +303,7 @@ class _Amended:
             return False
         if name not in self._changes:
             run = self._store.history.find(name)
-            self._changes[name] = {(each.root, each.path): each for each in run.found}
+            self._changes[name] = {(each.root, each.path): each for each in run.changed}
             self.runs.append(run)
         old = self._changes[name].get((change.root, change.path))
         if old is None or old.after is None or not old.after.same(change.before):

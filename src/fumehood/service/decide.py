@@ -73,7 +73,7 @@ def apply_held(
         others = store.runs_now(project.id)
         held_runs.let_go(store, project.id, run.run, others=others)
         if force:
-            run.found, waiting = _judged_anew(store, run, waiting)
+            run.changed, waiting = _judged_anew(store, run, waiting)
         elif unmounted:
             waiting = _compared_anew(store, run, waiting, unmounted)
         is_anew = force or bool(unmounted) or _stamp_anew(run, waiting) or bool(run.below)
@@ -217,7 +217,7 @@ def _compared_anew(
 ) -> list[c.Change]:
     """Compare what went to a mount with what lies below it; refuse where somebody changed that since the run began."""
     mine = [change for change in waiting if (change.root, change.path) in unmounted]
-    run.found, going = _judged_anew(store, run, mine)
+    run.changed, going = _judged_anew(store, run, mine)
     began = int(run.started_at * 1e9)
     for change in going:
         if change.before is not None and change.before.kind != c.DIRECTORY and change.before.changed_ns > began:
@@ -254,11 +254,11 @@ def meant(run: Run, paths: Sequence[str], *, here: str = "", forth: bool = True)
 
 def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
     """Leave out what only goes by force; refuse where that is all."""
-    going = free_of_conflicts(run.found, waiting, run.roots)
+    going = free_of_conflicts(run.changed, waiting, run.roots)
     if going:
         return going
     among = [change for change in waiting if change.verdict == c.CONFLICT]
-    among = among or [change for change in run.found if change.verdict == c.CONFLICT]
+    among = among or [change for change in run.changed if change.verdict == c.CONFLICT]
     path = typed(among[0].path)
     raise BadRequest(
         f"{printable(named(among))} changed in the project after run {run.name} began",
@@ -274,7 +274,7 @@ def _refuse_before_others(store: Store, run: Run, waiting: Sequence[c.Change]) -
         return
     change, first = below
     message = f"{printable(change.path)} builds on run {first.name}, which is held"
-    while below := _built_on(store, first, [change for change in first.found if change.verdict in c.WAITING]):
+    while below := _built_on(store, first, [change for change in first.changed if change.verdict in c.WAITING]):
         first = below[1]
     raise BadRequest(message, hint=f"first: fumehood apply {first.name}")
 
@@ -299,24 +299,24 @@ def _apply(
     which may see it.
     """
     going = {id(change) for change in waiting}
-    earlier = [change for change in run.found if change.verdict == c.APPLIED and id(change) not in going]
+    earlier = [change for change in run.changed if change.verdict == c.APPLIED and id(change) not in going]
     reasons = [(change, change.verdict, change.reason) for change in waiting]
     for change in earlier:
         change.verdict = DONE
     for change in waiting:
         change.reason = BY_FORCE if change.verdict == c.CONFLICT else ""
         change.verdict = c.APPLIED
-    keep_replacements_whole(run.found)
+    keep_replacements_whole(run.changed)
     _count_links(run)
     if others:
         held_runs.count_links(store, run)
     # What is in flight is `applied` in the journal, what was applied before is `done`.
     store.history.note(run, APPLYING, decided=f"apply {named(waiting)}", only_verdicts=not is_anew)
-    expected, failure = outcomes(run.found), None
+    expected, failure = outcomes(run.changed), None
     try:
         _bring_back(store, run, others=others)
         take_over(
-            run.found, run.roots, store.uppers(run), run.run, journal=lambda state: store.history.note(run, state),
+            run.changed, run.roots, store.uppers(run), run.run, journal=lambda state: store.history.note(run, state),
             even_open=even_open,
         )  # fmt: skip
     except ApplyFailed as error:
@@ -324,13 +324,13 @@ def _apply(
         hold_all(run, error)
         for change, verdict, reason in reasons:
             change.verdict, change.reason = verdict, reason or error.message
-    is_otherwise = bool(earlier) or outcomes(run.found) != expected
+    is_otherwise = bool(earlier) or outcomes(run.changed) != expected
     for change in earlier:
         change.verdict = c.APPLIED
-    for change in run.found:
+    for change in run.changed:
         if change.reason == BY_FORCE:
             change.reason, is_otherwise = "", True
-    run.state = state_of(run.found)
+    run.state = state_of(run.changed)
     if failure is None:
         run.reason = ""
     conclude(store, run, is_otherwise=is_otherwise, decided_at=time.time())
@@ -354,7 +354,7 @@ def _count_links(run: Run) -> None:
     for number, root in enumerate(run.roots):
         leaving = [
             change
-            for change in run.found
+            for change in run.changed
             if change.root == number
             and change.verdict == c.APPLIED
             and change.before is not None
@@ -394,7 +394,7 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
     """Compare what is held with the project as it is now; what the project has already is not needed any more."""
     scanned = layering.scanned(held_runs.layers(store, run), whole=False)
     fresh = {(change.root, change.path): change for change in scanned}
-    was_held = {(change.root, change.path): change for change in run.found if change.verdict in c.WAITING}
+    was_held = {(change.root, change.path): change for change in run.changed if change.verdict in c.WAITING}
     meant = {(change.root, change.path) for change in waiting}
     # Directories that are gone from the project are made again; what takes another's place goes whole.
     around = c.all_above(fresh[place] for place in meant if place in fresh) & fresh.keys()
@@ -412,7 +412,7 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
         if (change.root, change.path) not in fresh:
             change.verdict, change.reason = c.DISCARDED, "the project has it already"
     places = {(change.root, change.path) for change in going}
-    return c.by_path([*(each for each in run.found if (each.root, each.path) not in places), *going]), going
+    return c.by_path([*(each for each in run.changed if (each.root, each.path) not in places), *going]), going
 
 
 def _fate(held: c.Change | None, anew: c.Change) -> tuple[str, str]:
@@ -452,7 +452,7 @@ def _discard(store: Store, project: Project, run: Run, waiting: Sequence[c.Chang
         change.verdict, change.reason = c.DISCARDED, why
     store.history.note(run, SETTLING)
     held_runs.throw_away(store, run)
-    run.state, run.reason = state_of(run.found), ""
+    run.state, run.reason = state_of(run.changed), ""
     store.history.settle(run, rewrite=False, decided=f"discard {named(waiting)}", decided_at=time.time())
     record_files(store, project.id, run)
     if run.state != HELD and not others:

@@ -299,7 +299,7 @@ class _Later:
         self._slots = _slots(store, run)
         self._taken = {
             (run.roots[change.root], change.path): change
-            for change in run.found
+            for change in run.changed
             if change.verdict == c.APPLIED and change.before is not None
         }
 

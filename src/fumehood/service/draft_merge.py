@@ -78,7 +78,7 @@ class _Bases:
         self._rebased: dict[Place, tuple[str, c.Stamp | None]] = {}
         for name in reversed(members):
             run = store.history.find(name)
-            for change in run.found:
+            for change in run.changed:
                 if change.verdict in (*c.WAITING, c.UNSUPPORTED):
                     self._made_on.setdefault((run.roots[change.root], change.path), (name, change))
             for place, stamp in rebased_by(store, run):
@@ -192,7 +192,7 @@ def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[
     staying: list[c.Change] = []
     for number, root in enumerate(run.roots):
         with Closing(open_top(root)) as live:
-            for change in run.found:
+            for change in run.changed:
                 if change.root != number:
                     continue
                 if not bases.is_as_it_was(change, root, live):
@@ -204,7 +204,7 @@ def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[
                     elif outcome == _SAME:
                         continue
                 staying.append(change)
-    run.found = c.by_path(staying)
+    run.changed = c.by_path(staying)
     conflicts += (merge.conflict for merge in merges if merge.places)
     return merges, conflicts
 

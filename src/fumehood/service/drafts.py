@@ -73,7 +73,7 @@ def in_draft(store: Store, project: Project, request: Request) -> Request:
 def after_run(store: Store, project: Project, run: Run) -> None:
     """Keep what a run in a draft changed as it was in the project, and fold layers for the next run."""
     for number, root in enumerate(run.roots):
-        mine = [change for change in run.found if change.root == number and _may_be_merged(change)]
+        mine = [change for change in run.changed if change.root == number and _may_be_merged(change)]
         if mine:
             _keep_base(store.places.layer(run.run, number, BASE), root, mine)
     held_runs.fold_ahead(store, project.id, run)
@@ -126,11 +126,11 @@ def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: laye
             else:
                 os.mkdir(upper, 0o700)
                 layering.resemble(upper, roots[number])
-        run.found = layering.scanned(layers, whole=False)
+        run.changed = layering.scanned(layers, whole=False)
     except BaseException:
         layering.drop(store.places, run.run)
         raise
-    for change in run.found:
+    for change in run.changed:
         change.verdict, change.reason = c.HELD, f"it is in draft {draft.name}"
     return WholeDraft(run=run, layers=layers, members=tuple(members))
 
@@ -220,7 +220,7 @@ def apply_draft(
             refuse_marks(store, draft, whole)
             run = whole.run
             if only:
-                run.found = [each for each in run.found if any(_is_at_or_in(each.path, path) for path in only)]
+                run.changed = [each for each in run.changed if any(_is_at_or_in(each.path, path) for path in only)]
             merges, conflicts = compared(store, draft, whole)
             _refuse_conflicts(draft, () if force else conflicts)
             for merge in merges:
@@ -230,7 +230,7 @@ def apply_draft(
         except BaseException:
             layering.drop(store.places, claim.run)
             raise
-        if not run.found:
+        if not run.changed:
             run.state = "empty"
             store.drafts.close(draft, "applied", "the project had it all already")
             layering.drop(store.places, run.run)
@@ -283,11 +283,11 @@ def _judge(store: Store, project: Project, whole: WholeDraft) -> None:
     for number, root in enumerate(run.roots):
         mounted += ((number, os.path.relpath(mount, root)) for mount in mounts_inside(root))
     uppers = [layer.upper for layer in whole.layers]
-    for change in run.found:
+    for change in run.changed:
         change.flags = ()
-    acted_on = concerns(run.found, run.roots, uppers, store.policy_of(project).rules)
-    judge(run.found, APPLY, acted_on, mounted, None, run.roots)
-    hold_what_is_not_ours(run.found, whole.layers)
+    acted_on = concerns(run.changed, run.roots, uppers, store.policy_of(project).rules)
+    judge(run.changed, APPLY, acted_on, mounted, None, run.roots)
+    hold_what_is_not_ours(run.changed, whole.layers)
 
 
 def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeDraft) -> None:
@@ -302,7 +302,7 @@ def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeD
     store.history.journal(run, ((b"", 0), (b"", 0)))
     try:
         take_over(
-            run.found, run.roots, [layer.upper for layer in whole.layers], run.run, or_nothing=True,
+            run.changed, run.roots, [layer.upper for layer in whole.layers], run.run, or_nothing=True,
             journal=lambda state: store.history.note(run, state),
         )  # fmt: skip
     except (ApplyFailed, Changed) as error:
@@ -311,11 +311,11 @@ def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeD
         raise ApplyFailed(
             f"nothing was applied: {printable(str(error))}", hint=f"it is all in draft {draft.name} still"
         ) from error
-    run.state, run.duration_s = state_of(run.found), time.time() - run.started_at
+    run.state, run.duration_s = state_of(run.changed), time.time() - run.started_at
     if run.state == HELD:
         store.history.note(run, SETTLING)
         held_runs.set_apart(store, run)
-    store.history.settle(run, rewrite=True, decided=f"apply draft {draft.name}: {named(run.found)}")
+    store.history.settle(run, rewrite=True, decided=f"apply draft {draft.name}: {named(run.changed)}")
     record_files(store, project.id, run)
 
 

@@ -276,7 +276,7 @@ def _close(store: Store, edit: OpenEdit) -> None:
     run = Run(
         run=edit.id, project=edit.roots[0], command=edit.title, cwd=edit.cwd, state="applied", exit_code=0,
         started_at=edit.started_at, duration_s=max(0.0, edit.ended_at - edit.started_at), roots=edit.roots,
-        session=edit.session or None, found=changes,
+        session=edit.session or None, changed=changes,
     )  # fmt: skip
     store.history.add(edit.project, run)
     keeps_files = any(map(c.needs_layer, changes))

@@ -53,11 +53,11 @@ def record(store: Store, project: int, run: Run) -> None:
             from fumehood.service.edits import renew
 
             renew(store.places, project, run.run, {
-                (run.roots[each.root], each.path) for each in run.found if each.verdict == c.APPLIED
+                (run.roots[each.root], each.path) for each in run.changed if each.verdict == c.APPLIED
             })
         due = Files(store.database).due(project)
         others = {name for _, name, _, _ in due} - {run.run}
-        if len(run.found) + sum(_size(store, name) for name in others) <= AT_ONCE:
+        if len(run.changed) + sum(_size(store, name) for name in others) <= AT_ONCE:
             _bring_up_to_date(store, project, due, run)
     except (OSError, FumehoodError):
         return
@@ -115,7 +115,7 @@ def _record(store: Store, project: int, run: Run, at: float) -> list[str]:
     """Record what one run did; returns which backups could not be made, and why."""
     stands = run.state in _STANDING and _goes_forward(store, run)
     mine: dict[int, list[c.Change]] = {}
-    for change in run.found:
+    for change in run.changed:
         if change.verdict == c.APPLIED:
             mine.setdefault(change.root, []).append(change)
     for_roots: list[ToRecord] = []
@@ -212,7 +212,7 @@ def release(store: Store, back: Run) -> int:
             return 0
         going: set[int] = set()
         for number, upper in enumerate(store.uppers(back)):
-            going |= _inodes_going([each for each in back.found if each.root == number], upper, daily)
+            going |= _inodes_going([each for each in back.changed if each.root == number], upper, daily)
         gone = [name for name, inode in in_directory if inode in going]
         if gone:
             # They are made again, should the undo come to nothing.
@@ -265,10 +265,10 @@ def forget_file(store: Store, names: Iterable[str], gone: Sequence[str]) -> None
 def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
     """Let the records tell which files held changes wait on, where these runs may have changed that."""
     files = Files(store.database)
-    if not any(change.verdict in c.WAITING for run in runs for change in run.found):
+    if not any(change.verdict in c.WAITING for run in runs for change in run.changed):
         if not files.is_waiting(project):
             return
-        places = {(os.fsencode(run.roots[each.root]), os.fsencode(each.path)) for run in runs for each in run.found}
+        places = {(os.fsencode(run.roots[each.root]), os.fsencode(each.path)) for run in runs for each in run.changed}
         if all(run.act != "undo" for run in runs) and not files.waiting(project) & places:
             return
     held, waiting = _held(store, project), files.waiting(project)
@@ -319,7 +319,7 @@ def _held(store: Store, project: int) -> set[Place]:
         roots = [os.fsencode(root) for root in run.roots]
         waiting_on |= {
             (roots[change.root], os.fsencode(change.path))
-            for change in _counting(run.found)
+            for change in _counting(run.changed)
             if change.verdict in c.WAITING
         }
     return waiting_on

@@ -75,7 +75,7 @@ def clear_away(store: Store, project: int, run: Run) -> None:
 def drop_if_unneeded(store: Store, run: Run) -> None:
     """Remove the layer of a run that has nothing in it, unless an undo of some of its paths uses it."""
     if run.layer and store.history.users_of(run.layer) == [run.run]:
-        layering.drop_if_empty(store.places, run.layer, run.found)
+        layering.drop_if_empty(store.places, run.layer, run.changed)
 
 
 def waiting(store: Store, run: Run) -> Waiting:
@@ -102,7 +102,7 @@ def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change])
         later = store.history.find(name)
         if run.run not in later.below:
             continue
-        for change in later.found:
+        for change in later.changed:
             root = later.roots[change.root]
             if change.verdict in c.WAITING and root in run.roots:
                 moved = c.Change(run.roots.index(root), change.path, change.change, change.kind)
@@ -123,7 +123,7 @@ def set_apart(store: Store, run: Run) -> None:
     """Move what waits out of the layer into the tree that later commands see; may be repeated."""
     give_back(store.places.modes)
     for number, root in enumerate(run.roots):
-        mine = [change for change in run.found if change.root == number]
+        mine = [change for change in run.changed if change.root == number]
         waits = [change for change in mine if change.verdict in c.WAITING]
         upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
         if not waits:
@@ -145,7 +145,7 @@ def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
     project a moment later, whereas originals must not come to lie there.
     """
     for number in range(len(run.roots)):
-        mine = [change for change in run.found if change.root == number]
+        mine = [change for change in run.changed if change.root == number]
         going = [change for change in mine if change.verdict == c.APPLIED]
         staying = [change for change in mine if change.verdict in c.WAITING]
         upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
@@ -165,7 +165,7 @@ def count_links(store: Store, run: Run) -> None:
         held = store.places.layer(run.run, number, "held")
         if not os.path.isdir(held):
             continue
-        going = [change for change in run.found if change.root == number and change.verdict == c.APPLIED]
+        going = [change for change in run.changed if change.root == number and change.verdict == c.APPLIED]
         note_links(held, going, lambda change: change.after)
 
 
@@ -194,7 +194,7 @@ def _is_gone_or_empty(directory: str) -> bool:
 def throw_away(store: Store, run: Run) -> None:
     """Remove what a person does not want from the tree that later commands see; may be repeated."""
     for number in range(len(run.roots)):
-        mine = [change for change in run.found if change.root == number]
+        mine = [change for change in run.changed if change.root == number]
         gone = [change for change in mine if change.verdict == c.DISCARDED]
         staying = [change for change in mine if change.verdict in c.WAITING]
         held = store.places.layer(run.run, number, "held")

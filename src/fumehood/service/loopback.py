@@ -127,10 +127,10 @@ class Loopback:
 
     def to_tell(self) -> str:
         """Return why the command has a loopback of its own, once in a session."""
-        told = f"{self._room}/{_TOLD}"
-        if not self.why_alone or os.path.exists(told):
+        mark = f"{self._room}/{_TOLD}"
+        if not self.why_alone or os.path.exists(mark):
             return ""
-        os.close(os.open(told, _WRITTEN, 0o600))
+        os.close(os.open(mark, _WRITTEN, 0o600))
         return self.why_alone
 
 

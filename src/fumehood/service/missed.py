@@ -75,7 +75,7 @@ def missed(
 
 def lacked_room(run: Run, state: str) -> str:
     """Say why what a command wrote may not be whole for want of room where it was captured; nothing where it is."""
-    if not run.found:
+    if not run.changed:
         return ""
     disk = os.statvfs(state)
     complaints = run.stdout if run.one_stream else run.stderr

@@ -55,7 +55,7 @@ def _remember(places: Places, project: Project, strangers: Sequence[Stranger]) -
 
 def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:
     """After a run that a copy captured, leave what can only be renamed to the quicker way again."""
-    if run.capture != COPY or not run.found:
+    if run.capture != COPY or not run.changed:
         return
     strangers = failed_on(places, project)
     if any(not each.may_write for each in strangers):

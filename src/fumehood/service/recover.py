@@ -147,7 +147,7 @@ def _hold(store: Store, run: Run, layers: Sequence[Layer], interrupts: Interrupt
     if lost:
         store.history.state(run.run, FAILED, lost, event=RECOVERED)
         return
-    state, run.reason = state_of(run.found), run.reason or STOPPED_RUNNING
+    state, run.reason = state_of(run.changed), run.reason or STOPPED_RUNNING
     run.state = SETTLING if state == HELD else state
     store.history.journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")], event=RECOVERED)
     layering.drop_scratch(layers)
@@ -166,11 +166,11 @@ def _looked_at(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         return lost
     why = run.reason or STOPPED_RUNNING
     try:
-        run.found = layering.scanned(layers)
+        run.changed = layering.scanned(layers)
     except TooDeep as error:
         return f"{why}; {error.message}; what it wrote is in {store.places.run(run.run)}"
-    judge(run.found, DISCARD if run.mode in (DISCARD, WHOLE) else HOLD, _concerns(store, run, layers))
-    for change in run.found:
+    judge(run.changed, DISCARD if run.mode in (DISCARD, WHOLE) else HOLD, _concerns(store, run, layers))
+    for change in run.changed:
         if change.verdict == c.HELD:
             # What the host would execute by itself says so, here too.
             change.reason = f"{why}; {change.reason}" if change.flags else why
@@ -180,13 +180,13 @@ def _looked_at(store: Store, run: Run, layers: Sequence[Layer]) -> str:
 
 def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Concern]:
     """Find out which changes the host would act on by itself; whoever reviews them is told."""
-    if not run.found:
+    if not run.changed:
         return {}
     from fumehood.service.danger_facts import concerns
     from fumehood.store.config import policy_for
 
     rules = policy_for(store.places, run.roots).rules
-    return concerns(run.found, run.roots, [layer.upper for layer in layers], rules)
+    return concerns(run.changed, run.roots, [layer.upper for layer in layers], rules)
 
 
 def _collect(run: Run, layers: Sequence[Layer]) -> str:
@@ -237,8 +237,8 @@ def _mend(store: Store, name: str) -> None:
 
 
 def _steps(store: Store, run: Run) -> list[Step]:
-    stays = staying(store.history.find(run.layer).found) if run.act == "undo" else frozenset()
-    return plan(run.found, stays)
+    stays = staying(store.history.find(run.layer).changed) if run.act == "undo" else frozenset()
+    return plan(run.changed, stays)
 
 
 def _take_back(store: Store, run: Run) -> None:
@@ -289,7 +289,7 @@ def _clear(store: Store, run: Run) -> None:
 
 def _tidy(store: Store, run: Run, steps: Sequence[Step], left: set[int]) -> None:
     """See that the layer is what its run left, and that changes name what lies there."""
-    inflight = [change for change in reversed(run.found) if change.verdict == c.APPLIED]
+    inflight = [change for change in reversed(run.changed) if change.verdict == c.APPLIED]
     for number, upper in enumerate(store.uppers(run)):
         mine = [change for change in inflight if change.root == number]
         if not mine:
@@ -306,12 +306,12 @@ def _tidy(store: Store, run: Run, steps: Sequence[Step], left: set[int]) -> None
 
 def _name_again(layer: int, changes: Sequence[c.Change]) -> None:
     """Let changes name what lies in the layer."""
-    for change, found, _ in looks(layer, changes):
+    for change, status, _ in looks(layer, changes):
         stamp = change.after
-        if stamp is None or found is None or kind_of(found.st_mode) != stamp.kind or is_whiteout(found):
+        if stamp is None or status is None or kind_of(status.st_mode) != stamp.kind or is_whiteout(status):
             continue
         if not c.is_mode_alone(change):
-            change.after = stamp_of(found, stamp.meaning)
+            change.after = stamp_of(status, stamp.meaning)
             change.after.mode = stamp.mode
 
 
@@ -343,13 +343,13 @@ def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
         _forget(store, run)
         return
     stayed = [(step.change.root, step.change.path) for step in left]
-    for change in run.found:
+    for change in run.changed:
         if change.verdict == DONE:
             change.verdict = c.APPLIED
         elif change.verdict == c.APPLIED and not _lies_in(change, stayed):
             change.verdict = c.CONFLICT if change.reason == BY_FORCE else c.HELD
             change.reason = STOPPED_APPLYING
-    run.state, run.reason = state_of(run.found), f"{STOPPED_APPLYING}{but}"
+    run.state, run.reason = state_of(run.changed), f"{STOPPED_APPLYING}{but}"
     throw_away(store, run)
     set_apart(store, run)
     store.history.settle(run, rewrite=True, event=RECOVERED)
@@ -375,11 +375,11 @@ def _finish(store: Store, run: Run) -> None:
         between.has_originals = True
         try:
             between.reopen(steps)
-            between.settle(steps, run.found)
+            between.settle(steps, run.changed)
         finally:
             between.close()
         _clear(store, run)
-    for change in run.found:
+    for change in run.changed:
         if change.verdict == DONE:
             change.verdict = c.APPLIED
     if run.act == "run":
@@ -387,7 +387,7 @@ def _finish(store: Store, run: Run) -> None:
         set_apart(store, run)
     others: list[tuple[Run, bool]] = []
     draft = store.drafts.applied_by(run.run) if run.mode == DRAFT else None
-    run.state, run.reason = (state_of(run.found) if run.act == "run" else "applied"), ""
+    run.state, run.reason = (state_of(run.changed) if run.act == "run" else "applied"), ""
     if run.act == "undo" and run.of is not None:
         from fumehood.service.undo import consequences
 
@@ -497,5 +497,5 @@ def _take_up(store: Store, run: Run) -> None:
 
 def _is_whole(store: Store, run: Run) -> bool:
     """Tell whether what a run holds is where it is held."""
-    waiting = {change.root for change in run.found if change.verdict in WAITING}
+    waiting = {change.root for change in run.changed if change.verdict in WAITING}
     return all(os.path.isdir(store.places.layer(run.layer, root, "held")) for root in waiting)

@@ -293,7 +293,7 @@ def put(
     store.history.begin(project.id, run, os.getpid())
     try:
         interrupts.let_in()  # a large tree takes long to copy, and nothing of the project is touched yet
-        run.found = _prepare(store, run, number, path, make)
+        run.changed = _prepare(store, run, number, path, make)
     except (FumehoodError, OSError, KeyboardInterrupt) as error:
         interrupts.hold()
         store.history.state(run.run, "failed", str(error) or "interrupted")
@@ -311,16 +311,16 @@ def put(
 def _perform(store: Store, project: Project, run: Run) -> None:
     """Swap what was prepared into the project, and record it."""
     began = time.monotonic()
-    if not run.found:
+    if not run.changed:
         run.state = EMPTY
         store.history.end(run)
         layering.drop(store.places, run.run)
         return
     store.history.journal(run, ((b"", 0), (b"", 0)))
-    stamps = [(change.before, change.after) for change in run.found]
+    stamps = [(change.before, change.after) for change in run.changed]
     try:
         take_over(
-            run.found, run.roots, store.uppers(run), run.run, or_nothing=True,
+            run.changed, run.roots, store.uppers(run), run.run, or_nothing=True,
             journal=lambda state: store.history.note(run, state),
         )  # fmt: skip
     except (ApplyFailed, Changed) as error:
@@ -329,9 +329,9 @@ def _perform(store: Store, project: Project, run: Run) -> None:
         why = reason.removeprefix("nothing was applied: ")
         raise ApplyFailed(f"nothing was restored: {why}", hint="the project is as it was; try again") from error
     run.state, run.duration_s = "applied", time.monotonic() - began
-    store.history.settle(run, rewrite=stamps != [(change.before, change.after) for change in run.found])
+    store.history.settle(run, rewrite=stamps != [(change.before, change.after) for change in run.changed])
     record(store, project.id, run)
-    layering.drop_if_empty(store.places, run.run, run.found)
+    layering.drop_if_empty(store.places, run.run, run.changed)
 
 
 def _prepare(store: Store, run: Run, number: int, path: str, make: Callable[[int, str], None]) -> list[c.Change]:

@@ -213,12 +213,12 @@ class Hood(Workplace):
         # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
         with InterruptsHeld() as interrupts:
             with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
-                run.found = layering.scanned(layers, claim.indexes)
+                run.changed = layering.scanned(layers, claim.indexes)
                 run.blocked = missed(self, run, network, request.hosts, world, ended, seat, self._withheld)
                 if request.beside:
-                    from fumehood.service.access import told
+                    from fumehood.service.access import read_only_beside
 
-                    run.blocked += told(request.beside)
+                    run.blocked += read_only_beside(request.beside)
                 ended_by = _cut_short(ended.outcome, wishes) or lacked_room(run, self.store.places.state)
                 self.give_verdicts(run, layers, request.mode, ended_by)
                 may_run_again = may_run_again and not ended_by and not layering.is_checkpointed(layers)
@@ -229,7 +229,7 @@ class Hood(Workplace):
             )  # fmt: skip
             # Only now: a command that is run again begins where the first one did.
             run.ended_in = seat.keep(world.outside) if seat else ""
-            if run.found:
+            if run.changed:
                 from fumehood.service.owners import forget_what_was_moved
 
                 forget_what_was_moved(self.store.places, self.project, run)
@@ -394,7 +394,7 @@ class Hood(Workplace):
         """Give every change its verdict; what a command that was cut short would have applied is held, and says why."""
         if cut_short:
             run.reason = f"{cut_short}; {run.reason}" if run.reason else cut_short
-        if not run.found:
+        if not run.changed:
             return
         from fumehood.core.judge import judge
         from fumehood.service.danger_facts import concerns
@@ -411,12 +411,12 @@ class Hood(Workplace):
         if cut_short and mode == WHOLE:
             mode = DISCARD
         is_held = mode == APPLY and bool(cut_short)
-        acted_on = concerns(run.found, run.roots, [layer.upper for layer in layers], self.policy.rules)
-        judge(run.found, HOLD if is_held else mode, acted_on, mounted, waiting, run.roots)
-        for change in run.found:
+        acted_on = concerns(run.changed, run.roots, [layer.upper for layer in layers], self.policy.rules)
+        judge(run.changed, HOLD if is_held else mode, acted_on, mounted, waiting, run.roots)
+        for change in run.changed:
             if change.verdict == HELD and (is_held or run.draft is not None):
                 change.reason = cut_short or f"it is in draft {run.draft_name}"
-        hold_what_is_not_ours(run.found, layers)
+        hold_what_is_not_ours(run.changed, layers)
 
     def _with_grants(self, request: Request) -> Hood:
         """Return a hood whose policy has what a person granted the project, or this session of it; mostly as it is."""

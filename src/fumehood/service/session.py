@@ -84,7 +84,7 @@ class Seat:
         self._owner = owner_of(project.path)
         self._room = store.places.session(name)
         # Our own state is closed to another user.
-        self._told = f"{self._room}/{run}" if self._owner is None else f"/run/fumehood-{run}"
+        self._directory = f"{self._room}/{run}" if self._owner is None else f"/run/fumehood-{run}"
         self._pipes: dict[str, int] = {}
         self.loopback = Loopback(store.places, loopback or name, run)
         self.door: Door | None = None
@@ -112,7 +112,7 @@ class Seat:
     def mounts(self) -> list[Operation]:
         """What the sandbox shows of the session."""
         mounts: list[Operation] = [
-            Bind(target=request.TOLD, source=self._told, why="its session"),
+            Bind(target=request.TOLD, source=self._directory, why="its session"),
             Text(target=inside.TOOL, content=inside.SCRIPT, mode=0o755, why="its session"),
         ]
         if self._each_command:
@@ -139,17 +139,17 @@ class Seat:
     def __enter__(self) -> Seat:
         if self._owner is None:
             _make_room(self._room)
-        os.mkdir(self._told, 0o700)
+        os.mkdir(self._directory, 0o700)
         for name in _PIPES:
-            os.mkfifo(f"{self._told}/{name}", 0o600)
+            os.mkfifo(f"{self._directory}/{name}", 0o600)
         if self._owner is not None:
-            for path in (self._told, *(f"{self._told}/{name}" for name in _PIPES)):
+            for path in (self._directory, *(f"{self._directory}/{name}" for name in _PIPES)):
                 os.chown(path, self._owner.user, self._owner.group)
         for name in _HEARD:
             # For reading and writing, so that neither side waits for the other.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._pipes[name] = os.open(f"{self._told}/{name}", flags)
-        self.door = inside.Door(self._told, self._pipes[inside.REQUESTS], self._reach)
+            self._pipes[name] = os.open(f"{self._directory}/{name}", flags)
+        self.door = inside.Door(self._directory, self._pipes[inside.REQUESTS], self._reach)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -159,8 +159,8 @@ class Seat:
         for pipe in self._pipes.values():
             os.close(pipe)
         for name in _PIPES:
-            os.unlink(f"{self._told}/{name}")
-        os.rmdir(self._told)
+            os.unlink(f"{self._directory}/{name}")
+        os.rmdir(self._directory)
 
     @property
     def has_asked(self) -> bool:
@@ -348,7 +348,7 @@ def undo_command(store: Store, project: Project, run: Run, *, by: str = "", forc
     # By itself, it also says why there is nothing to undo.
     if not settled or not runs:
         return [undo(store, project, run, by=by, force=force)]
-    runs = [each for each in runs if any(change.verdict == APPLIED for change in each.found)]
+    runs = [each for each in runs if any(change.verdict == APPLIED for change in each.changed)]
     return _all_or_none(store, project, f"run {run.name} was not undone", runs, by, force=force)
 
 

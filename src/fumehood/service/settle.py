@@ -34,12 +34,12 @@ def settle(
 ) -> None:  # fmt: skip
     """Let the verdicts take effect, and record it; raises Overtaken where it gives way to other runs instead."""
     find_conflicts(store, run, layers)
-    state = state_of(run.found)
-    if any(change.verdict == c.APPLIED for change in run.found):
+    state = state_of(run.changed)
+    if any(change.verdict == c.APPLIED for change in run.changed):
         with store.alone(project):
             _apply(store, run, printed, layers, on_conflict, may_run_again=may_run_again)
             record_files(store, project, run)
-        layering.drop_if_empty(store.places, run.run, run.found)
+        layering.drop_if_empty(store.places, run.run, run.changed)
     elif state == HELD:
         with store.alone(project):
             if may_run_again:
@@ -51,10 +51,10 @@ def settle(
         store.history.journal(run, printed)
         # Not before: the kernel is still busy with it when the command has just ended.
         layering.drop_scratch(layers)
-        if run.found:
+        if run.changed:
             from fumehood.core.judge import is_mounted_on
 
-            if any(map(is_mounted_on, run.found)):
+            if any(map(is_mounted_on, run.changed)):
                 return
         layering.drop(store.places, run.run)
 
@@ -67,12 +67,12 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
     says only that something in it changed, unless it is later than when that was: then its mode did. What lies on a
     held version is told by that.
     """
-    if not run.found:
+    if not run.changed:
         return
     began = os.stat(os.path.dirname(os.path.dirname(layers[0].upper))).st_mtime_ns
     late = [
         change
-        for change in run.found
+        for change in run.changed
         if change.before is not None
         and change.before.changed_ns > began
         and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
@@ -81,7 +81,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
     # A command that removes its own lock hides one that another git has taken by the same name since.
     locks = [change for change in late if change.change == c.DELETED and _is_lock(change.path)]
     if locks:
-        run.found = [change for change in run.found if change not in locks]
+        run.changed = [change for change in run.changed if change not in locks]
         late = [change for change in late if change not in locks]
     if late and run.below:
         from fumehood.service.held import waiting
@@ -94,7 +94,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         for change in late:
             change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
             change.verdict = c.CONFLICT
-        keep_replacements_whole(run.found)
+        keep_replacements_whole(run.changed)
 
 
 def _is_lock(path: str) -> bool:
@@ -115,18 +115,18 @@ def _apply(
     run.state = APPLYING
     store.history.journal(run, printed)
     layering.drop_scratch(layers)
-    expected = outcomes(run.found)
+    expected = outcomes(run.changed)
 
     def apply(on_conflict: str) -> None:
         take_over(
-            run.found, run.roots, [layer.upper for layer in layers], run.run,
+            run.changed, run.roots, [layer.upper for layer in layers], run.run,
             journal=lambda state: store.history.note(run, state), on_conflict=on_conflict,
         )  # fmt: skip
 
     try:
         if may_run_again:
             # Nothing may be applied of what is then done again.
-            going = [change for change in run.found if change.verdict == c.APPLIED]
+            going = [change for change in run.changed if change.verdict == c.APPLIED]
             from fumehood.core.judge import HOLD_ALL
 
             apply(HOLD_ALL)
@@ -138,10 +138,10 @@ def _apply(
                 apply(on_conflict)
         else:
             apply(on_conflict)
-        run.state = state_of(run.found)
+        run.state = state_of(run.changed)
     except ApplyFailed as error:
         hold_all(run, error)
-    conclude(store, run, is_otherwise=outcomes(run.found) != expected)
+    conclude(store, run, is_otherwise=outcomes(run.changed) != expected)
 
 
 def conclude(store: Store, run: Run, *, is_otherwise: bool, decided_at: float | None = None) -> None:
@@ -202,7 +202,7 @@ def outcomes(changes: Sequence[c.Change]) -> list[tuple[str, c.Stamp | None, c.S
 def hold_all(run: Run, error: FumehoodError) -> None:
     """An apply was taken back: everything waits for a person, with the reason."""
     run.state, run.reason = HELD, error.message
-    for change in run.found:
+    for change in run.changed:
         if change.verdict == c.APPLIED:
             change.verdict, change.reason = c.HELD, error.message
 
@@ -218,8 +218,8 @@ def as_it_stands(store: Store, run: Run) -> Run:
     latest = store.history.find(users[-1]) if users[1:] else run
     if latest.state != "applied" or store.history.turns(latest) % 2 != store.history.turns(run) % 2:
         return run
-    moved = {(change.root, change.path): change for change in latest.found}
-    mine = {(change.root, change.path): change for change in run.found if change.verdict == c.APPLIED}
+    moved = {(change.root, change.path): change for change in latest.changed}
+    mine = {(change.root, change.path): change for change in run.changed if change.verdict == c.APPLIED}
     if not mine.keys() <= moved.keys():
         return run  # some paths alone were brought back
     is_other = moved.keys() != mine.keys() or not all(c.moves_alike(mine[each], moved[each]) for each in mine)
@@ -235,7 +235,7 @@ def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
     if run.state == "failed":
         return []
     if not paths:
-        return list(run.found)
+        return list(run.changed)
     wanted: set[int] = set()
     for path in paths:
         places = (_named(run, place) for place in meanings(run.roots, path, here))
@@ -245,7 +245,7 @@ def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
                 f"run {run.name} did not change {printable(path) or 'an empty path'}", hint=f"fumehood show {run.name}"
             )
         wanted |= numbers
-    return [change for n, change in enumerate(run.found) if n in wanted]
+    return [change for n, change in enumerate(run.changed) if n in wanted]
 
 
 def meanings(roots: Sequence[str], path: str, here: str) -> Iterator[str]:
@@ -267,12 +267,12 @@ def _named(run: Run, place: str) -> set[int]:
     numbers: set[int] = set()
     for number, root in enumerate(run.roots):
         if place == root:
-            numbers |= {n for n, change in enumerate(run.found) if change.root == number}
+            numbers |= {n for n, change in enumerate(run.changed) if change.root == number}
         elif place.startswith(f"{root}/"):
             path = place[len(root) + 1 :]
             numbers |= {
                 n
-                for n, change in enumerate(run.found)
+                for n, change in enumerate(run.changed)
                 if change.root == number and (change.path == path or change.path.startswith(f"{path}/"))
             }
     return numbers
@@ -287,7 +287,7 @@ def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> li
     verdicts = {change.verdict for change in changes}
     if not verdicts.isdisjoint(c.WAITING):
         verdicts |= set(c.WAITING)  # a tree is held for a conflict in it
-    alike = [change for change in run.found if change.verdict in verdicts]
+    alike = [change for change in run.changed if change.verdict in verdicts]
     by_place = {(change.root, change.path): change for change in alike}
     trees = {(change.root, change.within) for change in alike if change.within is not None}
     wanted = {(change.root, change.path) for change in changes}
@@ -335,7 +335,7 @@ def give_way(store: Store, run: Run) -> None:
 
     first = ""
     for number, root in enumerate(run.roots):
-        conflicts = [change for change in run.found if change.root == number and change.verdict == c.CONFLICT]
+        conflicts = [change for change in run.changed if change.root == number and change.verdict == c.CONFLICT]
         if not conflicts:
             continue
         new = c.Inside({(number, each.path) for each in conflicts if each.after and each.after.kind == c.DIRECTORY})
@@ -400,12 +400,13 @@ class Looking:
         if isinstance(error, TooDeep):
             self._record(FAILED, error.message)
             directory = self._store.places.run(run.run)
-            raise self._told(TooDeep(error.message, hint=f"what it wrote is kept in {directory}; {discard}")) from error
+            hint = f"what it wrote is kept in {directory}; {discard}"
+            raise self._with_report(TooDeep(error.message, hint=hint)) from error
         gone = [root for root in run.roots if not os.path.isdir(root)]
         if isinstance(error, OSError) and gone:
             self._record(run.state, f"{printable(gone[0])} was moved or removed while it ran")
             hint = f"what it wrote is kept, and held by the next fumehood command in the project; {discard}"
-            raise self._told(Unfinished(f"{run.reason}: nothing was applied", hint=hint)) from error
+            raise self._with_report(Unfinished(f"{run.reason}: nothing was applied", hint=hint)) from error
         if isinstance(error, KeyboardInterrupt):
             self._record(run.state, INTERRUPTED)
             if self._signals is None:
@@ -416,12 +417,12 @@ class Looking:
                 hint=f"what it wrote is kept, and the next fumehood command holds it; {discard}",
             )
             unfinished.exit_code = 130
-            raise self._told(unfinished) from error
+            raise self._with_report(unfinished) from error
 
     def _record(self, state: str, reason: str) -> None:
         self._run.state, self._run.reason = state, reason
         self._store.history.end(self._run, self._printed)
 
-    def _told(self, error: FumehoodError) -> FumehoodError:
+    def _with_report(self, error: FumehoodError) -> FumehoodError:
         error.run, error.report = self._run.run, self._run.as_dict()
         return error

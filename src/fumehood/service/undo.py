@@ -72,18 +72,20 @@ def undo(
         interrupts.let_in()  # nothing is done yet, and to look at everything may take long
         run = as_it_stands(store, recorded(store, project, run))
         back = _planned(store, run, paths, here, by)
-        back.found = without_needed_objects(run.roots, back.found, run.started_at, lambda own: bool(_moved(run, own)))
+        back.changed = without_needed_objects(
+            run.roots, back.changed, run.started_at, lambda own: bool(_moved(run, own))
+        )  # fmt: skip
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
-            back.found = counted_as_they_are(run, back.found)
+            back.changed = counted_as_they_are(run, back.changed)
         else:
             # A plain swap finds out by itself; whole trees must be looked at first. So must all that was undone and
             # redone: versions may be where they would be if this had been done already.
             again = len(store.history.users_of(back.layer)) > _ONCE
             if again:
                 _refuse_what_was_taken_back(store, run, back)
-            _check(store, run, back, [change for change in back.found if again or not is_plain(change)])
-            if busy := open_elsewhere(back.found, run.roots):
+            _check(store, run, back, [change for change in back.changed if again or not is_plain(change)])
+            if busy := open_elsewhere(back.changed, run.roots):
                 raise UndoRefused(
                     open_in_words(busy),
                     hint="close it there, then undo again; with --force, what that program goes on writing stays in"
@@ -94,12 +96,12 @@ def undo(
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back, ((b"", 0), (b"", 0)))
-        stamps = [(change.before, change.after) for change in back.found]
+        stamps = [(change.before, change.after) for change in back.changed]
         release(store, back)
         _perform(store, project, run, back, first)
         back.state, back.duration_s = "applied", time.monotonic() - began
         store.history.settle(
-            back, rewrite=stamps != [(change.before, change.after) for change in back.found],
+            back, rewrite=stamps != [(change.before, change.after) for change in back.changed],
             others=consequences(store, run, back),
         )  # fmt: skip
         record(store, project.id, back)
@@ -109,12 +111,12 @@ def undo(
 
 def _in_layer(store: Store, back: Run, first: Run) -> Iterator[c.Change]:
     """Yield what an undo and other runs have in its layer, for some of its paths may have been undone before."""
-    yield from back.found
-    yield from (change for change in first.found if change.verdict in c.WAITING)
+    yield from back.changed
+    yield from (change for change in first.changed if change.verdict in c.WAITING)
     for name in store.history.users_of(back.layer):
         if name != back.run:
             other = store.history.find(name)
-            yield from other.found if other.state != UNDONE else ()
+            yield from other.changed if other.state != UNDONE else ()
 
 
 def refuse_beforehand(store: Store, runs: Iterable[Run]) -> None:
@@ -126,7 +128,7 @@ def refuse_beforehand(store: Store, runs: Iterable[Run]) -> None:
         if run.draft is not None and run.state == HELD:
             continue
         numbers = [roots.setdefault(root, len(roots)) for root in run.roots]
-        changes, inside = _planned(store, run, (), "", "").found, c.Inside(moving)
+        changes, inside = _planned(store, run, (), "", "").changed, c.Inside(moving)
         ends = [
             change for change in changes
             if (place := (numbers[change.root], change.path)) not in moving
@@ -180,17 +182,17 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
     return Run(
         run=new_id(), project=run.project, command=f"{verb} {run.number or run.run}{which}", cwd=run.project,
         state=APPLYING, act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
-        found=changes, capture=run.capture,
+        changed=changes, capture=run.capture,
         session=by or None,
     )  # fmt: skip
 
 
 def _refuse_what_was_taken_back(store: Store, run: Run, back: Run) -> None:
     """Refuse where a later undo of the same changes has taken this one back: it has then nothing to bring back."""
-    places = {(change.root, change.path) for change in back.found}
+    places = {(change.root, change.path) for change in back.changed}
     for name in reversed(store.history.users_of(back.layer)):
         later = store.history.find(name)
-        if later.state != "failed" and any((change.root, change.path) in places for change in later.found):
+        if later.state != "failed" and any((change.root, change.path) in places for change in later.changed):
             break
     else:
         return
@@ -203,13 +205,13 @@ def _refuse_what_was_taken_back(store: Store, run: Run, back: Run) -> None:
 def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> None:
     """Refuse where a live path is no longer what the run left."""
     if _moved(run, changes):
-        _refuse(store, run, _moved(run, back.found))
+        _refuse(store, run, _moved(run, back.changed))
 
 
 def _why_not(store: Store, project: Project, run: Run, back: Run, first: Run) -> UndoRefused | None:
     """Look at everything that an undo would do, and return what stands in its way."""
     try:
-        _check(store, run, back, back.found)
+        _check(store, run, back, back.changed)
         find_backups(store, project, back, first)
     except UndoRefused as refusal:
         return refusal
@@ -218,11 +220,11 @@ def _why_not(store: Store, project: Project, run: Run, back: Run, first: Run) ->
 
 def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) -> None:
     """Do it. Where something is not as the record says, everything is looked at, and it is tried once more."""
-    stays = staying(first.found)
+    stays = staying(first.changed)
     for last in (False, True):
         try:
             take_over(
-                back.found, run.roots, store.uppers(back), back.run, staying=stays, or_nothing=True,
+                back.changed, run.roots, store.uppers(back), back.run, staying=stays, or_nothing=True,
                 even_open=True, journal=lambda state: store.history.note(back, state),
             )  # fmt: skip
         except (ApplyFailed, Changed) as error:
@@ -271,7 +273,7 @@ def consequences(store: Store, run: Run, back: Run) -> list[tuple[Run, bool]]:
 
     The run is undone, all of it or some paths; where it was an undo itself, what that took back stands again.
     """
-    places = {(change.root, change.path) for change in back.found}
+    places = {(change.root, change.path) for change in back.changed}
     touched = [(run, _undone(run, places, back.run))]
     stands = True
     while run.act == "undo" and run.of is not None:
@@ -283,7 +285,7 @@ def consequences(store: Store, run: Run, back: Run) -> list[tuple[Run, bool]]:
 
 def _undone(run: Run, places: set[tuple[int, str]], by: str) -> bool:
     """Mark what is undone; where that is all a run had applied, its state says so."""
-    applied = _applied(run.found)
+    applied = _applied(run.changed)
     going = [change for change in applied if (change.root, change.path) in places]
     # Git's objects may have stayed, for somebody else's sake.
     if all((each.root, each.path) in places or objects_of(f"{run.roots[each.root]}/{each.path}") for each in applied):
@@ -291,7 +293,7 @@ def _undone(run: Run, places: set[tuple[int, str]], by: str) -> bool:
         return False
     for change in going:
         change.verdict, change.reason = c.DISCARDED, _UNDONE_BY.format(by)
-    run.state = state_of(run.found)
+    run.state = state_of(run.changed)
     return True
 
 
@@ -300,7 +302,7 @@ def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
     mark = _UNDONE_BY.format(by)
     was_whole = run.state == UNDONE
     changed = False
-    for change in run.found:
+    for change in run.changed:
         is_meant = (change.root, change.path) in places
         if was_whole and change.verdict == c.APPLIED and not is_meant:
             if objects_of(f"{run.roots[change.root]}/{change.path}"):
@@ -308,7 +310,7 @@ def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
             change.verdict, change.reason, changed = c.DISCARDED, mark, True
         elif not was_whole and is_meant and change.reason == mark:
             change.verdict, change.reason, changed = c.APPLIED, "", True
-    run.state, run.reason = state_of(run.found), ""
+    run.state, run.reason = state_of(run.changed), ""
     return changed
 
 
@@ -411,10 +413,10 @@ def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
     for number, upper in enumerate(store.uppers(back)):
         os.makedirs(upper, 0o700, exist_ok=True)
         wanted = {
-            change.path: change for change in back.found
+            change.path: change for change in back.changed
             if change.root == number and change.after is not None and not c.is_mode_alone(change)
         }  # fmt: skip
-        recorded = {change.path for change in first.found if change.root == number}
+        recorded = {change.path for change in first.changed if change.root == number}
         layer = open_top(upper)
         try:
             damaged = _damaged(layer, wanted, recorded, seals)

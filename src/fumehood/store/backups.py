@@ -223,7 +223,7 @@ def seal(places: Places, run: Run, uppers: Sequence[str]) -> None:
     seals = read_seals(places, run.layer, run.run)
     noted, left = dict(seals), _MOST_READ
     for number, upper in enumerate(uppers):
-        saved = [change for change in run.found if change.root == number and _has_content(change)]
+        saved = [change for change in run.changed if change.root == number and _has_content(change)]
         if not saved or not os.path.isdir(upper):
             continue
         with Slots(upper) as slots:

@@ -129,7 +129,7 @@ class History:
         try:
             with self.database.transaction(durable=is_next) as connection:
                 self._end(connection, run, outputs)
-                if run.found:
+                if run.changed:
                     self._write_changes(connection, run)
                 decided = trail.DECIDED if is_next else run.state
                 self.audit.add(connection, run.run, event or decided, _summary(run, by="by the policy: "))
@@ -145,7 +145,7 @@ class History:
 
         Where an apply takes over what was held, of the changes only the verdicts are new.
         """
-        is_one_verdict = not any(change.verdict != APPLIED or change.reason for change in run.found)
+        is_one_verdict = not any(change.verdict != APPLIED or change.reason for change in run.changed)
         with self.database.transaction(durable=True) as connection:
             connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, run.run))
             if only_verdicts and is_one_verdict:
@@ -173,8 +173,9 @@ class History:
         from fumehood.store import records
 
         ((number,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run.run,))
-        connection.executemany(_INSERT, ((number, n, *row) for n, row in enumerate(records.rows_of_changes(run.found))))
-        counts = records.counted(run.found)
+        rows = enumerate(records.rows_of_changes(run.changed))
+        connection.executemany(_INSERT, ((number, place, *row) for place, row in rows))
+        counts = records.counted(run.changed)
         connection.execute("UPDATE runs SET counts = ?, is_listed = 0 WHERE number = ?", (counts, number))
 
     def state(self, run: str, state: str, reason: str = "", *, event: str = "") -> None:
@@ -227,7 +228,7 @@ class History:
         """Let the layer say by itself what it is: should the database be lost, that is all there is."""
         from fumehood.store import records
 
-        if any(needs_layer(change) for change in run.found) or records.is_kept(self.places, run):
+        if any(needs_layer(change) for change in run.changed) or records.is_kept(self.places, run):
             for each in (run, *others):
                 records.write_record(self.places, each, self._rows_of_changes(each.run))
 
@@ -502,7 +503,7 @@ class History:
         fields["hosts"] = tuple(fields["hosts"].split("\n")) if fields["hosts"] else ()
         return Run(
             project=project, stdout=stdout, stderr=stderr, output_truncated=cut_out or cut_err,
-            found=lambda: self.changes(fields["run"]),
+            changed=lambda: self.changes(fields["run"]),
             connections=lambda: trail.read(self.database, fields["run"]), **fields,
         )  # fmt: skip
 
@@ -574,7 +575,7 @@ def _within(reaches: Sequence[Reach]) -> tuple[str, tuple[str | int, ...]]:
 def _summary(run: Run, by: str = "") -> str:
     """Sum up a run for the audit trail: how its command ended, what became of its changes."""
     ended = "" if run.exit_code is None else f"exit {run.exit_code}"
-    became = f"{by}{trail.verdicts(run.found)}" if run.found else ""
+    became = f"{by}{trail.verdicts(run.changed)}" if run.changed else ""
     return "; ".join(part for part in (ended, became, run.reason) if part)
 
 

@@ -233,7 +233,7 @@ class Projects:
         self._put(which.id, which.path, real, now)
         return self.open(real)
 
-    def known(self) -> list[KnownProject]:
+    def listed(self) -> list[KnownProject]:
         """Return every project that there is a record of."""
         rows = self.database.rows(
             "SELECT projects.id, path, added_at, replaced_at, device, inode, born, count(runs.id),"
@@ -251,9 +251,9 @@ class Projects:
     def named(self, name: str) -> KnownProject:
         """Return the project that a number or a path names; what is at the path goes before what was there."""
         if name.isascii() and name.isdigit():
-            matching = [each for each in self.known() if each.id == int(name)]
+            matching = [each for each in self.listed() if each.id == int(name)]
         else:
-            matching = [each for each in self.known() if each.path in (os.path.realpath(name), os.path.abspath(name))]
+            matching = [each for each in self.listed() if each.path in (os.path.realpath(name), os.path.abspath(name))]
         there = [each for each in matching if each.place == "there"] or matching
         if not there:
             raise BadRequest(f"no project is known as {name}", hint="fumehood projects list shows them")

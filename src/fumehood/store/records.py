@@ -198,7 +198,7 @@ def _read(path: str) -> Run | None:
         changes = changes_of_rows(rows)
         for change in changes:
             _ = change.before, change.after  # a record with a stamp that can't be read is none
-        return Run(**fields, found=changes)
+        return Run(**fields, changed=changes)
     except (ValueError, TypeError, KeyError, EOFError):
         return None
 

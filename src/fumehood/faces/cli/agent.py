@@ -92,7 +92,7 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
         agent = find_agent(policy, profile or name, must_be_known=is_named or profile is not None)
         command = request.command
         if is_named or not isinstance(command, str):
-            command = (_found(program), *agent.arguments, *rest)
+            command = (_path_of(program), *agent.arguments, *rest)
         keep = tuple(options.values.get("--keep", ()))
         session = request.session or f"{agent.name if agent.name.isalnum() else 'agent'}-{new_id().lower()}"
         agent = agent.with_more({"hosts": request.hosts, "environment.keep": keep})
@@ -119,7 +119,7 @@ def _tell_checkpoints(session: str) -> None:
         sys.stderr.write(f"fumehood: all that it did can be taken back: fumehood undo --session {session}\n")
 
 
-def _found(program: str) -> str:
+def _path_of(program: str) -> str:
     """Return where a program is; the directory of one that is named by its path is shown as those on PATH are."""
     path = shutil.which(program)
     if path is None:

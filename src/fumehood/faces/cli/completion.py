@@ -242,7 +242,7 @@ class _Values:
         yield from ((host, "granted") for host in sorted(granted))
 
     def _projects(self, store: Store) -> Iterator[Word]:
-        yield from ((each.path, f"{each.runs} runs") for each in store.projects.known())
+        yield from ((each.path, f"{each.runs} runs") for each in store.projects.listed())
 
 
 # ---- What each command takes, read from its parser or from its own help; the manual page has it too.

@@ -93,8 +93,8 @@ def _new(context: Context) -> int:
     with Ticking("copying the project", options):
         project = context.store.projects.open(context.project.path)
         draft = drafts.new_draft(context.store, project, options.name, frozen=options.frozen)
-    told = f"draft {draft.name} begins; fumehood run --draft {draft.name} -- COMMAND"
-    return context.say(_fields(context, draft), lambda: print(told))
+    message = f"draft {draft.name} begins; fumehood run --draft {draft.name} -- COMMAND"
+    return context.say(_fields(context, draft), lambda: print(message))
 
 
 def _fields(context: Context, draft: DraftRecord) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _list(context: Context) -> int:
 def _show(context: Context, draft: DraftRecord) -> int:
     with drafts.Preview(context.store, context.project, draft) as whole:
         run = whole.run
-        shown = run.fields_of(run.found)
+        shown = run.fields_of(run.changed)
         merges, conflicts = draft_merge.compared(context.store, draft, whole)
     merged = [merge.change.path for merge in merges if not merge.places]
     answer = {
@@ -137,7 +137,7 @@ def _show(context: Context, draft: DraftRecord) -> int:
     def show() -> None:
         colour = paint()
         print(f"draft {colour(printable(draft.name), 'bold')}: {len(shown)} change{'' if len(shown) == 1 else 's'}")
-        for change in run.found:
+        for change in run.changed:
             note = "  merged with the project's" if change.path in merged else ""
             print(f"  {changed_place(run, change, colour)}{note}")
         _tell_conflicts(conflicts)
@@ -217,7 +217,7 @@ def _apply(context: Context, draft: DraftRecord) -> int:
         return 1  # as those do who merge
 
     def show() -> None:
-        if not done.found:
+        if not done.changed:
             print(f"the project has it all already; draft {draft.name} is gone")
         tell_run(done, sys.stdout)
 
@@ -227,8 +227,8 @@ def _apply(context: Context, draft: DraftRecord) -> int:
 
 def _discard(context: Context, draft: DraftRecord) -> int:
     count = drafts.discard_draft(context.store, context.project, draft)
-    told = f"draft {draft.name} is gone, with what {count} run{'' if count == 1 else 's'} wrote"
-    return context.say({"draft": draft.name, "runs": count}, lambda: print(told))
+    message = f"draft {draft.name} is gone, with what {count} run{'' if count == 1 else 's'} wrote"
+    return context.say({"draft": draft.name, "runs": count}, lambda: print(message))
 
 
 def _rename(context: Context, draft: DraftRecord) -> int:
@@ -327,7 +327,7 @@ def show_best(result: Best) -> None:
         print(colour(text, "bold") if row[-1] else colour(text, "dim") if at == 0 else text)
     if result.reason:
         print(printable(result.reason))
-    if result.run is not None and not result.run.found:
+    if result.run is not None and not result.run.changed:
         print("it changes nothing: nothing was applied")
     if result.run is not None:
         tell_run(result.run, sys.stdout)
@@ -370,9 +370,9 @@ def _written(context: Context, run: Run, answer: dict[str, object], what: str) -
         key, count = "", bundles.export_patch(context.store, run, os.path.abspath(path))
     else:
         count = bundles.export(context.store, run, os.path.abspath(path), key=key)
-    told = f"{count} change{'' if count == 1 else 's'} of {what} written to {printable(path)}"
-    told += f", signed with {printable(key)}" if key else ""
-    return context.say({**answer, "file": os.path.abspath(path), "changes": count, "key": key}, lambda: print(told))
+    message = f"{count} change{'' if count == 1 else 's'} of {what} written to {printable(path)}"
+    message += f", signed with {printable(key)}" if key else ""
+    return context.say({**answer, "file": os.path.abspath(path), "changes": count, "key": key}, lambda: print(message))
 
 
 def _import(context: Context) -> int:

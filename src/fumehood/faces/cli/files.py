@@ -177,7 +177,7 @@ def add_projects(add: Add) -> None:
 def _projects(context: Context) -> int:
     options, projects = context.options, context.store.projects
     if options.what == "list":
-        listed = projects.known()
+        listed = projects.listed()
         return context.say({"projects": [each.fields() for each in listed]}, lambda: _show_projects(listed))
     if not options.which or (options.what == "move" and not options.to):
         needed = "PROJECT NEW" if options.what == "move" else "PROJECT"

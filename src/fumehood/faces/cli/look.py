@@ -88,16 +88,16 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
         text.append(f"{ours} the time limit was reached; the command was ended")
     if not run.sandboxed:
         text.append(f"{ours} {paint('UNSANDBOXED', 'red')}: {printable(run.reason)}")
-    if run.found:
+    if run.changed:
         text.append(f"{ours} {headline(run)}")
         text += [f"  {line}" for line in lines(run, paint, most)]
     for blocked in run.blocked:
         text.append(f"  {paint(blocked.headline, 'red')}{blocked.line.removeprefix(blocked.headline)}")
-    if run.found and run.draft is not None:
+    if run.changed and run.draft is not None:
         text.append(f"  {paint(_IN_DRAFT.format(run=run.name, draft=run.draft_name), 'dim')}")
-    elif run.found and run.state in _NEXT and run.act == "run":
+    elif run.changed and run.state in _NEXT and run.act == "run":
         text.append(f"  {paint(_NEXT[run.state].format(run=run.name, apply=apply_line(run)), 'dim')}")
-        conflict = next((change for change in run.found if change.verdict == c.CONFLICT), None)
+        conflict = next((change for change in run.changed if change.verdict == c.CONFLICT), None)
         if conflict is not None:
             text.append(f"  {paint(_FORCE.format(run=run.name, path=typed(conflict.path)), 'dim')}")
     stream.write("".join(f"{line}\n" for line in text))
@@ -106,7 +106,7 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
 
 def apply_line(run: Run) -> str:
     """Return the line that applies what waits: where all of it is conflicts, by force."""
-    force = "" if any(change.verdict == c.HELD for change in run.found) else " --force"
+    force = "" if any(change.verdict == c.HELD for change in run.changed) else " --force"
     return f"fumehood apply {run.name}{force}"
 
 
@@ -121,7 +121,7 @@ def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
     if not run.sandboxed:
         said.append(f"UNSANDBOXED: {brief(run.reason)}")
     settled = (c.APPLIED, c.DISCARDED) if run.draft is None else (c.APPLIED, c.DISCARDED, *c.WAITING)
-    kept_back = [change for change in run.found if change.verdict not in settled]
+    kept_back = [change for change in run.changed if change.verdict not in settled]
     listed, left_out = summary(kept_back, _MOST)
     for each in listed:
         change = each.change
@@ -132,14 +132,14 @@ def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
     said += [each.line for each in blocked]
     if kept_back:
         said.append(f"a person decides: {apply_line(run)}  or  fumehood discard {run.name}")
-    if any(change.verdict == c.APPLIED for change in run.found):
+    if any(change.verdict == c.APPLIED for change in run.changed):
         said.append(f"undo: fumehood undo {run.name}")
     return said
 
 
 def headline(run: Run) -> str:
     """Sum up a run's changes in a few words."""
-    verdicts = [change.verdict for change in run.found]
+    verdicts = [change.verdict for change in run.changed]
     counts = {verdict: verdicts.count(verdict) for verdict in _VERDICTS if verdict in verdicts}
     if run.state == "undone":
         counts = {run.state: len(verdicts)}
@@ -150,7 +150,7 @@ def headline(run: Run) -> str:
     (first, count), *others = counts.items()
     text = f"{count} {'change' if count == 1 else 'changes'} {first}"
     text += "".join(f", {count} {verdict}" for verdict, count in others)
-    deletions = sum(change.change == c.DELETED for change in run.found)
+    deletions = sum(change.change == c.DELETED for change in run.changed)
     text += f" ({deletions} {'deletion' if deletions == 1 else 'deletions'})" if deletions else ""
     return f"{text}: {printable(run.reason)}" if run.reason else text
 
@@ -160,12 +160,12 @@ def lines(run: Run, paint: Paint, most: int) -> Iterator[str]:
 
     The numbers in the lines, and one for each line without, are those of the headline.
     """
-    if len(run.found) <= most:
-        yield from (line(run, change, paint) for change in run.found)
+    if len(run.changed) <= most:
+        yield from (line(run, change, paint) for change in run.changed)
         return
-    inside = _whole_trees(run.found)
+    inside = _whole_trees(run.changed)
     shown = [
-        change for change in run.found
+        change for change in run.changed
         if change.flags or change.within is None or (change.root, change.within) not in inside
     ]  # fmt: skip
     listed, left_out = summary(shown, most)
@@ -289,7 +289,7 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         print(f"{colour(f'{name:13}', 'dim')}{printable(value)}")
     for connection in run.connections:
         print(f"{colour('connection   ', 'dim')}{_connection(connection, colour)}")
-    if run.found:
+    if run.changed:
         print(headline(run))
         for text in _by_directory(run, colour):
             print(f"  {text}")
@@ -300,9 +300,9 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
 def _by_directory(run: Run, paint: Paint) -> Iterator[str]:
     """Write every change in a line; where they are many, below the directory that they are in."""
     groups: dict[tuple[int, str], list[c.Change]] = {}
-    for change in run.found:
+    for change in run.changed:
         groups.setdefault((change.root, change.path.rpartition("/")[0]), []).append(change)
-    is_long = len(run.found) > _MOST and len(groups) < len(run.found)
+    is_long = len(run.changed) > _MOST and len(groups) < len(run.changed)
     for (root, directory), group in groups.items():
         where = "" if root == 0 else f"{run.roots[root]}/"
         if not is_long or len(group) == 1:

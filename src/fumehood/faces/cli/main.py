@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lam
         # Here and not when Python ends, where a closed pipe becomes a message and another exit code.
         sys.stdout.flush()
     except FumehoodError as error:
-        return _told(error, words)
+        return _tell_failure(error, words)
     except BrokenPipeError:
         # Whoever read our output has had enough; nothing more is to be said there.
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -84,11 +84,11 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lam
             import traceback
 
             traceback.print_exception(error)
-        return _told(plain_error(error), words)
+        return _tell_failure(plain_error(error), words)
     return code
 
 
-def _told(error: FumehoodError, words: list[str]) -> int:
+def _tell_failure(error: FumehoodError, words: list[str]) -> int:
     """Say what failed; whoever asked for an object gets one, even where the options make no sense."""
     as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
     for tell in (_print_object, tell_error) if as_json else (tell_error,):

@@ -111,10 +111,10 @@ class Notifier:
             f"type='signal',sender='{_BUS}',member='NameOwnerChanged',arg0='{_NAME}'",
         ):
             await self._call(_BUS, _BUS_PATH, _BUS, "AddMatch", "s", [rule])
-        if not await self._found():
+        if not await self._is_present():
             raise Unavailable("this desktop has nothing that shows notifications with buttons", hint=_ELSEWHERE)
 
-    async def _found(self) -> bool:
+    async def _is_present(self) -> bool:
         """Be present if a program shows notifications that can be answered; it may have to be started by the bus."""
         reply = await self._call(_NAME, _PATH, _NAME, "GetCapabilities")
         if reply is None or "actions" not in reply.body[0]:
@@ -129,7 +129,7 @@ class Notifier:
         signals, self._signals = self._signals, []
         for message in signals:
             self._take(message)
-        if not self._owner and not await self._found():
+        if not self._owner and not await self._is_present():
             return
         waiting = {each.id: each for each in self._desk.waiting(self._project)}
         for key in self._shown.keys() - waiting.keys():

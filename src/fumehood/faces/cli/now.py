@@ -84,7 +84,7 @@ def _checkpoint(context: Context) -> int:
     run = now.checkpoint(context.store, context.run(context.options.run))
 
     def show() -> None:
-        if not run.found:
+        if not run.changed:
             print(f"fumehood: nothing was settled{f': {printable(run.reason)}' if run.reason else ''}")
         tell_run(run, sys.stdout)
 

@@ -177,8 +177,8 @@ def _check(context: Context, path: str) -> int:
         if not complaints:
             print(f"{printable(path)} is fine{', but not all of it has an effect here' if notes else ''}")
 
-    problems, told = ([each.fields() for each in some] for some in (complaints, notes))
-    context.say({"path": path, "exists": True, "problems": problems, "remarks": told}, show)
+    problems, noted = ([each.fields() for each in some] for some in (complaints, notes))
+    context.say({"path": path, "exists": True, "problems": problems, "remarks": noted}, show)
     return 1 if complaints else 0
 
 

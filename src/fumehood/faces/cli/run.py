@@ -220,7 +220,7 @@ def main(arguments: Sequence[str], special: Special | None = None) -> int:
 def _tell(run: Run, options: Options, brief: Brief | None) -> None:
     if "--json" in options.flags:
         _print_object(run.as_dict())
-    elif not (run.found or run.blocked or run.timed_out or not run.sandboxed):
+    elif not (run.changed or run.blocked or run.timed_out or not run.sandboxed):
         pass  # the output says it all
     elif brief is not None:
         brief.tell(run)

@@ -297,7 +297,7 @@ def _waiting(run: Run) -> list[c.Change]:
 
 
 def _conflicts(run: Run) -> set[tuple[int, str]]:
-    return {(change.root, change.path) for change in run.found if change.verdict == c.CONFLICT}
+    return {(change.root, change.path) for change in run.changed if change.verdict == c.CONFLICT}
 
 
 def _lies_in(place: tuple[int, str], change: c.Change) -> bool:

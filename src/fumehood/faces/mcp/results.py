@@ -145,7 +145,7 @@ class RunningCommands(Answer, title="Running commands"):
 
 def report_of(run: Run) -> dict[str, Any]:
     """Put a run into the shape of a Report; what has nothing to tell is left out, for a model reads every word."""
-    listed, left_out = foremost(run.found, MOST_CHANGES)
+    listed, left_out = foremost(run.changed, MOST_CHANGES)
     fields = {
         **{name: _text(getattr(run, name)) for name in _SAME}, "duration_s": round(run.duration_s, 6),
         "output": shown_output(run.output, MARK),

@@ -260,7 +260,7 @@ class Acting(Container):
         self.run_worker(work, thread=True, group="acts")
 
     def _tell(self, done: Run) -> None:
-        said = headline(done) if done.found else f"it is {done.outcome}"
+        said = headline(done) if done.changed else f"it is {done.outcome}"
         self.notify(f"#{done.number}: {said}", markup=False)
 
     def _tell_error(self, error: FumehoodError) -> None:

@@ -206,7 +206,7 @@ def _draft(house: House, request: Request, _body: dict[str, Any]) -> dict[str, A
     project, record = runs.chosen_draft(house, request)
     about = runs.draft_fields(house, project.path, record)  # with its state, before what it holds is looked at
     run, _, conflicts = runs.compared_draft(house, project, record)
-    return {**about, "changes": run.fields_of(run.found), "conflicts": [each.as_dict() for each in conflicts]}
+    return {**about, "changes": run.fields_of(run.changed), "conflicts": [each.as_dict() for each in conflicts]}
 
 
 def _do_to_draft(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
@@ -247,7 +247,7 @@ CALLS = (
          body={"answer": "answer"}, answer=lambda house, request, body: {
              "counted": house.desk.answer(request.path_params["question"], body.get("answer"))}),
     Call(path="/api/projects", about="Every project", answer=lambda house, _request, _body: {
-        "projects": [each.fields() for each in house.store.projects.known()]}),
+        "projects": [each.fields() for each in house.store.projects.listed()]}),
     Call(path="/api/sessions", about="Every session, with its number of runs", answer=lambda house, _request, _body: {
         "sessions": [{"name": each.name, "started_at": each.started_at, "runs": count}
                      for each, count in house.store.sessions.counts()]}),

@@ -138,10 +138,10 @@ def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gat
         *(Route(path, _done(house, act), methods=["POST"]) for path, act in acts_at.items()),
         Mount("/static", StaticFiles(directory=f"{_HERE}/static")),
     ]
-    told = _told(house)
+    error_page = _error_page(house)
     app: ASGIApp = Starlette(
         routes=routes, lifespan=views.attending(house),
-        exception_handlers={FumehoodError: told, OSError: told, HTTPException: told, Exception: told},
+        exception_handlers=dict.fromkeys((FumehoodError, OSError, HTTPException, Exception), error_page),
     )  # fmt: skip
     return Gate(app, house, port, hosts, api_token)
 
@@ -158,7 +158,7 @@ def _shown(house: House, view: Callable[[House, Request], View]) -> Callable[...
     return answer
 
 
-def _told(house: House) -> Callable[[Request, Exception], Response]:
+def _error_page(house: House) -> Callable[[Request, Exception], Response]:
     """Return what tells of an error: in one line, with what to do about it."""
 
     def tell(request: Request, error: Exception) -> Response:

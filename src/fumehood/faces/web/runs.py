@@ -52,7 +52,7 @@ _ENDED = ("applied", "held", "undone", "discarded", "empty", "failed", "refused"
 def history(house: House, request: Request) -> View:
     """What ran, found by search."""
     asked = request.query_params
-    projects = house.store.projects.known()
+    projects = house.store.projects.listed()
     chosen = next((each for each in projects if each.path == asked_path(request, "project")), None)
     what = Search(
         words=asked.get("words", ""), path=asked.get("path", ""), session=asked.get("session", ""),
@@ -244,7 +244,7 @@ def _three(house: House, run: Run, change: c.Change) -> dict[str, object]:
 
 def files(house: House, request: Request) -> View:
     """The files that runs changed, of one project."""
-    projects = house.store.projects.known()
+    projects = house.store.projects.listed()
     path = asked_path(request, "project") or (max(projects, key=lambda each: each.runs).path if projects else "")
     words, after = request.query_params.get("words", ""), asked_path(request, "after")
     listed: list[Record] = []
@@ -298,7 +298,7 @@ def lines(house: House, request: Request) -> View:
 
 def open_drafts(house: House) -> Iterator[dict[str, Any]]:
     """Yield every open draft, of all projects."""
-    for project in house.store.projects.known():
+    for project in house.store.projects.listed():
         for draft in house.store.drafts.open_ones(project.id):
             yield draft_fields(house, project.path, draft)
 
@@ -316,7 +316,7 @@ def draft_fields(house: House, project: str, draft: DraftRecord) -> dict[str, An
 def chosen_draft(house: House, request: Request) -> tuple[Project, DraftRecord]:
     """Return the project and the draft that an address names."""
     number, name = request.path_params["project"], request.path_params["draft"]
-    path = next((each.path for each in house.store.projects.known() if each.id == number), None)
+    path = next((each.path for each in house.store.projects.listed() if each.id == number), None)
     if path is None:
         raise BadRequest(f"there is no project {number}", hint="choose a draft of the list")
     return house.project(path), house.store.drafts.find(number, name)
@@ -342,8 +342,8 @@ def draft(house: House, request: Request) -> View:
     run, merged, conflicts = compared_draft(house, project, record)
     return "draft.html", {
         "title": f"Draft {record.name}", "draft": about, "conflicts": conflicts,
-        "merged": merged, "run": run, "shown": run.found[first : first + _CHANGES], "total": len(run.found),
-        "later": first + _CHANGES if len(run.found) > first + _CHANGES else 0,
+        "merged": merged, "run": run, "shown": run.changed[first : first + _CHANGES], "total": len(run.changed),
+        "later": first + _CHANGES if len(run.changed) > first + _CHANGES else 0,
         "runs": house.store.history.runs(Reach(draft=record.id), limit=_RUNS_OF_DRAFT),
     }  # fmt: skip
 
@@ -351,7 +351,7 @@ def draft(house: House, request: Request) -> View:
 def _change_in_draft(run: Run, request: Request) -> c.Change:
     """Return the change that an address names."""
     place = asked_number(request, "root"), asked_path(request)
-    change = next((each for each in run.found if (each.root, each.path) == place), None)
+    change = next((each for each in run.changed if (each.root, each.path) == place), None)
     if change is None:
         raise BadRequest("the draft does not change that any more", hint="look at the draft again")
     return change

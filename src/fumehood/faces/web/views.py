@@ -51,7 +51,7 @@ def now(house: House, _request: Request) -> View:
     store = house.store
     latest = store.history.runs(among=search(store.history, Search(), most=_LATEST)[0])
     return "now.html", {
-        "title": "Now", "running": house.running(), "projects": store.projects.known(), "latest": latest,
+        "title": "Now", "running": house.running(), "projects": store.projects.listed(), "latest": latest,
         "now": time.time(), "sessions": store.sessions.counts()[:_LATEST],
     }  # fmt: skip
 
@@ -107,7 +107,7 @@ def settings(house: House, request: Request) -> View:
     return "settings.html", {
         "title": "Settings", "file": file_of(house.store.places), "configuration": text_of(house.store.places),
         "playground": place, "size": playground.size(house.store.places), "below": below, "entries": entries,
-        "is_more": is_more, "grants": house.store.grants.all(), "projects": house.store.projects.known(),
+        "is_more": is_more, "grants": house.store.grants.all(), "projects": house.store.projects.listed(),
     }  # fmt: skip
 
 

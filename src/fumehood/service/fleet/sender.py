@@ -198,7 +198,7 @@ class FleetSender:
         with Preview(self._store, self._project, draft._record) as whole:
             digest = digest_of_changes(whole)
             added, removed = changed_lines(draft, whole)
-            candidate = candidate.replace(files=len(whole.run.found), added=added, removed=removed)
+            candidate = candidate.replace(files=len(whole.run.changed), added=added, removed=removed)
         first = first_with.setdefault(digest, candidate.number)
         if first != candidate.number:
             return candidate.replace(status=SAME, same_as=first)
