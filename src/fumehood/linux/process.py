@@ -111,6 +111,11 @@ class Outcome(Value):
     signals: tuple[int, ...] = ()  # that asked for its end, as far as they were noted
     limit: Blocked | None = None
 
+    @property
+    def was_ended(self) -> bool:
+        """True if we ended it, maybe before the command began: then its sandbox has no status."""
+        return self.timed_out or self.interrupted or self.limit is not None
+
 
 class Attendance:
     """One sandbox being attended until nothing of it is left.
@@ -396,7 +401,7 @@ def is_first_inside(process: int) -> bool:
 
 _STATUS_FD = 3
 _HEARD = (signal.SIGCHLD, signal.SIGTERM)
-_KILLED: int = 128 + signal.SIGKILL
+KILLED: int = 128 + signal.SIGKILL
 
 
 def supervise(arguments: tuple[str, ...], environment: Mapping[str, str], cwd: str) -> NoReturn:
@@ -434,7 +439,7 @@ def _waited(command: int) -> int:
             if ended[0] == command:
                 code = os.waitstatus_to_exitcode(ended[1])
                 return code if code >= 0 else 128 - code
-    return _KILLED
+    return KILLED
 
 
 def _end_all() -> None:

@@ -16,7 +16,7 @@ from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner
 from fumehood.linux.mounts import Text, is_bubblewraps
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
-from fumehood.linux.process import LAUNCHER_GONE, Attendance, Outcome
+from fumehood.linux.process import KILLED, LAUNCHER_GONE, Attendance, Outcome
 from fumehood.linux.streams import CLOSED, Stream, can_be_given_again, on_terminal, piped
 from fumehood.service.layers import init_file, remove_note
 from fumehood.service.permission import Permissions
@@ -211,7 +211,8 @@ class Execution:
         finally:
             if world.scratch is not None:
                 world.scratch.remove()
-        if ended.outcome.exit.status is None:
+        way = ended.outcome.exit
+        if way.status is None and (way.failure or not ended.outcome.was_ended):
             _raise_failure(ended, cwd, self._seen, capture.layers)
         return ended.replace(seen=self._seen, left_at_home=left)
 
@@ -429,7 +430,8 @@ def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[L
 def take_note(run: Run, ended: Ended) -> None:
     """Write down how a command ended and what it printed."""
     outcome = ended.outcome
-    run.exit_code = 124 if outcome.timed_out else 130 if outcome.interrupted else outcome.exit.status
+    status = KILLED if outcome.exit.status is None and outcome.was_ended else outcome.exit.status
+    run.exit_code = 124 if outcome.timed_out else 130 if outcome.interrupted else status
     run.timed_out = outcome.timed_out
     run.duration_s = ended.duration_s
     run.stdout, run.stderr = ended.stdout.text(), ended.stderr.text()
