@@ -2,8 +2,10 @@
 
 import fcntl
 import os
+import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,45 @@ def test_a_run_without_its_backups_stays_in_the_history_and_says_so(
         sandbox.undo(run)
     assert kept(store) == set()
     assert (project / "a").read_text() == "new\n"
+
+
+@on_real_layers
+def test_nothing_offers_to_redo_what_was_cleaned_away(
+    sandbox: Sandbox, project: Path, store: Store, cli: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    (project / "a").write_text("old")
+    run = sandbox.run("echo new > a")
+    back = sandbox.undo()
+    assert "fumehood redo" in cli("status").stdout
+    assert "fumehood redo" in cli("undo").stderr
+    cleaned(store, 31)
+    status = cli("status").stdout
+    assert "fumehood redo" not in status
+    assert "its backups were cleaned away" in status
+    assert "fumehood redo" not in cli("undo").stderr
+    assert "fumehood redo" not in cli("undo", run.name).stderr
+    for name in ((), (run.run,), (back.run,)):
+        assert "the backups of run 2 were cleaned away" in cli("redo", *name).stderr
+    assert (project / "a").read_text() == "old"
+
+
+@on_real_layers
+def test_some_paths_that_need_no_backups_are_taken_back_and_brought_back_however_old(
+    sandbox: Sandbox, project: Path, store: Store
+) -> None:
+    (project / "a").write_text("old")
+    (project / "b").write_text("old")
+    (project / "d").mkdir(0o755)
+    run = sandbox.run("rm a; echo new > b; chmod 700 d")
+    back = sandbox.undo()
+    cleaned(store, 31)
+    assert store.history.find(run.run).layer == ""
+    again = sandbox.undo(back, "a", "d")
+    assert (project / "d").stat().st_mode & 0o777 == 0o700
+    assert not (project / "a").exists()
+    sandbox.undo(again)
+    assert (project / "d").stat().st_mode & 0o777 == 0o755
+    assert {path.read_text() for path in project.iterdir() if path.is_file()} == {"old"}
 
 
 @on_real_layers

@@ -190,3 +190,52 @@ def test_what_an_undo_by_force_replaced_stands_until_the_next_undo(sandbox: Sand
     assert snapshot(project) == before
     sandbox.redo(run)
     assert (project / "a").read_text() == "the person's"
+
+
+def test_what_pieces_of_a_redo_by_force_saved_is_what_an_undo_of_the_whole_brings_back(
+    sandbox: Sandbox, project: Path
+) -> None:
+    (project / "d").mkdir()
+    for name in ("a", "b", "d/x", "d/y"):
+        (project / name).write_text("old")
+    run = sandbox.run("echo new > a; echo new > b; rm -r d")
+    back = sandbox.undo(run)
+    (project / "a").write_text("mine")
+    (project / "d/x").write_text("mine too")
+    (project / "d/z").write_text("also mine")
+    sandbox.undo(back, "a", "d/x", force=True)
+    sandbox.redo(force=True)
+    assert {path.name: path.read_text() for path in project.iterdir()} == {"a": "new\n", "b": "new\n"}
+    before = snapshot(project)
+    for again in range(2):
+        assert len(sandbox.undo(run).changed) == 6, again
+        texts = {path.name: path.read_text() for path in project.rglob("*") if path.is_file()}
+        assert texts == {"a": "mine", "b": "old", "x": "mine too", "y": "old", "z": "also mine"}
+        sandbox.redo()
+        assert snapshot(project) == before
+
+
+def test_what_was_taken_back_by_another_name_is_not_taken_back_again_by_force(sandbox: Sandbox, project: Path) -> None:
+    (project / "a").write_text("old")
+    run = sandbox.run("echo new > a; echo new > b")
+    sandbox.undo(run)
+    redo = sandbox.redo()
+    back = sandbox.undo(run, "a")
+    for force in (False, True):
+        with pytest.raises(UndoRefused, match=f"run {redo.name} was taken back by run {back.name}") as refused:
+            sandbox.undo(redo, "a", force=force)
+        assert refused.value.hint.endswith(f"fumehood redo {back.name}")
+    assert [change.path for change in sandbox.undo(redo).changed] == ["b"]
+    assert {path.name: path.read_text() for path in project.iterdir()} == {"a": "old"}
+
+
+def test_what_a_redo_offers_takes_back_just_what_it_brought(cli: Cli, project: Path) -> None:
+    cli("run", "--", "echo 1 > a; echo 1 > b")
+    cli("run", "--", "echo 2 > c")
+    cli("undo", "1")
+    assert "that was run 1; to take it back again: fumehood undo 4\n" in cli("undo", "3", "a").stdout
+    assert cli("undo", "4").returncode == 0
+    assert [path.name for path in project.iterdir()] == ["c"]
+    for names in (["a", "c"], ["a", "b", "c"]):  # what was taken back last comes first
+        cli("redo", "1")
+        assert sorted(path.name for path in project.iterdir()) == names

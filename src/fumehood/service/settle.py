@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 APPLIED, HELD, DISCARDED, EMPTY = "applied", "held", "discarded", "empty"
 FAILED, REFUSED = "failed", "refused"
+TAKEN_BACK = "taken back by run "  # begins the reason of what an undo took back at last
 
 
 def settle(
@@ -210,20 +211,42 @@ def hold_all(run: Run, error: FumehoodError) -> None:
 # ---- Which of a run's changes a person means by paths, and which others must go with them.
 
 def as_it_stands(store: Store, run: Run) -> Run:
-    """Return a run, or the redo that stands for it, where that moved other versions: one was by force.
+    """Return a run with the versions that its undo would move now: for each path, what moved it last says which.
 
-    Those are then what is in the project, and what is saved.
+    A redo by force has put others into the project, and saved others, than the run itself. What was taken back at last
+    does not stand.
     """
     users = store.history.users_of(run.layer or run.run)
-    latest = store.history.find(users[-1]) if users[1:] else run
-    if latest.state != "applied" or store.history.turns(latest) % 2 != store.history.turns(run) % 2:
+    if not users[1:]:
         return run
-    moved = {(change.root, change.path): change for change in latest.changed}
-    mine = {(change.root, change.path): change for change in run.changed if change.verdict == c.APPLIED}
-    if not mine.keys() <= moved.keys():
-        return run  # some paths alone were brought back
-    is_other = moved.keys() != mine.keys() or not all(c.moves_alike(mine[each], moved[each]) for each in mine)
-    return latest if is_other else run
+    last: dict[tuple[int, str], tuple[Run, c.Change, bool]] = {}
+    way = store.history.turns(run) % 2
+    for user in map(store.history.find, users):
+        if user.state != FAILED:
+            stands = store.history.turns(user) % 2 == way
+            last |= {(each.root, each.path): (user, each, stands) for each in user.changed if each.verdict == c.APPLIED}
+    changes: list[c.Change] = []
+    mine: set[tuple[int, str]] = set()
+    for change in run.changed:
+        user, moved, stands = last.get((change.root, change.path), (run, change, True))
+        if change.verdict != c.APPLIED or (c.moves_alike(change, moved) if stands else run.act != "undo"):
+            moved = change  # a run itself is always told when it is taken back; its redo is not
+        elif not stands:
+            moved = c.Change(change.root, change.path, change.change, change.kind, verdict=c.DISCARDED,
+                             reason=f"{TAKEN_BACK}{user.name}")  # fmt: skip
+        changes.append(moved)
+        if moved.verdict == c.APPLIED:
+            mine.add((change.root, change.path))
+    # By force goes also what somebody had put into a directory meanwhile.
+    changes += [
+        moved for place, (_, moved, stands) in last.items()
+        if stands and moved.within is not None and place not in mine and (moved.root, moved.within) in mine
+    ]  # fmt: skip
+    from copy import copy
+
+    standing = copy(run)
+    standing.changed = c.by_path(changes)
+    return standing
 
 
 def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:

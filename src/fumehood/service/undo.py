@@ -33,7 +33,7 @@ from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import record, release
 from fumehood.service.restore import counted_as_they_are, versions
-from fumehood.service.settle import as_it_stands, chosen, state_of, with_companions
+from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED
 from fumehood.store.places import new_id
@@ -70,8 +70,8 @@ def undo(
         return discard_held(store, project, run, paths, here=here)  # nothing of it is in the project
     with store.alone(project.id), InterruptsHeld() as interrupts:
         interrupts.let_in()  # nothing is done yet, and to look at everything may take long
-        run = as_it_stands(store, recorded(store, project, run))
-        back = _planned(store, run, paths, here, by)
+        run = recorded(store, project, run)
+        back = _planned(store, as_it_stands(store, run), paths, here, by)
         back.changed = without_needed_objects(
             run.roots, back.changed, run.started_at, lambda own: bool(_moved(run, own))
         )  # fmt: skip
@@ -82,8 +82,6 @@ def undo(
             # A plain swap finds out by itself; whole trees must be looked at first. So must all that was undone and
             # redone: versions may be where they would be if this had been done already.
             again = len(store.history.users_of(back.layer)) > _ONCE
-            if again:
-                _refuse_what_was_taken_back(store, run, back)
             _check(store, run, back, [change for change in back.changed if again or not is_plain(change)])
             if busy := open_elsewhere(back.changed, run.roots):
                 raise UndoRefused(
@@ -149,8 +147,10 @@ def last_to_undo(store: Store, *reaches: Reach) -> Run:
         run = drafted if run is None or (drafted is not None and drafted.number > run.number) else run
     if run is None:
         lost = len(layering.unknown(store))
+        back = next(store.history.undos(*reaches), None)
+        more = "; fumehood redo brings back what was undone last" if back is not None and has_backups(back) else ""
         ways = f"{lost} of the runs' directories are in no record: {layering.MEND}" if lost else ""
-        raise BadRequest("nothing is left to undo", hint=ways or "fumehood log shows what ran; see fumehood redo too")
+        raise BadRequest("nothing is left to undo", hint=ways or f"fumehood log shows what ran{more}")
     return run
 
 
@@ -162,11 +162,18 @@ def to_redo(store: Store, name: str, *reaches: Reach) -> Run:
             raise BadRequest("nothing is left to redo", hint="fumehood log shows what was taken back")
         return back
     run = store.history.find(name, *reaches)
-    undos = store.history.undos(*reaches, of_layer=run.layer or run.run)
+    undos = store.history.undos(*reaches, of_layer=run.layer)
+    if not run.layer:  # it is cleaned away, and what needs nothing of it can still be brought back
+        undos = (each for each in undos if run.run in (each.run, each.of))
     back = next((each for each in undos if run.act != "undo" or each.run == run.run), None)
     if back is None:
         raise BadRequest(f"run {run.name} is not taken back", hint=f"fumehood show {run.name}")
     return back
+
+
+def has_backups(run: Run) -> bool:
+    """Return True if all that an undo of a run would bring back is still kept."""
+    return bool(run.layer) or not any(map(c.needs_layer, _applied(run.changed)))
 
 
 def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -> Run:
@@ -185,21 +192,6 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
         changed=changes, capture=run.capture,
         session=by or None,
     )  # fmt: skip
-
-
-def _refuse_what_was_taken_back(store: Store, run: Run, back: Run) -> None:
-    """Refuse where a later undo of the same changes has taken this one back: it has then nothing to bring back."""
-    places = {(change.root, change.path) for change in back.changed}
-    for name in reversed(store.history.users_of(back.layer)):
-        later = store.history.find(name)
-        if later.state != "failed" and any((change.root, change.path) in places for change in later.changed):
-            break
-    else:
-        return
-    if store.history.turns(later) % 2 != store.history.turns(run) % 2:
-        raise UndoRefused(
-            f"run {run.name} was taken back by run {later.name}", hint=f"to have it back: fumehood redo {later.name}"
-        )
 
 
 def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> None:
@@ -244,7 +236,7 @@ def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) ->
 def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
     """Return the changes that undo a run, or some of its paths, or say why there are none."""
     if run.state == UNDONE:
-        hint = f"to have its changes back: fumehood redo {run.name}"
+        hint = f"to have its changes back: fumehood redo {run.name}" if run.layer else f"fumehood show {run.name}"
         raise BadRequest(f"run {run.name} is undone already", hint=hint)
     meant = chosen(run, paths, here=here)
     changes = inverse(with_companions(run, _applied(meant), forth=False) if paths else meant)
@@ -256,12 +248,15 @@ def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
             what = "was not captured: it ran without a sandbox"
         elif NO_PROJECT in run.reason:
             what = "had no project: there is nothing to take back"
+        if taken_back := next((each.reason for each in meant if each.reason.startswith(TAKEN_BACK)), ""):
+            last = taken_back.removeprefix(TAKEN_BACK)
+            raise UndoRefused(f"run {run.name} was {taken_back}", hint=f"to have it back: fumehood redo {last}")
         if paths and meant:
             what = f"has not changed {printable(meant[0].path)} in the project: {meant[0].reason or meant[0].verdict}"
         raise BadRequest(f"run {run.name} {what}", hint=f"fumehood show {run.name}")
-    if not run.layer and any(change.after is not None for change in changes):
+    if not run.layer and any(change.after is not None and not c.is_mode_alone(change) for change in changes):
         raise BadRequest(f"the backups of run {run.name} were cleaned away", hint="fumehood log shows later runs")
-    return on_their_own(changes) if paths else changes
+    return on_their_own(changes)
 
 
 def _applied(changes: Sequence[c.Change]) -> list[c.Change]:
@@ -409,7 +404,7 @@ def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
     Refuses where something is gone, altered or added there. Layers that were dropped because they held nothing are
     made again.
     """
-    seals = read_seals(store.places, back.layer, back.of or "")
+    seals = _seals(store, back)
     for number, upper in enumerate(store.uppers(back)):
         os.makedirs(upper, 0o700, exist_ok=True)
         wanted = {
@@ -424,6 +419,29 @@ def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
             os.close(layer)
         if damaged:
             _refuse_damaged(store, project, back, number, damaged)
+
+
+def _seals(store: Store, back: Run) -> Seals:
+    """Return the seals of what lies in the layer now: those of the runs that saved it, each path by the last one."""
+    history, places = store.history, store.places
+    users = [name for name in history.users_of(back.layer) if name != back.run]
+    if len(users) <= _ONCE:
+        return read_seals(places, back.layer, back.of or "")
+    seals: Seals = {}
+    saved: dict[tuple[int, str], c.Stamp] = {}
+    for user in map(history.find, users):
+        if user.state == "failed" or history.turns(user) % 2 == history.turns(back) % 2:
+            continue
+        own = read_seals(places, back.layer, user.run)
+        for change in _applied(user.changed):
+            if change.before is not None:
+                place = change.root, change.path
+                if place in saved and not saved[place].alike(change.before):
+                    seals.pop(place, None)
+                saved[place] = change.before
+                if place in own:
+                    seals[place] = own[place]
+    return seals
 
 
 def _damaged(
@@ -512,12 +530,16 @@ def _refuse_damaged(
     path, _, inode = damaged[0]
     root = back.roots[number]
     shown = typed(path if number == 0 else f"{root}/{path}")
-    others = [each for each in versions(store, project, root, path) if not _is_inode(each.top, each.path, inode)]
+    others = [
+        each for each in versions(store, project, root, path)
+        if each.is_sound and not _is_inode(each.top, each.path, inode)
+    ]  # fmt: skip
     sound = sorted((each.source for each in others), key=lambda source: "-" not in source)  # a day before a run
     offer = f"fumehood restore {shown} --from {sound[0]} brings another" if sound else "there is no other backup"
+    name = store.history.name(back.of or "")
     raise UndoRefused(
         f"{named}{more}: nothing was undone",
-        hint=f"it lies in {store.places.run(back.layer)}; {offer}; fumehood undo {back.of} with other paths takes those"
+        hint=f"it lies in {store.places.run(back.layer)}; {offer}; fumehood undo {name} with other paths takes those"
         " back",
     )
 

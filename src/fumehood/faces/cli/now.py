@@ -26,6 +26,7 @@ from fumehood.service import access, loopback, now
 from fumehood.service.desk import Desk
 from fumehood.service.permission import Permissions
 from fumehood.service.settle import FAILED
+from fumehood.service.undo import has_backups
 from fumehood.store.history import Reach
 
 TYPE_CHECKING = False
@@ -210,7 +211,8 @@ def _status(context: Context) -> int:
         rows += [("", "fumehood review")] if held and not is_agent else []
         rows += [("draft", f"{draft.name}  (fumehood draft diff {draft.name})") for draft in drafts]
         if undone is not None and undo is not None:
-            rows += [("undone", f"{numbered(undone)}  {undone.command}"), ("", "fumehood redo")]
+            rows += [("undone", f"{numbered(undone)}  {undone.command}")]
+            rows += [("", "fumehood redo" if has_backups(undo) else "its backups were cleaned away")]
         rows += [("question", f"{each.question.lines[0]}  (fumehood watch)") for each in questions]
         for each in missed[:_MISSED]:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.at))

@@ -160,7 +160,7 @@ def _undo(context: Context) -> int:
         )  # fmt: skip
 
     def show() -> None:
-        _tell_undo(back, run.name)
+        _tell_undo(back, _meant(context, back))
         # Those of a command come right after it.
         latest = islice(context.store.history.standing(*context.reaches(LAST)), _LOOKED_AT)
         earlier = next((each for each in latest if each.act == CHECKPOINT and each.of == run.run), None)
@@ -233,7 +233,8 @@ def _tell_undo(back: Run, name: str) -> None:
     """Tell what was taken back, or brought back, of the run of this name."""
     tell_run(back, sys.stdout)
     is_redo = back.command.startswith(f"{REDO} ")
-    again = "to take it back again: fumehood undo" if is_redo else "to have it back: fumehood redo"
+    # The last run that stands may be another one than was brought back.
+    again = f"to take it back again: fumehood undo {back.name}" if is_redo else "to have it back: fumehood redo"
     print(f"  that was run {name}; {again}")
 
 

@@ -18,6 +18,7 @@ from fumehood.service.files import catch_up
 from fumehood.service.library import Sandbox
 from fumehood.service.overview import shown_at
 from fumehood.service.restore import versions as kept_versions
+from fumehood.service.undo import has_backups
 from fumehood.store.audit import WEB
 from fumehood.store.files import Files
 from fumehood.store.history import Reach
@@ -151,8 +152,8 @@ def run(house: House, request: Request) -> View:
         "title": _title_of(chosen), "run": chosen, "held": held, "seen": seen,
         "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
         "others": others, "shown": changes, "rest": rest, "kinds": kinds,
-        "can_undo": chosen.state in ("applied", "held") and store.history.has_applied(chosen),
-        "is_back": chosen.act == "undo" and chosen.state == "applied",
+        "can_undo": chosen.state in ("applied", "held") and store.history.has_applied(chosen) and has_backups(chosen),
+        "is_back": chosen.act == "undo" and chosen.state == "applied" and has_backups(chosen),
         "stdout": chosen.stdout[-_MOST_PRINTED:], "stderr": chosen.stderr[-_MOST_PRINTED:],
         "limits": [each for each in chosen.blocked if each.what in ("memory", "processes", "time", "output", "disk")],
     }  # fmt: skip
