@@ -54,7 +54,11 @@ def test_commands_without_a_project_share_an_empty_directory_until_the_sandbox_i
 
 def test_without_a_project_a_command_can_begin_in_the_playground(home, thrown):
     with Sandbox(cwd="playground") as sandbox:
-        assert sandbox.run("echo kept > f; pwd").stdout == f"{home}/playground\n"
+        run = sandbox.run("echo kept > f; pwd")
+        assert run.stdout == f"{home}/playground\n"
+        assert run.reason.endswith("can't be undone, and only the playground is not thrown away")
+        with pytest.raises(BadRequest, match="had no project: there is nothing to take back"):
+            sandbox.undo(run)
         session = sandbox.session()
         assert session.run("cat f; mkdir -p d; cd d").stdout == "kept\n"
         assert session.run("pwd").stdout == f"{home}/playground/d\n"

@@ -3,16 +3,19 @@
 import json
 import marshal
 import os
+import resource
 import time
 from binascii import crc32
 from pathlib import Path
 
 import pytest
 
-from fumehood import Sandbox
+from fumehood import FumehoodError, Sandbox
 from fumehood.service.clean import clean
+from fumehood.service.layers import unknown
 from fumehood.service.opened import OpenedStore
 from fumehood.service.recover import rebuild
+from fumehood.service.store import Store
 from fumehood.store.records import read_records
 
 pytestmark = pytest.mark.once
@@ -278,3 +281,24 @@ def test_a_run_that_keeps_no_layer_keeps_no_record(sandbox, store):
     sandbox.run("true")
     sandbox.run("echo new > added")
     assert os.listdir(f"{store.places.state}/runs") == []
+
+
+@pytest.mark.namespaces
+def test_a_run_that_fails_before_it_is_recorded_leaves_no_directory(sandbox: Sandbox, store: Store) -> None:
+    sandbox.run("true")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(FumehoodError, match="can't be used"):
+            sandbox.run("echo x > a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert os.listdir(f"{store.places.state}/runs") == []
+    assert sandbox.run("echo x > a").state == "applied"
+
+
+def test_what_a_run_leaves_that_is_killed_before_it_is_recorded_is_not_counted(store: Store) -> None:
+    for name in ("empty", "written"):
+        os.mkdir(store.places.run(name))
+    Path(store.places.run("written"), "0").mkdir()
+    assert unknown(store) == [store.places.run("written")]

@@ -109,7 +109,7 @@ _BY_NAME = 'test -w /dev/console && exec 0<>/dev/console 1>&0 2>&0; exec "$@"'
 _WITH_TERMINAL = (
     f'''set -- "$1" -c '{_BY_NAME}' sh "$@"; command -v setsid >/dev/null && exec setsid -c "$@"; exec "$@"'''
 )
-NO_PROJECT = "it ran without a project: what it wrote there is thrown away, and can't be undone"
+NO_PROJECT = "it ran without a project: what it wrote can't be undone, and only the playground is not thrown away"
 BACKGROUND_AFTER = 1.0  # seconds: what a command in the background makes at its start is there by then
 _LONGEST_ARGUMENT = 128 * 1024 - 1  # the kernel's limit for one argument, its NUL included
 

@@ -137,15 +137,20 @@ class Claim:
             os.mkdir(path, 0o700)
             self._fd = os.open(path, LISTING | os.O_CLOEXEC)
         except OSError as error:
+            if os.path.isdir(path):
+                os.rmdir(path)
             raise _cannot_make(self._places, error) from error
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def __enter__(self) -> Claim:
         return self
 
-    def __exit__(self, *_error: object) -> None:
+    def __exit__(self, *error: object) -> None:
         self.indexes.close()
         if self._fd >= 0:
+            path = self._places.run(self.run)
+            if any(error) and os.path.isdir(path) and not has_entries(path):
+                os.rmdir(path)  # it failed before anything was made or recorded
             os.close(self._fd)
 
 
@@ -163,7 +168,7 @@ def take_up(places: Places, run: str) -> int:
 
 
 def unknown(store: Store) -> list[str]:
-    """Return the runs' directories that no record names and that no living process has."""
+    """Return the runs' directories that no record names, that no living process has, and that hold something."""
     recorded = {name for row in store.database.rows("SELECT id, layer FROM runs") for name in row}
     unnamed = []
     for name in sorted(os.listdir(f"{store.places.state}/runs")):
@@ -174,7 +179,8 @@ def unknown(store: Store) -> list[str]:
             os.close(take_up(store.places, name))
         except (FileNotFoundError, BlockingIOError):
             continue
-        unnamed.append(store.places.run(name))
+        if has_entries(store.places.run(name)):  # else its process died before anything was made
+            unnamed.append(store.places.run(name))
     return unnamed
 
 

@@ -49,7 +49,7 @@ One argument is a shell line; several are a program and its arguments.
 
 options:
   --project DIR      the project (default: the one that holds the current directory)
-  --no-project       none: the command starts in an empty directory that is thrown away with it
+  --no-project       none: the command starts in an empty directory that is thrown away with it, or in the playground
   --workspace NAME   a workspace instead of a project; `default` is made when it is needed
   --cwd DIR          where the command starts (default: the current directory if it is in the project, else
                      the project); outside of it a command can only read;
