@@ -1,6 +1,7 @@
 """A repository moves as one: HEAD, its refs and the index are applied together, or wait together."""
 
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -88,6 +89,37 @@ def test_undo_takes_objects_out_that_nobody_needs(repository: Path) -> None:
         for run in sandbox.history()[:4]:
             sandbox.undo(run)
     assert sorted(path for path in (repository / ".git/objects").rglob("*")) == before
+
+
+LONG_AGO, LONG_AFTER = 1_000_000_000, 4_000_000_000
+
+
+def test_no_clock_says_which_objects_are_needed(repository: Path) -> None:
+    os.utime(repository / ".git/refs/heads/main", (LONG_AFTER, LONG_AFTER))
+    git(repository, "branch", "other")
+    os.utime(repository / ".git/refs/heads/other", (LONG_AFTER, LONG_AFTER))
+    before = sorted((repository / ".git/objects").rglob("*"))
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run("git switch -qc topic; echo b > b; git add b; git commit -qm b")
+        sandbox.undo(run)
+        assert sorted((repository / ".git/objects").rglob("*")) == before
+        sandbox.redo(run)
+        git(repository, "branch", "keep")
+        os.utime(repository / ".git/refs/heads/keep", (LONG_AGO, LONG_AGO))
+        sandbox.undo(run)
+        assert git(repository, "show", "keep:b") == "b\n"
+        assert is_sound(repository)
+
+
+def test_what_a_person_built_on_is_needed_also_when_more_of_the_run_is_applied_later(repository: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run("git switch -qc topic; echo b > b; git add b; git commit -qm b; echo x > .envrc")
+        assert {change.verdict for change in run.changes if change.path == ".envrc"} == {"held"}
+        git(repository, "branch", "keep")
+        sandbox.apply(run)
+        sandbox.undo(run)
+        assert git(repository, "show", "keep:b") == "b\n"
+        assert is_sound(repository)
 
 
 def test_a_branch_that_is_made_over_a_held_index_waits_too(repository: Path) -> None:

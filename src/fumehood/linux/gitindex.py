@@ -8,16 +8,18 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.changes import DELETED
+from fumehood.core.changes import APPLIED, DELETED
 from fumehood.core.judge import objects_of, repository
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of, walk
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, split, stamp_of, walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from fumehood.core import changes as c
+
+    Refs = dict[tuple[int, str], bytes]  # what refs say, as digests, by root and path
 
 
 LARGEST = 16 << 20  # bytes; reading a larger one would be noticed, and it is compared by its bytes
@@ -225,43 +227,73 @@ def _others(git: int) -> Iterator[str]:
 
 
 # ---- Objects that others than the run which made them may need.
+#
+# No clock tells whether somebody has built on them, but the refs do: those that were there before the objects came, and
+# say the same now, need none of them.
+
+
+def repositories_of(roots: Sequence[str], changes: Sequence[c.Change], kind: str) -> set[tuple[int, str]]:
+    """Return the git directories, each with its root, in which some changes add or delete objects."""
+    return {
+        (change.root, git) for change in changes
+        if change.change == kind and change.verdict == APPLIED and (git := _git_of(roots, change))
+    }  # fmt: skip
+
+
+def _git_of(roots: Sequence[str], change: c.Change) -> str:
+    """Return the git directory that a change has an object of, unless that directory moves with it."""
+    root = roots[change.root]
+    git = objects_of(f"{root}/{change.path}")[len(root) + 1 :]
+    return git if git and (change.within is None or change.within.startswith(f"{git}/")) else ""
 
 
 def without_needed_objects(
-    roots: Sequence[str], changes: Sequence[c.Change], began: float, is_moved: Callable[[Sequence[c.Change]], bool]
+    roots: Sequence[str], changes: Sequence[c.Change], noted: Refs, is_moved: Callable[[Sequence[c.Change]], bool]
 ) -> Sequence[c.Change]:
     """Leave out, of what takes a run back, objects that somebody may have built on since: a commit, a branch.
 
-    Nobody misses an object that stays, and a repository that lacks one is broken. The run `began` at a time; `is_moved`
-    tells whether anybody changed since what it left.
+    Nobody misses an object that stays, and a repository that lacks one is broken. The refs that were `noted` were there
+    before the objects; `is_moved` tells whether anybody changed since what the run left.
     """
-    needed: dict[tuple[int, str], bool] = {}
-    taken = []
-    for change in changes:
-        root = roots[change.root]
-        git = objects_of(f"{root}/{change.path}")[len(root) + 1 :] if change.change == DELETED else ""
-        if git and (change.within is None or change.within.startswith(f"{git}/")):
-            key = change.root, git
-            if key not in needed:
-                own = [each for each in changes if repository(f"{roots[each.root]}/{each.path}") == f"{root}/{git}"]
-                but = {each.path for each in changes if each.root == change.root}
-                needed[key] = _has_new_refs(root, git, int(began * 1e9), but) or is_moved(own)
-            if needed[key]:
-                continue
-        taken.append(change)
-    return taken or changes
+    needed = set()
+    for number, git in repositories_of(roots, changes, DELETED):
+        place = f"{roots[number]}/{git}"
+        own = [each for each in changes if repository(f"{roots[each.root]}/{each.path}") == place]
+        but = {each.path for each in changes if each.root == number}
+        now = refs_of(roots[number], git)
+        if is_moved(own) or any(path not in but and noted.get((number, path)) != says for path, says in now.items()):
+            needed.add((number, git))
+    return [
+        each for each in changes if each.change != DELETED or (each.root, _git_of(roots, each)) not in needed
+    ] or changes  # fmt: skip
 
 
-def _has_new_refs(root: str, git: str, since_ns: int, but: Container[str]) -> bool:
-    """Return True if a ref, or HEAD of a worktree, was written since a time, save for paths that do not count."""
+def refs_of(root: str, git: str) -> dict[str, bytes]:
+    """Return a digest of what each ref says, and each HEAD of a work tree; none where the repository is gone."""
+    refs: dict[str, bytes] = {}
     with Closing(open_top(root)) as top:
         try:
-            return any(
-                not stat.S_ISDIR(status.st_mode) and status.st_mtime_ns > since_ns and path not in but
-                for path, status in _refs(top, git)
-            )
+            for path, status in _refs(top, git):
+                if not stat.S_ISDIR(status.st_mode):
+                    refs[path] = _digest_of(top, path, status)
         except (FileNotFoundError, NotADirectoryError):
-            return False  # the repository is gone
+            return refs
+    return refs
+
+
+def _digest_of(top: int, path: str, status: os.stat_result) -> bytes:
+    import hashlib
+
+    digest = hashlib.blake2b(digest_size=16)
+    parent, name = split(path)
+    with Closing(open_below(top, parent)) as directory:
+        if stat.S_ISLNK(status.st_mode):
+            digest.update(os.fsencode(os.readlink(name, dir_fd=directory)))
+        elif stat.S_ISREG(status.st_mode):
+            with Closing(os.open(name, _READING, dir_fd=directory)) as file:
+                while piece := os.read(file, LARGEST):
+                    digest.update(piece)
+    return digest.digest()
 
 
 def _refs(top: int, git: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -14,10 +14,11 @@ from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open, hold_togeth
 from fumehood.core.report import printable
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux import nofollow
-from fumehood.linux.gitindex import refreshed
+from fumehood.linux.gitindex import refreshed, refs_of, repositories_of
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
 from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
+from fumehood.service.layers import note_refs
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
@@ -310,6 +311,10 @@ class Between:
                 shared = sharing(here, "after")
                 self.has_copies = self.has_copies or bool(shared)
                 self.sides[number].prepare(mine, shared)
+        if repositories := repositories_of(self._roots, changes, c.ADDED):
+            refs_by_git = [(number, refs_of(self._roots[number], git)) for number, git in repositories]
+            refs = {(number, path): says for number, refs in refs_by_git for path, says in refs.items()}
+            note_refs(self._uppers[0], refs)
 
     def _open(self, number: int) -> tuple[int, int]:
         layer, live = open_top(self._uppers[number]), open_top(self._roots[number])

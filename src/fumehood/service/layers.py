@@ -8,6 +8,7 @@ import stat
 
 from fumehood.core.changes import needs_layer
 from fumehood.errors import FumehoodError
+from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.gitindex import SeenIndexes
 from fumehood.linux.namespaces import Layer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.changes import Change
     from fumehood.core.report import Run
+    from fumehood.linux.gitindex import Refs
     from fumehood.linux.settled import Settled
     from fumehood.service.store import Store
     from fumehood.store.places import Places
@@ -28,6 +30,7 @@ _PARTS = ("upper", "work", "merged")
 _BELOW = "below"
 INIT = "init"  # which process was the first in the sandbox
 SETTLED = "settled"  # what checkpoints of its command have put into the project
+_REFS = "refs"  # what those of repositories said before its objects came
 GONE = ".gone"  # ends the name of a run's directory that only waits to be removed
 MEND = "fumehood doctor --mend"  # takes up again what no record names
 
@@ -92,6 +95,24 @@ def below_of(places: Places, run: str) -> tuple[list[tuple[str, ...]], str]:
     except (FileNotFoundError, EOFError):
         return [], ""
     return below
+
+
+def note_refs(upper: str, refs: Refs) -> None:
+    """Keep what refs say before objects come into a repository; what a layer has noted before counts where it is so."""
+    before = noted_refs(upper)
+    kept = refs if before is None else {place: says for place, says in refs.items() if before.get(place) == says}
+    if kept != before:
+        replace(f"{os.path.dirname(upper)}/{_REFS}", marshal.dumps(kept))
+
+
+def noted_refs(upper: str) -> Refs | None:
+    """Return what was noted of refs; None where nothing was."""
+    try:
+        with open(f"{os.path.dirname(upper)}/{_REFS}", "rb") as file:
+            refs: Refs = marshal.load(file)  # noqa: S302  (nobody else can write there)
+    except (FileNotFoundError, EOFError):
+        return None
+    return refs
 
 
 def may_be_written(places: Places, run: Run, layers: Sequence[Layer]) -> bool:
@@ -313,7 +334,7 @@ def _drop_all(places: Places, run: str) -> None:
 
 
 def drop_if_empty(places: Places, run: str, changes: Iterable[Change] | None = None) -> None:
-    """Remove layers that hold no backup and nothing that waits for a person.
+    """Remove layers that hold no backup, nothing that waits for a person, and nothing that an undo must know.
 
     A backup may be an empty directory, so only the changes tell whether what is left is needed; without
     them, layers go only if there is nothing in them at all.
@@ -323,7 +344,7 @@ def drop_if_empty(places: Places, run: str, changes: Iterable[Change] | None = N
         needed = any(os.listdir(upper) for upper in uppers)
     else:
         needed = any(needs_layer(change) for change in changes)
-    if not needed:
+    if not needed and not os.path.exists(f"{places.run(run)}/0/{_REFS}"):
         drop(places, run)
 
 

@@ -73,7 +73,8 @@ def undo(
         run = recorded(store, project, run)
         back = _planned(store, as_it_stands(store, run), paths, here, by)
         back.changed = without_needed_objects(
-            run.roots, back.changed, run.started_at, lambda own: bool(_moved(run, own))
+            run.roots, back.changed, layering.noted_refs(store.uppers(back)[0]) or {},
+            lambda own: bool(_moved(run, own)),
         )  # fmt: skip
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
