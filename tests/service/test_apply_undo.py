@@ -816,6 +816,35 @@ def test_an_apply_that_was_taken_back_leaves_read_only_files_as_they_are(sandbox
     assert snapshot(project) == before
 
 
+def test_what_a_directory_loses_and_cannot_be_without_is_told(sandbox, project):
+    for name in ("d", "same"):
+        (project / name).mkdir(mode=0o755)
+        os.setxattr(project / name, "user.kept", b"1")
+        os.setxattr(project / name, "user.other", b"1")
+    remove = "import os; os.removexattr('d', 'user.kept'); os.setxattr('d', 'user.other', b'2')"
+    run = sandbox.run(f'echo x > same/x; python3 -c "{remove}"')
+    assert {(change.path, change.verdict, change.flags) for change in run.changes} == {
+        ("d", "unsupported", ("attributes",)), ("same/x", "applied", ()),
+    }  # fmt: skip
+    assert sorted(os.listxattr(project / "d")) == ["user.kept", "user.other"]
+
+
+@pytest.mark.parametrize(
+    "does", ["removexattr('.', 'user.kept')", "setxattr('.', 'user.tag', b'1')", "setxattr('.', 'user.kept', b'2')"]
+)
+def test_attributes_of_the_project_itself_are_seen_and_what_becomes_of_them_is_told(sandbox, project, does):
+    os.setxattr(project, "user.kept", b"1")
+    see = "import os; print(os.getxattr('.', 'user.kept').decode())"
+    plain = sandbox.run(f'echo x > x; python3 -c "{see}"')
+    assert (plain.stdout, [change.path for change in plain.changes]) == ("1\n", ["x"])
+    assert sandbox.run("true").state == "empty"
+    run = sandbox.run(f'python3 -c "import os; os.{does}"')
+    assert [(change.path, change.verdict, change.flags) for change in run.changes] == [
+        (".", "unsupported", ("attributes",))
+    ]
+    assert {name: os.getxattr(project, name) for name in os.listxattr(project)} == {"user.kept": b"1"}
+
+
 def test_what_a_directory_gets_and_cannot_keep_is_told(sandbox, project):
     for name in ("d", "e", "same"):
         (project / name).mkdir(mode=0o755)

@@ -266,8 +266,12 @@ def scan(
         reading = _Scan(root, layer, stack, indexes, settled, is_in_use=is_in_use)
         status, live = os.stat(upper), os.stat(below[0])
         # That of the root itself can change too, by the command or by a person meanwhile.
-        if status.st_mode not in (mode, live.st_mode) and not reading.is_settled(".", status):
-            reading.add(".", c.MODE, c.DIRECTORY, before=reading.stamp_below(".", live), after=_with_mode(live, status))
+        flags = (c.ATTRIBUTES,) if _has_other_attributes(upper, below[0], ".") else ()
+        if (flags or status.st_mode not in (mode, live.st_mode)) and not reading.is_settled(".", status):
+            before, after = reading.stamp_below(".", live), _with_mode(live, status)
+            if status.st_mode == mode:
+                after.mode = before.mode  # whatever a person has made of it
+            reading.add(".", c.MODE, c.DIRECTORY, before=before, after=after, flags=flags)
         while reading.merged:
             reading.directory(*reading.merged.pop())
         reading.flag_moved()
@@ -322,7 +326,7 @@ class _Scan:
         if kind != c.DIRECTORY and self.is_settled(path, status):
             self._forget(upper, name)
         elif below is not None and kind == c.DIRECTORY and stat.S_ISDIR(below.st_mode):
-            flags = (c.ATTRIBUTES,) if _got_attributes(upper, part, name) else ()
+            flags = (c.ATTRIBUTES,) if _has_other_attributes(upper, part, name) else ()
             if (status.st_mode != below.st_mode or flags) and not self.is_settled(path, status):
                 before, after = self.stamp_below(path, below), _with_mode(below, status)
                 self.add(path, c.MODE, kind, before=before, after=after, flags=flags)
@@ -542,15 +546,16 @@ def _difference(
     return None if status.st_mode == below.st_mode else c.MODE
 
 
-def _got_attributes(upper: int, live: int, name: str) -> bool:
-    """Tell whether a directory of the layer has attributes or access rules that the one below has not.
+def _has_other_attributes(upper: int, live: int, name: str) -> bool:
+    """Return True if a directory of the layer has other attributes or access rules than the one below.
 
-    Only those that commands set: labels differ by where a directory lies.
+    Only those that commands set: labels differ by where a directory lies, and access rules may not come along with it.
     """
     names = [each for each in attributes(upper, name) if each.startswith(("user.", "system."))]
-    return not _as_far_as_seen(
-        lambda: own_attributes(upper, name, names).items() <= (own_attributes(live, name) if names else {}).items()
-    )
+    below = [each for each in attributes(live, name) if each in names or each.startswith("user.")]
+    if not names and not below:
+        return False
+    return not _as_far_as_seen(lambda: own_attributes(upper, name, names) == own_attributes(live, name, below))
 
 
 def _as_far_as_seen(compare: Callable[[], bool]) -> bool:

@@ -206,12 +206,19 @@ def unknown(store: Store) -> list[str]:
 
 
 def resemble(upper: str, root: str) -> int:
-    """Give a directory of ours owner, mode and time of the one it stands for, as far as we may; returns the mode."""
+    """Give a directory of ours what belongs to the one it stands for, as far as we may; returns the mode."""
     like = os.stat(root)
     if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
         from fumehood.linux.copying import give_owner
 
         give_owner(upper, like)
+    own = [each for each in os.listxattr(root) if each.startswith("user.")]
+    if own:
+        from fumehood.linux.layer import BOOKKEEPING
+
+        for attribute in own:
+            if not attribute.startswith(BOOKKEEPING):
+                os.setxattr(upper, attribute, os.getxattr(root, attribute))
     os.chmod(upper, like.st_mode & 0o7777)
     os.utime(upper, ns=(like.st_atime_ns, like.st_mtime_ns))
     return like.st_mode
@@ -251,7 +258,8 @@ def _is_untouched(layer: Layer) -> bool:
     status = os.stat(layer.upper)
     if status.st_mode != layer.mode or not status.st_mode & stat.S_IRUSR or has_entries(layer.upper):
         return False
-    return not any(name.endswith(".opaque") for name in os.listxattr(layer.upper))
+    # An overlay marks it only where all that lies below is deleted; else these are a person's, and looked at.
+    return not os.listxattr(layer.upper) and not any(each.startswith("user.") for each in os.listxattr(layer.lowers[0]))
 
 
 def init_file(layers: Sequence[Layer]) -> str:

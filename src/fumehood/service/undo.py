@@ -185,7 +185,7 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
             hint=f"wait for its end, or end it: fumehood stop {run.of}",
         )
     changes = _to_take_back(run, paths, here)
-    which = "".join(f" {path}" for path in paths)
+    which = "".join(f" {typed(path)}" for path in paths)
     verb = REDO if store.history.turns(run) % 2 else "undo"
     return Run(
         run=new_id(), project=run.project, command=f"{verb} {run.number or run.run}{which}", cwd=run.project,
