@@ -73,7 +73,7 @@ def test_one_path_is_undone_and_what_is_left_afterwards(sandbox, project):
     assert (project / "a").read_text() == "a\n"
     assert (project / "b").read_text() == "b\nB\n"
     assert [path.name for path in (project / "d").iterdir()] == ["e"]
-    with pytest.raises(BadRequest, match=f"has not changed a in the project: undone by run {back.id}"):
+    with pytest.raises(BadRequest, match=f"what run {run.name} did to a is undone already, by run {back.name}"):
         sandbox.undo(run, "a")
     sandbox.undo(back, "a")
     assert (project / "a").read_text() == "a\nA\n"

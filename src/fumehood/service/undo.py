@@ -184,7 +184,7 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
             f"the command that run {run.name} is a checkpoint of still runs",
             hint=f"wait for its end, or end it: fumehood stop {run.of}",
         )
-    changes = _to_take_back(run, paths, here)
+    changes = _to_take_back(store, run, paths, here)
     which = "".join(f" {typed(path)}" for path in paths)
     verb = REDO if store.history.turns(run) % 2 else "undo"
     return Run(
@@ -234,7 +234,7 @@ def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) ->
             return
 
 
-def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
+def _to_take_back(store: Store, run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
     """Return the changes that undo a run, or some of its paths, or say why there are none."""
     if run.state == UNDONE:
         hint = f"to have its changes back: fumehood redo {run.name}" if run.layer else f"fumehood show {run.name}"
@@ -252,6 +252,10 @@ def _to_take_back(run: Run, paths: Sequence[str], here: str) -> list[c.Change]:
         if taken_back := next((each.reason for each in meant if each.reason.startswith(TAKEN_BACK)), ""):
             last = taken_back.removeprefix(TAKEN_BACK)
             raise UndoRefused(f"run {run.name} was {taken_back}", hint=f"to have it back: fumehood redo {last}")
+        if paths and meant and meant[0].reason.startswith(_UNDONE_BY.format("")):
+            last = store.history.name(meant[0].reason.removeprefix(_UNDONE_BY.format("")))
+            shown, hint = printable(meant[0].path), f"to have it back: fumehood redo {last}"
+            raise BadRequest(f"what run {run.name} did to {shown} is undone already, by run {last}", hint=hint)
         if paths and meant:
             what = f"has not changed {printable(meant[0].path)} in the project: {meant[0].reason or meant[0].verdict}"
         raise BadRequest(f"run {run.name} {what}", hint=f"fumehood show {run.name}")

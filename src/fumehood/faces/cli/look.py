@@ -63,6 +63,7 @@ _NEXT = {
     "held": "look: fumehood diff {run}   then: {apply}  or  fumehood discard {run}   or: fumehood review",
 }
 _IN_DRAFT = "look: fumehood draft diff {draft}   then: fumehood draft apply {draft}   or: fumehood undo {run}"
+_BY_RUN = "by run "
 _FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version, and saves what is there now"
 
 
@@ -260,7 +261,20 @@ def _show(context: Context) -> int:
     run = context.run(context.options.run)
     events = context.store.audit.of([run.run])[run.run]
     more = {"dropped": list(run.dropped), "events": [event.fields() for event in events]}
-    return context.say(lambda: {**run.as_dict(), **more}, lambda: _tell(run, events))
+
+    def show() -> None:
+        name_of = context.store.history.name
+        for change in run.changed:
+            change.reason = _by_names(change.reason, name_of)
+        _tell(run, [event.replace(detail=_by_names(event.detail, name_of)) for event in events])
+
+    return context.say(lambda: {**run.as_dict(), **more}, show)
+
+
+def _by_names(text: str, name_of: Callable[[str], str]) -> str:
+    """Call runs in a text that is recorded, by their ids, what people call them."""
+    before, by, name = text.rpartition(_BY_RUN)
+    return f"{before}{by}{name_of(name)}" if by else text
 
 
 def _tell(run: Run, events: Sequence[Event]) -> None:

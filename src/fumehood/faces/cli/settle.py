@@ -187,8 +187,11 @@ def _say_taken_back(context: Context, backs: Sequence[Run]) -> int:
     first, *others = backs
 
     def show() -> None:
-        for back in backs:
-            _tell_undo(back, _meant(context, back))
+        meant = [_meant(context, back) for back in backs]
+        # What was settled while a command ran goes with it again.
+        command = next((name for name in meant if context.store.history.find(name).act == "run"), "") if others else ""
+        for back, name in zip(backs, meant, strict=True):
+            _tell_undo(back, name, command)
 
     more = {"also": [back.as_dict() for back in others]} if others else {}
     code = context.say(lambda: {**first.as_dict(), **more}, show)
@@ -216,7 +219,7 @@ def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -
 
     def show() -> None:
         for back in backs:
-            _tell_undo(back, _meant(context, back))
+            _tell_undo(back, _meant(context, back), f"--session {name}")
 
     return context.say(lambda: {"runs": [back.as_dict() for back in backs]}, show)
 
@@ -229,12 +232,14 @@ def _meant(context: Context, back: Run) -> str:
     return history.name(of)
 
 
-def _tell_undo(back: Run, name: str) -> None:
-    """Tell what was taken back, or brought back, of the run of this name."""
+def _tell_undo(back: Run, name: str, whole: str = "") -> None:
+    """Tell what was taken back, or brought back, of the run of this name; `whole` names all that went with it."""
     tell_run(back, sys.stdout)
-    is_redo = back.command.startswith(f"{REDO} ")
-    # The last run that stands may be another one than was brought back.
-    again = f"to take it back again: fumehood undo {back.name}" if is_redo else "to have it back: fumehood redo"
+    if back.command.startswith(f"{REDO} "):
+        # By its name: the last run that stands may be another one than was brought back.
+        again = f"to take it back again: fumehood undo {whole or back.name}"
+    else:
+        again = f"to have it back: fumehood redo {whole}".rstrip()
     print(f"  that was run {name}; {again}")
 
 
