@@ -15,6 +15,7 @@ from conftest import need
 from fumehood import BadRequest, Policy, Sandbox, UndoRefused
 from fumehood.core.questions import Question
 from fumehood.linux.probe import CAPTURES
+from fumehood.service.running import Wishes
 from passing_days import pass_days
 from snapshots import snapshot
 
@@ -48,6 +49,62 @@ def test_the_directory_and_the_status_of_a_failing_command_are_kept(agent: Sandb
     assert run.exit_code == plain
     if "kill" not in leaving:
         assert agent.run("basename $PWD").stdout == "d\n"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "zsh"])
+def test_whatever_a_command_does_to_its_shell_its_directory_and_its_output_are_kept(
+    agent: Sandbox, project: Path, shell: str
+) -> None:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed")
+    (project / "d").mkdir()
+    for line, printed in (
+        ("trap 'echo bye $?' EXIT; cd d; (exit 3)", "bye 3\n"),
+        ("set -e; trap 'echo bye $?' EXIT; cd d", "bye 0\n"),
+        ("trap '' EXIT; cd d", ""),
+        ("cd d; trap - EXIT", ""),
+        ("trap 'kill $p && echo ended' EXIT; cd d; sleep 60 >/dev/null 2>&1 & p=$!; cd d", "ended\n"),
+        ("pwd() { echo /etc; }; printf() { echo no; }; cd d", ""),
+        ("alias pwd='echo /etc'\ncd d", ""),
+        ("set -eCfu; IFS=/; PWD=/etc; cd d; exit 3", ""),
+        ("exec >&- 2>&-; cd d", ""),
+        ("cd d; eval if", ""),
+    ):
+        plain = subprocess.run([path, "-c", line], cwd=project, capture_output=True, text=True, check=False)
+        request = agent._request(line, project, False, None, None, None, None).replace(shell=path)
+        run = agent._hood.run(request, Wishes())
+        assert (run.exit_code, run.stdout) == (plain.returncode, plain.stdout) == (plain.returncode, printed), line
+        assert (agent.cwd, run.blocked) == (f"{project}/d", ()), line
+        agent.run("true", cwd=project)
+
+
+@pytest.mark.parametrize("line", ["[ 1 ] || :; cd d; exec true", "trap true EXIT; cd d; exit 3", "cd d; kill -KILL $$"])
+def test_a_command_that_cannot_say_where_it_ended_is_told_so(agent: Sandbox, project: Path, line: str) -> None:
+    (project / "d").mkdir()
+    (untold,) = agent.run(line).blocked
+    assert untold.line.startswith("the next command does not follow: cd. where this ended is not known ")
+    assert agent.run("pwd").stdout == f"{project}\n"
+    assert agent.run("exec true").blocked == ()
+
+
+@pytest.mark.parametrize("line", ["(cd d)", "cd d | cat", "x=$(cd d)", "bash -c 'cd d'"])
+def test_where_a_child_of_the_shell_goes_the_session_does_not(agent: Sandbox, project: Path, line: str) -> None:
+    (project / "d").mkdir()
+    assert agent.run(line).blocked == ()
+    assert agent.run("pwd").stdout == f"{project}\n"
+
+
+def test_a_traced_command_shows_nothing_of_ours(agent: Sandbox, project: Path) -> None:
+    (project / "d").mkdir()
+    assert agent.run("set -x; cd d; false").stderr == "+ cd d\n+ false\n"
+
+
+def test_a_directory_that_a_command_removed_under_itself_is_gone_for_the_next(agent: Sandbox, project: Path) -> None:
+    agent.run("mkdir d; cd d; rmdir ../d")
+    with pytest.raises(BadRequest, match=r"does not exist: .*/d$"):
+        agent.run("touch new")
+    assert agent.run("pwd").stdout == f"{project}\n"
 
 
 def test_odd_directory_names_are_kept_exactly(agent: Sandbox, project: Path) -> None:
@@ -127,9 +184,10 @@ def test_the_line_of_a_command_reads_as_if_it_stood_alone(agent: Sandbox) -> Non
 
 
 def test_what_a_command_tells_its_session_can_be_no_trap_for_the_host(agent: Sandbox, project: Path) -> None:
-    agent.run("rm -f /dev/fumehood/cwd; ln -sf /etc/passwd /dev/fumehood/cwd; cd /; echo relative >/dev/fumehood/cwd")
+    at = "/dev/fumehood/cwd"
+    agent.run(f"rm -f {at}; ln -sf /etc/passwd {at}; echo relative >{at}; exec true")
     assert agent.run("pwd").stdout == f"{project}\n"
-    agent.run("trap - EXIT; printf '/etc/passwd\n' >/dev/fumehood/cwd")
+    agent.run(f"printf '/etc/passwd\n' >{at}; exec true")
     with pytest.raises(BadRequest, match="is not a directory: /etc/passwd"):
         agent.run("pwd")
     assert agent.run("pwd").stdout == f"{project}\n"

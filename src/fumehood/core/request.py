@@ -93,15 +93,28 @@ OWN_TOOLS = frozenset({
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
 SHELL = "/bin/sh"
-# Where the shell is at its end, and then, after a tab each, the first processes that are still there, as the kernel
-# tells of them: below the shell, and below the sandbox's first process, where those go whose own parent has ended.
-_TELL_AT_END = (
-    "trap '{ pwd -P; set +eu; fumehood_1= fumehood_2=; read -r fumehood_1 </proc/1/task/1/children;"
+# Where the shell says it is, which counts where that is gone, and where it is: no function or alias of the command's is
+# asked. A NUL is between two words.
+_HERE = '\\command printf "%s\\0" "${PWD-}"; \\command pwd -P'
+# That at the shell's end, and then, after a tab each, the first processes that are still there, as the kernel tells of
+# them: below the shell, and below the sandbox's first process, where those go whose own parent has ended.
+_AT_END = (
+    f"trap '{{ {_HERE}; set +eu; fumehood_1= fumehood_2=; read -r fumehood_1 </proc/1/task/1/children;"
     ' read -r fumehood_2 </proc/$$/task/$$/children; eval "set -- $fumehood_1 $fumehood_2";'
     ' for fumehood_1 in "$1" "$2" "$3" "$4" "$5"; do'
     ' [ "${fumehood_1:-$$}" = $$ ] || { read -r fumehood_2 </proc/$fumehood_1/stat; printf "\\t%s\\n" "$fumehood_2"; };'
     f" done; }} >{TOLD}/{CWD} 2>/dev/null' EXIT"
 )
+# The line may set a trap in the place of ours: so it is said after the line, too. That leaves the status as it was.
+_AFTER_LINE = (
+    f'{{ fumehood_1=$?; {{ {_HERE}; \\command printf "\\0"; }} >{TOLD}/{CWD};'
+    ' [ "$fumehood_1" = 0 ] || (exit "$fumehood_1"); } 2>/dev/null'
+)
+# zsh has a hook for its end besides; and its `command` is for what is no builtin.
+_ZSH_AT_END = (
+    f'fumehood_end() {{ {{ \\command printf "\\0"; {_HERE}; }} >{TOLD}/{CWD} 2>/dev/null; }};'
+    f" zshexit_functions+=(fumehood_end); {_AT_END}"
+).replace("\\command", "\\builtin")
 # A session of its own inside the sandbox, so that Ctrl-C reaches what runs there, and not what keeps it. The terminal
 # was opened outside, under a name that is not there: it is opened again by the one that it has inside, or musl's
 # `ttyname`, and whoever asks that, would take it for none.
@@ -234,7 +247,11 @@ def arguments(
     """
     if not isinstance(command, str):
         return shell, "-c", 'exec "$@"', "sh", *command
-    before = [_TELL_AT_END] if tells_cwd else []
+    name = shell.rpartition("/")[2]
+    before, after = [], []
+    if tells_cwd:
+        before.append(_ZSH_AT_END if name == "zsh" else _AT_END)
+        after = [] if name == "zsh" else [_AFTER_LINE]
     if source:
         before.append(f"source {quoted(source)} 2>/dev/null")
         if tells_cwd:
@@ -242,7 +259,7 @@ def arguments(
     if not before:
         return shell, "-c", command
     # An argument and not a part of the script, so that no quoting can go wrong; and it is gone before the line begins.
-    return shell, "-c", "; ".join([*before, 'eval "shift; $1"']), shell.rpartition("/")[2], command
+    return shell, "-c", "; ".join([*before, 'eval "shift; $1"', *after]), name, command
 
 
 def on_terminal(line: tuple[str, ...]) -> tuple[str, ...]:

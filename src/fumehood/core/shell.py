@@ -138,6 +138,11 @@ def programs(command: str | tuple[str, ...], depth: int = 0) -> Iterator[tuple[s
                 yield from programs(words[option + 1], depth + 1)
 
 
+def changes_directory(command: str) -> bool:
+    """Return True if the shell that reads this line may be told to go elsewhere."""
+    return any(words[:1] in (["cd"], ["pushd"], ["popd"]) for words in _split(command[:_LONGEST_LINE]))
+
+
 def _is_assignment(word: str) -> bool:
     name, equals, _ = word.partition("=")
     return bool(equals) and name.isidentifier()

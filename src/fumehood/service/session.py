@@ -18,7 +18,7 @@ import zlib
 from fumehood.core import request
 from fumehood.core.changes import APPLIED
 from fumehood.core.inside import BEGAN, ENDED
-from fumehood.core.report import NOT_FOLLOWED, Blocked
+from fumehood.core.report import END_UNKNOWN, NOT_FOLLOWED, Blocked
 from fumehood.core.request import BIN
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
@@ -134,6 +134,12 @@ class Seat:
             from fumehood.core.hints import left_behind
 
             blocked += left_behind(self.left_processes)
+        if not self._ended_in:
+            from fumehood.core.shell import changes_directory
+
+            if changes_directory(run.command):
+                hint = "where this ended is not known (exec, exit under its own trap, a signal): begin the next with it"
+                blocked.append(Blocked(what=END_UNKNOWN, detail="cd", hint=hint))
         return blocked
 
     def __enter__(self) -> Seat:
@@ -169,8 +175,11 @@ class Seat:
 
     def hear(self) -> None:
         """Take in what the command told, after its end."""
-        cwd, *left_processes = self._read(request.CWD).split("\n\t")
-        self._ended_in, self.left_processes = cwd.removesuffix("\n"), left_processes
+        self._ended_in, self.left_processes = "", []
+        for words in self._read(request.CWD).split("\0"):
+            cwd, *left_processes = words.split("\n\t")
+            self._ended_in = cwd.removesuffix("\n") if cwd.startswith("/") else self._ended_in
+            self.left_processes += left_processes
 
     def keep(self, outside: Callable[[str], str]) -> str:
         """Remember what the command told; returns the directory it ended in, if it said so.
@@ -180,7 +189,7 @@ class Seat:
         cwd = self._ended_in
         environment = self._read(request.ENVIRONMENT)
         # Whether it is there is asked when it is used: it may be among what is yet to be applied.
-        cwd = outside(cwd) if cwd.startswith("/") and "\0" not in cwd else ""
+        cwd = outside(cwd) if cwd else ""
         if (cwd and cwd != self.session.cwd) or environment:
             self.session = self._store.sessions.update(
                 self.session.name,
@@ -387,7 +396,7 @@ def _all_or_none(
     return done
 
 
-_ALWAYS = frozenset({"network", "limit", "stopped", NOT_FOLLOWED})  # each command that met it must know
+_ALWAYS = frozenset({"network", "limit", "stopped", NOT_FOLLOWED, END_UNKNOWN})  # each command that met it must know
 _LARGEST = 1 << 16
 _SUM = 9  # bytes of a line
 
