@@ -77,6 +77,21 @@ def test_a_draft_is_shown_with_modes_and_an_empty_one_is_gone_once_applied(
     assert "there is no draft empty" in cli("draft", "show", "empty").stderr
 
 
+def test_a_draft_is_shown_as_a_run_is_with_what_the_host_would_act_on_and_many_by_directory(
+    cli: Any, project: Path
+) -> None:
+    (project / "old").write_text("")
+    cli("draft", "new", "one")
+    cli("run", "--draft", "one", "--", "rm old; mkdir n; touch n/a")
+    cli("run", "--draft", "one", "--", "echo x >.envrc; for i in 1 2 3 4 5 6 7 8 9; do echo $i >n/$i; done")
+    assert cli("draft", "show", "one").stdout.splitlines() == [
+        "draft one: 13 changes (1 deletion)", "  ./  3 of them", "    + .envrc  (shell-settings)", "    + n/",
+        "    - old", "  n/  10 of them", *(f"    + {name}" for name in "123456789a"),
+    ]  # fmt: skip
+    flags = {each["path"]: each["flags"] for each in told(cli, "draft", "show", "one")["changes"]}
+    assert (flags[".envrc"], flags["n/a"]) == (["shell-settings"], [])
+
+
 def test_options_stand_wherever_people_write_them(cli: Any, project: Path) -> None:
     cli("run", "--", "echo a > a; echo b > -b")
     assert cli("diff", "1", "--stat", "a").stdout.endswith("\n1 path, 1 line added, 0 removed\n")

@@ -130,8 +130,6 @@ def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: laye
     except BaseException:
         layering.drop(store.places, run.run)
         raise
-    for change in run.changed:
-        change.verdict, change.reason = c.HELD, f"it is in draft {draft.name}"
     return WholeDraft(run=run, layers=layers, members=tuple(members))
 
 
@@ -146,7 +144,15 @@ class Preview:
 
     def __enter__(self) -> WholeDraft:
         with self._store.stack(self._project.id, settling=True):
-            return folded_draft(self._store, self._project, self._draft, self._claim)
+            whole = folded_draft(self._store, self._project, self._draft, self._claim)
+            try:
+                _judge(self._store, self._project, whole)  # for its flags: until it is applied, all of it waits
+            except BaseException:
+                layering.drop(self._store.places, self._claim.run)
+                raise
+        for change in whole.run.changed:
+            change.verdict, change.reason = c.HELD, f"it is in draft {self._draft.name}"
+        return whole
 
     def __exit__(self, *_error: object) -> None:
         layering.drop(self._store.places, self._claim.run)

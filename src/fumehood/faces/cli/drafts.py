@@ -16,7 +16,7 @@ from fumehood.core.report import printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Context, add_act, paint
-from fumehood.faces.cli.look import changed_place, tell_differences, tell_run, write_difference
+from fumehood.faces.cli.look import by_directory, changed_place, deletions, tell_differences, tell_run, write_difference
 from fumehood.faces.cli.output import tell_error, whole_number
 from fumehood.faces.cli.progress import Ticking
 from fumehood.service import best as comparing
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from fumehood.core.changes import Change
     from fumehood.core.report import Run
     from fumehood.faces.cli.commands import Add
+    from fumehood.faces.cli.output import Paint
     from fumehood.service.best import Best, Candidate
     from fumehood.service.draft_merge import Conflict
     from fumehood.service.library import Sandbox
@@ -134,12 +136,16 @@ def _show(context: Context, draft: DraftRecord) -> int:
         "conflicts": [conflict.as_dict() for conflict in conflicts],
     }  # fmt: skip
 
+    def line(run: Run, change: Change, colour: Paint, below: str | None = None) -> str:
+        note = "  merged with the project's" if change.path in merged else ""
+        return f"{changed_place(run, change, colour, below=below)}{note}"
+
     def show() -> None:
         colour = paint()
-        print(f"draft {colour(printable(draft.name), 'bold')}: {len(shown)} change{'' if len(shown) == 1 else 's'}")
-        for change in run.changed:
-            note = "  merged with the project's" if change.path in merged else ""
-            print(f"  {changed_place(run, change, colour)}{note}")
+        count = f"{len(shown)} change{'' if len(shown) == 1 else 's'}{deletions(run)}"
+        print(f"draft {colour(printable(draft.name), 'bold')}: {count}")
+        for text in by_directory(run, colour, line):
+            print(f"  {text}")
         _tell_conflicts(conflicts)
 
     return context.say(answer, show)

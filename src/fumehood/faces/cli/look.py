@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
     from fumehood.store.audit import Event
 
+    Line = Callable[..., str]
 
 _MOST = 12  # lines about changes; what is alike is then told by directory
 _SAME_LINE = ("root", "verdict", "change", "reason", "flags")  # what changes in one line have in common
@@ -150,10 +151,14 @@ def headline(run: Run) -> str:
         counts = {run.outcome if verdict == c.APPLIED else verdict: count for verdict, count in counts.items()}
     (first, count), *others = counts.items()
     text = f"{count} {'change' if count == 1 else 'changes'} {first}"
-    text += "".join(f", {count} {verdict}" for verdict, count in others)
-    deletions = sum(change.change == c.DELETED for change in run.changed)
-    text += f" ({deletions} {'deletion' if deletions == 1 else 'deletions'})" if deletions else ""
+    text += "".join(f", {count} {verdict}" for verdict, count in others) + deletions(run)
     return f"{text}: {printable(run.reason)}" if run.reason else text
+
+
+def deletions(run: Run) -> str:
+    """Count what a run deletes, for the end of a headline."""
+    count = sum(change.change == c.DELETED for change in run.changed)
+    return f" ({count} {'deletion' if count == 1 else 'deletions'})" if count else ""
 
 
 def lines(run: Run, paint: Paint, most: int) -> Iterator[str]:
@@ -218,8 +223,7 @@ def line(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | 
     why = f": {printable(change.reason)}" if change.reason else ""
     is_over = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied")
     verdict = "" if is_over else f"  [{change.verdict}{why}]"
-    flags = f"  ({c.flags_in_words(change.flags)})" if change.flags else ""
-    return f"{changed_place(run, change, paint, path, below)}{flags}{verdict}"
+    return f"{changed_place(run, change, paint, path, below)}{verdict}"
 
 
 def changed_place(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None) -> str:
@@ -231,7 +235,8 @@ def changed_place(run: Run, change: c.Change, paint: Paint, path: str = "", belo
     modes = ""
     if not path and c.has_new_mode(change) and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
-    return f"{paint(sign, colour)} {place}{modes}"
+    flags = f"  ({c.flags_in_words(change.flags)})" if change.flags else ""
+    return f"{paint(sign, colour)} {place}{modes}{flags}"
 
 
 def add_commands(add: Add) -> None:
@@ -305,13 +310,13 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         print(f"{colour('connection   ', 'dim')}{_connection(connection, colour)}")
     if run.changed:
         print(headline(run))
-        for text in _by_directory(run, colour):
+        for text in by_directory(run, colour):
             print(f"  {text}")
     for event in events:
         print(event_line(event, colour))
 
 
-def _by_directory(run: Run, paint: Paint) -> Iterator[str]:
+def by_directory(run: Run, paint: Paint, line: Line = line) -> Iterator[str]:
     """Write every change in a line; where they are many, below the directory that they are in."""
     groups: dict[tuple[int, str], list[c.Change]] = {}
     for change in run.changed:
