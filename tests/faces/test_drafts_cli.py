@@ -239,12 +239,21 @@ def test_the_best_of_several_is_told_in_a_table(cli: Any, project: Path) -> None
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert lines[0] == ["score", "files", "lines", "time"]
-    assert lines[1][:2] == ["1", "failed"]
+    assert lines[0] == ["exit", "check", "score", "files", "lines", "time"]
+    assert lines[1][:4] == ["1", "failed", "0", "1"]
     assert "← the best" in done.stdout
     assert (project / "made").read_text().startswith("good")
     assert cli("best", "-n", "2", "--check", "false", "--json", "--", "true").returncode == 1
     assert cli("best", "-n", "1", "--", "true").stdout.endswith("\nit changes nothing: nothing was applied\n")
+
+
+def test_a_candidates_own_status_is_told_beside_that_of_its_check(cli: Any) -> None:
+    words = ("best", "-n", "1", "--check", "exit 4", "--", "echo x > made; exit 3")
+    done = cli(*words)
+    assert done.stderr.startswith("candidate 1: failed, exit 3, check 4, ")
+    assert done.stdout.splitlines()[1].split()[:4] == ["1", "failed", "3", "4"]
+    (candidate,) = json.loads(cli(words[0], "--json", *words[1:]).stdout)["candidates"]
+    assert (candidate["exit_code"], candidate["check_code"]) == (3, 4)
 
 
 def test_ctrl_c_ends_all_candidates_and_leaves_what_is_done(cli: Any, project: Path) -> None:

@@ -270,7 +270,7 @@ def _rebase(context: Context, draft: DraftRecord) -> int:
     return int(bool(conflicts))
 
 
-_HEADINGS = ("", "", "score", "files", "lines", "time", "")
+_HEADINGS = ("", "", "exit", "check", "score", "files", "lines", "time", "")
 _EXAMPLES_OF_BEST = """  fumehood best -n 8 --jobs 4 --check 'pytest -q' -- 'agent --seed $FUMEHOOD_CANDIDATE'
   fumehood best -n 3 --check 'make test' --score './speed' --hold -- ./try.sh"""
 
@@ -307,7 +307,9 @@ def _best(context: Context) -> int:
 
 def tell_candidate(candidate: Candidate) -> None:
     """Say how a candidate ended, while others still run."""
-    sys.stderr.write(f"candidate {candidate.number}: {_status(candidate)}, {candidate.duration_s:.1f} s\n")
+    codes = {"exit": candidate.exit_code, "check": candidate.check_code}
+    said = "".join(f", {name} {code}" for name, code in codes.items() if code is not None)
+    sys.stderr.write(f"candidate {candidate.number}: {_status(candidate)}{said}, {candidate.duration_s:.1f} s\n")
     sys.stderr.flush()
 
 
@@ -321,10 +323,11 @@ def show_best(result: Best) -> None:
     colour = paint()
     rows = [_HEADINGS]
     for each in result.candidates:
+        codes = ("" if code is None else str(code) for code in (each.exit_code, each.check_code))
         score = "" if each.score is None else f"{each.score:g}"
         mark = "← the best" if each is result.best else ""
         rows.append((
-            str(each.number), _status(each), score, str(each.files), f"+{each.added} -{each.removed}",
+            str(each.number), _status(each), *codes, score, str(each.files), f"+{each.added} -{each.removed}",
             f"{each.duration_s:.1f} s", mark,
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
