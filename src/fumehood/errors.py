@@ -87,6 +87,17 @@ class Unforeseen(FumehoodError):
     """Something went wrong that nobody thought of; what it was is the cause."""
 
 
+RAISED_BY = "raised by "  # a note on what a function raised that a program passed to us, with its name
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what a run's record says of what ended it."""
+    whose = next((note for note in getattr(error, "__notes__", ()) if note.startswith(RAISED_BY)), "")
+    if whose:
+        return f"{whose.removeprefix(RAISED_BY)} raised {type(error).__name__}: {error}"
+    return str(error) or type(error).__name__
+
+
 def plain_error(error: Exception) -> FumehoodError:
     """Return an error of ours for any other: one line, and what to do about it."""
     if isinstance(error, FumehoodError):

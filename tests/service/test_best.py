@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood import Sandbox
+from fumehood import Candidate, Sandbox
 
 pytestmark = pytest.mark.namespaces
 
@@ -79,4 +79,17 @@ def test_a_person_s_edit_meanwhile_is_merged(sandbox: Sandbox, project: Path) ->
 def test_the_time_is_for_all_together(sandbox: Sandbox, project: Path) -> None:
     result = sandbox.best("echo 1 > made; sleep 100", 3, jobs=1, timeout=3)
     assert [each.status for each in result.candidates] == ["ended", "not begun", "not begun"]
+    assert os.listdir(project) == []
+
+
+def test_where_the_program_fails_what_came_to_its_end_stays_and_nothing_is_applied(
+    sandbox: Sandbox, project: Path
+) -> None:
+    def fails(_candidate: Candidate) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        sandbox.best("echo $FUMEHOOD_CANDIDATE > made", 3, jobs=1, on_candidate=fails)
+    (draft,) = sandbox.drafts()
+    assert draft.name.endswith("-1")
     assert os.listdir(project) == []

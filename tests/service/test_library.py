@@ -296,7 +296,7 @@ def test_a_listener_that_fails_ends_the_command_and_what_it_wrote_is_held(sandbo
     assert not left_over(f"{LONG}.11")
     assert os.listdir(project) == []
     (run,) = sandbox.history()
-    assert (run.state, run.reason) == ("held", "the listener's own trouble")
+    assert (run.state, run.reason) == ("held", "on_output raised RuntimeError: the listener's own trouble")
     sandbox.apply(run)
     assert (project / "f").read_text() == "x\n"
 

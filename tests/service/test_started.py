@@ -385,27 +385,37 @@ def test_a_coroutine_function_is_refused_where_nobody_awaits_it(sandbox, name):
 # --- the functions of an asynchronous program ---
 
 
-@pytest.mark.parametrize("face", ["run", "start", "arun"])
-def test_what_a_listener_of_changes_raises_is_told_and_the_command_goes_on(sandbox, project, monkeypatch, face):
-    complaints = []
+@pytest.mark.parametrize(
+    ("face", "name"),
+    [(face, name) for face in ("run", "arun", "start", "astart") for name in ("on_output", "on_change", "cancelled")
+     if name != "on_output" or "run" in face],
+)  # fmt: skip
+def test_what_a_function_raises_is_raised_and_the_command_ends_and_what_it_wrote_is_held(sandbox, project, face, name):
+    written = threading.Event()
 
-    def on_change(what, path):
-        raise ZeroDivisionError(path)
+    def fails(*_words):
+        if name == "cancelled" and not written.is_set():
+            return False
+        raise ZeroDivisionError("mine")
+
+    options = {"on_change": lambda *_: written.set(), name: fails}
+    line = f"echo x > f; echo ready; sleep {LONG}.44"
 
     async def main():
-        handler = lambda _loop, context: complaints.append(context["exception"])  # noqa: E731
-        asyncio.get_running_loop().set_exception_handler(handler)
-        return await sandbox.arun("echo x > f", on_change=on_change)
+        return await (await sandbox.astart(line, **options))
 
-    monkeypatch.setattr(threading, "excepthook", lambda words: complaints.append(words.exc_value))
-    if face == "arun":
-        run = asyncio.run(main())
-    elif face == "run":
-        run = sandbox.run("echo x > f", on_change=on_change)
-    else:
-        run = sandbox.start("echo x > f", on_change=on_change).wait()
-    assert run.state == "applied"
-    assert [(type(error), str(error)) for error in complaints] == [(ZeroDivisionError, "f")]
+    calls = {
+        "run": lambda: sandbox.run(line, **options), "arun": lambda: asyncio.run(sandbox.arun(line, **options)),
+        "start": lambda: sandbox.start(line, **options).wait(), "astart": lambda: asyncio.run(main()),
+    }  # fmt: skip
+    with pytest.raises(ZeroDivisionError, match="mine") as raised:
+        calls[face]()
+    assert raised.value.__notes__ == [f"raised by {name}"]
+    assert not left_over(f"{LONG}.44")
+    (run,) = sandbox.history()
+    assert (run.state, run.reason) == ("held", f"{name} raised ZeroDivisionError: mine")
+    assert [change.path for change in run.changes] == ["f"]
+    assert os.listdir(project) == []
 
 
 def test_the_functions_of_an_event_loop_are_called_in_it_in_order_and_the_command_waits_for_slow_ones(sandbox, project):
@@ -439,7 +449,8 @@ def test_a_function_of_an_event_loop_that_fails_ends_the_command_and_what_it_wro
             asyncio.run(sandbox.arun(line, on_output=on_output))
     assert not left_over(f"{LONG}.33", patience_s=0.0)
     assert os.listdir(project) == []
-    assert [(run.state, run.reason) for run in sandbox.history()] == [("held", "the listener's own trouble")] * 2
+    reason = "on_output raised RuntimeError: the listener's own trouble"
+    assert [(run.state, run.reason) for run in sandbox.history()] == [("held", reason)] * 2
 
 
 def test_a_cancelled_run_waits_for_no_function_of_the_loop(sandbox, project):

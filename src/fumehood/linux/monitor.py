@@ -185,14 +185,14 @@ class _Visit:
 class Monitor:
     """Watches layers while a command runs and tells one listener what happens to each path.
 
-    Nothing here raises into the run. `incomplete` says that something could not be watched (a limit
-    of the host, a directory we may not read, events lost), so that news may have come late or not at
-    all; `listener_error` is what the listener raised, after which it is not called again.
+    Nothing here raises into the run but what the listener raises, after which it is not called again. `incomplete` says
+    that something could not be watched (a limit of the host, a directory we may not read, events lost), so that news
+    may have come late or not at all.
     """
 
     def __init__(self, layers: list[tuple[bytes, bytes]], on_change: Callable[[str, bytes, bytes], None]) -> None:
         self.incomplete = False
-        self.listener_error: Exception | None = None
+        self._is_listener_lost = False
         self._layers = [WatchedLayer(upper, root) for upper, root in layers]
         self._on_change = on_change
         self._started = False
@@ -405,11 +405,12 @@ class Monitor:
         """Tell the news, after all bookkeeping: so a listener may call any method here."""
         while self._news:
             news = self._news.popleft()
-            if self.listener_error is None:
+            if not self._is_listener_lost:
                 try:
                     self._on_change(*news)
-                except Exception as problem:  # noqa: BLE001  (theirs, and whatever it is, the run goes on)
-                    self.listener_error = problem
+                except BaseException:
+                    self._is_listener_lost = True
+                    raise
 
 
 def state_of(layer: str, project: str, *, hidden: bool = False, altered: bool = False) -> str | None:

@@ -21,7 +21,7 @@ from typing import Protocol, cast
 
 from fumehood.core.questions import CANCELLED, DENY_ONCE, NOBODY, TOO_LATE, Question, understood
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest
+from fumehood.errors import RAISED_BY, BadRequest
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.terminal import leave_resuming_to_main
 
@@ -257,6 +257,7 @@ class Callback:
             # A function is somebody: when it says nothing, that is a no.
             asked.answer(False if answer is None else answer)
         except BaseException as error:  # noqa: BLE001 - handed on to whoever waits for the answer
+            error.add_note(f"{RAISED_BY}ask")
             asked.fail(error)
 
     def _awaited(self, asked: Asked, answer: Awaitable[object]) -> object:

@@ -250,7 +250,11 @@ def best_of(
 ) -> Best:  # fmt: skip
     """Run a command as several candidates, and apply the best of them."""
     comparison = BestOf(sandbox, command, count, jobs=jobs, check=check, score=score, timeout=timeout, tell=tell)
-    is_interrupted = not comparison.run()
+    try:
+        is_interrupted = not comparison.run()
+    except BaseException:
+        settled(comparison.candidates, comparison.drafts, keep=keep, applies=False, is_interrupted=True)
+        raise
     return settled(
         comparison.candidates, comparison.drafts, keep=keep, applies=applies, is_interrupted=is_interrupted
     )

@@ -6,13 +6,14 @@ import asyncio
 import inspect
 import os
 import threading
+from contextlib import contextmanager
 from functools import partial
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING
 
 from fumehood.core.network import FULL, NONE
 from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request, encoded
-from fumehood.errors import BadRequest, plain_error
+from fumehood.errors import RAISED_BY, BadRequest, plain_error
 from fumehood.linux.monitor import watcher
 from fumehood.linux.process import CHANGES, KILL
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding
@@ -25,7 +26,7 @@ from fumehood.service.started import Started, terminal_of
 from fumehood.service.upkeep import is_cleaning_due, upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import IO, Any
 
     from fumehood.core.questions import Question
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from fumehood.service.sandbox import Hood
     from fumehood.store.projects import Project
 
+    Function = Callable[..., object]
     OnOutput = Callable[[str, str], object]
     OnChange = Callable[[str, str], object]
     Command = str | Sequence[str | os.PathLike[str]]
@@ -91,6 +93,7 @@ class Commands:
         or a directory that holds one. `env` adds to the environment. `network` asks for the whole network, or for
         hosts: ["pypi.org:443", "*.example.org"]. `ask` answers for this run in place of the sandbox's own; once
         `cancelled` says True, the command is ended and what it wrote is held.
+        What any of these functions raises ends the command too, and is raised here; what the command wrote is held.
         `stdin` is a text, bytes, an open file, or "inherit": what this program reads.
         `write` limits what it may write: False is nothing, else some directories, of the project or others; one that
         is not in the project's roots is a root for this run, once `ask` says so. All else is read-only. `output_limit`
@@ -128,7 +131,7 @@ class Commands:
         """Run a command without blocking the event loop; cancelling ends the command and keeps its record.
 
         Takes what `run` takes. `on_output` and `on_change` are called in the loop's own thread, in order, and may be
-        coroutine functions; while they are slow, the command waits. What `on_output` raises ends the command.
+        coroutine functions; while they are slow, the command waits.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Run] = loop.create_future()
@@ -202,17 +205,17 @@ class Commands:
     ) -> Dialogue:  # fmt: skip
         on_change, cancelled = options.pop("on_change", None), options.pop("cancelled", None)
         _refuse_coroutines(on_change=on_change)
-        if loop is not None and on_change is not None:
-            on_change = partial(loop.call_soon_threadsafe, on_change)
         asks = channels(options.pop("ask", self._ask), loop)
         request = self._request_with(command, {"timeout": _NO_TIME_LIMIT_S, **options}, "start")
         own = terminal_of(terminal)
         dialogue = Dialogue(self._store, own, as_text=as_text)
+        told = _naming("on_change", on_change)
+        if loop is not None and told is not None:
+            told = partial(loop.call_soon_threadsafe, _failing(dialogue, told))
         wishes = Wishes(
             stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
-            watch=None if on_change is None else watcher(_complaining(on_change)), cancelled=cancelled, asks=asks,
-            terminal=own,
-            partner=dialogue,
+            watch=None if told is None else watcher(told), cancelled=_naming("cancelled", cancelled), asks=asks,
+            terminal=own, partner=dialogue,
         )  # fmt: skip
         attend_in_thread(dialogue, lambda: self._perform(request, wishes))
         return dialogue
@@ -324,20 +327,23 @@ def _wishes(
     on_output: OnOutput | None, on_change: OnChange | None, fed: Wish, cancelled: Callable[[], bool] | None,
     asks: tuple[Ask, ...], listener: LoopListener | None = None,
 ) -> Wishes:  # fmt: skip
+    to_output, to_change = _naming("on_output", on_output), _naming("on_change", on_change)
+
     def telling(stream: str) -> Callable[[bytes], None] | None:
-        if on_output is None:
+        if to_output is None:
             return None
 
         def tell(text: str) -> object:
-            return on_output(stream, text)  # a coroutine, where it is awaited
+            return to_output(stream, text)  # a coroutine, where it is awaited
 
         return decoding(tell if listener is None else listener.telling(stream, tell))
 
-    if on_change is not None:
-        on_change = _complaining(on_change) if listener is None else listener.telling(CHANGES, on_change)
+    if to_change is not None and listener is not None:
+        to_change = listener.telling(CHANGES, to_change)
     return Wishes(
         stdin=fed, on_stdout=telling("stdout"), on_stderr=telling("stderr"),
-        watch=None if on_change is None else watcher(on_change), cancelled=cancelled, asks=asks, partner=listener,
+        watch=None if to_change is None else watcher(to_change), cancelled=_naming("cancelled", cancelled), asks=asks,
+        partner=listener,
     )  # fmt: skip
 
 
@@ -348,18 +354,42 @@ def _refuse_coroutines(**functions: object) -> None:
             raise BadRequest(f"{name} can't be a coroutine function here", hint="a plain function; arun takes both")
 
 
-def _complaining(on_change: OnChange) -> OnChange:
-    """Have what it raises told as of any thread: the command goes on, and it is not called again."""
+@contextmanager
+def _noting(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{RAISED_BY}{name}")
+        raise
 
-    def tell(what: str, path: str) -> None:
+
+def _naming(name: str, function: Function | None) -> Any:
+    """Have what a function of the program's raises name it: whoever catches that has called something else."""
+    if function is None:
+        return None
+
+    async def awaited(result: Any) -> object:
+        with _noting(name):
+            return await result
+
+    def call(*words: str) -> object:
+        with _noting(name):
+            result = function(*words)
+        return awaited(result) if inspect.isawaitable(result) else result
+
+    return call
+
+
+def _failing(dialogue: Dialogue, function: Function) -> Function:
+    """Have what a function raises in its loop end the command, which is attended in another thread."""
+
+    def call(*words: str) -> None:
         try:
-            on_change(what, path)
-        except Exception as error:
-            words = (type(error), error, error.__traceback__, threading.current_thread())
-            threading.excepthook(threading.ExceptHookArgs(words))
-            raise
+            function(*words)
+        except Exception as error:  # noqa: BLE001 - raised to whoever waits for the command
+            dialogue.fail(error)
 
-    return tell
+    return call
 
 
 def _fed(stdin: Any) -> Wish:

@@ -152,11 +152,8 @@ class LoopListener(Bell):
             if inspect.isawaitable(result):
                 await result
         except Exception as error:  # noqa: BLE001 - raised where the command is attended
-            if name != CHANGES:
-                self._error = error
-                return False
-            # Who can't be told of a change does not end the command.
-            self._loop.call_exception_handler({"message": "on_change raised", "exception": error})
+            self._error = error
+            return False
         was_full = self.is_full(name)
         with self._changed:
             self._calls.popleft()
@@ -200,6 +197,7 @@ class Dialogue(Bell):
         self._typed: deque[_Typed] = deque()
         self._is_input_closed = False
         self._is_input_gone = False
+        self._failure: Exception | None = None
 
     # ---- What the attending thread calls.
 
@@ -222,7 +220,14 @@ class Dialogue(Bell):
             self.tell()
 
     def finish(self) -> None:
-        """Nothing is to be waited for: what was printed is there to be read."""
+        """Raise what a function of the program's raised; else nothing is waited for: what was printed can be read."""
+        if self._failure is not None:
+            raise self._failure
+
+    def drain(self) -> None:
+        """Take note that it rang; raises what a function of the program's raised."""
+        super().drain()
+        self.finish()
 
     def sink(self, name: str) -> Sink:
         """Return what takes in an output."""
@@ -298,7 +303,7 @@ class Dialogue(Bell):
         except BaseException as problem:  # noqa: BLE001 - raised to whoever waits
             error = problem
         with self.lock:
-            self.report, self.error, self.has_begun = report, error, True
+            self.report, self.error, self.has_begun = report, error or self._failure, True
             for output in self.outputs.values():
                 output.is_ended = True
             self.tell()
@@ -307,6 +312,12 @@ class Dialogue(Bell):
         _alive.discard(self)
 
     # ---- What the program's side calls.
+
+    def fail(self, error: Exception) -> None:
+        """Have the command ended, and this raised to whoever waits for it."""
+        with self.lock:
+            self._failure = error
+        self.ring()
 
     def tell(self) -> None:
         """Wake everybody who waits for a change; the lock is held."""

@@ -378,10 +378,10 @@ def attend(
                 signals=wishes.signals, asking=asking, door=door, partner=wishes.partner,
             ).attend()  # fmt: skip
         finally:
-            if watched is not None:
-                watched.stop()
             if door is not None:
                 door.stop()
+            if watched is not None:
+                watched.stop()
         return Ended(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
 
     if wishes.terminal is None:

@@ -23,7 +23,7 @@ from fumehood.core.request import (
     on_terminal,
     shown,
 )
-from fumehood.errors import BadRequest, NoDirectory, Refused
+from fumehood.errors import BadRequest, NoDirectory, Refused, reason_of
 from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
@@ -241,7 +241,7 @@ class Hood(Workplace):
 
     def _give_up(self, run: Run, layers: Sequence[Layer], error: BaseException) -> None:
         """Record why a run failed; where its command has written something, it is left as if its process had died."""
-        run.reason = str(error) or type(error).__name__
+        run.reason = reason_of(error)
         if isinstance(error, Refused):
             note_refusal(run, error)
         if layering.may_be_written(self.store.places, run, layers):

@@ -10,7 +10,7 @@ from fumehood.core.network import FULL, NONE
 from fumehood.core.questions import unsandboxed_question
 from fumehood.core.report import Run
 from fumehood.core.request import APPLY, SHELL, Request, arguments, checked, shown
-from fumehood.errors import BadRequest, NoDirectory, Unavailable
+from fumehood.errors import BadRequest, NoDirectory, Unavailable, reason_of
 from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of
 from fumehood.linux.streams import Stream
@@ -61,7 +61,7 @@ def run_bare(place: Workplace, host: Host, claim: Claim, request: Request, wishe
             wishes.partner.finish()
         take_note(run, ended)
     except BaseException as error:
-        run.state, run.reason = FAILED, str(error) or type(error).__name__
+        run.state, run.reason = FAILED, reason_of(error)
         history.end(run)
         layering.drop(places, run.run)
         raise

@@ -321,7 +321,7 @@ def _status(candidate: Candidate) -> str:
 def show_best(result: Best) -> None:
     """Show the candidates as a table, and what became of the best."""
     colour = paint()
-    rows = [_HEADINGS]
+    rows: list[tuple[str, ...]] = [_HEADINGS]
     for each in result.candidates:
         codes = ("" if code is None else str(code) for code in (each.exit_code, each.check_code))
         score = "" if each.score is None else f"{each.score:g}"
