@@ -14,6 +14,7 @@ import pytest
 import fumehood
 from at_terminal import Terminal
 from conftest import command_line, need
+from fumehood.core import jsonc
 from fumehood.faces.cli.hook_clients import CLIENTS
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -57,6 +58,12 @@ def read(path: Path) -> Any:
     return tomllib.loads(path.read_text()) if path.suffix == ".toml" else json.loads(path.read_text())
 
 
+def files_below(home: Path) -> dict[str, str]:
+    """What every file below a home says, but our own."""
+    files = (path for path in home.rglob("*") if path.is_file() and "fumehood" not in path.relative_to(home).parts)
+    return {str(path.relative_to(home)): path.read_text() for path in files}
+
+
 @pytest.mark.parametrize("client", FILES)
 @pytest.mark.parametrize("how", [(), ("--mcp",)])
 def test_a_client_is_connected_once_and_taken_out(cli: Cli, home: Path, client: str, how: tuple[str, ...]) -> None:
@@ -73,8 +80,7 @@ def test_a_client_is_connected_once_and_taken_out(cli: Cli, home: Path, client: 
     assert path.read_text() == text
     assert len(os.listdir(path.parent)) == (1 if path.parent != home else len(os.listdir(home)))
     assert cli("setup", client, "--yes", "--remove", *how).returncode == 0
-    written = [each for name in {*FILES.values(), *SERVERS.values()} if read(each := home / name)]
-    assert written == []
+    assert files_below(home) == {}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +120,65 @@ def test_a_persons_own_settings_and_comments_stay(cli: Cli, home: Path) -> None:
         (backup,) = path.parent.glob("*.before-fumehood-*")
         assert backup.read_text() == before
         cli("setup", client, "--yes", "--remove")
-        assert path.read_text().split() == before.split()
+        assert path.read_text() == before
+        assert not backup.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"hooks":{},\n "model":"opus"  }', '{"hooks": {"PreToolUse": []}} // mine\n']
+)
+def test_removal_leaves_a_file_as_it_was_written_before(cli: Cli, home: Path, text: str) -> None:
+    path = home / FILES["claude"]
+    path.parent.mkdir()
+    path.write_text(text)
+    before = files_below(home)
+    for _again in range(2):
+        assert cli("setup", "claude", "--yes").returncode == 0
+        assert cli("setup", "claude", "--yes", "--remove").returncode == 0
+        assert files_below(home) == before
+
+
+@pytest.mark.parametrize("text", [None, CODEX])
+@pytest.mark.parametrize("order", [("hook", "mcp"), ("mcp", "hook")])
+def test_two_ways_in_one_file_are_removed_in_either_order(
+    cli: Cli, home: Path, text: str | None, order: tuple[str, str]
+) -> None:
+    path = home / FILES["codex"]
+    path.parent.mkdir()
+    if text is not None:
+        path.write_text(text)
+    before = files_below(home)
+    ways = {"hook": ("setup", "codex", "--yes"), "mcp": ("setup", "codex", "--yes", "--mcp")}
+    for way in ways.values():
+        assert cli(*way).returncode == 0
+    for name in order:
+        assert cli(*ways[name], "--remove").returncode == 0
+    assert {name: text.split() for name, text in files_below(home).items() if ".before-fumehood-" not in name} == {
+        name: text.split() for name, text in before.items()
+    }
+
+
+def test_what_a_person_changed_after_the_setup_stays_when_it_is_removed(cli: Cli, home: Path) -> None:
+    path = home / FILES["claude"]
+    path.parent.mkdir()
+    path.write_text(CLAUDE)
+    cli("setup", "claude", "--yes")
+    path.write_text(path.read_text().replace('"opus"', '"sonnet"'))
+    done = cli("setup", "claude", "--yes", "--remove")
+    assert jsonc.parse(path.read_text()).plain() == jsonc.parse(CLAUDE).plain() | {"model": "sonnet"}
+    assert [each.read_text() for each in path.parent.glob("*.before-fumehood-*")] == [CLAUDE], done.stdout
+
+
+def test_a_backup_is_not_written_over(cli: Cli, home: Path) -> None:
+    path = home / FILES["codex"]
+    path.parent.mkdir()
+    path.write_text(CODEX)
+    for _quickly in range(3):
+        cli("setup", "codex", "--yes")
+        cli("setup", "codex", "--mcp", "--yes")
+        path.write_text(path.read_text() + "# more\n")
+        cli("setup", "codex", "--mcp", "--yes", "--remove")
+    assert CODEX in [each.read_text() for each in path.parent.glob("*.before-fumehood-*")]
 
 
 def test_an_older_entry_of_ours_is_replaced_and_not_doubled(cli: Cli, home: Path) -> None:
@@ -163,7 +227,7 @@ def test_the_hook_is_asked_about_every_tool_and_older_settings_are_mended(cli: C
     again = cli("setup", client, "--yes")
     assert "nothing to change" in again.stdout
     cli("setup", client, "--yes", "--remove")
-    assert "fumehood" not in path.read_text()
+    assert "fumehood" not in str(read(path))
 
 
 @pytest.mark.parametrize("client", ["claude", "codex", "gemini", "copilot", "cursor"])

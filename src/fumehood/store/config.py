@@ -248,13 +248,18 @@ def _refuse_complaints(path: str, name: str, text: str) -> None:
         )
 
 
-def replace(path: str, before: str, after: str) -> str | None:
+def replace(path: str, before: str, after: str, *, needs_backup: bool = True) -> str | None:
     """Replace a file at once, keeping what was there beside it; returns where that is, or None if there was none."""
     backup = None
     mode = 0o600
     if os.path.exists(path):
         mode = os.stat(path).st_mode & 0o755
-        backup = f"{path}.before-fumehood-{time.strftime('%Y%m%d-%H%M%S')}"
-        cache.replace(backup, before.encode(), mode=mode)
+        if needs_backup:
+            first = backup = f"{path}.before-fumehood-{time.strftime('%Y%m%d-%H%M%S')}"
+            number = 1
+            while os.path.lexists(backup):
+                number += 1
+                backup = f"{first}-{number}"
+            cache.replace(backup, before.encode(), mode=mode)
     cache.replace(path, after.encode(), by_many=True, mode=mode)
     return backup

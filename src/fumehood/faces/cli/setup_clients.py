@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import glob
 import os
 import subprocess
 import sys
@@ -97,14 +98,14 @@ def connect(context: Context, client: str) -> int:
     }  # fmt: skip
     if options.print:
         return context.say(answer, lambda: _print(files))
-    texts = {file["path"]: (file.pop("before"), file.pop("text")) for file in files}
-    del answer["before"], answer["text"]
+    changes = {file["path"]: file.pop("change") for file in files}
+    del answer["change"]
     changing = [file for file in files if file["diff"]]
     if not context.as_json:
         sys.stdout.write("".join(file["diff"] for file in files) or f"{files[0]['path']}: nothing to change\n")
     if changing and _is_agreed(context):
         for file in changing:
-            file["backup"] = _write(file["path"], *texts[file["path"]])
+            file["backup"] = _write(file["path"], changes[file["path"]])
             file["changed"] = True
         answer |= files[0] | {"changed": True}
     answer["directories"] = [] if options.remove else _offered(context, settings.directories)
@@ -152,32 +153,65 @@ def _named(path: str, keys: list[str]) -> list[str]:
     return [each for each in listed if isinstance(each, str) and each] if isinstance(listed, list) else []
 
 
+class Rewriting(Value):
+    """What becomes of one file."""
+
+    before: str
+    after: str
+    is_gone: bool = False
+    needs_backup: bool = True
+    # What was kept beside it before, and is in it again.
+    stale: tuple[str, ...] = ()
+
+
 def _compared(file: ChangedFile, *, is_removal: bool) -> dict[str, Any]:
     path = os.path.realpath(file.path)
     before = _read(path)
     try:
         after = file.changed(before, is_removal=is_removal)
         if meaning(path, before) == meaning(path, after) and bool(before) == bool(after):
-            after = before  # what is there already stays as it is written
+            change = Rewriting(before=before, after=before)  # what is there already stays as it is written
+        elif is_removal:
+            change = _taken_out(file, path, before, after)
+        else:
+            change = Rewriting(before=before, after=after)
     except BadRequest as error:
         raise BadRequest(f"{path}: {error.message}", hint=error.hint) from error
-    lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), f"{path} (now)", f"{path} (then)")
-    return {"path": path, "changed": False, "diff": "".join(lines), "backup": None, "before": before, "text": after}
+    lines = difflib.unified_diff(
+        before.splitlines(True), change.after.splitlines(True), f"{path} (now)", f"{path} (then)"
+    )
+    return {"path": path, "changed": False, "diff": "".join(lines), "backup": None, "change": change}
+
+
+def _taken_out(file: ChangedFile, path: str, before: str, after: str) -> Rewriting:
+    """Return to what was there before the setup: where the file is as that left it, to the letter."""
+    backups = {each: _read(each) for each in sorted(glob.glob(f"{glob.escape(path)}.before-fumehood-*"))}
+    without = {each: file.changed(text, is_removal=True) for each, text in backups.items()}
+    # A backup that holds something of ours is of a second setup.
+    earlier = [text for each, text in backups.items() if meaning(path, without[each]) == meaning(path, text)]
+    after = next((text for text in earlier if file.changed(text, is_removal=False) == before), after)
+    is_gone = after not in earlier and "".join(after.split()) in ("", "{}")
+    after = "" if is_gone else after
+    stale = [each for each in backups if meaning(path, without[each]) == meaning(path, after)]
+    # What adding it again would bring back needs no copy.
+    again = (file.changed(text, is_removal=False) for text in (before, after))
+    needs_backup = meaning(path, next(again)) != meaning(path, next(again))
+    return Rewriting(before=before, after=after, is_gone=is_gone, needs_backup=needs_backup, stale=tuple(stale))
 
 
 def _print(files: list[dict[str, Any]]) -> None:
     for file in files:
         if len(files) > 1:
             sys.stdout.write(f"# {file['path']}\n")
-        sys.stdout.write(file["text"])
+        sys.stdout.write(file["change"].after)
 
 
-def _write(path: str, before: str, after: str) -> str | None:
+def _write(path: str, change: Rewriting) -> str | None:
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        backup = replace(path, before, after)
-        if not after and not path.endswith(".toml"):
-            os.unlink(path)  # nothing is no JSON
+        backup = replace(path, change.before, change.after, needs_backup=change.needs_backup)
+        for each in (*change.stale, *([path] if change.is_gone else [])):
+            os.unlink(each)
     except OSError as error:
         hint = "--print shows what to add"
         raise FumehoodError(f"{path} can't be written: {error.strerror}", hint=hint) from error
@@ -208,7 +242,8 @@ def _tell(answer: dict[str, Any]) -> None:
     for file in answer["files"]:
         if file["changed"]:
             backup = f"; what was there: {file['backup']}" if file["backup"] else ""
-            sys.stdout.write(f"written: {file['path']}{backup}\n")
+            done = "written" if os.path.exists(file["path"]) else "removed"
+            sys.stdout.write(f"{done}: {file['path']}{backup}\n")
     for note in answer["notes"]:
         sys.stdout.write(f"note: {note}\n")
 

@@ -92,8 +92,11 @@ def json_hooks(
     """
 
     def remove(text: str) -> str:
+        before = text
         while text.strip() and (places := _hook_places(jsonc.parse(text).plain())):
             text = jsonc.without(text, places[0][0])
+        if text == before:
+            return text  # what is empty is a person's own
         for keys in [*(["hooks", event] for event in matchers), ["hooks"]]:
             if text.strip() and at(jsonc.parse(text).plain(), keys) in ([], {}):
                 text = jsonc.without(text, [*keys])
@@ -140,9 +143,12 @@ def json_items(keys: list[str], values: tuple[str, ...]) -> SettingsEdit:
         return text
 
     def remove(text: str) -> str:
+        before = text
         for value in values:
             while value in listed(text):
                 text = jsonc.without(text, [*keys, listed(text).index(value)])
+        if text == before:
+            return text
         for depth in range(len(keys), 0, -1):
             if text.strip() and at(jsonc.parse(text).plain(), keys[:depth]) in ([], {}):
                 text = jsonc.without(text, [*keys[:depth]])
