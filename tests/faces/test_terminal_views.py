@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -454,3 +456,26 @@ def test_whoever_watches_is_at_the_desk(home: Path, project: Path, opened: Opene
         screen.type("q")
         screen.end()
     assert eventually(lambda: not desk.is_attended)
+
+
+def test_ctrl_z_leaves_the_terminal_and_the_desk_until_the_shell_goes_on(
+    home: Path, project: Path, opened: OpenedStore
+) -> None:
+    desk = Desk(opened.places)
+    with Screen(project, "watch") as screen:
+        screen.wait_for("Nothing runs.")
+        screen.type("\x1a")
+
+        def is_stopped() -> bool:
+            screen.read(0)
+            return "T (stopped)" in Path(f"/proc/{screen.process.pid}/status").read_text()
+
+        assert eventually(is_stopped)
+        assert screen.modes() == screen.before
+        assert not desk.is_attended
+        screen.shown = b""
+        os.kill(screen.process.pid, signal.SIGCONT)
+        screen.wait_for("Nothing runs.")
+        assert eventually(lambda: desk.is_attended)
+        screen.type("q")
+        assert screen.end() == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 NOW, QUESTIONS, WAITING, HISTORY = VIEWS = ("now", "questions", "waiting", "past")
 _NAMES = {NOW: "Now", QUESTIONS: "Questions", WAITING: "Waiting", HISTORY: "History"}
 _EVERY_S = 0.5
+_MOMENT_S = 0.02
 _MOST_HELD = 100  # runs that are listed
 
 
@@ -62,6 +64,7 @@ class Views(App[None]):
         Binding("exclamation_mark", f"view('{QUESTIONS}')", "To the questions", key_display="!", show=False),
         Binding("question_mark", "keys", "Keys", key_display="?"),
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+z", "suspend_process", "To the shell, until fg", show=False),
     ]
 
     def __init__(
@@ -72,6 +75,7 @@ class Views(App[None]):
         super().__init__()
         self.store = store
         self.desk = Desk(store.places)
+        self.presence = self.desk.attend()
         self._first, self._project = view, project
         self._held = held or (lambda: overview.waiting(store, most=_MOST_HELD)[0])
         self._asked: tuple[str, ...] = ()
@@ -190,6 +194,15 @@ class Views(App[None]):
         if first:
             first.first().focus()
 
+    async def action_suspend_process(self) -> None:
+        """Stop until the shell goes on with it; meanwhile nobody is at the desk."""
+        # A thread that stopped while it writes the records would keep everybody else waiting.
+        while any(worker.is_running for worker in self.workers):
+            await asyncio.sleep(_MOMENT_S)
+        self.presence.__exit__()
+        super().action_suspend_process()
+        self.presence.__enter__()
+
     def on_click(self, event: object) -> None:
         """Go to the questions where the line about them is clicked."""
         widget = getattr(event, "widget", None)
@@ -241,5 +254,5 @@ def watch(
 ) -> None:
     """Show the views until the person leaves; whoever sees them is at the desk."""
     app = Views(store, view=view, project=project, held=held)
-    with app.desk.attend():
+    with app.presence:
         app.run()
