@@ -229,6 +229,14 @@ def test_the_end_of_the_command_closes_the_question(home, project, test_director
     assert (run.state, run.exit_code) == ("applied", 0)
     assert {each.reason for each in run.connections} == {"the question was cancelled"}
     assert eventually(lambda: not connections_served())
+    (missed,) = OpenedStore().grants.missed()
+    assert at(web) in missed.ahead
+
+
+def test_an_agent_that_nobody_answered_is_told_what_it_can_type_itself(home, project, web):
+    with Sandbox(project, ASK, session="agent") as box:
+        run = box.run(TRY.format(place=at(web)))
+    assert refusals(run)[at(web)].endswith(f"nobody was there to ask; to ask the person for it: fumehood ask {at(web)}")
 
 
 def test_a_run_that_is_cancelled_closes_the_question(home, project, web):

@@ -18,7 +18,7 @@ from fumehood.service.permission import Decision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from fumehood.core.network import Connection, Network
     from fumehood.core.report import Run
@@ -301,7 +301,7 @@ class Access:
         if self._proxy is not None:
             run.connections = self._proxy.stop()
             self._proxy = None
-        run.blocked = (*_blocked(run.connections, run.started_at), *self._taken())
+        run.blocked = (*_blocked(run), *self._taken())
         if self.asking is not None:
             self.asking.finish()
             if self.asking.granted:
@@ -331,17 +331,21 @@ def resolvers_of(world: World) -> tuple[str, ...]:
         return n.resolvers("")
 
 
-def _blocked(connections: Sequence[Connection], started_at: float) -> tuple[Blocked, ...]:
+def _blocked(run: Run) -> tuple[Blocked, ...]:
     """Return what was refused, when, and what to do about it."""
     from fumehood.core.hosts import shown
 
     refused: dict[str, Blocked] = {}
-    for each in connections:
+    asking = "ask for it: fumehood run --allow-host {} -- …"
+    if run.session:  # whose commands have one of ours
+        asking = "to ask the person for it: fumehood ask {}"
+    for each in run.connections:
         if each.allowed:
             continue
         name = shown(each.host, each.port) if each.port else each.host
-        after = f"{max(0.0, each.started_at - started_at):.1f} s after the start: {each.reason}"
-        refused.setdefault(name, Blocked(what="network", detail=name, hint=f"{after}; {_advice(each, name)}"))
+        after = f"{max(0.0, each.started_at - run.started_at):.1f} s after the start: {each.reason}"
+        hint = f"{after}; {_advice(each, asking.format(name))}"
+        refused.setdefault(name, Blocked(what="network", detail=name, hint=hint))
     listed = tuple(refused.values())
     if len(listed) > _MOST_BLOCKED:
         rest = len(listed) - _MOST_BLOCKED
@@ -350,11 +354,11 @@ def _blocked(connections: Sequence[Connection], started_at: float) -> tuple[Bloc
     return listed
 
 
-def _advice(refused: Connection, name: str) -> str:
+def _advice(refused: Connection, asking: str) -> str:
     if refused.reason == SAID_NO:
         return "that was for this run only"
     if refused.reason in (NOT_GRANTED, NOBODY, TOO_LATE, CANCELLED, _TOO_MANY):
-        return f"ask for it: fumehood run --allow-host {name} -- …"
+        return asking
     if refused.address and "which was not named" in refused.reason:
         place = f"[{refused.address}]" if ":" in refused.address else refused.address
         return f"if you mean it, name the address too: --allow-host {place}:{refused.port}"

@@ -90,7 +90,7 @@ class Permissions:
 
         # At the desk too where nobody is there yet: who comes while the others are asked may answer.
         reply = ask_all((*self._others, Desk(self._store.places)), question, self._patience_s, cancelled)
-        if reply.reason in (questions.NOBODY, questions.TOO_LATE):
+        if reply.reason in (questions.NOBODY, questions.TOO_LATE, questions.CANCELLED):
             self._store.grants.miss(question)
         verdict, scope = questions.verdict(reply.answer), questions.scope(reply.answer)
         if scope == questions.SESSION and self._session is not None and not question.is_lasting:
