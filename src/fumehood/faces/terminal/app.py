@@ -197,7 +197,7 @@ class Views(App[None]):
     async def action_suspend_process(self) -> None:
         """Stop until the shell goes on with it; meanwhile nobody is at the desk."""
         # A thread that stopped while it writes the records would keep everybody else waiting.
-        while any(worker.is_running for worker in self.workers):
+        while any(worker.is_running for worker in self.workers):  # noqa: ASYNC110 - to wait for one raises its errors
             await asyncio.sleep(_MOMENT_S)
         self.presence.__exit__()
         super().action_suspend_process()
