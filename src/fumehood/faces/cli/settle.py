@@ -219,7 +219,8 @@ def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -
 
     def show() -> None:
         for back in backs:
-            _tell_undo(back, _meant(context, back), f"--session {name}")
+            print(f"fumehood: run {_meant(context, back)}: {headline(back)}")
+        print(f"  {_way_back(backs[-1], f'--session {printable(name)}')}")
 
     return context.say(lambda: {"runs": [back.as_dict() for back in backs]}, show)
 
@@ -235,12 +236,14 @@ def _meant(context: Context, back: Run) -> str:
 def _tell_undo(back: Run, name: str, whole: str = "") -> None:
     """Tell what was taken back, or brought back, of the run of this name; `whole` names all that went with it."""
     tell_run(back, sys.stdout)
+    print(f"  that was run {name}; {_way_back(back, whole)}")
+
+
+def _way_back(back: Run, whole: str) -> str:
     if back.command.startswith(f"{REDO} "):
         # By its name: the last run that stands may be another one than was brought back.
-        again = f"to take it back again: fumehood undo {whole or back.name}"
-    else:
-        again = f"to have it back: fumehood redo {whole}".rstrip()
-    print(f"  that was run {name}; {again}")
+        return f"to take it back again: fumehood undo {whole or back.name}"
+    return f"to have it back: fumehood redo {whole}".rstrip()
 
 
 def add_review(add: Add) -> None:
