@@ -56,6 +56,15 @@ def test_log_and_status_tell_what_built_on_what_and_fit_the_terminal(cli: Cli, p
         assert max(wide) == 60
 
 
+def test_the_graph_of_a_session_that_was_taken_back_leaves_room_for_words(cli: Cli, project: Path) -> None:
+    for number in range(12):
+        cli("run", "-q", "--session", "s", "--", f"echo {number} > f{number}")
+    cli("undo", "--session", "s")
+    lines = cli("log", "--graph", "-n", "0").stdout.splitlines()
+    assert max(line.index("#") for line in lines) <= 18
+    assert [line.split(" ← ")[1] for line in lines if " undo " in line] == [f"of #{number}" for number in range(1, 13)]
+
+
 def test_a_difference_is_counted_and_read_through_the_pager(cli: Cli, project: Path) -> None:
     (project / "a").write_text("1\n2\n3\n")
     lines = "printf '1\n--- x\n+++ y\n3\n' > a; mkdir d; cd d; touch $(seq 20); printf '\\033[2Jx\n' > 1"

@@ -271,6 +271,15 @@ def test_a_running_command_is_shown_with_what_it_prints_writes_and_uses_and_is_s
     assert page.call("GET", f"/api/runs/{run['run']}")["state"] == "held"
 
 
+def test_the_graph_of_a_session_that_was_taken_back_leaves_room_for_words(cli: Any, page: WebPage) -> None:
+    for number in range(12):
+        cli("run", "-q", "--session", "s", "--", f"echo {number} > f{number}")
+    cli("undo", "--session", "s")
+    rows = page.get("/history").split('class="lanes"')[1:]
+    assert len(rows) == 24
+    assert max(row.count('class="lane"') for row in rows) == 9
+
+
 def test_the_history_is_found_by_command_path_session_and_what_was_printed(
     cli: Any, page: WebPage, project: Path
 ) -> None:

@@ -31,6 +31,7 @@ _PATHS = 20  # of each run in the log for programs; `show --json` has them all
 _LOOKED_AT = 500  # changes of a run that are compared with those of others
 _WIDEST = 60  # columns of a command where no terminal says how wide it may be
 _LEAST = 16  # columns of a command, however narrow the terminal
+_MOST_LINES = 8  # of a graph, beside each other
 _NARROW = 100  # columns below which a time is told without its year and seconds
 
 
@@ -168,7 +169,9 @@ def _rows(runs: Sequence[Run], below: dict[str, list[str]], signs: _Signs) -> It
     for run in runs:
         mine = [place for place, name in enumerate(lanes) if name == run.run]
         place = mine[0] if mine else _free(lanes)
-        others = [name for name in below[run.run] if name not in lanes]
+        # More lines than that leave no room for the words, which name the runs anyway.
+        room = _MOST_LINES - sum(bool(name) and name != run.run for name in lanes)
+        others = [name for name in below[run.run] if name not in lanes][: max(0, room)]
         lanes[place] = run.run
         opened = [] if not others else [place]
         for _ in others[1:]:

@@ -64,7 +64,7 @@ class Views(App[None]):
         Binding("exclamation_mark", f"view('{QUESTIONS}')", "To the questions", key_display="!", show=False),
         Binding("question_mark", "keys", "Keys", key_display="?"),
         Binding("q", "quit", "Quit"),
-        Binding("ctrl+z", "suspend_process", "To the shell, until fg", show=False),
+        Binding("ctrl+z", "leave", "To the shell, until fg", show=False),
     ]
 
     def __init__(
@@ -194,13 +194,13 @@ class Views(App[None]):
         if first:
             first.first().focus()
 
-    async def action_suspend_process(self) -> None:
+    async def action_leave(self) -> None:
         """Stop until the shell goes on with it; meanwhile nobody is at the desk."""
         # A thread that stopped while it writes the records would keep everybody else waiting.
         while any(worker.is_running for worker in self.workers):  # noqa: ASYNC110 - to wait for one raises its errors
             await asyncio.sleep(_MOMENT_S)
         self.presence.__exit__()
-        super().action_suspend_process()
+        self.action_suspend_process()
         self.presence.__enter__()
 
     def on_click(self, event: object) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 DRAFT_ACTS = ("apply", "discard", "rebase", "commit")
 _RUNS = 50  # on one page of the history
 _RUNS_OF_DRAFT = 100
+_MOST_LINES = 8  # beside each other, in the graph
 _CHANGES = 200  # on one page of a run or a draft
 _FILES = 200
 _MOST_PRINTED = 200_000  # characters of an output that the page shows; all of it can be saved
@@ -114,6 +115,8 @@ def graph(runs: Sequence[Run]) -> list[list[GraphCell]]:
                 joining.append(lanes.index(target))
                 continue
             free = [at for at, taken in enumerate(lanes) if taken is None and at not in ending]
+            if not free and len(lanes) == _MOST_LINES:
+                continue  # more would leave no room for the words, which name the runs anyway
             if not free:
                 lanes.append(None)
                 free = [len(lanes) - 1]
