@@ -241,16 +241,6 @@ def test_what_a_redo_offers_takes_back_just_what_it_brought(cli: Cli, project: P
         assert sorted(path.name for path in project.iterdir()) == names
 
 
-def test_what_an_undo_of_a_session_offers_has_all_of_it_back(cli: Cli, project: Path) -> None:
-    for number in (1, 2):
-        cli("run", "--session", "s", "--", f"echo {number} > f{number}")
-    back = cli("undo", "--session", "s").stdout
-    assert back.count("to have it back: fumehood redo --session s\n") == 2
-    again = cli("redo", "--session", "s").stdout
-    assert again.count("to take it back again: fumehood undo --session s\n") == 2
-    assert sorted(path.name for path in project.iterdir()) == ["f1", "f2"]
-
-
 def test_runs_are_called_by_their_numbers_in_what_is_said_of_an_undo(cli: Cli, project: Path) -> None:
     cli("run", "--", "echo 1 > a; echo 1 > b")
     cli("undo", "1", "a")
