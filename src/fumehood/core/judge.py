@@ -115,8 +115,12 @@ def keep_replacements_whole(changes: Sequence[c.Change]) -> None:
 HOLD_PATH, HOLD_ALL = "hold-path", "hold-all"
 CHANGED_SINCE = "it changed in the project after the run began"
 
-_FILES = ("HEAD", "index", "packed-refs")
-_TREES = ("refs", "logs")
+# Of a git directory: what tells where its branches and its work tree are, and what is under way in it.
+_FILES = ("HEAD", "index", "packed-refs", "shallow", "AUTO_MERGE", "SQUASH_MSG")
+_BEGINNINGS = ("sharedindex.", "MERGE_", "BISECT_")
+_TREES = ("refs", "logs", "reftable", "rebase-merge", "rebase-apply", "sequencer")
+# What each command of git's writes anew, for nobody but itself.
+_NOTES = ("COMMIT_EDITMSG", "FETCH_HEAD", "gc.log")
 JOURNALS = ("-wal", "-shm", "-journal")  # of SQLite, beside its database
 
 
@@ -136,8 +140,8 @@ def database(place: str) -> str:
 def repository(place: str) -> str:
     """Return the git directory of whose state a path is a part, or nothing.
 
-    HEAD, the index, refs and their logs tell one story together. Objects are only ever added, so they are apart, and
-    needed by it.
+    HEAD, the index, refs, their logs and a merge or rebase under way tell one story together. Objects are only ever
+    added, so they are apart, and needed by it.
     """
     return _repository(place, _is_state)
 
@@ -145,6 +149,11 @@ def repository(place: str) -> str:
 def objects_of(place: str) -> str:
     """Return the git directory that a path is an object of, or a directory of objects, or nothing."""
     return _repository(place, _is_object)
+
+
+def is_note(place: str) -> bool:
+    """Return True if a path is a note that git writes anew with each command: the latest is as good as any."""
+    return place.endswith(_NOTES) and bool(_repository(place, lambda rest: len(rest) == 1 and rest[0] in _NOTES))
 
 
 def _repository(place: str, is_part: Callable[[list[str]], bool]) -> str:
@@ -166,7 +175,10 @@ def _repository(place: str, is_part: Callable[[list[str]], bool]) -> str:
 
 def _is_state(rest: list[str]) -> bool:
     first = rest[0]
-    return first in _TREES or (len(rest) == 1 and (first in _FILES or first.endswith("_HEAD")))
+    if first in _TREES:
+        return True
+    is_one = first in _FILES or first.endswith("_HEAD") or first.startswith(_BEGINNINGS)
+    return len(rest) == 1 and is_one and first not in _NOTES
 
 
 def _is_object(rest: list[str]) -> bool:
