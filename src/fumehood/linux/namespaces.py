@@ -11,6 +11,7 @@ import sys
 
 from fumehood.core.value import Value
 from fumehood.linux import libc
+from fumehood.linux.libc import Closing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,11 +163,8 @@ def _map_groups(process: int, groups: Sequence[int]) -> Sequence[str]:
 
 
 def _write(path: str, text: str) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
+    with Closing(os.open(path, os.O_WRONLY | os.O_CLOEXEC)) as file:
         os.write(file, text.encode())
-    finally:
-        os.close(file)
 
 
 def mounts_inside(root: str) -> list[str]:

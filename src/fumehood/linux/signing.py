@@ -13,6 +13,7 @@ import subprocess
 from fumehood.core.report import printable, short
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, Unavailable
+from fumehood.linux.libc import Closing
 
 BUNDLE, JOB, RESULT = "fumehood-bundle", "fumehood-job", "fumehood-result"  # what a signature can be for
 _LONGEST = 64 << 10  # letters of a signature
@@ -49,8 +50,7 @@ def signer_of(signature: str, purpose: str, data: bytes, signers: str = "") -> S
     """Check a signature, and say whose it is by a file of allowed signers; raises BadSignature."""
     if len(signature) > _LONGEST or not signature.isascii():
         raise BadSignature("the signature is not one", hint="have it signed again")
-    file = os.memfd_create("signature", os.MFD_CLOEXEC)
-    try:
+    with Closing(os.memfd_create("signature", os.MFD_CLOEXEC)) as file:
         os.write(file, signature.encode("ascii"))
         where = f"/dev/fd/{file}"
         done = _keygen("check-novalidate", "-n", purpose, "-s", where, data=data, descriptor=file)
@@ -58,8 +58,6 @@ def signer_of(signature: str, purpose: str, data: bytes, signers: str = "") -> S
         if done.returncode or key is None:
             raise BadSignature(f"the signature is wrong: {short(_said(done))}", hint="it was changed on its way")
         return Signer(key=key[1].decode("ascii"), name=_name(where, purpose, data, signers, file) if signers else "")
-    finally:
-        os.close(file)
 
 
 def _name(where: str, purpose: str, data: bytes, signers: str, file: int) -> str:

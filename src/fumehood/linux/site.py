@@ -11,6 +11,7 @@ import os
 import stat
 
 from fumehood.linux import libc
+from fumehood.linux.libc import Closing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,12 +78,9 @@ class Site:
         """Make a small file."""
         folder, name = self._around(target)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        made = os.open(name, flags, 0o600, dir_fd=folder)
-        try:
+        with Closing(os.open(name, flags, 0o600, dir_fd=folder)) as made:
             os.write(made, content)
             os.fchmod(made, mode)
-        finally:
-            os.close(made)
         self._belongs(folder, name)
 
     def device(self, like: str, target: str) -> bool:
@@ -129,12 +127,9 @@ class Site:
 
     def bind(self, source: str, target: str, flags: int) -> None:
         """Show a file or directory of the host at a place, with these restrictions."""
-        original = os.open(source, os.O_PATH | os.O_CLOEXEC)
-        try:
+        with Closing(os.open(source, os.O_PATH | os.O_CLOEXEC)) as original:
             is_directory = stat.S_ISDIR(os.fstat(original).st_mode)
             self._mount(f"/proc/self/fd/{original}", target, None, libc.MS_BIND, is_directory=is_directory)
-        finally:
-            os.close(original)
         self.restrict(target, flags)
 
     def restrict(self, target: str, flags: int) -> None:
@@ -159,11 +154,8 @@ class Site:
     def narrow(self, target: str, directories: Sequence[str]) -> None:
         """Let what is mounted at a place be read-only, save for directories in it: each is mounted on itself first."""
         for name in directories:
-            place = self._place(f"{target}/{name}", is_directory=True)
-            try:
+            with Closing(self._place(f"{target}/{name}", is_directory=True)) as place:
                 self._mount(f"/proc/self/fd/{place}", f"{target}/{name}", None, libc.MS_BIND)
-            finally:
-                os.close(place)
         self.restrict(target, libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV)
 
     def lend(self, folder: str) -> None:
@@ -173,11 +165,8 @@ class Site:
 
     def opened(self, target: str) -> int:
         """Open a directory as the command will see it."""
-        place = self._place(target, is_directory=True)
-        try:
+        with Closing(self._place(target, is_directory=True)) as place:
             return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        finally:
-            os.close(place)
 
     def cover(self, source: str, hidden: Sequence[str], points: Sequence[str]) -> str:
         """Make what is laid over a view: whiteouts for names that are hidden, directories to mount something on."""

@@ -17,6 +17,7 @@ from fumehood.core.gitdir import HOOKS
 from fumehood.core.shell import named_paths
 from fumehood.core.value import Value
 from fumehood.linux.git_includes import Unreadable, content, expanded, links_and_end
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, Parents, look, open_below, open_top
 
 TYPE_CHECKING = False
@@ -448,12 +449,9 @@ def _was_repository(live: Parents, root: str, directory: str) -> bool:
 
 def _belongs_elsewhere(live: Parents, root: str, directory: str) -> bool:
     """Return True if a directory without a `.git` had something in it that a repository further up has."""
-    listing = open_below(live.top, directory, LISTING)
-    try:
+    with Closing(open_below(live.top, directory, LISTING)) as listing:
         if not os.listdir(listing):
             return False
-    finally:
-        os.close(listing)
     names = directory.split("/") if directory else []
     inside = ("/".join(names[:end]) for end in range(len(names)))
     if any(look(live.of(above), ".git") is not None for above in inside):

@@ -15,6 +15,7 @@ import os
 import socket
 import threading
 
+from fumehood.linux.libc import Closing
 from fumehood.linux.namespaces import as_listed
 from fumehood.linux.process import is_first_inside, number_in
 from fumehood.linux.usage import NotYet, Processes, read
@@ -100,11 +101,8 @@ class Neighbours:
         return f"/proc/self/fd/{self._room}/{run}{self._ending}"  # a whole path may be longer than the kernel takes
 
     def _others(self) -> list[str]:
-        listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._room)
-        try:
+        with Closing(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._room)) as listing:
             names = [name for name in os.listdir(listing) if name.endswith(self._ending)]
-        finally:
-            os.close(listing)
         return [run for name in names if (run := name.removesuffix(self._ending)) != self.run]
 
     def fileno(self) -> int:

@@ -376,8 +376,7 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
         ]  # fmt: skip
         if not mine:
             continue
-        directory = open_top(root)
-        try:
+        with Closing(open_top(root)) as directory:
             for change, entry, _ in looks(directory, mine):
                 if change.before is None or entry is None or change.before.same(stamp_of(entry)):
                     continue
@@ -385,8 +384,6 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
                     change.before.inode, is_anew = entry.st_ino, True
                 elif (now := refreshed(change.before, directory, change.path, entry)) is not None:
                     change.before, is_anew = now, True
-        finally:
-            os.close(directory)
     return is_anew
 
 

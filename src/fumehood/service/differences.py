@@ -321,8 +321,7 @@ def _gone(stamp: c.Stamp, what: str) -> _Version:
 
 def _read(top: int, path: str, wanted: c.Stamp | None, read: Reader) -> _Version | None:
     """Read what lies at a path, or None where it is not the wanted version; follows nothing, waits for nothing."""
-    entry = open_below(top, path, _ENTRY)
-    try:
+    with Closing(open_below(top, path, _ENTRY)) as entry:
         stamp = stamp_of(os.fstat(entry))
         if wanted is not None and not wanted.alike(stamp):
             return None
@@ -331,13 +330,8 @@ def _read(top: int, path: str, wanted: c.Stamp | None, read: Reader) -> _Version
         if stamp.kind != c.FILE:
             return _Version(stamp=stamp)
         # The very file that was looked at, whatever has taken its place.
-        file = os.open(f"/proc/self/fd/{entry}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with Closing(os.open(f"/proc/self/fd/{entry}", os.O_RDONLY | os.O_CLOEXEC)) as file:
             return read(file, stamp)
-        finally:
-            os.close(file)
-    finally:
-        os.close(entry)
 
 
 def _text_of(file: int, stamp: c.Stamp) -> _Version:

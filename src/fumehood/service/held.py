@@ -16,6 +16,7 @@ from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux import held_layers
 from fumehood.linux.held_layers import fold
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import looks, open_top, remove_tree
 from fumehood.linux.steps import give_back
 from fumehood.service import layers as layering
@@ -171,14 +172,11 @@ def count_links(store: Store, run: Run) -> None:
 
 def note_links(top: str, changes: Sequence[c.Change], version: Callable[[c.Change], c.Stamp | None]) -> None:
     """Write down how many names files have now, in the stamp of the version that lies below a directory."""
-    directory = open_top(top)
-    try:
+    with Closing(open_top(top)) as directory:
         for change, entry, _ in looks(directory, changes):
             stamp = version(change)
             if stamp is not None and entry is not None:
                 stamp.links = entry.st_nlink
-    finally:
-        os.close(directory)
 
 
 def _is_gone_or_empty(directory: str) -> bool:
@@ -199,32 +197,19 @@ def throw_away(store: Store, run: Run) -> None:
         staying = [change for change in mine if change.verdict in c.WAITING]
         held = store.places.layer(run.run, number, "held")
         if gone and os.path.isdir(held):
-            top = open_top(held)
-            try:
+            with Closing(open_top(held)) as top:
                 held_layers.throw_away(top, gone, staying)
-            finally:
-                os.close(top)
             _pruned(held, staying)
 
 
 def _carried(source: str, target: str, moving: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
-    one = open_top(source)
-    try:
-        other = open_top(target)
-        try:
-            held_layers.carry(one, other, moving, staying)
-        finally:
-            os.close(other)
-    finally:
-        os.close(one)
+    with Closing(open_top(source)) as one, Closing(open_top(target)) as other:
+        held_layers.carry(one, other, moving, staying)
 
 
 def _pruned(held: str, staying: Sequence[c.Change]) -> None:
-    top = open_top(held)
-    try:
+    with Closing(open_top(held)) as top:
         held_layers.prune(top, staying)
-    finally:
-        os.close(top)
 
 
 # ---- Many held runs as few trees: an overlay takes only so many layers, and gets slower with each.
@@ -301,12 +286,9 @@ def tidy(store: Store, project: int) -> None:
     names = unused(store, project)
     if not names:
         return
-    top = open_top(store.places.folded(project))
-    try:
+    with Closing(open_top(store.places.folded(project))) as top:
         for name in names:
             remove_tree(top, name)
-    finally:
-        os.close(top)
 
 
 def _retire(item: StackedTree) -> None:

@@ -11,6 +11,7 @@ from fumehood.errors import FumehoodError
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.gitindex import SeenIndexes
+from fumehood.linux.libc import Closing
 from fumehood.linux.namespaces import Layer
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
 from fumehood.store.places import has_entries
@@ -296,12 +297,9 @@ def drop_scratch(layers: Sequence[Layer]) -> None:
     for layer in layers:
         if _drop_usual_work(layer):
             continue
-        opened = open_top(os.path.dirname(layer.upper))
-        try:
+        with Closing(open_top(os.path.dirname(layer.upper))) as opened:
             for part in ("work", "merged"):
                 remove_tree(opened, part)
-        finally:
-            os.close(opened)
 
 
 def _drop_usual_work(layer: Layer) -> bool:
@@ -334,11 +332,8 @@ def drop(places: Places, run: str) -> None:
 
 
 def _drop_all(places: Places, run: str) -> None:
-    above = open_top(f"{places.state}/runs")
-    try:
+    with Closing(open_top(f"{places.state}/runs")) as above:
         remove_tree(above, run)
-    finally:
-        os.close(above)
 
 
 def drop_if_empty(places: Places, run: str, changes: Iterable[Change] | None = None) -> None:

@@ -12,7 +12,7 @@ from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, UndoRefused
 from fumehood.linux.copying import copy_entry
 from fumehood.linux.layer import scan
-from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
     kind_of,
     look,
@@ -343,11 +343,8 @@ def _prepare(store: Store, run: Run, number: int, path: str, make: Callable[[int
     try:
         parent, name = split(path)
         _make_way(layer, live, parent)
-        target = open_below(layer, parent)
-        try:
+        with Closing(open_below(layer, parent)) as target:
             make(target, name)
-        finally:
-            os.close(target)
         changes = scan(number, layer, live)
     finally:
         os.close(layer)
@@ -372,24 +369,18 @@ def _make_way(layer: int, live: int, parent: str) -> None:
         if like is None:
             like = _missing_below(live, above, name)
         if like is not None:
-            made = open_below(layer, here)
-            try:
+            with Closing(open_below(layer, here)) as made:
                 if os.geteuid() == 0:
                     os.chown(f"/proc/self/fd/{made}", like.st_uid, like.st_gid)
                 set_mode(made, like.st_mode & 0o7777)
-            finally:
-                os.close(made)
 
 
 def _missing_below(live: int, above: str, name: str) -> os.stat_result | None:
     """Return what a directory of the project is like, if it lacks one that is needed; it must not be anything else."""
-    directory = open_below(live, above)
-    try:
+    with Closing(open_below(live, above)) as directory:
         entry = look(directory, name)
         if entry is None:
             return os.fstat(directory)
-    finally:
-        os.close(directory)
     if kind_of(entry.st_mode) != c.DIRECTORY:
         there = printable(f"{above}/{name}" if above else name)
         raise BadRequest(
@@ -466,8 +457,7 @@ def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]
             inside.setdefault((change.root, change.within), []).append(change)
     anew: list[c.Change] = []
     for number, root in enumerate(run.roots):
-        live = open_top(root)
-        try:
+        with Closing(open_top(root)) as live:
             tops = [change for change in changes if change.root == number and change.within is None]
             for change, now, is_reached in looks(live, tops):
                 if not is_reached and change.after is not None:
@@ -476,8 +466,6 @@ def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]
                     )
                 stamp = None if now is None else stamp_of(now)
                 anew += _anew(live, change, stamp, inside.get((number, change.path), ()))
-        finally:
-            os.close(live)
     if not anew:
         raise UndoRefused(f"there is nothing to undo: the project is as before run {run.name}", hint="fumehood log")
     return c.by_path(anew)

@@ -12,7 +12,7 @@ from fumehood.core.report import REDO, Run, printable, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitindex import refreshed, without_needed_objects
-from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
     Loosened,
     Parents,
@@ -417,11 +417,8 @@ def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
             if change.root == number and change.after is not None and not c.is_mode_alone(change)
         }  # fmt: skip
         recorded = {change.path for change in first.changed if change.root == number}
-        layer = open_top(upper)
-        try:
+        with Closing(open_top(upper)) as layer:
             damaged = _damaged(layer, wanted, recorded, seals)
-        finally:
-            os.close(layer)
         if damaged:
             _refuse_damaged(store, project, back, number, damaged)
 
