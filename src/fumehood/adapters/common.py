@@ -5,17 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from fumehood import BadRequest, FumehoodError, Run, Sandbox
 from fumehood.core.changes import APPLIED
 from fumehood.core.limits import OUTPUT, is_of
 from fumehood.core.report import joined, line_of, one_line, summary, told_ahead, visible
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
 
 _SHOWN = 20  # blocked things and changes in the notes
 _DEFAULT_LIMIT = 64 << 20

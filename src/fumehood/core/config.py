@@ -5,20 +5,15 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fumehood.core.config_keys import SECTIONS, WITH_PATHS, Wrong, keys_for
+from fumehood.core.config_keys import SECTIONS, WITH_PATHS, Key, Section, Wrong, keys_for
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.value import Value
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from fumehood.core.config_keys import Key, Section
-
-    Path = tuple[str | int, ...]
-    Settings = dict[str, Any]
+Path = tuple[str | int, ...]
+Settings = dict[str, Any]
 
 _PROJECT = "project"
 _AT_LINE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")

@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from fumehood.core.policy import HIDDEN, PRETEND, REFUSE, VISIBLE, Policy
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 _CHOICE = "one of "
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _BLANK = " \t\r\n\ufeff"
 

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-
 def _pairs(table: dict[str, tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
     return tuple((path, why) for why, paths in table.items() for path in paths)
 

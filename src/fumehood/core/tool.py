@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fumehood.core import limits
@@ -20,12 +21,7 @@ from fumehood.core.request import OWN_TOOLS, quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    Problem = tuple[str, str, str]  # the key that it is about, what is wrong, and what to write instead
-
+Problem = tuple[str, str, str]  # the key that it is about, what is wrong, and what to write instead
 
 NAME = "run_command"
 TITLE = "Run a command in the hood"

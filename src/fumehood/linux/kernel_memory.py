@@ -11,15 +11,12 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from fumehood.linux import libc
 from fumehood.linux.process import interpreter
 from fumehood.linux.usage import read_all
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Set as AbstractSet
 
 _SEGMENTS, _QUEUES, _SEMAPHORES, _SOCKETS = b"shm", b"msg", b"sem", b"net"
 _NS_GET_USERNS = 0xB701

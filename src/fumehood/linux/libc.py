@@ -33,7 +33,6 @@ _SIG_BLOCK, _SIG_SETMASK = 0, 2
 _SIGINT, _SIGPIPE, _SIGTERM, _SIGXFSZ = 2, 13, 15, 25
 
 
-
 class _Function(_ctypes.CFuncPtr):
     _flags_ = _ctypes.FUNCFLAG_CDECL | _ctypes.FUNCFLAG_USE_ERRNO
     _restype_ = c_int

@@ -6,23 +6,17 @@ h11 reads and writes the messages; bodies of a known length are moved without it
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import h11
 
 from fumehood.core.hosts import authority, shown
 from fumehood.core.network import HTTP
-from fumehood.proxy.reach import Denied, Outbound, Unreachable
-from fumehood.proxy.relay import Gone, Wire, readable
+from fumehood.proxy.reach import Denied, Outbound, Unreachable, Upstream
+from fumehood.proxy.relay import ConnectionAudit, Entry, Gone, Wire, readable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fumehood.proxy.reach import Upstream
-    from fumehood.proxy.relay import ConnectionAudit, Entry
-
-    Headers = list[tuple[bytes, bytes]]
-    Track = Callable[[object], None]
+Headers = list[tuple[bytes, bytes]]
+Track = Callable[[object], None]
 
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 HEAD_S, IDLE_S, ANSWER_S = 30.0, 75.0, 900.0

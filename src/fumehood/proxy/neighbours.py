@@ -14,18 +14,14 @@ import fcntl
 import os
 import socket
 import threading
+from collections.abc import Callable, Iterator, Sequence
 
 from fumehood.linux.libc import Closing
 from fumehood.linux.namespaces import as_listed
 from fumehood.linux.process import is_first_inside, number_in
 from fumehood.linux.usage import NotYet, Processes, read
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    Place = tuple[str, int]
-
+Place = tuple[str, int]
 
 # Of a client that is connected, or has sent all it will: not of one that is about to connect.
 _CONNECTED = frozenset({b"01", b"04", b"05", b"08"})

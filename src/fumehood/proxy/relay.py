@@ -16,13 +16,10 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable, Sequence
 
 from fumehood.core.hosts import printed
 from fumehood.core.network import Connection
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MOST = 1000  # lines a run gets; what goes beyond is counted with others of its kind
 OTHERS = "(others)"

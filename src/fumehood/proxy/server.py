@@ -15,21 +15,16 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Mapping, Sequence
 
 from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, canonical, port_number, printed
-from fumehood.core.network import CONNECT, FORWARD, NOT_GRANTED, SOCKS5
+from fumehood.core.network import CONNECT, FORWARD, NOT_GRANTED, SOCKS5, Connection
 from fumehood.proxy import http
 from fumehood.proxy.neighbours import Neighbours, SharedNames
 from fumehood.proxy.reach import Denied, Outbound, Unreachable
 from fumehood.proxy.relay import ConnectionAudit, Gone, Wire, WrongHost, readable, relay, send_at_once
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fumehood.core.network import Connection
-
-    Target = tuple[str, int] | None  # what a listener leads to; none is the proxy's own
+Target = tuple[str, int] | None  # what a listener leads to; none is the proxy's own
 
 MOST_CONNECTIONS = 64  # each has six descriptors, of the 1,024 that a program may often have
 _GREETING_S = 30.0

@@ -12,16 +12,13 @@ import os
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Progress = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 _TIMEOUT_S = 30.0
 _PIECE = 1 << 18

@@ -14,30 +14,25 @@ import secrets
 import stat
 import subprocess
 import threading
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
 from fumehood.linux.bwrap import memory
 from fumehood.linux.confine import filter_for
+from fumehood.linux.host import Host
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import look, open_below, open_top, remove_tree, split
 from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
-from fumehood.rootfs.download import FULL, MIRROR, Fetcher, branch_of
+from fumehood.rootfs.download import FULL, MIRROR, Fetcher, Release, branch_of
 from fumehood.rootfs.layer import bound_names, write_file
 from fumehood.rootfs.tree import CURRENT, MOUNT_POINTS, VERSION_FILE, Installed, Mark, is_program
 from fumehood.rootfs.unpack import full_disk, open_inside, unpack
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fumehood.linux.host import Host
-    from fumehood.rootfs.download import Release
-
-    Process = subprocess.Popen[bytes]
-    Tell = Callable[[str], None]
+Process = subprocess.Popen[bytes]
+Tell = Callable[[str], None]
 
 _LONGEST_NAME = 100
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{_LONGEST_NAME - 1}}}")

@@ -94,8 +94,6 @@ def skills(settings: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], .
     return tuple((source, f"{SKILLS}/{name}") for name, source in sources.items())
 
 
-
-
 class RootTree(Value):
     """A root tree that the command sees as `/`, instead of the host's.
 
@@ -187,8 +185,6 @@ def _entries(top: int) -> tuple[tuple[str, str], ...]:
         elif stat.S_ISDIR(entry.st_mode) or stat.S_ISREG(entry.st_mode):
             entries.append((name, ""))
     return tuple(entries)
-
-
 
 
 class Mark(Value):

@@ -18,6 +18,7 @@ import sys
 import tarfile
 import tempfile
 import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -25,10 +26,6 @@ from fumehood.errors import FumehoodError, Unavailable
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, look, open_below, remove_tree, split
 from fumehood.rootfs.download import ARCHITECTURES, FULL
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _MOST_BYTES = 64 << 30
 _MOST_ENTRIES = 4_000_000

@@ -18,24 +18,20 @@ import stat
 import tarfile
 import tempfile
 import zlib
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import IO, Any
 
 from fumehood.core import changes as c
 from fumehood.core.hunks import quoted
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_below, open_top
 from fumehood.linux.signing import BUNDLE, sign, signer_of
 from fumehood.service.differences import each_difference, opened_versions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from fumehood.core.report import Run
-    from fumehood.service.store import Store
-    from fumehood.store.projects import Project
+from fumehood.service.store import Store
+from fumehood.store.projects import Project
 
 REPORT = "dev.fumehood.report"  # the label that holds what is told of the run
 SIGNATURE = "dev.fumehood.signature"  # the annotation that holds one of the manifest, and so of all that it names

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from fumehood.core.changes import WAITING
 from fumehood.core.limits import size_told
+from fumehood.core.policy import Clean
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import confine, hostview
@@ -23,23 +26,15 @@ from fumehood.service.layers import entries_in, space_of
 from fumehood.service.projects import remove_left
 from fumehood.service.scratch import sweep
 from fumehood.service.session import sweep_sessions
+from fumehood.service.store import Store
 from fumehood.store import backups, records
 from fumehood.store.audit import CLEANED
 from fumehood.store.backups import DAYS as BACKUP_DAYS
 from fumehood.store.backups import Daily
 from fumehood.store.database import Days, note_day
-from fumehood.store.files import Files
+from fumehood.store.files import Files, Record
 from fumehood.store.places import Alone
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from typing import Any
-
-    from fumehood.core.policy import Clean
-    from fumehood.service.store import Store
-    from fumehood.store.files import Record
-    from fumehood.store.projects import Project
+from fumehood.store.projects import Project
 
 DAYS = 30
 _NEEDED = frozenset({"held", "running", "applying", "settling"})

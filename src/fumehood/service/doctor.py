@@ -16,14 +16,11 @@ from fumehood.linux.doctor import Ability
 from fumehood.linux.host import FIX, Host
 from fumehood.linux.probe import host
 from fumehood.service import layers, owners
+from fumehood.service.store import Store
 from fumehood.store import database
 from fumehood.store.config import policy_for
 from fumehood.store.places import places
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from fumehood.service.store import Store
-    from fumehood.store.projects import Project
+from fumehood.store.projects import Project
 
 
 class Examination(Value):

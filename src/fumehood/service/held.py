@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
 
 
-
 def trees(store: Store, names: Sequence[str], roots: Sequence[str]) -> list[tuple[str, ...]]:
     """Return for each root the trees of held runs that a command sees below its own layer, the topmost first."""
     trees_of_root: list[list[str]] = [[] for _ in roots]

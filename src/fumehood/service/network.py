@@ -307,7 +307,6 @@ class Access:
             if self.asking.granted:
                 run.network, run.hosts = n.HOSTS, (*self.network.hosts, *self.asking.granted)
 
-
     def _taken(self) -> list[Blocked]:
         """Return the ports of this machine that were granted, and that a command of the session has taken."""
         if self._held is None:

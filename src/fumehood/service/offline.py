@@ -15,12 +15,8 @@ from binascii import crc32
 from fumehood.core.masks import UNSEEN, is_in
 from fumehood.linux.cache import replace
 from fumehood.linux.libc import Closing
-from fumehood.linux.mounts import Bind, Text
+from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import open_below, open_top
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from fumehood.linux.mounts import Operation
 
 _RESOLVER, _HOSTS = "/etc/resolv.conf", "/etc/hosts"
 # An address for documentation (RFC 5737). Some resolvers wait for an answer although nothing could be sent.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable, Iterator
 
+from fumehood.core.changes import Change
 from fumehood.core.hunks import MARKS
+from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.nofollow import is_whiteout
@@ -13,17 +16,10 @@ from fumehood.linux.process import is_first_inside, number_in
 from fumehood.linux.usage import descendants, read
 from fumehood.service import decide, now
 from fumehood.service.layers import INIT
+from fumehood.service.store import Store
 from fumehood.service.undo import undo
 from fumehood.store.config import file_of, text_of
 from fumehood.store.history import Reach
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from fumehood.core.changes import Change
-    from fumehood.core.report import Run
-    from fumehood.service.store import Store
 
 ACTS = ("apply", "discard", "undo", "redo", "stop", "checkpoint", "hunks", "merge")
 _MOST_LOOKED_AT = 2000  # entries of a layer that are looked at for what was written last

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
 
 
-
 # ---- After a death: take back what was applied in part, finish what only we lack, and keep what a command wrote.
 #
 # Who died is told by locks. A run holds that on its directory until its record is final; applies and undos are done

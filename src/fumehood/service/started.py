@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import Any, Self
 
+from fumehood.core.report import Run
 from fumehood.core.request import encoded
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.process import KILL, STOP
 from fumehood.linux.terminal import ProgramTerminal
-from fumehood.service.dialogue import PIECE
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Generator, Iterator
-    from typing import Any, Self
-
-    from fumehood.core.report import Run
-    from fumehood.service.dialogue import Dialogue, Unread
+from fumehood.service.dialogue import PIECE, Dialogue, Unread
 
 _COLUMNS, _ROWS = 80, 24
 _MOST = 0xFFFF  # columns or rows that a kernel can be told

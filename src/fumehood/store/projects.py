@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fumehood.store.places import Places
 
 
-
 # ---- Which directory it is, whatever its path: device, inode, and when it was made.
 
 _LARGEST = (1 << 63) - 1  # what the database can hold

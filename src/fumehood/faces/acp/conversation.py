@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from fumehood.core.masks import is_in
@@ -23,11 +24,7 @@ from fumehood.core.request import checked_name
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    Json = dict[str, Any]
+Json = dict[str, Any]
 
 EDITOR, AGENT, ANSWER = "editor", "agent", "answer"
 _BEGINNING = ("session/new", "session/load", "session/resume", "session/fork")

@@ -7,24 +7,21 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from fumehood import __version__
+from fumehood.core.report import Run
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.output import ModelText, Paint, here, meant, tell_notices
 from fumehood.service.opened import OpenedStore
 from fumehood.service.session import project_of
 from fumehood.store.audit import CLI
 from fumehood.store.history import Reach, is_by_project
+from fumehood.store.projects import Project
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fumehood.core.report import Run
-    from fumehood.store.projects import Project
-
-    Add = Callable[[str, str, Callable[["Context"], int], str], argparse.ArgumentParser]
+Add = Callable[[str, str, Callable[["Context"], int], str], argparse.ArgumentParser]
 
 # What makes commands known, in the order of the help: only the module of the command that is asked for is loaded.
 _WHERE = {

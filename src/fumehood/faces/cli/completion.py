@@ -10,24 +10,19 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.core.wording import fitted
-from fumehood.faces.cli.commands import ABOUT, NAMES, parser_of
+from fumehood.faces.cli.commands import ABOUT, NAMES, Add, Context, parser_of
 from fumehood.service.store import Store
 from fumehood.store.history import Reach
 from fumehood.store.places import state_directory
 from fumehood.store.search import page_of_changes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from fumehood.faces.cli.commands import Add, Context
-
-    Word = tuple[str, str]  # with what it means
+Word = tuple[str, str]  # with what it means
 
 # Commands that start before a parser could be loaded: their help is written by hand, and alone lists their options.
 BY_HAND = {

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
+from typing import TextIO
 
 from fumehood.core.report import printable
 from fumehood.errors import BadConfiguration, BadRequest
-from fumehood.faces.cli.commands import Context, paint
+from fumehood.faces.cli.commands import Add, Context, paint
 from fumehood.faces.cli.output import Paint, confirmed, whole_number
 from fumehood.faces.cli.progress import Ticking
 from fumehood.linux import doctor
+from fumehood.linux.doctor import Ability
 from fumehood.service import recover
 from fumehood.service.clean import DAYS, Freed, clean
 from fumehood.service.doctor import Examination, examined
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Sequence
-    from typing import TextIO
-
-    from fumehood.faces.cli.commands import Add
-    from fumehood.linux.doctor import Ability
-    from fumehood.store.projects import Project
+from fumehood.store.projects import Project
 
 _CAPTURES = {
     "kernel": "the kernel's overlay, mounted by the launcher in a namespace of its own",

@@ -5,27 +5,20 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from fumehood.core.changes import ABSENT
 from fumehood.core.limits import size_told
 from fumehood.core.report import printable, typed
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context, add_act, paint
+from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.look import tell_run
-from fumehood.faces.cli.output import confirmed, here
+from fumehood.faces.cli.output import Paint, confirmed, here
 from fumehood.faces.cli.progress import Ticking
 from fumehood.service.files import scan_project
 from fumehood.service.projects import forget, loss
-from fumehood.service.restore import EMPTY, known_file, known_files, made_by, place_of, restore, versions
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fumehood.faces.cli.commands import Add
-    from fumehood.faces.cli.output import Paint
-    from fumehood.service.restore import KnownFile
-    from fumehood.store.projects import KnownProject, Project
+from fumehood.service.restore import EMPTY, KnownFile, known_file, known_files, made_by, place_of, restore, versions
+from fumehood.store.projects import KnownProject, Project
 
 _NAMED = 3  # days and runs named in a line
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from fumehood.core.changes import APPLIED
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.core.wording import fitted
-from fumehood.faces.cli.commands import Context, add_reach, paint
+from fumehood.faces.cli.commands import Add, Context, add_reach, paint
 from fumehood.faces.cli.look import SIGNS, event_line, line_of
-from fumehood.faces.cli.output import whole_number, width
-from fumehood.store.history import CHECKPOINT, Reach
+from fumehood.faces.cli.output import Paint, whole_number, width
+from fumehood.store.history import CHECKPOINT, History, Reach
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
-
-    from fumehood.core.report import Run
-    from fumehood.faces.cli.commands import Add
-    from fumehood.faces.cli.output import Paint
-    from fumehood.store.history import History
-
-    Counts = dict[str, dict[str, int]]  # of changes, by run and kind
+Counts = dict[str, dict[str, int]]  # of changes, by run and kind
 
 STATES = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
 _PATHS = 20  # of each run in the log for programs; `show --json` has them all

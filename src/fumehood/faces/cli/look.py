@@ -21,33 +21,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO
 
 from fumehood.core import changes as c
-from fumehood.core.report import named, printable, summary, typed
+from fumehood.core.network import Connection
+from fumehood.core.report import Blocked, Run, named, printable, summary, typed
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, Unavailable
-from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
+from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.output import GuardedText, ModelText, Paint, here, sink_to, width
-from fumehood.service.differences import contents, differences, each_difference
+from fumehood.service.differences import Difference, contents, differences, each_difference
 from fumehood.service.settle import chosen
+from fumehood.service.store import Store
+from fumehood.store.audit import Event
 from fumehood.store.history import UNFINISHED
 from fumehood.store.records import pieces
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import TextIO
-
-    from fumehood.core.network import Connection
-    from fumehood.core.report import Blocked, Run
-    from fumehood.faces.cli.commands import Add
-    from fumehood.service.differences import Difference
-    from fumehood.service.store import Store
-    from fumehood.store.audit import Event
-
-    Line = Callable[..., str]
+Line = Callable[..., str]
 
 _MOST = 12  # lines about changes; what is alike is then told by directory
 _SAME_LINE = ("root", "verdict", "change", "reason", "flags")  # what changes in one line have in common

@@ -11,31 +11,24 @@ import os
 import socket
 import sys
 import time
+from typing import Any
 
 from fumehood.core.inside import widenings
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
+from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.look import line_of, numbered, tell_run
 from fumehood.faces.cli.output import here, whole_number, width
 from fumehood.faces.cli.prompt import terminal
 from fumehood.service import access, loopback, now
-from fumehood.service.desk import Desk
+from fumehood.service.desk import Desk, OpenQuestion
 from fumehood.service.permission import Permissions
 from fumehood.service.settle import FAILED
 from fumehood.service.undo import has_backups
 from fumehood.store.history import Reach
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from fumehood.core.report import Run
-    from fumehood.faces.cli.commands import Add
-    from fumehood.service.desk import OpenQuestion
 
 
 def add_commands(add: Add) -> None:

@@ -15,18 +15,14 @@ from fumehood.core.report import printable, typed
 from fumehood.core.tool import FORMATS, NAME
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context, add_act, paint
+from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.output import whole_number
 from fumehood.faces.cli.prompt import terminal
 from fumehood.service import playground
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root, offered, remove_root
+from fumehood.store.audit import Grant
 from fumehood.store.config import compile_file, file_of, load, policy_for
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from fumehood.faces.cli.commands import Add
-    from fumehood.store.audit import Grant
 
 _EXAMPLES = """  fumehood capabilities
   fumehood capabilities --root alpine

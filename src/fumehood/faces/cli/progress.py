@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Self
 
 from fumehood.core.report import printable
 from fumehood.core.wording import elapsed, fitted
 from fumehood.service import apply
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-    from typing import Self
 
 _AFTER_S = 1.0  # what takes less needs no word
 _EVERY_S = 0.2

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import Any
 
 from fumehood.core import changes as c
 from fumehood.core.questions import held_item, waiting
-from fumehood.core.report import REDO, printable
-from fumehood.core.wording import MOST_OF_A_NAME, by_kind, listed, quoted, wrapped
+from fumehood.core.report import REDO, Run, printable
+from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
-from fumehood.faces.cli.commands import Context, add_reach, add_run, paint
+from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.look import apply_line, headline, numbered, tell_run, write_difference
 from fumehood.faces.cli.output import here, lacking
 from fumehood.faces.cli.progress import Ticking
@@ -26,16 +28,6 @@ from fumehood.service.settle import chosen
 from fumehood.service.undo import last_to_undo, to_redo, undo
 from fumehood.service.upkeep import upkeep
 from fumehood.store.history import CHECKPOINT, LAST
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
-
-    from fumehood.core.report import Run
-    from fumehood.core.wording import Item
-    from fumehood.faces.cli.commands import Add
-
 
 _TERMINAL_EXTRA = ("textual", "rich")  # packages that the extra `terminal` brings
 

@@ -7,11 +7,13 @@ import glob
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused
+from fumehood.faces.cli.commands import Context
 from fumehood.faces.cli.hook_clients import ALLOW, SERVER
 from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
 from fumehood.faces.cli.output import here
@@ -33,12 +35,6 @@ from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root
 from fumehood.store.config import replace
 from fumehood.store.places import home
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fumehood.faces.cli.commands import Context
 
 # The hook itself decides which tools run something: a list of names here would leave out whatever a client calls its
 # next one. After a tool, only edits matter.

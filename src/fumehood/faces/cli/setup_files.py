@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fumehood.core import jsonc
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 # Clients go on where a hook is missing or fails in any way but this one.
 _OR_FORBID = " || exit 2"

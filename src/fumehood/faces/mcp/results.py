@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 from mcp.types import CallToolResult, TextContent
 from pydantic import BaseModel, Field, WithJsonSchema
@@ -11,6 +12,7 @@ from fumehood.core.report import (
     MODEL_OUTPUT,
     NO_OUTPUT,
     NOT_OURS,
+    Run,
     foremost,
     line_of,
     printable,
@@ -18,11 +20,6 @@ from fumehood.core.report import (
     shown_output,
 )
 from fumehood.store.places import new_mark
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from fumehood.core.report import Run
 
 MARK = new_mark()  # this server's, for as long as it runs: its instructions and its tool's description tell it
 MOST_CHANGES = 200

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from rich.text import Text
 from textual import constants
-from textual.app import App
-from textual.binding import Binding
+from textual.app import App, ComposeResult
+from textual.binding import ActiveBinding, Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static, Tab, TabbedContent, TabPane
 
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.core.wording import quoted
 from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.terminal.changes import ChangesView
 from fumehood.faces.terminal.history import HistoryView, RunScreen
 from fumehood.faces.terminal.present import QuestionsView, RunningView
 from fumehood.service import overview
-from fumehood.service.desk import Desk
+from fumehood.service.desk import Desk, OpenQuestion
+from fumehood.service.store import Store
 from fumehood.store.history import Reach
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from textual.app import ComposeResult
-    from textual.binding import ActiveBinding, BindingType
-
-    from fumehood.core.report import Run
-    from fumehood.service.desk import OpenQuestion
-    from fumehood.service.store import Store
 
 NOW, QUESTIONS, WAITING, HISTORY = VIEWS = ("now", "questions", "waiting", "past")
 _NAMES = {NOW: "Now", QUESTIONS: "Questions", WAITING: "Waiting", HISTORY: "History"}

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 from rich.text import Text
-from textual.binding import Binding
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.core.wording import fitted, quoted
 from fumehood.faces.cli.log import STATES
 from fumehood.faces.cli.look import SIGNS
 from fumehood.faces.terminal.changes import ChangesView
 from fumehood.faces.terminal.widgets import Acting, Lines, both, shown
 from fumehood.service.overview import Chosen
+from fumehood.service.store import Store
 from fumehood.store.search import Search, search
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from fumehood.core.report import Run
-    from fumehood.service.store import Store
 
 _PAGE = 100
 _MOST_PRINTED = 5000  # lines

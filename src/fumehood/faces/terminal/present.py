@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 from rich.text import Text
-from textual.binding import Binding
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import Button, DataTable
 
 from fumehood.core.limits import size_told
 from fumehood.core.questions import question_lines
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.core.wording import elapsed, fitted
 from fumehood.faces.cli.prompt import KEYS
 from fumehood.faces.terminal.widgets import Acting, Lines, both, shown
 from fumehood.service import overview
-from fumehood.service.overview import Chosen
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from fumehood.core.report import Run
-    from fumehood.service.desk import Desk, OpenQuestion
-    from fumehood.service.overview import LiveCommand
-    from fumehood.service.store import Store
-    from fumehood.store.audit import Missed
-    from fumehood.store.history import Reach
+from fumehood.service.desk import Desk, OpenQuestion
+from fumehood.service.overview import Chosen, LiveCommand
+from fumehood.service.store import Store
+from fumehood.store.audit import Missed
+from fumehood.store.history import Reach
 
 _END = 1 << 17  # bytes of an output that are looked at
 _MOST_LINES = 1000

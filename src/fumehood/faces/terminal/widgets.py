@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
 from rich.ansi import AnsiDecoder
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
-from textual.binding import Binding
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Container, Vertical
 from textual.geometry import Size
 from textual.screen import ModalScreen
@@ -16,24 +19,15 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Static
 
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.cli.escapes import Filter
 from fumehood.faces.cli.look import headline
 from fumehood.service import overview
 from fumehood.service.overview import Chosen
+from fumehood.service.store import Store
 from fumehood.service.undo import to_redo
 from fumehood.service.upkeep import upkeep
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from textual import events
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-
-    from fumehood.core.report import Run
-    from fumehood.service.store import Store
 
 _TAB = 8
 _LONGEST = 4000  # characters of a line that are shown; what is longer was not made to be read

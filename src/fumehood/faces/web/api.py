@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from fumehood import __version__
+from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.web import runs
-from fumehood.faces.web.house import asked_number
+from fumehood.faces.web.house import House, asked_number
 from fumehood.linux.doctor import examine
 from fumehood.service import decide, overview, playground
 from fumehood.service.differences import contents, differences
@@ -21,15 +24,6 @@ from fumehood.service.restore import restore, versions
 from fumehood.store.config import file_of, text_of, write_checked
 from fumehood.store.files import Files
 from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from starlette.requests import Request
-
-    from fumehood.core.report import Run
-    from fumehood.faces.web.house import House
 
 _MOST = 200  # in one answer
 _SEARCH = ("words", "path", "text", "session", "state", "project")

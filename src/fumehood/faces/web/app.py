@@ -6,36 +6,30 @@ import hmac
 import os
 import secrets
 import socket
+from collections.abc import Awaitable, Callable
 from http.cookies import CookieError, SimpleCookie
-from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.web import api, runs, views
-from fumehood.faces.web.house import House, received
+from fumehood.faces.web.house import House, View, received
 from fumehood.linux.cache import replace
 from fumehood.service import overview, playground
 from fumehood.service.opened import OpenedStore
 from fumehood.service.restore import restore
 from fumehood.store.audit import WEB
 from fumehood.store.config import file_of, write_checked
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from starlette.datastructures import FormData
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from fumehood.faces.web.house import View
-    from fumehood.store.places import Places
+from fumehood.store.places import Places
 
 _DRAFT = "/drafts/{project:int}/{draft}"
 _HERE = os.path.dirname(__file__)

@@ -6,35 +6,28 @@ import os
 import re
 import secrets
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 import anyio.to_thread
 import jinja2
+from starlette.requests import Request
 
 from fumehood.core import changes as c
 from fumehood.core.limits import size_told
-from fumehood.core.questions import question_lines
-from fumehood.core.report import printable
+from fumehood.core.questions import Question, question_lines
+from fumehood.core.report import Run, printable
 from fumehood.errors import BadRequest
 from fumehood.faces.web.text import coloured
 from fumehood.service import overview
 from fumehood.service.desk import Desk
+from fumehood.service.store import Store
+from fumehood.store.projects import Project
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
+Done = TypeVar("Done")
 
-    from starlette.requests import Request
-
-    from fumehood.core.questions import Question
-    from fumehood.core.report import Run
-    from fumehood.service.store import Store
-    from fumehood.store.projects import Project
-
-    Done = TypeVar("Done")
-
-    View = tuple[str, dict[str, object]]
+View = tuple[str, dict[str, object]]
 
 _SIGNS = {c.ADDED: "+", c.MODIFIED: "~", c.DELETED: "-", c.MODE: "m", c.TYPE: "t"}
 _ID = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{26}\b")

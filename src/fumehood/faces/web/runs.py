@@ -3,39 +3,32 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
 
 from fumehood.core import changes as c
 from fumehood.core.hunks import hunks, merged
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.faces.web.house import asked_number, asked_path
+from fumehood.faces.web.house import House, View, asked_number, asked_path
 from fumehood.faces.web.text import hex_lines, hunks_of, numbered, readable
 from fumehood.service import decide, differences, draft_merge, drafts, overview
 from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
+from fumehood.service.draft_merge import Conflict
 from fumehood.service.files import catch_up
 from fumehood.service.library import Sandbox
 from fumehood.service.overview import shown_at
 from fumehood.service.restore import versions as kept_versions
 from fumehood.service.undo import has_backups
 from fumehood.store.audit import WEB
-from fumehood.store.files import Files
+from fumehood.store.drafts import DraftRecord
+from fumehood.store.files import Files, Record
 from fumehood.store.history import Reach
+from fumehood.store.projects import Project
 from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from typing import Any
-
-    from starlette.requests import Request
-
-    from fumehood.core.report import Run
-    from fumehood.faces.web.house import House, View
-    from fumehood.service.draft_merge import Conflict
-    from fumehood.store.drafts import DraftRecord
-    from fumehood.store.files import Record
-    from fumehood.store.projects import Project
 
 DRAFT_ACTS = ("apply", "discard", "rebase", "commit")
 _RUNS = 50  # on one page of the history

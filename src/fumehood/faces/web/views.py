@@ -8,15 +8,19 @@ from __future__ import annotations
 import codecs
 import os
 import time
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
 
 import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
+from fumehood.core.changes import Change
 from fumehood.core.limits import size_told
+from fumehood.core.report import Run
 from fumehood.errors import FumehoodError
-from fumehood.faces.web.house import asked_number, asked_path
+from fumehood.faces.web.house import House, View, asked_number, asked_path
 from fumehood.faces.web.text import coloured
 from fumehood.linux.doctor import examine
 from fumehood.service import overview, playground
@@ -24,16 +28,6 @@ from fumehood.service.overview import shown_at
 from fumehood.store.config import file_of, text_of
 from fumehood.store.history import UNFINISHED
 from fumehood.store.search import Search, count_waiting, page_of_changes, search
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-
-    from fumehood.core.changes import Change
-    from fumehood.core.report import Run
-    from fumehood.faces.web.house import House, View
 
 _LATEST = 8
 _HELD_RUNS = 10  # on one page of what waits
