@@ -42,6 +42,17 @@ def printable(text: str) -> str:
     return escaped(text)
 
 
+def how_many(count: int, one: str, many: str = "") -> str:
+    """Write how many there are of something: 1 run, 3 runs."""
+    return f"{count} {one if count == 1 else many or f'{one}s'}"
+
+
+def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """Name the first of several, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
+
+
 def typed(path: str) -> str:
     """Write a path as a person can type it, in a line of ours: no option, and one word of the shell."""
     from fumehood.core.request import quoted

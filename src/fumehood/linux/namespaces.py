@@ -173,6 +173,13 @@ def mounts_inside(root: str) -> list[str]:
     return sorted({os.fsdecode(point) for point, _ in mount_table() if point.startswith(prefix)})
 
 
+def mounts_below(roots: Sequence[str]) -> list[tuple[int, str]]:
+    """Return other file systems in some roots: the number of the root, and the path in it."""
+    return [
+        (number, os.path.relpath(mount, root)) for number, root in enumerate(roots) for mount in mounts_inside(root)
+    ]
+
+
 class _MountTable:
     """Where something is mounted, read again only when the kernel says that it changed."""
 

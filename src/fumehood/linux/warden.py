@@ -12,6 +12,7 @@ import time
 from fumehood.core import limits
 from fumehood.core.limits import MEMORY, PROCESSES
 from fumehood.linux.confine import memory_limit
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import Parents, open_top
 from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants, read
 
@@ -239,19 +240,15 @@ class Room:
         """Yield what each entry takes: a file with several names once, a hole nothing."""
         linked: set[tuple[int, int]] = set()
         for top in self._tops:
-            waiting, parents = [""], Parents(top, bounded=False)
-            try:
+            waiting = [""]
+            with Parents(top, bounded=False) as parents:
                 while waiting:
                     here = waiting.pop()
                     directory = parents.listing(here)
                     if directory is None:
                         continue  # gone, or closed to its owner for now
-                    try:
+                    with Closing(directory):
                         yield from _entries(directory, here, waiting, linked)
-                    finally:
-                        os.close(directory)
-            finally:
-                parents.close()
 
 
 def _entries(directory: int, here: str, waiting: list[str], linked: set[tuple[int, int]]) -> Iterator[int]:

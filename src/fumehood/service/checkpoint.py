@@ -12,7 +12,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.judge import hold_open, hold_together
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, first_of, printable
 from fumehood.core.request import APPLY
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, FumehoodError
@@ -333,6 +333,5 @@ def _is_made(change: c.Change) -> bool:
 def _in_words(left: Sequence[c.Change]) -> str:
     if not left:
         return ""
-    named = "; ".join(f"{printable(change.path)}: {change.reason}" for change in left[:_NAMED])
-    more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-    return f"left to the end of the command: {named}{more}"
+    named = [f"{printable(change.path)}: {change.reason}" for change in left]
+    return f"left to the end of the command: {first_of(named, _NAMED, '; ')}"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from fumehood.core.changes import WAITING
 from fumehood.core.limits import size_told
 from fumehood.core.policy import Clean
+from fumehood.core.report import first_of, how_many
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import confine, hostview
@@ -44,7 +44,6 @@ _GONE = layering.GONE
 _LOCK = "clean"
 _SHORT = 16  # letters of an id, as reports show it
 _NAMED = 5
-_AT_ONCE = 500  # names in one query
 _FLEET_DAYS = 8  # at least; by then, neither a job nor its result is in Redis any more
 _ANY_DAY = 1 << 62  # after every recorded one
 
@@ -65,19 +64,18 @@ class Freed(Value):
 
     def in_words(self) -> str:
         """Say it in one line, and one more for each thing that could not be removed."""
-        counted = ((self.runs, "run's backups", "runs' backups"), (self.backups, "daily backup", "daily backups"),
-                   (self.outputs, "output", "outputs"), (self.leftovers, "leftover", "leftovers"),
-                   (self.caches, "unused cache", "unused caches"))  # fmt: skip
-        parts = [f"{count} {one if count == 1 else many}" for count, one, many in counted if count]
-        days = f"{self.days} day{'' if self.days == 1 else 's'} on which Fumehood ran"
+        things = ((self.runs, "run's backups", "runs' backups"), (self.backups, "daily backup", "daily backups"),
+                  (self.outputs, "output", "outputs"), (self.leftovers, "leftover", "leftovers"),
+                  (self.caches, "unused cache", "unused caches"))  # fmt: skip
+        parts = [how_many(count, one, many) for count, one, many in things if count]
+        days = f"{how_many(self.days, 'day')} on which Fumehood ran"
         lines = [f"nothing to remove: no backup and no output is older than {days}"]
         if parts:
             began, ended = ("removed", "freed") if self.is_done else ("would remove", "to be freed")
             lines = [f"{began} {', '.join(parts)}: {size_told(self.bytes)} {ended}"]
         if self.not_undoable:
-            named = ", ".join(run[:_SHORT] for run in self.not_undoable[:_NAMED])
-            more = f" and {len(self.not_undoable) - _NAMED} more" if len(self.not_undoable) > _NAMED else ""
-            lines.append(f"{'can' if self.is_done else 'could'} no longer be undone: {named}{more}")
+            named = first_of([run[:_SHORT] for run in self.not_undoable], _NAMED)
+            lines.append(f"{'can' if self.is_done else 'could'} no longer be undone: {named}")
         return "\n".join([*lines, *(f"could not remove {each}" for each in self.failed)])
 
 
@@ -193,7 +191,8 @@ class _Cleaning:
                 runs=len(wanted), leftovers=len(going) - len(wanted) + len(strays),
                 outputs=self._remove_outputs(printed, outputs), bytes=self._bytes, days=self._days,
                 not_undoable=tuple(
-                    run for layer in sorted(wanted, key=_by_age) for run, state in layer.users if state == "applied"
+                    run for layer in sorted(wanted, key=lambda layer: layer.latest)
+                    for run, state in layer.users if state == "applied"
                 ),
                 failed=tuple(self._failed),
             )  # fmt: skip
@@ -244,7 +243,7 @@ class _Cleaning:
         going = [layer for layer in layers if self._may_go(layer, self._days)]
         chosen = {layer.name for layer in going}
         total = sum(space[layer.name] for layer in layers if layer.name not in chosen)
-        for layer in sorted(layers, key=_by_age):
+        for layer in sorted(layers, key=lambda layer: layer.latest):
             if total <= self._budget:
                 break
             if layer.name not in chosen and space[layer.name] and self._may_go(layer, 1):
@@ -312,7 +311,7 @@ class _Cleaning:
     def _remove_outputs(self, names: Sequence[str], outputs: int) -> int:
         """Remove the outputs of old runs; their records say how long they were."""
         ids = sorted({name.partition(".")[0] for name in names})
-        rows = _rows_among(self._store, "SELECT id, project, state, day FROM runs WHERE id", ids)
+        rows = self._store.database.rows_for("SELECT id, project, state, day FROM runs WHERE id IN (?)", ids)
         runs = {run: (project, state, day) for run, project, state, day in rows}
         stray_limit = self._recorded.moment(max(self._days, 1), self._now)
         removed = 0
@@ -336,7 +335,8 @@ class _Cleaning:
 def _layers(store: Store, names: Sequence[str]) -> dict[str, _OldLayer]:
     """Return those of some layers that records name, and by their own ids the runs that have none."""
     columns = "SELECT number, id, layer, project, state, max(number, settled_after), day FROM runs WHERE"
-    rows = _rows_among(store, f"{columns} layer", names) + _rows_among(store, f"{columns} layer = '' AND id", names)
+    conditions = ("layer IN (?)", "layer = '' AND id IN (?)")
+    rows = [row for each in conditions for row in store.database.rows_for(f"{columns} {each}", names)]
     layers: dict[str, _OldLayer] = {}
     for _, run, name, owner, state, latest, day in sorted(rows):
         layer = layers.get(name or run, _OldLayer(name=name or run, project=owner, users=()))
@@ -344,19 +344,6 @@ def _layers(store: Store, names: Sequence[str]) -> dict[str, _OldLayer]:
             users=(*layer.users, (run, state)), latest=max(layer.latest, latest), day=max(layer.day, day)
         )
     return layers
-
-
-def _rows_among(store: Store, query: str, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Return what a query finds for the names that its last column may be."""
-    rows: list[tuple[Any, ...]] = []
-    for start in range(0, len(names), _AT_ONCE):
-        some = names[start : start + _AT_ONCE]
-        rows += store.database.rows(f"{query} IN ({', '.join('?' * len(some))})", some)
-    return rows
-
-
-def _by_age(layer: _OldLayer) -> int:
-    return layer.latest
 
 
 def _is_useless(layer: _OldLayer) -> bool:

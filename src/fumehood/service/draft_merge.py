@@ -9,7 +9,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.hunks import MARKS, merged
 from fumehood.core.patterns import lies_in_cache
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, how_many, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.copying import copy_entry
@@ -177,8 +177,8 @@ class Merge(Value):
     @property
     def conflict(self) -> Conflict:
         """What a person is shown of one in which they must choose."""
-        where = "1 place" if self.places == 1 else f"{self.places} places"
-        return Conflict(root=self.root, path=self.change.path, reason=f"both changed it, at {where}", text=self.text)
+        reason = f"both changed it, at {how_many(self.places, 'place')}"
+        return Conflict(root=self.root, path=self.change.path, reason=reason, text=self.text)
 
 
 def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[Merge], list[Conflict]]:

@@ -12,12 +12,12 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.judge import judge
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, first_of, printable
 from fumehood.core.request import APPLY, DISCARD, HOLD, loopback_of
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
 from fumehood.linux.copying import copy_entry, copy_whole
 from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.namespaces import mounts_inside
+from fumehood.linux.namespaces import mounts_below
 from fumehood.linux.nofollow import look, looks, make_parents, open_below, open_top, remove_tree, split, stamp_of
 from fumehood.linux.steps import Changed
 from fumehood.service import held as held_runs
@@ -253,10 +253,9 @@ def _is_at_or_in(path: str, above: str) -> bool:
 def _refuse_conflicts(draft: DraftRecord, conflicts: Sequence[Conflict]) -> None:
     if not conflicts:
         return
-    paths = ", ".join(printable(each.path) for each in conflicts[:3])
-    more = f" and {len(conflicts) - 3} more" if len(conflicts) > 3 else ""
+    paths = first_of([printable(each.path) for each in conflicts], 3)
     error = DraftConflict(
-        f"draft {draft.name} and the project have both changed {paths}{more}: nothing was applied",
+        f"draft {draft.name} and the project have both changed {paths}: nothing was applied",
         hint=f"fumehood draft rebase {draft.name} brings both together in the draft; --force takes the draft's version,"
         " and saves what is there now",
     )
@@ -285,14 +284,11 @@ def _judge(store: Store, project: Project, whole: WholeDraft) -> None:
     from fumehood.service.owners import hold_what_is_not_ours
 
     run = whole.run
-    mounted: list[tuple[int, str]] = []
-    for number, root in enumerate(run.roots):
-        mounted += ((number, os.path.relpath(mount, root)) for mount in mounts_inside(root))
     uppers = [layer.upper for layer in whole.layers]
     for change in run.changed:
         change.flags = ()
     acted_on = concerns(run.changed, run.roots, uppers, store.policy_of(project).rules)
-    judge(run.changed, APPLY, acted_on, mounted, None, run.roots)
+    judge(run.changed, APPLY, acted_on, mounts_below(run.roots), None, run.roots)
     hold_what_is_not_ours(run.changed, whole.layers)
 
 

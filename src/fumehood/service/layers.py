@@ -369,14 +369,14 @@ def entries_in(directory: int, name: str) -> Iterator[os.stat_result]:
     entry = look(directory, name)
     if entry is not None:
         yield entry
-    waiting, parents = [name], Parents(directory, bounded=False)
-    try:
+    waiting = [name]
+    with Parents(directory, bounded=False) as parents:
         while waiting:
             here = waiting.pop()
             listing = parents.listing(here)
             if listing is None:
                 continue  # no directory, or closed by a mode that is the backup's own
-            try:
+            with Closing(listing):
                 for below in os.listdir(listing):
                     entry = look(listing, below)
                     if entry is None:
@@ -384,7 +384,3 @@ def entries_in(directory: int, name: str) -> Iterator[os.stat_result]:
                     yield entry
                     if stat.S_ISDIR(entry.st_mode):
                         waiting.append(f"{here}/{below}")
-            finally:
-                os.close(listing)
-    finally:
-        parents.close()

@@ -12,6 +12,7 @@ import os
 import weakref
 
 from fumehood.core.questions import root_question
+from fumehood.core.report import how_many
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
@@ -171,7 +172,7 @@ def _refuse_in_use(store: Store, project: Project, workspace: Workspace, act: st
         count = len(entries(folder))
     if count and not sure:
         raise BadRequest(
-            f"the workspace {workspace.name} is not empty ({'1 entry' if count == 1 else f'{count} entries'})",
+            f"the workspace {workspace.name} is not empty ({how_many(count, 'entry', 'entries')})",
             hint=f"fumehood workspace {act} {workspace.name} --yes",
         )
 
@@ -202,7 +203,7 @@ class Loss(Value):
         """Return it in one line."""
         parts = ((self.undoable, "run that could be undone", "runs that could be undone"),
                  (self.held, "held run", "held runs"), (self.backups, "daily backup", "daily backups"))  # fmt: skip
-        named = [f"{count} {one if count == 1 else many}" for count, one, many in parts if count]
+        named = [how_many(count, one, many) for count, one, many in parts if count]
         return f"what is lost: {', '.join(named)}" if named else "nothing is lost that could be undone"
 
 

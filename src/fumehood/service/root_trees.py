@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from fumehood.core.report import how_many
 from fumehood.errors import BadRequest
 from fumehood.linux.probe import host
 from fumehood.rootfs import tree
@@ -95,9 +96,8 @@ def remove(store: Store, name: str, on_progress: Progress | None = None) -> None
     name = tree.find_damaged(collection(store), name).name
     count = len(pins(store.places.layers, name))
     if count:
-        whose = "1 project" if count == 1 else f"{count} projects"
         raise BadRequest(
-            f"{name} is in use below the root layer of {whose}",
+            f"{name} is in use below the root layer of {how_many(count, 'project')}",
             hint="fumehood workspace list; fumehood workspace reset NAME",
         )
     _installer(store, "", on_progress).remove(name)

@@ -28,7 +28,7 @@ from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.namespaces import mounts_inside
+from fumehood.linux.namespaces import mounts_below
 from fumehood.linux.streams import HeldBack, Stream
 from fumehood.service import layers as layering
 from fumehood.service.missed import lacked_room, missed
@@ -405,9 +405,7 @@ class Hood(Workplace):
             from fumehood.service import held
 
             waiting = held.waiting(self.store, run)
-        mounted: list[tuple[int, str]] = []  # other file systems in the roots, perhaps since the command began
-        for number, root in enumerate(run.roots):
-            mounted += ((number, os.path.relpath(mount, root)) for mount in mounts_inside(root))
+        mounted = mounts_below(run.roots)  # perhaps since the command began
         if cut_short and mode == WHOLE:
             mode = DISCARD
         is_held = mode == APPLY and bool(cut_short)

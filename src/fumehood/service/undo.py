@@ -8,7 +8,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
 from fumehood.core.judge import objects_of
-from fumehood.core.report import REDO, Run, printable, typed
+from fumehood.core.report import REDO, Run, first_of, printable, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitindex import refreshed, without_needed_objects
@@ -327,10 +327,9 @@ def _moved(run: Run, changes: Sequence[c.Change]) -> list[str]:
 def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
     """Say which paths have moved on, and by which runs."""
     later = _built_upon(store, run, moved[:_NAMED])
-    more = f" and {len(moved) - _NAMED} more" if len(moved) > _NAMED else ""
     by = f", by run{'s' if len(later) > 1 else ''} {', '.join(later)}" if later else ""
     raise UndoRefused(
-        f"changed since run {run.name}: {', '.join(printable(path) for path in moved[:_NAMED])}{more}{by}",
+        f"changed since run {run.name}: {first_of([*map(printable, moved)], _NAMED)}{by}",
         hint=f"first: fumehood undo {later[0]}; or --force, which saves what is there now"
         if later
         else f"see fumehood diff {run.name}; --force takes it back and saves what is there now",
@@ -361,9 +360,8 @@ def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
     for change in changes:
         if change.within is not None:
             inside.setdefault(change.within, []).append(change)
-    live = open_top(root)
     moved = []
-    try:
+    with Closing(open_top(root)) as live:
         for change, entry, is_reached in looks(live, [change for change in changes if change.within is None]):
             before = change.before
             if before is None or entry is None:
@@ -375,8 +373,6 @@ def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
                 change.before = now
                 if before.kind == c.DIRECTORY and change.change != c.MODE:
                     moved += _moved_inside(live, change.path, inside.get(change.path, ()))
-    finally:
-        os.close(live)
     return moved
 
 
@@ -473,23 +469,18 @@ def _altered(
     layer: int, touched: Sequence[tuple[c.Change, os.stat_result]], seals: Seals
 ) -> Iterator[tuple[str, str, int]]:
     """Yield those of some backups that hold something else than what was saved, though they look the same."""
-    loosened, parents = Loosened(layer), Parents(layer)
-    try:
+    with Loosened(layer) as loosened, Parents(layer) as parents:
         for change, entry in touched:
             parent, name = split(change.path)
             digest = digest_of(reached(parents, loosened, parent), name, entry)
             if digest != seals[change.root, change.path][2]:
                 yield change.path, "is damaged: it holds something else than what was saved", entry.st_ino
-    finally:
-        parents.close()
-        loosened.restore()
 
 
 def _lying(layer: int, wanted: Iterable[c.Change]) -> Iterator[tuple[str, os.stat_result]]:
     """Yield what lies where changes have their backups, and all that lies in directories that go whole."""
-    loosened, parents = Loosened(layer), Parents(layer)
     last, directory = None, -1
-    try:
+    with Loosened(layer) as loosened, Parents(layer) as parents:
         for change in wanted:
             if change.within is not None:
                 continue
@@ -505,9 +496,6 @@ def _lying(layer: int, wanted: Iterable[c.Change]) -> Iterator[tuple[str, os.sta
             yield change.path, entry
             if kind_of(entry.st_mode) == c.DIRECTORY:
                 yield from walk(layer, change.path)
-    finally:
-        parents.close()
-        loosened.restore()
 
 
 def _difference(stamp: c.Stamp, entry: os.stat_result) -> str:
@@ -527,8 +515,7 @@ def _difference(stamp: c.Stamp, entry: os.stat_result) -> str:
 def _refuse_damaged(
     store: Store, project: Project, back: Run, number: int, damaged: Sequence[tuple[str, str, int]]
 ) -> None:
-    named = "; ".join(f"the backup of {printable(path)} {what}" for path, what, _ in damaged[:_NAMED])
-    more = f" and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
+    named = first_of([f"the backup of {printable(path)} {what}" for path, what, _ in damaged], _NAMED, "; ")
     path, _, inode = damaged[0]
     root = back.roots[number]
     shown = typed(path if number == 0 else f"{root}/{path}")
@@ -540,7 +527,7 @@ def _refuse_damaged(
     offer = f"fumehood restore {shown} --from {sound[0]} brings another" if sound else "there is no other backup"
     name = store.history.name(back.of or "")
     raise UndoRefused(
-        f"{named}{more}: nothing was undone",
+        f"{named}: nothing was undone",
         hint=f"it lies in {store.places.run(back.layer)}; {offer}; fumehood undo {name} with other paths takes those"
         " back",
     )

@@ -10,6 +10,7 @@ import os
 import time
 
 from fumehood.core.network import Connection
+from fumehood.core.report import first_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -146,8 +147,7 @@ def verdicts(changes: Sequence[Change]) -> str:
 
 def named(changes: Sequence[Change]) -> str:
     """Name changes by their paths, the first of many."""
-    more = f" and {len(changes) - _NAMED} more" if len(changes) > _NAMED else ""
-    return ", ".join(change.path for change in changes[:_NAMED]) + more
+    return first_of([change.path for change in changes], _NAMED)
 
 
 # ---- The audit trail of a run's network: a row a connection, or a refusal.

@@ -21,6 +21,10 @@ from fumehood.store.audit import CLI
 from fumehood.store.history import Reach, is_by_project
 from fumehood.store.projects import Project
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from fumehood.service.library import Sandbox
+
 Add = Callable[[str, str, Callable[["Context"], int], str], argparse.ArgumentParser]
 
 # What makes commands known, in the order of the help: only the module of the command that is asked for is loaded.
@@ -134,6 +138,12 @@ class Context:
     def project_of(self, run: Run) -> Project:
         """The project that a run belongs to."""
         return self.store.projects.open(run.project)
+
+    def sandbox(self) -> Sandbox:
+        """Return a sandbox of the project, for what runs a command."""
+        from fumehood.service.library import Sandbox
+
+        return Sandbox(self.project.path, face=CLI)
 
     def say(self, answer: object, show: Callable[[], object]) -> int:
         """Print an object where --json asks for it, else show it to a person; what is much is made when it is asked."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from fumehood.core.report import printable
+from fumehood.core.report import how_many, printable
 from fumehood.errors import BadConfiguration, BadRequest
 from fumehood.faces.cli.commands import Add, Context, paint
 from fumehood.faces.cli.output import Paint, confirmed, whole_number
@@ -128,7 +128,7 @@ def _mend(options: argparse.Namespace) -> int:
         return 0
     if mended.set_aside:
         print(f"the damaged database is now in {printable(mended.set_aside)}")
-    print(f"{mended.runs} run{'' if mended.runs == 1 else 's'} recovered: fumehood log")
+    print(f"{how_many(mended.runs, 'run')} recovered: fumehood log")
     if mended.set_aside or mended.runs:
         print("kept answers, added roots and short outputs were only in the database, and are lost")
     for place in mended.left:

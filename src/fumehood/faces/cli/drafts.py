@@ -10,34 +10,25 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
+from fumehood.core.changes import Change
 from fumehood.core.hunks import MARKS
-from fumehood.core.report import printable
+from fumehood.core.report import Run, how_many, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
-from fumehood.faces.cli.commands import Context, add_act, paint
+from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.look import by_directory, changed_place, deletions, tell_differences, tell_run, write_difference
-from fumehood.faces.cli.output import tell_error, whole_number
+from fumehood.faces.cli.output import Paint, tell_error, whole_number
 from fumehood.faces.cli.progress import Ticking
 from fumehood.service import best as comparing
 from fumehood.service import bundles, draft_merge, drafts
+from fumehood.service.best import Best, Candidate
+from fumehood.service.draft_merge import Conflict
 from fumehood.service.drafts import Preview
+from fumehood.store.drafts import DraftRecord
 from fumehood.store.history import Reach
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import Any
-
-    from fumehood.core.changes import Change
-    from fumehood.core.report import Run
-    from fumehood.faces.cli.commands import Add
-    from fumehood.faces.cli.output import Paint
-    from fumehood.service.best import Best, Candidate
-    from fumehood.service.draft_merge import Conflict
-    from fumehood.service.library import Sandbox
-    from fumehood.store.drafts import DraftRecord
-
 
 _ACTS = ("list", "new", "show", "diff", "log", "apply", "discard", "rename", "rebase")
 _EXAMPLES = """  fumehood draft new idea
@@ -117,7 +108,7 @@ def _list(context: Context) -> int:
         wide = max((len(row["name"]) for row in rows), default=0)
         for row in rows:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created_at"]))
-            notes = [f"{row['runs']} run{'' if row['runs'] == 1 else 's'} with changes"]
+            notes = [f"{how_many(row['runs'], 'run')} with changes"]
             notes += ["frozen"] if row["frozen"] else []
             notes += ["a command runs in it"] if row["running"] else []
             print(f"{row['name']:{wide}}  {paint()(when, 'dim')}  {', '.join(notes)}")
@@ -142,7 +133,7 @@ def _show(context: Context, draft: DraftRecord) -> int:
 
     def show() -> None:
         colour = paint()
-        count = f"{len(shown)} change{'' if len(shown) == 1 else 's'}{deletions(run)}"
+        count = f"{how_many(len(shown), 'change')}{deletions(run)}"
         print(f"draft {colour(printable(draft.name), 'bold')}: {count}")
         for text in by_directory(run, colour, line):
             print(f"  {text}")
@@ -204,7 +195,7 @@ def _done(context: Context, draft: DraftRecord) -> Run:
     with Ticking("applying", options):
         if not options.as_commit:
             return drafts.apply_draft(context.store, context.project, draft, force=options.force)
-        with opened(context) as sandbox:
+        with context.sandbox() as sandbox:
             return sandbox.draft(draft.name).commit(
                 options.branch or "", message=options.message or "", author=options.author or "", force=options.force
             )
@@ -233,7 +224,7 @@ def _apply(context: Context, draft: DraftRecord) -> int:
 
 def _discard(context: Context, draft: DraftRecord) -> int:
     count = drafts.discard_draft(context.store, context.project, draft)
-    message = f"draft {draft.name} is gone, with what {count} run{'' if count == 1 else 's'} wrote"
+    message = f"draft {draft.name} is gone, with what {how_many(count, 'run')} wrote"
     return context.say({"draft": draft.name, "runs": count}, lambda: print(message))
 
 
@@ -244,16 +235,8 @@ def _rename(context: Context, draft: DraftRecord) -> int:
     return context.say(_fields(context, renamed), lambda: print(f"draft {draft.name} is draft {renamed.name} now"))
 
 
-def opened(context: Context) -> Sandbox:
-    """Return a sandbox for what takes a command."""
-    from fumehood.service.library import Sandbox
-    from fumehood.store.audit import CLI
-
-    return Sandbox(context.project.path, face=CLI)
-
-
 def _rebase(context: Context, draft: DraftRecord) -> int:
-    with opened(context) as sandbox:
+    with context.sandbox() as sandbox:
         merged, conflicts = sandbox.draft(draft.name).rebase()
     answer = {"draft": draft.name, "merged": merged, "conflicts": [each.as_dict() for each in conflicts]}
 
@@ -293,8 +276,7 @@ def _best(context: Context) -> int:
     options = context.options
     line = options.command[0] if len(options.command) == 1 else options.command
     is_silent = context.as_json or options.quiet
-
-    with opened(context) as sandbox:
+    with context.sandbox() as sandbox:
         result = sandbox.best(
             line, options.count, jobs=options.jobs, check=options.check, score=options.score, keep=options.keep,
             apply=not options.hold, timeout=options.timeout, on_candidate=None if is_silent else tell_candidate,
@@ -379,16 +361,13 @@ def _written(context: Context, run: Run, answer: dict[str, object], what: str) -
         key, count = "", bundles.export_patch(context.store, run, os.path.abspath(path))
     else:
         count = bundles.export(context.store, run, os.path.abspath(path), key=key)
-    message = f"{count} change{'' if count == 1 else 's'} of {what} written to {printable(path)}"
+    message = f"{how_many(count, 'change')} of {what} written to {printable(path)}"
     message += f", signed with {printable(key)}" if key else ""
     return context.say({**answer, "file": os.path.abspath(path), "changes": count, "key": key}, lambda: print(message))
 
 
 def _import(context: Context) -> int:
-    from fumehood.service.library import Sandbox
-    from fumehood.store.audit import CLI
-
-    with Sandbox(context.project.path, face=CLI) as sandbox:
+    with context.sandbox() as sandbox:
         into = sandbox if context.options.draft is None else sandbox.draft(context.options.draft)
         take = into.import_patch if context.options.patch else into.import_bundle
         run = take(context.options.file)

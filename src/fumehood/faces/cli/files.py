@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fumehood.core.changes import ABSENT
 from fumehood.core.limits import size_told
-from fumehood.core.report import printable, typed
+from fumehood.core.report import how_many, printable, typed
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.look import tell_run
@@ -146,11 +146,10 @@ def _scan(context: Context) -> int:
         scan = scan_project(context.store, context.project, progress)
 
     def show() -> None:
-        files = "1 file" if scan.files == 1 else f"{scan.files} files"
         kept = f", {scan.kept} missing but backed up" if scan.kept else ""
-        print(f"{files}: {scan.added} new, {scan.updated} changed, {scan.dropped} gone{kept}")
+        print(f"{how_many(scan.files, 'file')}: {scan.added} new, {scan.updated} changed, {scan.dropped} gone{kept}")
         if scan.unread:
-            print(f"{'1 directory' if scan.unread == 1 else f'{scan.unread} directories'} could not be read")
+            print(f"{how_many(scan.unread, 'directory', 'directories')} could not be read")
 
     return context.say(scan.fields(), show)
 
@@ -198,5 +197,4 @@ def _show_projects(projects: list[KnownProject]) -> None:
     for each in projects:
         held = f", {each.held} held" if each.held else ""
         place = "" if each.place == "there" else f"  [{each.place}]"
-        runs = "1 run" if each.runs == 1 else f"{each.runs} runs"
-        print(f"{each.id:4}  {printable(each.path)}  {runs}{held}{place}")
+        print(f"{each.id:4}  {printable(each.path)}  {how_many(each.runs, 'run')}{held}{place}")

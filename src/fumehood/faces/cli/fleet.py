@@ -6,12 +6,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fumehood.core.report import printable
+from fumehood.core.report import how_many, printable
 from fumehood.core.request import quoted
-from fumehood.errors import BadRequest, FumehoodError, Unavailable
+from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.commands import Context, add_act
 from fumehood.faces.cli.look import numbered, tell_run
-from fumehood.faces.cli.output import tell_error, whole_number
+from fumehood.faces.cli.output import lacking, tell_error, whole_number
 
 if TYPE_CHECKING:
     import argparse
@@ -77,20 +77,11 @@ def _address(context: Context) -> str:
     return address
 
 
-def _lacking(error: ModuleNotFoundError) -> Exception:
-    if error.name is None or error.name.partition(".")[0] not in _EXTRA:
-        return error
-    return Unavailable(
-        f"the fleet needs a package that is not here: {error.name}",
-        hint="in a checkout of Fumehood: pip install '.[fleet]'",
-    )
-
-
 def _worker(context: Context) -> int:
     try:
         from fumehood.service.fleet.worker import work
     except ModuleNotFoundError as error:
-        raise _lacking(error) from error
+        raise lacking(error, "the fleet", "fleet", _EXTRA) from error
     options = context.options
     address = _address(context)
     context.store.close()
@@ -100,21 +91,18 @@ def _worker(context: Context) -> int:
 
 
 def _fleet(context: Context) -> int:
-    from fumehood.service.library import Sandbox
-    from fumehood.store.audit import CLI
-
     options, address = context.options, _address(context)
     acts: dict[str, Callable[[Context, FleetSender], int]] = {
         "list": _list, "plan": _plan, "run": _run, "map": _map, "best": _best,
-        "attach": _attach, "cancel": _cancel,
+        "attach": lambda context, sender: _waited(context, sender, _job(context)), "cancel": _cancel,
     }  # fmt: skip
-    with Sandbox(context.project.path, face=CLI) as sandbox:
+    with context.sandbox() as sandbox:
         try:
             sender = sandbox.fleet(
                 address, store=options.store, key=options.key, queue=options.queue, include=options.include
             )
         except ModuleNotFoundError as error:
-            raise _lacking(error) from error
+            raise lacking(error, "the fleet", "fleet", _EXTRA) from error
         return acts[options.what](context, sender)
 
 
@@ -172,10 +160,6 @@ def _run(context: Context, sender: FleetSender) -> int:
     return _waited(context, sender, job)
 
 
-def _attach(context: Context, sender: FleetSender) -> int:
-    return _waited(context, sender, _job(context))
-
-
 def _waited(context: Context, sender: FleetSender, job: str) -> int:
     def tell(stream: str, text: str) -> None:
         (sys.stdout if stream == "stdout" else sys.stderr).write(text)
@@ -187,14 +171,14 @@ def _waited(context: Context, sender: FleetSender, job: str) -> int:
         print(f"\nfumehood: it goes on; fumehood fleet attach {job} comes back for it", file=sys.stderr)
         return 130
     sys.stdout.flush()
-    context.say({"job": job, **run.as_dict()}, lambda: _tell_end(run))
+
+    def show() -> None:
+        tell_run(run, sys.stderr)
+        if run.state in ("failed", "refused"):
+            tell_error(FumehoodError(run.reason, hint=f"fumehood show {run.name}"))
+
+    context.say({"job": job, **run.as_dict()}, show)
     return _status(run)
-
-
-def _tell_end(run: Run) -> None:
-    tell_run(run, sys.stderr)
-    if run.state in ("failed", "refused"):
-        tell_error(FumehoodError(run.reason, hint=f"fumehood show {run.name}"))
 
 
 def _tell_of_workers(context: Context, sender: FleetSender) -> None:
@@ -233,8 +217,7 @@ def _map(context: Context, sender: FleetSender) -> int:
         for job, run in sender.results(list(ids)):
             runs[job] = run
             if not context.as_json:
-                count = len(run.changes)
-                ended = f"exit {run.exit_code}, {count} change{'' if count == 1 else 's'}"
+                ended = f"exit {run.exit_code}, {how_many(len(run.changes), 'change')}"
                 said = f"{numbered(run)}: {run.state}, {ended if run.exit_code is not None else printable(run.reason)}"
                 print(f"{said}  {printable(ids[job])}", flush=True)
     except KeyboardInterrupt:

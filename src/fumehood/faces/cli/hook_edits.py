@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fumehood.core.edits import Planned, patch_in, patched, replaced, written
-from fumehood.core.report import printable
+from fumehood.core.report import first_of, printable
 from fumehood.core.request import DISCARD, HOLD
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.output import here
@@ -98,8 +98,7 @@ def begun(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     if reason and not call.client.honours_ask:
         raise BadRequest(f"the user must be asked first: {reason}", hint=verdict.instead)
     names = [each.path if each.root == 0 else each.real for each in wanted]
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    title = f"{'apply_patch' if is_shell else call.tool} {', '.join(map(printable, names[:_NAMED]))}{more}"
+    title = f"{'apply_patch' if is_shell else call.tool} {first_of([*map(printable, names)], _NAMED)}"
     with Alone(places.lock(f"project-{seat.project}")):
         edits.begin(places, seat, session, call_name(call), title, cwd, wanted, verdict.flags)
     return reason

@@ -26,7 +26,7 @@ from typing import TextIO
 
 from fumehood.core import changes as c
 from fumehood.core.network import Connection
-from fumehood.core.report import Blocked, Run, named, printable, summary, typed
+from fumehood.core.report import Blocked, Run, how_many, named, printable, summary, typed
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.value import Value
@@ -143,7 +143,7 @@ def headline(run: Run) -> str:
     if run.act == "undo" and c.APPLIED in counts:
         counts = {run.outcome if verdict == c.APPLIED else verdict: count for verdict, count in counts.items()}
     (first, count), *others = counts.items()
-    text = f"{count} {'change' if count == 1 else 'changes'} {first}"
+    text = f"{how_many(count, 'change')} {first}"
     text += "".join(f", {count} {verdict}" for verdict, count in others) + deletions(run)
     return f"{text}: {printable(run.reason)}" if run.reason else text
 
@@ -151,7 +151,7 @@ def headline(run: Run) -> str:
 def deletions(run: Run) -> str:
     """Count what a run deletes, for the end of a headline."""
     count = sum(change.change == c.DELETED for change in run.changed)
-    return f" ({count} {'deletion' if count == 1 else 'deletions'})" if count else ""
+    return f" ({how_many(count, 'deletion')})" if count else ""
 
 
 def lines(run: Run, paint: Paint, most: int) -> Iterator[str]:
@@ -351,7 +351,6 @@ def _diff(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
     wanted = context.store, run, options.paths
     if options.tool or options.difftool:
-
         for line in show(*wanted, here=here(), tool=options.tool or ""):
             print(f"not shown: {line}")
         return 0
@@ -363,7 +362,7 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
     options = context.options
     wanted = context.store, run, paths
     if options.stat:
-        return _stat(context, run, about, [_counted(each) for each in each_difference(*wanted, here=here())])
+        return _stat(context, run, about, [_line_count(each) for each in each_difference(*wanted, here=here())])
     if context.as_json:
         changed = [each.fields() for each in differences(*wanted, here=here())]
         return context.say({**about, "differences": changed}, lambda: None)
@@ -386,7 +385,7 @@ class _LineCount(Value):
     removed: int
 
 
-def _counted(each: Difference) -> _LineCount:
+def _line_count(each: Difference) -> _LineCount:
     counts, is_in_hunk = {"+": 0, "-": 0}, False
     for text in each.text.split("\n"):
         if text.startswith(("@@", "diff ")):
@@ -418,8 +417,7 @@ def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence
             what = "binary" if each.binary else each.kind if not lines and each.kind != c.FILE else f"{lines:5} {bar}"
             shown = name if len(name) <= longest else f"…{name[1 - longest :]}"
             print(f"{colour(sign, shade)} {shown:{longest}} | {what}".rstrip())
-        files = "1 path" if len(counts) == 1 else f"{len(counts)} paths"
-        print(f"{files}, {added} {'line' if added == 1 else 'lines'} added, {removed} removed")
+        print(f"{how_many(len(counts), 'path')}, {how_many(added, 'line')} added, {removed} removed")
 
     return context.say({**about, "paths": [each.fields() for each in counts],
                         "added": added, "removed": removed}, show)  # fmt: skip
