@@ -1,4 +1,6 @@
-"""Every key of the configuration: the kind of value that it takes, what it means, and the manual made from that.
+"""Every key of the configuration: the kind of value that it takes, and what it means.
+
+The manual is made from that by tools/configuration.py, which has the text about each array of tables.
 
 To add a key: a field with its default in `policy.py`, and a line in `KEYS` under the same name.
 """
@@ -275,7 +277,6 @@ class Section(Value):
     """An array of tables, `[[name]]`, each with these keys; those in `needed` must be there."""
 
     name: str
-    doc: str
     field: str
     keys: tuple[Key, ...]
     needed: tuple[str, ...]
@@ -363,86 +364,6 @@ KEYS: tuple[Key, ...] = (
          global_only=True),
 )  # fmt: skip
 
-PROFILES = """\
-What commands of a program get besides. A directory in `scratch` that exists is covered: the program sees what is there,
-and its writes go to a directory of ours (`$XDG_CACHE_HOME/fumehood/scratch`), which later commands of the same project
-see, and nobody else. One that does not exist is not made: where a variable is given, the program is told of another
-place. What lies in scratch is not judged, applied or undone. The other keys are as above, for these commands only.
-
-Any line that names the program gets its scratch, limits and variables. What lets a command reach more, `hosts` and
-`environment.keep`, needs more than a name: the program run by itself, alone or as `cd DIR && program`, no variable
-before it, from a directory that no command can write, and none that is made to run others (shells, `python`, `env`, …).
-It then runs without what a client's shell would read first, and without directories on `PATH` that commands can write.
-It gets nothing where commands of its session kept variables, nor in a root tree. Any other line has to ask: the hosts
-are put to the person as a question; where nobody is there it runs without them, and is told so if it fails.
-
-```toml
-[[profile]]
-match = ["terraform"]
-scratch = ["TF_PLUGIN_CACHE_DIR=~/.terraform.d/plugin-cache"]
-hosts = ["registry.terraform.io"]
-environment.set = { TF_IN_AUTOMATION = "1" }
-limits.memory = "2 GiB"
-```
-
-Fumehood has profiles for `npm`, `yarn`, `pip`, `uv`, `cargo`, `go`, `git` (with `pre-commit`) and for `make` and its
-like, which get the caches of all of them; yours add to them."""
-
-AGENTS = """\
-What `fumehood agent NAME` gives an agent that runs whole in the hood. `fumehood agent` without a name prints every
-profile; a table with the name of one of ours adds to it.
-
-```toml
-[[agent]]
-name = "claude"
-hosts = ["gateway.example.org:443"]
-network = "ask"                     # put any other host to me while it runs
-
-[[agent]]
-name = "aider"
-state = ["~/.aider"]
-hosts = ["api.example.org:443"]
-environment.keep = ["EXAMPLE_API_KEY"]
-```"""
-
-IN_ROOTS = """\
-What commands in one root get besides, whichever way it was chosen: the host, or a root tree by its name or path.
-
-```toml
-[[in_root]]
-root = "alpine"
-environment.set = { PIP_INDEX_URL = "https://mirror.example.org/simple" }
-```"""
-
-TOOLS = """\
-A command of your own that a model may call by name: a tool of the MCP server, of `Sandbox.tools` and of the adapters.
-
-```toml
-[[tool]]
-name = "search"
-description = "Search the project's text for a regular expression."
-command = "rg --line-number --max-count={most} -e {pattern} -- {paths}"
-[tool.schema.properties]
-pattern = { type = "string" }
-paths = { type = "array", items = { type = "string" }, default = ["."] }
-most = { type = "integer", minimum = 1 }
-[tool.schema]
-required = ["pattern"]
-```
-
-Each `{argument}` becomes one quoted word: a value is never read as shell, whatever is in it. A list becomes as many
-words as it has entries, a boolean `true` or `false`. Where an argument is not sent, its default counts; without one,
-the word that it stands in is left out. `{{word}}` is the text `{word}`, `${word}` a variable. Without a schema, every
-argument is a text that is needed. Of JSON Schema, `type`, `enum`, `default`, `pattern`, `items` and the limits of
-numbers, lengths and lists are known, and checked before anything runs; any other word is refused.
-
-What quotes can't do is refused by `fumehood config check`: a placeholder in quotes or in a comment, and `$(…)`,
-backquotes, `<<`, `((` and `[[` in a command with placeholders. Put those into a script and call that. Two things are
-left to you. A value that begins with `-` may be taken for an option: put `--` before the placeholder, or write
-`--option={value}`. And a program that takes its argument for code (`sh -c`, `eval`, `awk`, `find -exec`) still does.
-
-It runs as any command does: isolated, captured, judged, undoable."""
-
 _IN_AGENTS = ("network", "hosts", "show", "environment.", "limits.")
 _IN_PROFILES = ("timeout", "hosts", "environment.", "limits.")
 
@@ -456,7 +377,6 @@ def _tool_problems(table: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 SECTIONS: tuple[Section, ...] = (
     Section(
         name="profile", field="profiles", needed=("match",),
-        doc=PROFILES,
         keys=(
             _key("match", TEXTS, "Programs, or programs with their first words: `npm`, `pip3*`, `python* -m pip`."),
             _key("scratch", SCRATCH, "Directories that the program may write: `DIRECTORY`, or `VARIABLE=DIRECTORY`."),
@@ -466,7 +386,7 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
-        name="agent", field="agents", needed=("name",), doc=AGENTS,
+        name="agent", field="agents", needed=("name",),
         keys=(
             _key("name", TEXT, "The name of its program."),
             _key("programs", TEXTS, "Other programs that are this agent, such as those that editors start."),
@@ -484,11 +404,11 @@ SECTIONS: tuple[Section, ...] = (
         ),
     ),
     Section(
-        name="in_root", field="in_roots", needed=("root",), doc=IN_ROOTS,
+        name="in_root", field="in_roots", needed=("root",),
         keys=(_key("root", ROOT, "The root."), *(key for key in KEYS if key.name == "environment.set")),
     ),
     Section(
-        name="tool", field="tools", needed=("name", "description", "command"), doc=TOOLS, problems=_tool_problems,
+        name="tool", field="tools", needed=("name", "description", "command"), problems=_tool_problems,
         keys=(
             _key("name", TEXT, "What a model calls it: letters, digits, `_`, `-`; not the name of a tool of ours."),
             _key("description", TEXT, "What a model is told of it."),
@@ -498,7 +418,6 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         name="skill", field="skills", needed=("path",),
-        doc="A directory shown read-only under `/skills`, whatever the root.",
         keys=(_key("path", PATH, "The directory."), _key("name", TEXT, "Its name there; default: its own.")),
     ),
 )  # fmt: skip
@@ -507,39 +426,6 @@ SECTIONS: tuple[Section, ...] = (
 def keys_for(*, project: bool) -> Sequence[Key]:
     """Return the keys that may stand at the top, or in a project's table."""
     return [key for key in KEYS if not (project and key.global_only)]
-
-
-# The manual of the configuration, written from the table of keys.
-
-_HEAD = """# Configuration
-
-`fumehood config path` says where the file is: `$XDG_CONFIG_HOME/fumehood/config.toml`, by default in `~/.config`.
-It is yours and need not exist. A project has none: commands can write there, so nothing in a project loosens
-anything, and a configuration that lies in a project, or that anybody may write, is refused.
-
-`fumehood config show` shows the values for the current project and where each comes from; `config check` lists every
-mistake by name and line, and what has no effect on this machine. A key that does not exist, or a value of the wrong
-kind, stops every run until you correct it.
-
-Values are taken from these places, a later one over an earlier one: the defaults, the top of the file, the project's
-own table, the options of the command line. A list or a table of variables adds to the one before it; anything else
-replaces it.
-
-```toml
-timeout = 600                       # for every project
-mask = ["~/letters"]
-
-[environment.set]
-CI = "1"
-
-[project."/home/ada/shop"]          # its real path
-apply = "hold"
-limits.memory = "4 GiB"
-```
-
-## Keys
-
-"""
 
 
 def check_policy(policy: object) -> None:
@@ -556,23 +442,3 @@ def check_policy(policy: object) -> None:
             is_wrong = True
         if is_wrong:
             raise BadRequest(f"{key.place} of a policy can't be {value!r:.100}", hint=f"it is {key.kind.said}")
-
-
-def manual() -> str:
-    """Return the text of docs/configuration.md."""
-    parts = [_HEAD, "| key | takes | default | meaning |\n| --- | --- | --- | --- |\n"]
-    for key in KEYS:
-        mark, default = " *" if key.global_only else "", key.kind.write(key.default)
-        parts.append(f"| `{key.name}`{mark} | {_cell(key.kind.said)} | `{default}` | {_cell(key.doc)} |\n")
-    parts.append("\nThose marked * hold for everything and can't stand in a project's table.\n")
-    for section in SECTIONS:
-        parts.append(f"\n## `[[{section.name}]]`\n\n{section.doc}\n\n")
-        parts.append("| key | takes | meaning |\n| --- | --- | --- |\n")
-        for key in section.keys:
-            mark = " (needed)" if key.name in section.needed else ""
-            parts.append(f"| `{key.name}`{mark} | {_cell(key.kind.said)} | {_cell(key.doc)} |\n")
-    return "".join(parts)
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
