@@ -123,10 +123,6 @@ def _path(value: Any) -> str:
     return text
 
 
-def _path_or_none(value: Any) -> str:
-    return "" if value == "" else _path(value)
-
-
 def _mask(value: Any) -> str:
     text = _text(value)
     if not text.strip("/.~") or ".." in text.split("/"):
@@ -230,7 +226,9 @@ AMOUNT = Kind(said="a number", read=_amount, write=shown)
 SECONDS = Kind(said="seconds; 0 for no limit", read=_seconds, write=shown)
 SIZE = Kind(said='a size: bytes, or as "64 MiB"', read=_size, write=_size_shown)
 PATH = Kind(said="an absolute path", read=_path, write=shown)
-FILE = Kind(said="an absolute path; empty for none", read=_path_or_none, write=shown)
+FILE = Kind(
+    said="an absolute path; empty for none", read=lambda value: "" if value == "" else _path(value), write=shown
+)
 ROOT = Kind(said='"host", "alpine", a name, or a path', read=_root, write=shown)
 TEXTS = _each("a list of strings", _text)
 PATHS = _each("a list of paths", _path)

@@ -40,7 +40,8 @@ def judge(
             change.flags = (*change.flags, concern.flag)
     if waiting is not None:
         hold_what_builds_on(changes, waiting)
-    _keep_states_whole(changes, roots)
+    # A commit whose index waits would leave HEAD ahead of it, and a person's next commit would take it back.
+    _share(changes, roots, c.HELD, "is held")
     keep_replacements_whole(changes)
     if concerns or waiting:
         _hold_shells(changes)
@@ -148,7 +149,7 @@ def repository(place: str) -> str:
 
 def objects_of(place: str) -> str:
     """Return the git directory that a path is an object of, or a directory of objects, or nothing."""
-    return _repository(place, _is_object)
+    return _repository(place, lambda rest: rest[0] == "objects" and len(rest) > 1)
 
 
 def is_note(place: str) -> bool:
@@ -181,20 +182,8 @@ def _is_state(rest: list[str]) -> bool:
     return len(rest) == 1 and is_one and first not in _NOTES
 
 
-def _is_object(rest: list[str]) -> bool:
-    return rest[0] == "objects" and len(rest) > 1
-
-
 def _place(roots: Sequence[str], root: int, path: str) -> str:
     return f"{roots[root] if roots else root}/{path}"
-
-
-def _keep_states_whole(changes: Sequence[c.Change], roots: Sequence[str]) -> None:
-    """Hold all of a repository's state, or a database with its journals, where a part of it is held.
-
-    A commit whose index waits would leave HEAD ahead of it, and a person's next commit would take it back.
-    """
-    _share(changes, roots, c.HELD, "is held")
 
 
 def _share(changes: Sequence[c.Change], roots: Sequence[str], verdict: str, what: str) -> bool:

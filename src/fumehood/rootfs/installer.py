@@ -214,7 +214,7 @@ class Installer:
         _make_mount_points(tree)
         if not root_tree.has_programs(building.path, tier=0):
             raise FumehoodError("what was unpacked is not a root tree: it has no /bin/sh", hint="nothing was installed")
-        manager = _manager(tree)
+        manager = next((path for path in _MANAGERS if is_program(tree, path)), None)
         if manager is not None:
             _point_at(tree, order.mirror, version, order.keys)
         elif packages:
@@ -410,10 +410,6 @@ def _point_at(tree: int, mirror: str, version: str, keys: Sequence[str]) -> None
     for key in keys:
         with open(key, "rb") as file:
             _write(tree, f"etc/apk/keys/{os.path.basename(key)}", file.read(1 << 16))
-
-
-def _manager(tree: int) -> str | None:
-    return next((path for path in _MANAGERS if is_program(tree, path)), None)
 
 
 def _write(tree: int, path: str, content: bytes, mode: int = 0o644) -> None:

@@ -16,7 +16,6 @@ from fumehood.service.differences import each_difference
 from fumehood.store.history import Reach
 
 if TYPE_CHECKING:
-
     from fumehood.core.report import ReportedChange, Run
     from fumehood.service.commands import Paths
     from fumehood.service.draft_merge import Conflict
@@ -40,15 +39,7 @@ class Draft(Commands):
     """
 
     def __init__(self, sandbox: Commands, record: DraftRecord) -> None:
-        self._store = sandbox._store
-        self._project = sandbox._project
-        self._hood = sandbox._hood
-        self._ask = sandbox._ask
-        self._session = sandbox._session
-        self._own_tmp = sandbox._own_tmp
-        self._thrown = sandbox._thrown
-        self._cwd = sandbox._cwd
-        self._mark = sandbox._mark
+        vars(self).update(vars(sandbox))  # its commands are the sandbox's, in all but where they write
         self._record = record
         self._draft = record.name
 

@@ -12,6 +12,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.judge import judge
+from fumehood.core.masks import is_in
 from fumehood.core.report import Run, first_of, printable
 from fumehood.core.request import APPLY, DISCARD, HOLD, loopback_of
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
@@ -226,7 +227,7 @@ def apply_draft(
             refuse_marks(store, draft, whole)
             run = whole.run
             if only:
-                run.changed = [each for each in run.changed if any(_is_at_or_in(each.path, path) for path in only)]
+                run.changed = [each for each in run.changed if is_in(each.path, only)]
             merges, conflicts = compared(store, draft, whole)
             _refuse_conflicts(draft, () if force else conflicts)
             for merge in merges:
@@ -244,10 +245,6 @@ def apply_draft(
             _take_over(store, project, draft, whole)
         drop_layers(store, draft, whole.members)
     return run
-
-
-def _is_at_or_in(path: str, above: str) -> bool:
-    return path == above or path.startswith(f"{above}/")
 
 
 def _refuse_conflicts(draft: DraftRecord, conflicts: Sequence[Conflict]) -> None:

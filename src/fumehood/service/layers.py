@@ -49,7 +49,9 @@ def make(
                 os.mkdir(places.layer(run, number, part), 0o700)
             layers.append(layer.replace(mode=resemble(layer.upper, layer.lowers[0])))
         if any(below) or frozen:
-            _note_below(places, run, below, frozen)
+            # For whoever goes on should this process die: the trees may be folds.
+            with open(f"{places.run(run)}/0/{_BELOW}", "wb") as file:
+                marshal.dump((list(below), frozen), file)
     except OSError as error:
         drop(places, run)
         raise _cannot_make(places, error) from error
@@ -80,12 +82,6 @@ def name_of_frozen(frozen: str, number: int, root: str) -> str:
     from binascii import crc32
 
     return f"{frozen}/{crc32(os.fsencode(root)):08x}" if number else f"{frozen}/0"
-
-
-def _note_below(places: Places, run: str, below: Sequence[tuple[str, ...]], frozen: str) -> None:
-    """Keep which trees a command sees for whoever goes on should this process die: they may be folds."""
-    with open(f"{places.run(run)}/0/{_BELOW}", "wb") as file:
-        marshal.dump((list(below), frozen), file)
 
 
 def below_of(places: Places, run: str) -> tuple[list[tuple[str, ...]], str]:
@@ -328,12 +324,8 @@ def drop(places: Places, run: str) -> None:
         for part in ("/0/upper", "/0", ""):
             os.rmdir(places.run(run) + part)
     except OSError:
-        _drop_all(places, run)
-
-
-def _drop_all(places: Places, run: str) -> None:
-    with Closing(open_top(f"{places.state}/runs")) as above:
-        remove_tree(above, run)
+        with Closing(open_top(f"{places.state}/runs")) as above:
+            remove_tree(above, run)
 
 
 def drop_if_empty(places: Places, run: str, changes: Iterable[Change] | None = None) -> None:

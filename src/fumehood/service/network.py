@@ -63,10 +63,7 @@ class Asking:
                 if refusal:
                     return refusal
                 self._answers[place] = None
-                if not self._waiting:
-                    self._since = time.monotonic()
-                self._waiting += 1
-                self._wake()
+                self._begin_waiting()
         if is_new:
             self._answer(place)
         with self._changed:
@@ -84,19 +81,12 @@ class Asking:
             self._error = error
         with self._changed:
             self._answers[place] = decision
-            self._waiting -= 1
-            if not self._waiting:
-                self._waited_s += time.monotonic() - self._since
-            self._changed.notify_all()
-            self._wake()
+            self._end_waiting()
 
     def _asked(self, place: str) -> Decision:
-        with self._changed:
-            # What is typed from now on is the answer, so nobody else may read it any more.
-            while not self.is_open and not self._silence:
-                self._changed.wait()
-            if self._silence:
-                return Decision(allowed=False, reason=self._silence)
+        refused = self._until_attended()
+        if refused is not None:
+            return refused
         decision = self._decide(place, lambda: bool(self._silence))
         if decision.reason == TOO_LATE:  # nobody is there: the next one would wait as long
             self._fall_silent(decision.reason)
@@ -107,25 +97,35 @@ class Asking:
     def waited_for(self, decide: Callable[[Callable[[], bool]], Decision]) -> Decision:
         """Have something else decided, that the command asks for itself and waits for."""
         with self._changed:
-            if not self._waiting:
-                self._since = time.monotonic()
-            self._waiting += 1
-            self._wake()
+            self._begin_waiting()
         try:
             with self._turn:
-                with self._changed:
-                    while not self.is_open and not self._silence:
-                        self._changed.wait()
-                    if self._silence:
-                        return Decision(allowed=False, reason=self._silence)
-                return decide(lambda: bool(self._silence))
+                return self._until_attended() or decide(lambda: bool(self._silence))
         finally:
             with self._changed:
-                self._waiting -= 1
-                if not self._waiting:
-                    self._waited_s += time.monotonic() - self._since
-                self._changed.notify_all()
-                self._wake()
+                self._end_waiting()
+
+    def _begin_waiting(self) -> None:
+        """A thread begins to wait for a person (the lock is held)."""
+        if not self._waiting:
+            self._since = time.monotonic()
+        self._waiting += 1
+        self._wake()
+
+    def _end_waiting(self) -> None:
+        """A thread waits no more (the lock is held)."""
+        self._waiting -= 1
+        if not self._waiting:
+            self._waited_s += time.monotonic() - self._since
+        self._changed.notify_all()
+        self._wake()
+
+    def _until_attended(self) -> Decision | None:
+        """Wait until what is typed is the answer, so that nobody else reads it any more; a no where nobody is asked."""
+        with self._changed:
+            while not self.is_open and not self._silence:
+                self._changed.wait()
+            return Decision(allowed=False, reason=self._silence) if self._silence else None
 
     def _wake(self) -> None:
         """Have the attending thread look (the lock is held)."""

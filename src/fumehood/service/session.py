@@ -116,7 +116,6 @@ class Seat:
             Text(target=inside.TOOL, content=inside.SCRIPT, mode=0o755, why="its session"),
         ]
         if self._each_command:
-
             mounts += shell_mounts(self._store.places.cache)
         return mounts
 

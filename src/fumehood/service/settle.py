@@ -80,7 +80,10 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         and change.verdict in (c.APPLIED, c.HELD)
     ]
     # A command that removes its own lock hides one that another git has taken by the same name since.
-    locks = [change for change in late if change.change == c.DELETED and _is_lock(change.path)]
+    locks = [
+        change for change in late
+        if change.change == c.DELETED and ".git/" in change.path and change.path.endswith(".lock")
+    ]  # fmt: skip
     if locks:
         run.changed = [change for change in run.changed if change not in locks]
         late = [change for change in late if change not in locks]
@@ -96,10 +99,6 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
             change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
             change.verdict = c.CONFLICT
         keep_replacements_whole(run.changed)
-
-
-def _is_lock(path: str) -> bool:
-    return ".git/" in path and path.endswith(".lock")
 
 
 def _is_another_mode(change: c.Change) -> bool:

@@ -24,7 +24,7 @@ from fumehood.faces.cli.look import line_of, numbered, tell_run
 from fumehood.faces.cli.output import here, whole_number, width
 from fumehood.faces.cli.prompt import terminal
 from fumehood.service import access, loopback, now
-from fumehood.service.desk import Desk, OpenQuestion
+from fumehood.service.desk import Desk
 from fumehood.service.permission import Permissions
 from fumehood.service.settle import FAILED
 from fumehood.service.undo import has_backups
@@ -183,7 +183,8 @@ def _status(context: Context) -> int:
     network = policy.network if policy.network != "none" or not policy.hosts else "hosts"
     is_agent = bool(options.only_session)
     missed = [] if is_agent else store.grants.missed(project.path)
-    questions = [] if is_agent else [each for each in Desk(store.places).waiting() if _is_about(each, project.path)]
+    asked = [] if is_agent else Desk(store.places).waiting()
+    questions = [each for each in asked if each.question.project in ("", project.path)]
     drafts = store.drafts.open_ones(project.id)
     undo = next(store.history.undos(context.reach, reach), None)
     undone = store.history.find(undo.of) if undo is not None and undo.of is not None else None
@@ -225,7 +226,3 @@ def _status(context: Context) -> int:
 
 def _named(run: Run) -> dict[str, object]:
     return {"run": run.run, "number": run.number, "command": run.command}
-
-
-def _is_about(question: OpenQuestion, project: str) -> bool:
-    return question.question.project in ("", project)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -186,15 +186,12 @@ def _say_taken_back(context: Context, backs: Sequence[Run]) -> int:
             _tell_undo(back, name, command)
 
     more = {"also": [back.as_dict() for back in others]} if others else {}
-    code = context.say(lambda: {**first.as_dict(), **more}, show)
-    sys.stdout.flush()
-    upkeep(context.store, context.project_of(first).id)
-    return code
+    return _say(context, first, show, more)
 
 
-def _say(context: Context, done: Run, show: Callable[[], None]) -> int:
-    """Tell what was done, then do what can wait until that is told."""
-    code = context.say(done.as_dict, show)
+def _say(context: Context, done: Run, show: Callable[[], None], more: Mapping[str, object] | None = None) -> int:
+    """Tell what was done, and `more` as JSON, then do what can wait until that is told."""
+    code = context.say(lambda: {**done.as_dict(), **(more or {})}, show)
     sys.stdout.flush()
     upkeep(context.store, context.project_of(done).id)
     return code

@@ -400,11 +400,9 @@ async def request_access(
     """Ask the user to let later commands reach a host, read a path or write a directory: one of these."""
     asks = _who_answers(ctx, where, permission, question)
     sandbox = where.sandbox()
-
-    def requested() -> list[str]:
-        return sandbox.request_access(host=host, show=show, write=write, reason=reason, ask=asks)
-
-    said = await anyio.to_thread.run_sync(requested)
+    said = await anyio.to_thread.run_sync(
+        lambda: sandbox.request_access(host=host, show=show, write=write, reason=reason, ask=asks)
+    )
     return r.returned(set_apart("", said, r.MARK), said=said)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from rich.text import Text
 from textual import constants
 from textual.app import App, ComposeResult
-from textual.binding import ActiveBinding, Binding, BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.events import Resize
 from textual.screen import ModalScreen
@@ -205,14 +205,11 @@ class Views(App[None]):
         """List the keys that do something here."""
         keys: dict[str, list[str]] = {}
         # Ours first, then those that every list and text has.
-        for active in sorted(self.screen.active_bindings.values(), key=_is_common):
+        active_keys = self.screen.active_bindings.values()
+        for active in sorted(active_keys, key=lambda each: each.binding not in _ours(type(each.node))):
             if active.enabled and active.binding.description:
                 keys.setdefault(active.binding.description, []).append(self.get_key_display(active.binding))
         self.push_screen(KeysScreen(keys))
-
-
-def _is_common(active: ActiveBinding) -> bool:
-    return active.binding not in _ours(type(active.node))
 
 
 def _ours(kind: type) -> list[Binding]:
