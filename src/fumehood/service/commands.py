@@ -209,12 +209,12 @@ class Commands:
         request = self._request_with(command, {"timeout": _NO_TIME_LIMIT_S, **options}, "start")
         own = terminal_of(terminal)
         dialogue = Dialogue(self._store, own, as_text=as_text)
-        told = _naming("on_change", on_change)
-        if loop is not None and told is not None:
-            told = partial(loop.call_soon_threadsafe, _failing(dialogue, told))
+        tell = _naming("on_change", on_change)
+        if loop is not None and tell is not None:
+            tell = partial(loop.call_soon_threadsafe, _failing(dialogue, tell))
         wishes = Wishes(
             stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
-            watch=None if told is None else watcher(told), cancelled=_naming("cancelled", cancelled), asks=asks,
+            watch=None if tell is None else watcher(tell), cancelled=_naming("cancelled", cancelled), asks=asks,
             terminal=own, partner=dialogue,
         )  # fmt: skip
         attend_in_thread(dialogue, lambda: self._perform(request, wishes))
