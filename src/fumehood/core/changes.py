@@ -24,6 +24,7 @@ ATTRIBUTES = "attributes"  # a directory got some, or access rules, and they are
 COPIED_LINKS = "copied-links"  # with a number: as many names share no content with the file's other names any more
 
 ORIGIN, OTHERS = 1, 2
+BOOKKEEPING = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")  # begins what overlays mark entries with
 
 LIVE_KINDS = (ABSENT, FILE, DIRECTORY, SYMLINK, FIFO, SOCKET, DEVICE)
 LAYER_KINDS = (WHITEOUT, FILE, DIRECTORY, OPAQUE, SYMLINK, FIFO, SOCKET, DEVICE)

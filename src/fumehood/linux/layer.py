@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.settled import Settled
 
-BOOKKEEPING = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
+BOOKKEEPING = c.BOOKKEEPING
 ORIGIN = "user.overlay.origin"
 IN_PLACE = "user.overlay.in-place"  # our own: this is the project's file itself, written, and no replacement
 OPAQUE_MARKS = ("user.overlay.opaque", "trusted.overlay.opaque")
@@ -266,7 +266,7 @@ def scan(
         reading = _Scan(root, layer, stack, indexes, settled, is_in_use=is_in_use)
         status, live = os.stat(upper), os.stat(below[0])
         # That of the root itself can change too, by the command or by a person meanwhile.
-        flags = (c.ATTRIBUTES,) if _has_other_attributes(upper, below[0], ".") else ()
+        flags = (c.ATTRIBUTES,) if _has_other_attributes(upper, below[0], ".", ("user.",)) else ()
         if (flags or status.st_mode not in (mode, live.st_mode)) and not reading.is_settled(".", status):
             before, after = reading.stamp_below(".", live), _with_mode(live, status)
             if status.st_mode == mode:
@@ -546,12 +546,15 @@ def _difference(
     return None if status.st_mode == below.st_mode else c.MODE
 
 
-def _has_other_attributes(upper: int, live: int, name: str) -> bool:
+def _has_other_attributes(
+    upper: int, live: int, name: str, kinds: tuple[str, ...] = ("user.", "system.")
+) -> bool:
     """Return True if a directory of the layer has other attributes or access rules than the one below.
 
-    Only those that commands set: labels differ by where a directory lies, and access rules may not come along with it.
+    Only those that commands set: labels differ by where a directory lies. Access rules may not come along with it, and
+    the layer's own top may have some by where it lies.
     """
-    names = [each for each in attributes(upper, name) if each.startswith(("user.", "system."))]
+    names = [each for each in attributes(upper, name) if each.startswith(kinds)]
     below = [each for each in attributes(live, name) if each in names or each.startswith("user.")]
     if not names and not below:
         return False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import marshal
 import os
 import stat
 
-from fumehood.core.changes import needs_layer
+from fumehood.core.changes import BOOKKEEPING, needs_layer
 from fumehood.errors import FumehoodError
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE
@@ -209,16 +210,22 @@ def resemble(upper: str, root: str) -> int:
         from fumehood.linux.copying import give_owner
 
         give_owner(upper, like)
-    own = [each for each in os.listxattr(root) if each.startswith("user.")]
-    if own:
-        from fumehood.linux.layer import BOOKKEEPING
-
-        for attribute in own:
-            if not attribute.startswith(BOOKKEEPING):
-                os.setxattr(upper, attribute, os.getxattr(root, attribute))
+    for attribute in _own_attributes(root):
+        try:
+            os.setxattr(upper, attribute, os.getxattr(root, attribute))
+        except OSError as error:
+            # A directory may be closed to us, and not every file system has attributes, or room for them.
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG):
+                raise
     os.chmod(upper, like.st_mode & 0o7777)
     os.utime(upper, ns=(like.st_atime_ns, like.st_mtime_ns))
     return like.st_mode
+
+
+def _own_attributes(directory: str) -> list[str]:
+    """Return the names of the attributes that somebody gave a directory, and no overlay."""
+    names = os.listxattr(directory)
+    return [each for each in names if each.startswith("user.") and not each.startswith(BOOKKEEPING)]
 
 
 def scanned(
@@ -255,8 +262,9 @@ def _is_untouched(layer: Layer) -> bool:
     status = os.stat(layer.upper)
     if status.st_mode != layer.mode or not status.st_mode & stat.S_IRUSR or has_entries(layer.upper):
         return False
-    # An overlay marks it only where all that lies below is deleted; else these are a person's, and looked at.
-    return not os.listxattr(layer.upper) and not any(each.startswith("user.") for each in os.listxattr(layer.lowers[0]))
+    if any(name.endswith(".opaque") for name in os.listxattr(layer.upper)):
+        return False
+    return not _own_attributes(layer.upper) and not _own_attributes(layer.lowers[0])
 
 
 def init_file(layers: Sequence[Layer]) -> str:
