@@ -5,7 +5,11 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from fumehood.core.config_keys import check_policy
+from fumehood.core.request import checked_name
 from fumehood.service import projects
+from fumehood.service.arguments import checked_arguments
+from fumehood.service.ask import channels
 from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
 from fumehood.store.projects import DEFAULT, Workspace
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Workspace", "clear", "list", "open", "remove", "reset"]
 
 
+@checked_arguments
 def open(  # noqa: A001 - as it reads: workspaces.open("research")
     name: str = DEFAULT, *, create: bool = True, root: str | None = None, writable: bool | None = None,
     network: str | None = None, environment: Mapping[str, str] | None = None, variables: Variables | None = None,
@@ -39,6 +44,12 @@ def open(  # noqa: A001 - as it reads: workspaces.open("research")
         "environment": None if environment is None else tuple(environment.items()),
     }  # fmt: skip
     settings = {key: value for key, value in wishes.items() if value is not None}
+    # What the sandbox would refuse must not leave a workspace behind.
+    channels(ask)
+    if policy is not None:
+        check_policy(policy)
+    if session is not None:
+        checked_name(session)
     with closing(OpenedStore()) as store:
         store.workspaces.path(name)  # a name that can't be one names no lock either
         with projects.workspace_lock(store, name):
@@ -56,6 +67,7 @@ def list() -> builtins.list[Workspace]:  # noqa: A001
         return store.workspaces.all()
 
 
+@checked_arguments
 def reset(name: str) -> bool:
     """Drop what a workspace's commands installed into the root; its files stay. False if there was nothing."""
     with closing(OpenedStore()) as store:
@@ -63,12 +75,14 @@ def reset(name: str) -> bool:
         return projects.reset(store, store.projects.open(workspace.path, register=False))
 
 
+@checked_arguments
 def clear(name: str) -> None:
     """Empty a workspace: its files, what waits for a person, what was installed; its settings and its history stay."""
     with closing(OpenedStore()) as store:
         projects.clear(store, store.workspaces.find(name), sure=True)
 
 
+@checked_arguments
 def remove(name: str) -> None:
     """Remove a workspace with everything in it; its history stays."""
     with closing(OpenedStore()) as store:

@@ -702,8 +702,15 @@ def test_what_can_not_be_meant_is_refused_before_anything_runs(sandbox, options)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"home": "hiden"}, {"network": "some"}, {"tmp": 5}, {"mask": ".env"}, {"hosts": "pypi.org"}], ids=repr
-)
+    "wrong",
+    [
+        {"home": "hiden"}, {"network": "some"}, {"tmp": 5}, {"mask": ".env"}, {"hosts": "pypi.org"}, {"timeout": "x"},
+        {"timeout": -1}, {"timeout": True}, {"output_limit": 1.5}, {"output_limit": "64 MiB"}, {"checkpoint": "x"},
+        {"ask_timeout": "x"}, {"playground": 1}, {"limits": 5},
+        {"rules": {"hold": []}}, {"mask": ["x\0"]}, {"hosts": [5]}, {"tools": "x"}, {"profiles": [5]}, {"root": ""},
+    ],
+    ids=repr,
+)  # fmt: skip
 def test_a_policy_that_says_nothing_is_refused_and_not_taken_for_a_wider_one(home, project, wrong):
     (name,) = wrong
     with pytest.raises(BadRequest, match=f"{name} of a policy can't be"):

@@ -84,6 +84,30 @@ def test_what_a_workspace_is_opened_with_holds_from_then_on(home):
     assert [each.name for each in workspaces.list()] == ["research"]
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"root": "nope"}, {"root": "/nowhere"}, {"root": 5}, {"network": "some"}, {"writable": "yes"},
+        {"session": "a/b"}, {"policy": Policy(timeout="x")}, {"policy": 5}, {"ask": 5}, {"variables": {}},
+        {"environment": "A=b"},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_workspace_that_can_not_be_had_is_refused_and_leaves_nothing(home, wrong):
+    with pytest.raises(BadRequest) as refused:
+        workspaces.open("other", **wrong)
+    assert refused.value.hint
+    assert workspaces.list() == []
+    assert not (home / ".local/share/fumehood/workspaces/other").exists()
+
+
+def test_a_workspace_keeps_its_root_where_another_can_not_be_had(home):
+    workspaces.open("mine", root="host").close()
+    with pytest.raises(BadRequest, match="there is no root nope"):
+        workspaces.open("mine", root="nope")
+    assert [each.root for each in workspaces.list()] == ["host"]
+
+
 @sandboxed
 def test_a_workspace_is_emptied_and_then_removed(home):
     with workspaces.open("builder", root="host") as sandbox:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from fumehood.core.policy import HIDDEN, PRETEND, REFUSE, VISIBLE, Policy
+from fumehood.core.policy import HIDDEN, PRETEND, REFUSE, VISIBLE, Policy, Profile
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -426,17 +426,34 @@ def keys_for(*, project: bool) -> Sequence[Key]:
     return [key for key in KEYS if not (project and key.global_only)]
 
 
+def _wrong(key: Key, value: Any) -> str:
+    """Return what a program's value for a key must be, where it is not; it is read as if it stood in the file."""
+    if value == key.default and type(value) is type(key.default):
+        return ""
+    try:
+        written: Any = 0 if value is None else list(value) if isinstance(value, tuple) else value
+        read = key.kind.read(dict(written) if key.kind is TABLE else written)
+    except Wrong as wrong:
+        return str(wrong)
+    except (TypeError, ValueError):
+        return key.kind.said
+    # A size in words is only for the file.
+    return "" if isinstance(read, str) == isinstance(value, str) else key.kind.said
+
+
 def check_policy(policy: object) -> None:
-    """Refuse a program's policy where a word is none of its key's: `home="hiden"` would show all of the home."""
+    """Refuse a program's policy where a value is none of its key's: `home="hiden"` would show all of the home."""
     if not isinstance(policy, Policy):
         raise BadRequest(f"{policy!r:.100} is not a policy", hint="fumehood.Policy(…)")
+    for name, default in Policy().fields().items():
+        value = getattr(policy, name)
+        if isinstance(default, Value) and not isinstance(value, type(default)):
+            raise BadRequest(f"{name} of a policy can't be {value!r:.100}", hint=f"it is a {type(default).__name__}")
     for key in KEYS:
         value = key.of(policy)
-        is_wrong = isinstance(value, str) if isinstance(key.default, tuple) else False
-        try:
-            if key.kind.said.startswith(_CHOICE):
-                key.kind.read(value)
-        except Wrong:
-            is_wrong = True
-        if is_wrong:
-            raise BadRequest(f"{key.place} of a policy can't be {value!r:.100}", hint=f"it is {key.kind.said}")
+        if wrong := _wrong(key, value):
+            raise BadRequest(f"{key.place} of a policy can't be {value!r:.100}", hint=f"it is {wrong}")
+    for section in SECTIONS:
+        tables = getattr(policy, section.field)
+        if not isinstance(tables, (list, tuple)) or not all(isinstance(each, (dict, Profile)) for each in tables):
+            raise BadRequest(f"{section.field} of a policy can't be {tables!r:.100}", hint="it is a list of tables")

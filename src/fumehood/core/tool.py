@@ -356,7 +356,7 @@ class Template(Value):
         for name, value in values.items():
             wrong = _wrong(value, self.properties[name])
             if wrong:
-                raise BadRequest(f"{name} must be {wrong}, not {value!r:.100}")
+                raise BadRequest(f"{name} must be {wrong}, not {value!r:.100}", hint="as the tool's schema says")
         return values
 
     def line(self, arguments: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from fumehood.errors import RAISED_BY, BadRequest, plain_error
 from fumehood.linux.monitor import watcher
 from fumehood.linux.process import CHANGES, KILL
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding
+from fumehood.service.arguments import checks_arguments
 from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
@@ -53,6 +54,7 @@ _REQUEST_OPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@checks_arguments
 class Commands:
     """What a sandbox has to run commands with."""
 
@@ -209,12 +211,12 @@ class Commands:
         request = self._request_with(command, {"timeout": _NO_TIME_LIMIT_S, **options}, "start")
         own = terminal_of(terminal)
         dialogue = Dialogue(self._store, own, as_text=as_text)
-        tell = _naming("on_change", on_change)
-        if loop is not None and tell is not None:
-            tell = partial(loop.call_soon_threadsafe, _failing(dialogue, tell))
+        on_news = _naming("on_change", on_change)
+        if loop is not None and on_news is not None:
+            on_news = partial(loop.call_soon_threadsafe, _failing(dialogue, on_news))
         wishes = Wishes(
             stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
-            watch=None if tell is None else watcher(tell), cancelled=_naming("cancelled", cancelled), asks=asks,
+            watch=None if on_news is None else watcher(on_news), cancelled=_naming("cancelled", cancelled), asks=asks,
             terminal=own, partner=dialogue,
         )  # fmt: skip
         attend_in_thread(dialogue, lambda: self._perform(request, wishes))
@@ -265,9 +267,7 @@ class Commands:
         apply: str | bool | None, root: Any, env: Mapping[str, str] | None, *, background: bool = False,
         write: Writable = None, output_limit: int | None = None,
     ) -> Request:  # fmt: skip
-        mode = self._hood.policy.mode({True: APPLY, False: HOLD}.get(apply, apply))  # type: ignore[arg-type]
-        if not isinstance(network, (bool, str, list, tuple, set, frozenset)):
-            raise BadRequest(f"network can't be {network!r}", hint='True, False or hosts: ["pypi.org:443"]')
+        mode = self._hood.policy.mode((APPLY if apply else HOLD) if isinstance(apply, bool) else apply)
         hosts = () if isinstance(network, bool) else (network,) if isinstance(network, str) else tuple(network)
         # What is neither is refused before it runs, in our own words.
         asked: Any = command
@@ -276,7 +276,7 @@ class Commands:
         return Request(
             command=asked, cwd=path_text(cwd, "cwd") or self._starting(), mode=mode, timeout=timeout,
             root=path_text(root, "root"),
-            session=self._session, draft=self._draft, own_tmp=self._own_tmp, environment=_variables(env),
+            session=self._session, draft=self._draft, own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
             network=FULL if network is True else NONE, hosts=hosts,
             background_after=BACKGROUND_AFTER if background else None, write=_writable(write),
             output_limit=output_limit, thrown="" if self._thrown is None else self._thrown.path,
@@ -306,13 +306,6 @@ def path_text(path: str | os.PathLike[str] | None, name: str) -> str:
     if not isinstance(text, str):
         raise BadRequest(f"{name} can't be {path!r}", hint="a path, as text")
     return text
-
-
-def _variables(env: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    try:
-        return tuple((env or {}).items())
-    except AttributeError as error:
-        raise BadRequest(f"env can't be {env!r}", hint='names and values: {"CI": "1"}') from error
 
 
 def _writable(write: Writable) -> tuple[str, ...] | None:

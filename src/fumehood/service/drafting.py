@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from fumehood.core.report import printable
 from fumehood.errors import BadRequest, ChangedMeanwhile
 from fumehood.service import draft_merge, drafts
+from fumehood.service.arguments import checks_arguments
 from fumehood.service.commands import Commands, texts
 from fumehood.service.decide import discard_held
 from fumehood.service.differences import each_difference
@@ -32,6 +33,7 @@ def begun(store: Store, project: Project, name: str, *, new: bool = False, froze
     return record or drafts.new_draft(store, project, name, frozen=frozen)
 
 
+@checks_arguments
 class Draft(Commands):
     """A named line of runs beside a project: `run`, `arun` and `start` are those of a sandbox, and hold what is there.
 

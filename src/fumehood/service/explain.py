@@ -43,6 +43,7 @@ from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
 from fumehood.linux.streams import INLINE, Stream
 from fumehood.service import layers as layering
+from fumehood.service.arguments import checked_arguments
 from fumehood.service.owners import failed_on
 from fumehood.service.running import Execution, Wishes
 from fumehood.service.surroundings import HOST, around
@@ -275,6 +276,7 @@ def _of_relative(path: str, masked: list[str]) -> tuple[str, str]:
     return "nothing of this name is masked", "a relative path takes back one of `mask`"
 
 
+@checked_arguments
 def tool(format: str = "openai", *, extra: str = "", name: str = NAME) -> dict[str, Any]:  # noqa: A002 - as users say it
     """Return the tool that runs commands, as openai, ollama, anthropic or mcp wants it; or a `[[tool]]` by its name.
 

@@ -10,6 +10,7 @@ from fumehood.core.request import encoded
 from fumehood.errors import BadRequest
 from fumehood.linux import launcher
 from fumehood.service import decide
+from fumehood.service.arguments import checks_arguments
 from fumehood.service.ask import channels
 from fumehood.service.commands import Commands, path_text, texts
 from fumehood.service.dialogue import end_all
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from fumehood.service.sandbox import Variables
 
 
+@checks_arguments
 class Sandbox(Commands):
     """Runs commands on a project, each as a transaction: isolated, captured, judged, applied, undoable.
 

@@ -501,6 +501,7 @@ class Workspaces:
     def create(self, name: str, **settings: Any) -> Workspace:
         """Make a workspace."""
         path = self.path(name)
+        self._check_root(settings)
         workspace = _checked(Workspace(name=name, path=path, **settings))
         statement = "INSERT OR IGNORE INTO workspaces VALUES (?, ?, ?, ?, ?, ?)"
         if not self._database.write(statement, (*_row(workspace), time.time())) and name != DEFAULT:
@@ -510,6 +511,7 @@ class Workspaces:
 
     def ensure(self, name: str, settings: Mapping[str, Any]) -> Workspace:
         """Return a workspace that has these settings, made if there is none, whoever else does the same now."""
+        self._check_root(settings)
         wanted = _checked(Workspace(name=name, path=self.path(name), **settings))
         self._database.write("INSERT OR IGNORE INTO workspaces VALUES (?, ?, ?, ?, ?, ?)", (*_row(wanted), time.time()))
         workspace = self.find(name)
@@ -517,12 +519,25 @@ class Workspaces:
 
     def change(self, name: str, settings: Mapping[str, Any]) -> Workspace:
         """Give a workspace other settings."""
+        self._check_root(settings)
         workspace = _checked(self.find(name).replace(**settings))
         self._database.write(
             "UPDATE workspaces SET name = ?, root = ?, network = ?, writable = ?, environment = ? WHERE name = ?",
             (*_row(workspace), name),
         )
         return workspace
+
+    def _check_root(self, settings: Mapping[str, Any]) -> None:
+        """Refuse a root that no command could see; Alpine may be installed later."""
+        from fumehood.rootfs import tree
+
+        root = settings.get("root", "")
+        if root in ("", "host", tree.ALPINE):
+            return
+        if "/" in root:
+            tree.tree_at(os.path.realpath(root))
+        else:
+            tree.find(tree.collection(self._places.data), root)
 
     def all(self) -> list[Workspace]:
         """List the workspaces by name."""

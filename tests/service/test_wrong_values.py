@@ -1,0 +1,89 @@
+"""Whatever a program passes that can't be meant is refused by one class of errors, in a sentence and with a hint."""
+
+import asyncio
+import inspect
+
+import pytest
+
+from fumehood import BadRequest, FumehoodError, Sandbox, Unforeseen
+from fumehood.core.request import check
+
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
+
+# Of the wrong type, with a NUL, half a letter, below zero, endless, empty.
+WRONG = (
+    -1, 1.5, float("nan"), 10**30, True, "", "x\0y", "a\ud800", b"x", [], [5], ["x\0"], {"a": 5}, {5: "a"}, object(),
+    (1, 2, 3),
+)  # fmt: skip
+# What a method needs besides the one that is wrong.
+USUAL = {
+    "command": "true", "run": "last", "path": "f", "data": "x", "name": "one", "env": {"A": "b"}, "n": 1,
+    "arguments": {"command": "true"}, "host": "example.org",
+}  # fmt: skip
+# They start something, end all, or are passed what we have made.
+LEFT_OUT = ("fleet", "close", "discard", "capabilities", "refusal", "only_news", "require", "best")
+
+
+def refused(method, name, wrong, **needed) -> FumehoodError | None:
+    """Pass what is wrong, and the rest as it should be; an error of another class fails the test."""
+    parameters = inspect.signature(method).parameters.values()
+    needed |= {each.name: USUAL[each.name] for each in parameters if each.name in USUAL}
+    try:
+        done = method(**{**needed, name: wrong})
+        if inspect.isawaitable(done):
+            asyncio.run(done)
+    except FumehoodError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("face", ["Sandbox", "session", "Draft"])
+def test_every_argument_that_nobody_can_mean_is_refused_in_our_words(sandbox: Sandbox, monkeypatch, face):
+    sandbox.run("echo x > f")
+    used = {"Sandbox": sandbox, "session": sandbox.session("s"), "Draft": sandbox.draft("d")}[face]
+
+    def reached(request, _wishes):  # nothing need run for this
+        check(request)
+        raise BadRequest("it would run", hint="fine")
+
+    monkeypatch.setattr(used._hood, "run", reached)
+    options = inspect.signature(used.run).parameters
+    tried = 0
+    for name, method in inspect.getmembers(used, inspect.ismethod):
+        if name.startswith("_") or name in LEFT_OUT:
+            continue
+        parameters = dict(inspect.signature(method).parameters)
+        if parameters.pop("options", None) is not None:
+            parameters |= {key: options[key] for key in ("cwd", "timeout", "apply", "env", "write", "on_change")}
+        for parameter in parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL or parameter.name == "beside":
+                continue
+            for wrong in WRONG:
+                error = refused(method, parameter.name, wrong)
+                tried += 1
+                assert not isinstance(error, Unforeseen), (name, parameter.name, wrong)
+                assert error is None or error.hint, (name, parameter.name, wrong, error.message)
+    assert tried > 100
+
+
+@pytest.mark.parametrize("name", ["n", "jobs", "check", "score", "timeout", "on_candidate", "keep"])
+def test_best_is_refused_what_nobody_can_mean_before_anything_begins(sandbox: Sandbox, name):
+    for wrong in (-1, float("nan"), "x\0y", b"x", [5], object()):
+        if error := refused(sandbox.best, name, wrong):
+            assert error.hint, wrong
+            assert sandbox.drafts() == []
+        else:
+            pytest.fail(f"{wrong!r} is taken for {name}")
+
+
+@pytest.mark.parametrize("name", ["project", "policy", "ask", "session", "draft", "own_tmp", "variables", "cwd"])
+def test_a_sandbox_is_refused_what_nobody_can_mean(home, project, name):
+    for wrong in WRONG:
+        if error := refused(lambda **options: Sandbox(**options).close(), name, wrong, project=project):
+            assert not isinstance(error, Unforeseen), wrong
+            assert error.hint, wrong
+
+
+def test_a_file_is_not_taken_for_one_of_the_programs_own_descriptors(sandbox: Sandbox):
+    with pytest.raises(BadRequest, match="path can't be True"):
+        sandbox.import_patch(True)
