@@ -254,7 +254,7 @@ def _button(answer: str) -> Button:
 def _missed_lines(missed: list[Missed]) -> list[Text]:
     if not missed:
         return [Text("No question was missed.", "dim")]
-    lines = [Text("Asked while nobody was there (x forgets the first):", "bold")]
+    lines = [Text("Nobody answered these, so it was no (x forgets the first):", "bold")]
     for each in missed:
         lines.append(shown(f"{_clock(each.at)}  {printable(each.text)}  in {printable(each.directory)}"))
         lines += [shown(f"    for the next time: {each.ahead}", "cyan")] if each.ahead else []

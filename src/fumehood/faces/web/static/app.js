@@ -43,7 +43,7 @@ function end(row) {
 }
 
 const TROUBLES = {
-  lost: "Fumehood does not answer. This page goes on trying.",
+  lost: "Fumehood does not answer. This page goes on trying. If fumehood web was started anew, open the link that it printed.",
   refused: "This browser is not known any more: fumehood web was started anew. Open the link that it printed.",
 };
 
