@@ -379,6 +379,21 @@ class Screen(Terminal):
         super().__init__([sys.executable, "-c", code, *words], project, env={"TERM": term, **without, **variables})
 
 
+def test_no_letter_of_a_long_difference_lies_under_the_scroll_bar(
+    cli: Any, opened: OpenedStore, project: Path
+) -> None:
+    assert cli("run", "--hold", "--", "seq -s, 2000 | fold -w 300 > long.txt").returncode == 0
+
+    async def look(watcher: Watcher) -> None:
+        await watcher.press("3")
+        await watcher.go_to("long.txt")
+        pane = watcher.app.screen.query_one(Pieces)
+        await watcher.until(lambda: pane.show_vertical_scrollbar)
+        assert max(strip.cell_length for _, strip in pane._rows) == pane.scrollable_content_region.width
+
+    at(Views(opened), look)
+
+
 @pytest.mark.parametrize("term", ["xterm", "screen"])
 def test_review_draws_on_a_plain_terminal_and_leaves_it_as_it_was(cli: Any, project: Path, term: str) -> None:
     held(cli, project)

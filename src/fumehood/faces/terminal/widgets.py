@@ -65,7 +65,11 @@ def both(outputs: Iterable[bytes], most: int) -> list[Text]:
 class Lines(ScrollView, can_focus=True):
     """Lines of text, broken where the window is too narrow; the arrows scroll."""
 
-    DEFAULT_CSS = "Lines { background: $surface; } Lines:focus { background-tint: $foreground 3%; }"
+    # Where the bar came later, it would cover a letter of each line.
+    DEFAULT_CSS = """
+    Lines { background: $surface; scrollbar-gutter: stable; }
+    Lines:focus { background-tint: $foreground 3%; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "scroll_down", "Scroll down", show=False), Binding("k", "scroll_up", "Scroll up", show=False),
     ]  # fmt: skip
