@@ -250,3 +250,23 @@ def test_runs_are_called_by_their_numbers_in_what_is_said_of_an_undo(cli: Cli, p
     shown = cli("show", "1").stdout
     assert "[discarded: undone by run 2]\n" in shown
     assert "by run 2  (" in shown
+
+
+def test_force_is_not_offered_where_the_directory_is_gone(sandbox: Sandbox, project: Path) -> None:
+    (project / "d").mkdir()
+    (project / "d/a").write_text("old")
+    run = sandbox.run("echo new > d/a; echo new > d/b; echo new > c")
+    (project / "d").rename(project / "elsewhere")
+    for force in (False, True):
+        with pytest.raises(UndoRefused) as refused:
+            sandbox.undo(run, force=force)
+        assert refused.value.hint == "move the directory back, or make it; then undo again"
+    assert (project / "c").exists()
+    (project / "elsewhere").rename(project / "d")
+    later = sandbox.run("rm -r d")
+    with pytest.raises(UndoRefused) as refused:
+        sandbox.undo(run)
+    assert refused.value.hint == f"first: fumehood undo {later.name}"
+    sandbox.undo(later)
+    sandbox.undo(run)
+    assert {path.name: path.read_text() for path in project.rglob("*") if path.is_file()} == {"a": "old"}

@@ -449,6 +449,9 @@ def _why_not(store: Store, project: Project, root: str, path: str, run: Run) -> 
 
 # ---- An undo by force: what is in the project now counts as what is to be taken out, and is so saved in the layer.
 
+NO_DIRECTORY = "move the directory back, or make it; then undo again"
+
+
 def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]:
     """Return the changes of an undo, judged against the project as it is; what is so already is left out."""
     inside: dict[tuple[int, str], list[c.Change]] = {}
@@ -461,9 +464,7 @@ def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]
             tops = [change for change in changes if change.root == number and change.within is None]
             for change, now, is_reached in looks(live, tops):
                 if not is_reached and change.after is not None:
-                    raise UndoRefused(
-                        f"the directory of {printable(change.path)} is gone", hint="make it, then undo again"
-                    )
+                    raise UndoRefused(f"the directory of {printable(change.path)} is gone", hint=NO_DIRECTORY)
                 stamp = None if now is None else stamp_of(now)
                 anew += _anew(live, change, stamp, inside.get((number, change.path), ()))
     if not anew:

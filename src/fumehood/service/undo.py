@@ -32,7 +32,7 @@ from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import record, release
-from fumehood.service.restore import counted_as_they_are, versions
+from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, versions
 from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED
@@ -328,11 +328,15 @@ def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
     """Say which paths have moved on, and by which runs."""
     later = _built_upon(store, run, moved[:_NAMED])
     by = f", by run{'s' if len(later) > 1 else ''} {', '.join(later)}" if later else ""
+    hint = f"see fumehood diff {run.name}; --force takes it back and saves what is there now"
+    if not all(any(os.path.isdir(os.path.dirname(f"{root}/{path}")) for root in run.roots) for path in moved):
+        hint = NO_DIRECTORY  # by force neither
+        if later:
+            hint = f"first: fumehood undo {later[0]}"
+    elif later:
+        hint = f"first: fumehood undo {later[0]}; or --force, which saves what is there now"
     raise UndoRefused(
-        f"changed since run {run.name}: {first_of([*map(printable, moved)], _NAMED)}{by}",
-        hint=f"first: fumehood undo {later[0]}; or --force, which saves what is there now"
-        if later
-        else f"see fumehood diff {run.name}; --force takes it back and saves what is there now",
+        f"changed since run {run.name}: {first_of([*map(printable, moved)], _NAMED)}{by}", hint=hint
     )
 
 
