@@ -62,15 +62,15 @@ def _roots(context: Context) -> int:
         project = add_root(store, project, options.directory, permissions, by_person=is_person)
     elif options.what == "remove":
         project = remove_root(store, project, options.directory)
-    more = {path: f"fumehood roots add {typed(path)}" for path in offered(store, project)}
+    more = offered(store, project)
 
     def show() -> None:
         for root in project.roots:
             print(printable(root))
         if more:
             print("commands can't write these yet, a git directory or where a link leads; to let them:")
-        for line in more.values():
-            print(f"  {line}")
+        for path in more:
+            print(f"  fumehood roots add {typed(path)}")
 
     return context.say({"roots": list(project.roots), "offered": more}, show)
 
