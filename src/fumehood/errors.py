@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class FumehoodError(Exception):
     """Something Fumehood was asked to do can't be done; nothing was lost.
@@ -119,3 +123,13 @@ def plain_error(error: Exception) -> FumehoodError:
         plain = Unforeseen(f"something unexpected happened: {type(error).__name__}: {error}"[:500], hint=hint)
     plain.__cause__ = error
     return plain
+
+
+def lacking(error: ModuleNotFoundError, what: str, extra: str, packages: Sequence[str]) -> Exception:
+    """Say how to get a package that an extra brings; anything else that is missing is a fault of ours."""
+    if error.name is None or error.name.partition(".")[0] not in packages:
+        return error
+    return Unavailable(
+        f"{what} needs a package that is not here: {error.name}",
+        hint=f"in a checkout of Fumehood: pip install '.[{extra}]'",
+    )

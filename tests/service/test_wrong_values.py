@@ -2,10 +2,11 @@
 
 import asyncio
 import inspect
+import sys
 
 import pytest
 
-from fumehood import BadRequest, FumehoodError, Sandbox, Unforeseen
+from fumehood import BadRequest, FumehoodError, Sandbox, Unavailable, Unforeseen
 from fumehood.core.request import check
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -87,3 +88,11 @@ def test_a_sandbox_is_refused_what_nobody_can_mean(home, project, name):
 def test_a_file_is_not_taken_for_one_of_the_programs_own_descriptors(sandbox: Sandbox):
     with pytest.raises(BadRequest, match="path can't be True"):
         sandbox.import_patch(True)
+
+
+def test_a_fleet_without_its_packages_says_what_to_install(sandbox: Sandbox, monkeypatch):
+    monkeypatch.delitem(sys.modules, "fumehood.service.fleet.sender", raising=False)
+    monkeypatch.setitem(sys.modules, "rq", None)
+    with pytest.raises(Unavailable, match="the fleet needs a package that is not here: ") as caught:
+        sandbox.fleet("redis://localhost")
+    assert "[fleet]" in caught.value.hint

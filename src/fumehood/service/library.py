@@ -7,7 +7,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from fumehood.core.request import encoded
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, lacking
 from fumehood.linux import launcher
 from fumehood.service import decide
 from fumehood.service.arguments import checks_arguments
@@ -352,8 +352,12 @@ class Sandbox(Commands):
         `key` signs the jobs, by default `sign.key` of the configuration. `include` are paths that go with the project
         although they are ignored.
         """
-        from fumehood.service.fleet.sender import FleetSender
+        from fumehood.service.fleet import PACKAGES
 
+        try:
+            from fumehood.service.fleet.sender import FleetSender
+        except ModuleNotFoundError as error:
+            raise lacking(error, "the fleet", "fleet", PACKAGES) from error
         return FleetSender(self, redis, blobs=store, key=key, queue=queue, include=include)
 
     def restore(self, path: str | os.PathLike[str], source: str = "") -> Run:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from fumehood.core.report import how_many, printable
 from fumehood.core.request import quoted
-from fumehood.errors import BadRequest, FumehoodError
+from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.faces.cli.commands import Context, add_act
 from fumehood.faces.cli.look import numbered, tell_run
-from fumehood.faces.cli.output import lacking, tell_error, whole_number
+from fumehood.faces.cli.output import tell_error, whole_number
+from fumehood.service.fleet import PACKAGES
 
 if TYPE_CHECKING:
     import argparse
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from fumehood.faces.cli.commands import Add
     from fumehood.service.fleet.sender import FleetSender
 
-_EXTRA = ("redis", "rq", "fsspec", "s3fs")
 _ITEM = "{}"
 
 
@@ -81,7 +81,7 @@ def _worker(context: Context) -> int:
     try:
         from fumehood.service.fleet.worker import work
     except ModuleNotFoundError as error:
-        raise lacking(error, "the fleet", "fleet", _EXTRA) from error
+        raise lacking(error, "the fleet", "fleet", PACKAGES) from error
     options = context.options
     address = _address(context)
     context.store.close()
@@ -97,12 +97,9 @@ def _fleet(context: Context) -> int:
         "attach": lambda context, sender: _waited(context, sender, _job(context)), "cancel": _cancel,
     }  # fmt: skip
     with context.sandbox() as sandbox:
-        try:
-            sender = sandbox.fleet(
-                address, store=options.store, key=options.key, queue=options.queue, include=options.include
-            )
-        except ModuleNotFoundError as error:
-            raise lacking(error, "the fleet", "fleet", _EXTRA) from error
+        sender = sandbox.fleet(
+            address, store=options.store, key=options.key, queue=options.queue, include=options.include
+        )
         return acts[options.what](context, sender)
 
 

@@ -9,8 +9,8 @@ import gc
 import os
 import sys
 
-from fumehood.errors import BadRequest, FumehoodError, plain_error
-from fumehood.faces.cli.output import guarded, lacking, tell_error, whole_number
+from fumehood.errors import BadRequest, FumehoodError, lacking, plain_error
+from fumehood.faces.cli.output import guarded, tell_error, whole_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

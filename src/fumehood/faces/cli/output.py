@@ -12,11 +12,11 @@ import select
 import sys
 
 from fumehood.core.report import printable
-from fumehood.errors import BadRequest, FumehoodError, Unavailable
+from fumehood.errors import BadRequest, FumehoodError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from fumehood.linux.streams import Sink
@@ -72,16 +72,6 @@ def tell_error(error: FumehoodError) -> None:
     """Say what failed and what to do next, on standard error."""
     hint = f"hint: {printable(error.hint)}\n" if error.hint else ""
     sys.stderr.write(f"ERROR: {printable(error.message)}\n{hint}")
-
-
-def lacking(error: ModuleNotFoundError, what: str, extra: str, packages: Sequence[str]) -> Exception:
-    """Say how to get a package that an extra brings; anything else that is missing is a fault of ours."""
-    if error.name is None or error.name.partition(".")[0] not in packages:
-        return error
-    return Unavailable(
-        f"{what} needs a package that is not here: {error.name}",
-        hint=f"in a checkout of Fumehood: pip install '.[{extra}]'",
-    )
 
 
 def confirmed(question: str) -> bool:

@@ -15,10 +15,10 @@ from fumehood.core import changes as c
 from fumehood.core.questions import held_item, waiting
 from fumehood.core.report import REDO, Run, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
-from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.look import apply_line, headline, numbered, tell_run, write_difference
-from fumehood.faces.cli.output import here, lacking
+from fumehood.faces.cli.output import here
 from fumehood.faces.cli.progress import Ticking
 from fumehood.faces.cli.prompt import Keys, columns, turn
 from fumehood.service import decide
