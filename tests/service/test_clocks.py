@@ -9,8 +9,8 @@ import pytest
 
 from fumehood import Sandbox
 from fumehood.service.clean import clean
+from fumehood.service.opened import upkeep
 from fumehood.service.store import Store
-from fumehood.service.upkeep import upkeep
 from passing_days import DAY, pass_days
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]

@@ -22,9 +22,9 @@ from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
 from fumehood.service.dialogue import Dialogue, LoopListener, attend_in_thread, has_begun
+from fumehood.service.opened import is_cleaning_due, upkeep
 from fumehood.service.running import Wishes
 from fumehood.service.started import Started, terminal_of
-from fumehood.service.upkeep import is_cleaning_due, upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

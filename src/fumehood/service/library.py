@@ -14,7 +14,7 @@ from fumehood.service.arguments import checks_arguments
 from fumehood.service.ask import channels
 from fumehood.service.commands import Commands, path_text, texts
 from fumehood.service.dialogue import end_all
-from fumehood.service.opened import OpenedStore
+from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import Thrown
 from fumehood.service.sandbox import Hood
@@ -28,7 +28,6 @@ from fumehood.service.session import (
 )
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
-from fumehood.service.upkeep import upkeep
 from fumehood.store.audit import PYTHON
 from fumehood.store.history import LAST, Reach
 from fumehood.store.places import new_mark

@@ -1,8 +1,17 @@
-"""The store as every face opens it: what a dead process left half done is put right first."""
+"""The store as every face opens it: what a dead process left half done is put right first.
+
+What can wait is done when there is time (`upkeep`).
+What mends and cleans is loaded only where that is due: every command comes by here.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+
+from fumehood.errors import FumehoodError
 from fumehood.linux import nofollow
+from fumehood.linux.libc import InterruptsHeld
 from fumehood.service.store import Store
 from fumehood.store.audit import PYTHON
 from fumehood.store.places import has_entries
@@ -10,6 +19,10 @@ from fumehood.store.places import has_entries
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from fumehood.core.policy import Clean
+
+_DAY_S = 86_400
 
 
 class OpenedStore(Store):
@@ -48,7 +61,6 @@ class OpenedStore(Store):
         """
         unfinished = self.history.unfinished(project)
         if unfinished:
-            from fumehood.linux.libc import InterruptsHeld
             from fumehood.service.recover import mend
 
             with InterruptsHeld():
@@ -57,3 +69,38 @@ class OpenedStore(Store):
             from fumehood.service.edits import close_all
 
             close_all(self, project)
+
+
+# ---- What is done when there is time: after a report is printed, before the next command, at the end of a program.
+
+def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> str:
+    """Bring the records of a project's files up to date, and, where that is asked for, clean once a day.
+
+    Returns what to tell a person: which backups went, where some did. It waits for nobody, and nothing else fails for
+    it: whoever needs the records does it again, and is told.
+    """
+    try:
+        if store.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)):
+            from fumehood.service.files import catch_up
+
+            with InterruptsHeld():
+                catch_up(store, project, wait=False)
+        if cleaning is not None and is_cleaning_due(store):
+            from fumehood.service.clean import clean_up
+
+            return clean_up(store, cleaning)
+    except (OSError, FumehoodError):
+        return ""
+    return ""
+
+
+def is_cleaning_due(store: Store) -> bool:
+    """Tell whether nothing was cleaned for a day; the time of the lock's file is that of the last cleaning."""
+    path = store.places.lock("clean")
+    try:
+        last = os.stat(path).st_mtime
+    except FileNotFoundError:
+        # Nothing is a day old yet.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        return False
+    return not 0 <= time.time() - last < _DAY_S

@@ -113,9 +113,7 @@ class Files:
             numbers.update(zip((each[0] for each in fresh), range(last + 1, last + 1 + len(fresh)), strict=True))
         return numbers
 
-    def learn(
-        self, project: int, root: bytes, seen: Sequence[Seen], since: float, *, run: str = "", are_deleted: bool = False
-    ) -> int:
+    def learn(self, project: int, root: bytes, seen: Sequence[Seen], since: float) -> int:
         """Record files of one root as they were seen: path, kind, size, time; returns how many rows that took.
 
         A record written after the look at the files began (`since`) knows better and stays.
@@ -123,7 +121,7 @@ class Files:
         if not seen:
             return 0
         with self.database.transaction() as connection:
-            return _learn(connection, project, root, seen, since, run, are_deleted=are_deleted)
+            return _learn(connection, project, root, seen, since, "", are_deleted=False)
 
     def record(self, project: int, run: str, roots: Iterable[ToRecord]) -> None:
         """Record all that is to be recorded after a run, in one transaction.

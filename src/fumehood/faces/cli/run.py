@@ -15,13 +15,12 @@ from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell
 from fumehood.linux.launch import start
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
 from fumehood.linux.terminal import Signals
-from fumehood.service.opened import OpenedStore
+from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.permission import Permissions
 from fumehood.service.playground import PLAYGROUND
 from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store
-from fumehood.service.upkeep import upkeep
 from fumehood.store.audit import CLI, HOOK
 from fumehood.store.places import session_mark, state_directory
 

@@ -23,10 +23,10 @@ from fumehood.faces.cli.progress import Ticking
 from fumehood.faces.cli.prompt import Keys, columns, turn
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
+from fumehood.service.opened import upkeep
 from fumehood.service.session import project_of, redo_command, redo_session, undo_command, undo_session
 from fumehood.service.settle import chosen
 from fumehood.service.undo import last_to_undo, to_redo, undo
-from fumehood.service.upkeep import upkeep
 from fumehood.store.history import CHECKPOINT, LAST
 
 _TERMINAL_EXTRA = ("textual", "rich")  # packages that the extra `terminal` brings

@@ -7,7 +7,7 @@ import glob
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fumehood.core.request import quoted
@@ -314,6 +314,14 @@ def _is_hooked(path: str) -> bool:
     return has_hook(meaning(path, _read(path)))
 
 
+def _in_one_file(
+    path: str, edits: Sequence[SettingsEdit], notes: Sequence[str],
+    directories: tuple[tuple[str, list[str]], ...] = (),
+) -> ClientSettings:  # fmt: skip
+    file = ChangedFile(path=path, edits=tuple(edits))
+    return ClientSettings(files=(file,), notes=tuple(notes), directories=directories)
+
+
 def _claude(command: list[str], mcp: bool) -> ClientSettings:
     settings = f"{os.environ.get('CLAUDE_CONFIG_DIR') or f'{home()}/.claude'}/settings.json"
     named = tuple(
@@ -325,8 +333,7 @@ def _claude(command: list[str], mcp: bool) -> ClientSettings:
             _line(command, "claude"), _matchers("claude"),
             lambda tools, line: {"matcher": tools, "hooks": [{"type": "command", "command": line}]},
         )  # fmt: skip
-        file = ChangedFile(path=settings, edits=(hooks,))
-        return ClientSettings(files=(file,), notes=(_RESTART, _CLAUDE_HOOK), directories=named)
+        return _in_one_file(settings, [hooks], [_RESTART, _CLAUDE_HOOK], named)
     # Where Claude Code itself keeps servers that hold for every project.
     server = json_member(["mcpServers", SERVER], _server(command, type="stdio"))
     file = ChangedFile(path=f"{home()}/.claude.json", edits=(server,))
@@ -342,15 +349,13 @@ def _codex(command: list[str], mcp: bool) -> ClientSettings:
     named = ((path, ["sandbox_workspace_write", "writable_roots"]),)
     if not mcp:
         hooks = toml_hooks(_line(command, "codex"), _matchers("codex"))
-        file = ChangedFile(path=path, edits=(hooks,))
-        return ClientSettings(files=(file,), notes=_CODEX_HOOK, directories=named)
+        return _in_one_file(path, [hooks], _CODEX_HOOK, named)
     edits = [toml_table(["mcp_servers", SERVER], {**_server(command), "required": True})]
     notes = [_CODEX_SERVER]
     if not _is_hooked(path):
         edits.append(toml_table(["features"], {"shell_tool": False}))
         notes.append(_CLOSED)
-    file = ChangedFile(path=path, edits=tuple(edits))
-    return ClientSettings(files=(file,), notes=tuple(notes), directories=named)
+    return _in_one_file(path, edits, notes, named)
 
 
 def _gemini(command: list[str], mcp: bool) -> ClientSettings:
@@ -362,14 +367,12 @@ def _gemini(command: list[str], mcp: bool) -> ClientSettings:
             _line(command, "gemini"), _matchers("gemini"),
             lambda tools, line: {"matcher": tools, "hooks": [{**kind, "command": line}]},
         )  # fmt: skip
-        file = ChangedFile(path=path, edits=(hooks,))
-        return ClientSettings(files=(file,), notes=(_RESTART,), directories=named)
+        return _in_one_file(path, [hooks], [_RESTART], named)
     edits, notes = [json_member(["mcpServers", SERVER], _server(command))], [_RESTART]
     if not _is_hooked(path):
         edits.append(json_items(["tools", "exclude"], ("run_shell_command",)))
         notes.append(_CLOSED)
-    file = ChangedFile(path=path, edits=tuple(edits))
-    return ClientSettings(files=(file,), notes=tuple(notes), directories=named)
+    return _in_one_file(path, edits, notes, named)
 
 
 def _copilot(command: list[str], mcp: bool) -> ClientSettings:
@@ -382,11 +385,11 @@ def _copilot(command: list[str], mcp: bool) -> ClientSettings:
             lambda tools, line: _chosen(tools, {"type": "command", "bash": line, "timeoutSec": _LONGEST_HOOK}),
             version=1,
         )  # fmt: skip
-        return ClientSettings(files=(ChangedFile(path=path, edits=(hooks,)),), notes=(_RESTART,))
+        return _in_one_file(path, [hooks], [_RESTART])
     server = json_member(["mcpServers", SERVER], _server(command, type="local") | {"tools": ["*"]})
-    file = ChangedFile(path=f"{folder}/mcp-config.json", edits=(server,))
     warning = f"{_OPEN}: start it with --excluded-tools bash, or connect it by the hook: fumehood setup copilot"
-    return ClientSettings(files=(file,), notes=(_RESTART,) if _is_hooked(path) else (_RESTART, warning))
+    notes = [_RESTART] if _is_hooked(path) else [_RESTART, warning]
+    return _in_one_file(f"{folder}/mcp-config.json", [server], notes)
 
 
 def _opencode(command: list[str], mcp: bool) -> ClientSettings:
@@ -403,8 +406,7 @@ def _opencode(command: list[str], mcp: bool) -> ClientSettings:
     if not os.path.exists(file.path):
         edits.append(json_member(["permission", "bash"], "deny"))
         notes.append(_CLOSED)
-    file = ChangedFile(path=path, edits=tuple(edits))
-    return ClientSettings(files=(file,), notes=tuple(notes), directories=named)
+    return _in_one_file(path, edits, notes, named)
 
 
 def _cursor(command: list[str], mcp: bool) -> ClientSettings:
@@ -414,17 +416,16 @@ def _cursor(command: list[str], mcp: bool) -> ClientSettings:
             _line(command, "cursor"), _matchers("cursor"),
             lambda tools, line: _chosen(tools, {"command": line, "failClosed": True}), version=1,
         )  # fmt: skip
-        return ClientSettings(files=(ChangedFile(path=path, edits=(hooks,)),), notes=(_RESTART, _CURSOR_HOOK))
+        return _in_one_file(path, [hooks], [_RESTART, _CURSOR_HOOK])
     server = json_member(["mcpServers", SERVER], _server(command))
-    file = ChangedFile(path=f"{home()}/.cursor/mcp.json", edits=(server,))
-    return ClientSettings(files=(file,), notes=() if _is_hooked(path) else (_OPEN, _NO_HOOK))
+    return _in_one_file(f"{home()}/.cursor/mcp.json", [server], [] if _is_hooked(path) else [_OPEN, _NO_HOOK])
 
 
 def _vscode(command: list[str], _mcp: bool) -> ClientSettings:
     folder = os.environ.get("XDG_CONFIG_HOME") or f"{home()}/.config"
     notes = ("VS Code asks whether to trust the server when it starts first", _OPEN, _NO_HOOK)
     server = json_member(["servers", SERVER], _server(command, type="stdio"))
-    return ClientSettings(files=(ChangedFile(path=f"{folder}/Code/User/mcp.json", edits=(server,)),), notes=notes)
+    return _in_one_file(f"{folder}/Code/User/mcp.json", [server], notes)
 
 
 CLIENTS: dict[str, Callable[[list[str], bool], ClientSettings]] = {

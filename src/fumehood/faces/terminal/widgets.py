@@ -24,10 +24,10 @@ from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.cli.escapes import Filter
 from fumehood.faces.cli.look import headline
 from fumehood.service import overview
+from fumehood.service.opened import upkeep
 from fumehood.service.overview import Chosen
 from fumehood.service.store import Store
 from fumehood.service.undo import to_redo
-from fumehood.service.upkeep import upkeep
 
 _TAB = 8
 _LONGEST = 4000  # characters of a line that are shown; what is longer was not made to be read
