@@ -279,7 +279,7 @@ def test_an_error_in_asking_ends_the_command_and_is_raised(home, project, web):
         with pytest.raises(ZeroDivisionError, match="the window is gone"):
             box.run(f"touch made; {TRY.format(place=at(web))}; sleep {LONG_S}")
         (run,) = box.history()
-    assert (run.state, run.reason) == ("held", "the window is gone")
+    assert (run.state, run.reason) == ("held", "ask raised ZeroDivisionError: the window is gone")
     assert list(project.iterdir()) == []
 
 
