@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -205,3 +206,28 @@ def test_what_is_held_lies_where_no_command_can_change_it(sandbox, furnished):
     sandbox.run("echo A >> a", apply="hold")
     state = Path(os.environ["HOME"], ".local/state/fumehood")
     assert sandbox.run(f"ls {state}/runs; echo x > {state}/runs/*/0/held/a; cat a").stdout.endswith("a\nA\n")
+
+
+@pytest.mark.parametrize("act", ["echo mine > d/x", "echo mine > d/mine", "mkdir d/sub", "rm d/y", "chmod 600 d/z"])
+@pytest.mark.parametrize("line", ["rm -r d", "rm -r d; echo d > d"])
+def test_a_directory_in_which_a_person_did_something_since_does_not_go_with_it(furnished, line, act):
+    with Sandbox(furnished) as sandbox:
+        run = sandbox.run(f"{line}; echo more >> a", apply="hold")
+        subprocess.run(["sh", "-ec", act], cwd=furnished, check=True)
+        before = snapshot(furnished / "d")
+        sandbox.apply(run)
+        assert snapshot(furnished / "d") == before
+        assert (furnished / "a").read_text() == "a\nmore\n"
+        assert {path for path, verdict in verdicts(sandbox.find(run.id)).items() if verdict == "conflict"} >= {"d"}
+        sandbox.apply(run, force=True)
+        assert not (furnished / "d").is_dir()
+        sandbox.undo(run)
+        assert snapshot(furnished / "d") == before
+
+
+def test_many_directories_that_nobody_touched_go_as_they_were_seen(furnished):
+    with Sandbox(furnished) as sandbox:
+        run = sandbox.run("rm -r d deep", apply="hold")
+        assert sandbox.apply(run).state == "applied"
+        assert not (furnished / "d").exists()
+        assert not (furnished / "deep").exists()

@@ -21,9 +21,9 @@ from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import is_version, looks, open_below, open_top, split, stamp_of
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
-from fumehood.service.apply import take_over
+from fumehood.service.apply import mark_conflict, take_over
 from fumehood.service.differences import contents
-from fumehood.service.restore import put
+from fumehood.service.restore import moved_on, put
 from fumehood.service.settle import (
     DISCARDED,
     FAILED,
@@ -306,6 +306,7 @@ def _apply(
     for change in waiting:
         change.reason = BY_FORCE if change.verdict == c.CONFLICT else ""
         change.verdict = c.APPLIED
+    is_anew |= not even_open and _keep_edited_trees(run)
     keep_replacements_whole(run.changed)
     _count_links(run)
     if others:
@@ -336,6 +337,23 @@ def _apply(
     conclude(store, run, is_otherwise=is_otherwise, decided_at=time.time())
     record_files(store, project.id, run)
     return failure
+
+
+def _keep_edited_trees(run: Run) -> bool:
+    """Find conflicts in directories that would go whole: by their own stamps, they are as the run has seen them."""
+    trees = {
+        (change.root, change.path): change
+        for change in run.changed
+        if change.verdict == c.APPLIED and change.within is None and change.change in (c.DELETED, c.TYPE)
+        and change.before is not None and change.before.kind == c.DIRECTORY
+    }  # fmt: skip
+    edited, inside = set(), c.Inside(trees)
+    for number in {root for root, _ in trees}:
+        mine = [each for each in run.changed if each.root == number and (number, each.within or each.path) in trees]
+        edited |= {(number, inside.topmost(number, path) or path) for path in moved_on(run.roots[number], mine)}
+    for place in edited:
+        mark_conflict(trees[place], run.changed)
+    return bool(edited)
 
 
 def _bring_back(store: Store, run: Run, *, others: bool) -> None:
@@ -405,10 +423,12 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
             change.flags = () if held is None else held.flags
             change.verdict, change.reason = _fate(held, change)
             going.append(change)
+    places = {(change.root, change.path) for change in going}
     for change in waiting:
         if (change.root, change.path) not in fresh:
             change.verdict, change.reason = c.DISCARDED, "the project has it already"
-    places = {(change.root, change.path) for change in going}
+            if change.change == c.DELETED and change.within is not None:
+                places.add((change.root, change.path))  # the rest of its directory goes without it
     return c.by_path([*(each for each in run.changed if (each.root, each.path) not in places), *going]), going
 
 

@@ -11,9 +11,11 @@ from fumehood.core.report import Run, printable, typed
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, UndoRefused
 from fumehood.linux.copying import copy_entry
+from fumehood.linux.gitindex import refreshed
 from fumehood.linux.layer import scan
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
+    is_version,
     kind_of,
     look,
     looks,
@@ -510,3 +512,46 @@ def _changed(change: c.Change, kind: str, now: c.Stamp | None, after: c.Stamp | 
         change.root, change.path, kind, change.kind if stamp is None else stamp.kind,
         before=now, after=after, verdict=c.APPLIED,
     )  # fmt: skip
+
+
+# ---- What of a project is no longer as a run left it, or as a held one has seen it.
+
+def moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
+    """Return the paths of one root that are not as the changes expect to find them; the others are stamped anew."""
+    inside: dict[str, list[c.Change]] = {}
+    for change in changes:
+        if change.within is not None:
+            inside.setdefault(change.within, []).append(change)
+    moved = []
+    with Closing(open_top(root)) as live:
+        for change, entry, is_reached in looks(live, [change for change in changes if change.within is None]):
+            before = change.before
+            if before is None or entry is None:
+                if not is_reached or before is not None or entry is not None:
+                    moved.append(change.path)
+            elif (now := _as_left(live, change.path, before, entry)) is None:
+                moved.append(change.path)
+            else:
+                change.before = now
+                if before.kind == c.DIRECTORY and change.change != c.MODE:
+                    moved += _moved_inside(live, change.path, inside.get(change.path, ()))
+    return moved
+
+
+def _as_left(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:
+    """Return the stamp of what lies at a path now, if that is what a run left; a git index may be refreshed since."""
+    return stamp_of(entry, before.meaning) if is_version(before, entry) else refreshed(before, live, path, entry)
+
+
+def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
+    """Return what was added to, taken from or changed in a directory that a run had put there."""
+    expected = {change.path: change for change in inside if change.before is not None}
+    moved = []
+    for path, entry in walk(live, top):
+        change = expected.pop(path, None)
+        now = None if change is None or change.before is None else _as_left(live, path, change.before, entry)
+        if change is None or now is None:
+            moved.append(path)
+        else:
+            change.before = now
+    return moved + list(expected)

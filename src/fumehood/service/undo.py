@@ -11,15 +11,13 @@ from fumehood.core.judge import objects_of
 from fumehood.core.report import REDO, Run, first_of, printable, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
-from fumehood.linux.gitindex import refreshed, without_needed_objects
+from fumehood.linux.gitindex import without_needed_objects
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
     Loosened,
     Parents,
-    is_version,
     kind_of,
     look,
-    looks,
     open_top,
     reached,
     split,
@@ -32,7 +30,7 @@ from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import record, release
-from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, versions
+from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, moved_on, versions
 from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED
@@ -320,7 +318,7 @@ def _moved(run: Run, changes: Sequence[c.Change]) -> list[str]:
     for number, root in enumerate(run.roots):
         mine = [change for change in changes if change.root == number]
         if mine:
-            moved += _moved_on(root, mine)
+            moved += moved_on(root, mine)
     return moved
 
 
@@ -356,47 +354,6 @@ def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
     later = [store.history.find(name) for name in dict.fromkeys(reversed(names_of_later))]
     names = {each.run for each in later}
     return [each.name for each in later if each.state in _STANDING and each.of not in names]
-
-
-def _moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
-    """Return the paths of one root that are not as the changes expect to find them; the others are stamped anew."""
-    inside: dict[str, list[c.Change]] = {}
-    for change in changes:
-        if change.within is not None:
-            inside.setdefault(change.within, []).append(change)
-    moved = []
-    with Closing(open_top(root)) as live:
-        for change, entry, is_reached in looks(live, [change for change in changes if change.within is None]):
-            before = change.before
-            if before is None or entry is None:
-                if not is_reached or before is not None or entry is not None:
-                    moved.append(change.path)
-            elif (now := _as_left(live, change.path, before, entry)) is None:
-                moved.append(change.path)
-            else:
-                change.before = now
-                if before.kind == c.DIRECTORY and change.change != c.MODE:
-                    moved += _moved_inside(live, change.path, inside.get(change.path, ()))
-    return moved
-
-
-def _as_left(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:
-    """Return the stamp of what lies at a path now, if that is what a run left; a git index may be refreshed since."""
-    return stamp_of(entry, before.meaning) if is_version(before, entry) else refreshed(before, live, path, entry)
-
-
-def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
-    """Return what was added to, taken from or changed in a directory that a run had put there."""
-    expected = {change.path: change for change in inside if change.before is not None}
-    moved = []
-    for path, entry in walk(live, top):
-        change = expected.pop(path, None)
-        now = None if change is None or change.before is None else _as_left(live, path, change.before, entry)
-        if change is None or now is None:
-            moved.append(path)
-        else:
-            change.before = now
-    return moved + list(expected)
 
 
 # ---- See that backups are what was saved, before an undo puts them into the project.
