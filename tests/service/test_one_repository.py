@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import need
-from fumehood import Run, Sandbox
+from fumehood import Run, Sandbox, UndoRefused
 from fumehood.service.store import Store
 
 pytestmark = pytest.mark.namespaces
@@ -120,6 +120,259 @@ def test_what_a_person_built_on_is_needed_also_when_more_of_the_run_is_applied_l
         sandbox.undo(run)
         assert git(repository, "show", "keep:b") == "b\n"
         assert is_sound(repository)
+
+
+# What an agent does, what a person does then, and what must still be there when the agent's run is taken back.
+HELLO = "echo hello | git hash-object -w --stdin"
+NEEDED = {
+    "a branch": ("git commit-tree @^{tree} -p @ -m x", "git branch x $(cat made)", "git log x"),
+    "the index, by its name": (HELLO, "git update-index --add --cacheinfo 100644,$(cat made),m", "git show :m"),
+    "the index, by its content": (HELLO, "echo hello > m; git add m", "git show :m"),
+    "the index of a work tree": (HELLO, "git worktree add -q ../w; cd ../w; echo hello > m; git add m", "git show @"),
+    "a work tree's commit": (
+        "git worktree add -q w; cd w; echo f > f; git add f; git commit -qm f", "git checkout w -- f", "git show :f",
+    ),
+    "a tag of a tag": ("git tag -a -m 1 one", "git tag two one", "git show two"),
+    "the list of commits": (
+        "echo f > f; git add f; git commit -qm f", "git commit-graph write --reachable", "git commit-graph verify",
+    ),
+    "the list of packs": (
+        "echo f > f; git add f; git commit -qm f; git repack -qd", "git multi-pack-index write",
+        "git multi-pack-index verify",
+    ),
+}  # fmt: skip
+
+
+def typed(project: Path, line: str) -> str:
+    """What a person types, in the project."""
+    return subprocess.run(["sh", "-ec", line], cwd=project, check=True, capture_output=True, text=True).stdout
+
+
+LONG = "head -c 300000 /dev/zero | tr '\\0' x"  # more than a pipe holds: nobody reads on until the first is looked at
+
+
+def in_the_meantime(sandbox: Sandbox, before: str, project: Path, line: str, after: str = "true") -> Run:
+    """Run two commands, and have a person type something in between."""
+    begun: list[str] = []
+
+    def notice(_stream: str, text: str) -> None:
+        begun.append(text)
+        if len(begun) == 1:
+            typed(project, line)
+
+    return sandbox.run(f"{before}; {LONG}; {after}", on_output=notice)
+
+
+@pytest.mark.parametrize("by", NEEDED)
+def test_undo_leaves_what_somebody_needs_now(repository: Path, by: str) -> None:
+    done, since, look = NEEDED[by]
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run(done)
+        assert run.state == "applied", run.for_model()
+        (repository / "made").write_text(run.stdout)
+        typed(repository, since)
+        sandbox.undo(run)
+        typed(repository, look)
+        git(repository, "fsck", "--full", "--strict")
+        git(repository, "write-tree")
+        assert sandbox.find(run.run).state == "undone"
+
+
+def test_undo_in_a_git_directory_that_is_a_root_leaves_what_somebody_needs(
+    store: Store, repository: Path, test_directory: Path
+) -> None:
+    tree = test_directory / "tree"
+    git(repository, "worktree", "add", "-q", str(tree))
+    store.projects.add_root(store.projects.open(str(tree)), str(repository / ".git"))
+    with Sandbox(tree) as sandbox:
+        run = sandbox.run("git commit-tree @^{tree} -p @ -m x")
+        git(repository, "branch", "x", run.stdout.strip())
+        sandbox.undo(run)
+    git(repository, "fsck", "--full", "--strict")
+
+
+def test_undo_is_not_led_astray_by_what_a_command_puts_among_objects_and_refs(repository: Path) -> None:
+    """Nothing there is what its name says, and a branch is called as the index is."""
+    odd = "mkdir -p .git/objects/zz .git/objects/ab; touch .git/objects/zz/x .git/objects/ab/tmp_obj .git/objects/ab/c"
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run(f"{odd}; rm -rf .git/objects/info; git commit-tree @^{{tree}} -p @ -m x")
+        git(repository, "branch", "index", run.stdout.strip())
+        (repository / ".git/worktrees/x/HEAD").mkdir(parents=True)
+        (repository / ".git/worktrees/y").touch()
+        sandbox.undo(run)
+    shutil.rmtree(repository / ".git/worktrees")
+    git(repository, "log", "index")
+
+
+HEADS = {
+    "a commit of what the agent staged": ("echo n > n; git add n", "git commit -qm n"),
+    "another branch with what the agent staged": ("echo n > n; git add n", "git switch -qc other"),
+    "the agent's branch": ("git branch topic", "git switch -q topic"),
+    "a branch that the agent moved": ("echo n > n; git add n; git commit -qm n; git branch -f b", "git switch -q b"),
+    "the agent's branch in a work tree": ("git branch topic", "git worktree add -q ../w topic"),
+}
+
+
+@pytest.mark.parametrize("what", HEADS)
+def test_undo_does_not_tear_what_the_agent_did_from_a_head_that_moved_on(repository: Path, what: str) -> None:
+    typed(repository, "git branch b; touch f; git add f; git commit -qm f")
+    done, since = HEADS[what]
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run(done)
+        typed(repository, since)
+        before = typed(repository, "git status --porcelain=v2 --branch; git worktree list; git log --all --format=%H")
+        with pytest.raises(UndoRefused, match="HEAD"):
+            sandbox.undo(run)
+        after = typed(repository, "git status --porcelain=v2 --branch; git worktree list; git log --all --format=%H")
+    assert after == before
+
+
+def test_what_an_agent_staged_is_taken_back_after_its_commit_is(repository: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        staged = sandbox.run("echo n > n; git add n")
+        committed = sandbox.run("git commit -qm n")
+        with pytest.raises(UndoRefused, match=f"by run {committed.number}"):
+            sandbox.undo(staged)
+        sandbox.undo(committed)
+        assert git(repository, "status", "--porcelain") == "A  n\n"
+        sandbox.undo(staged)
+        assert git(repository, "status", "--porcelain") == ""
+        sandbox.redo()
+        sandbox.redo()
+    assert git(repository, "log", "--format=%s").split() == ["n", "first"]
+    assert is_sound(repository)
+
+
+# What git writes for itself, and what a person does that writes it too.
+NOTES = {
+    "COMMIT_EDITMSG": ("true", "GIT_EDITOR=false git commit -q --allow-empty || true"),
+    "FETCH_HEAD": ("git fetch -q . main", "git fetch -q"),
+}
+
+
+@pytest.mark.parametrize("note", NOTES)
+def test_what_git_notes_for_itself_is_in_nobodys_way(repository: Path, note: str) -> None:
+    more, act = NOTES[note]
+    git(repository, "clone", "-q", "--bare", ".", "../remote.git")
+    git(repository, "remote", "add", "origin", "../remote.git")
+    git(repository, "fetch", "-q")
+
+    with Sandbox(repository) as sandbox:
+        run = in_the_meantime(sandbox, "true", repository, act, f"echo n > n; git add n; git commit -qm n; {more}")
+        assert run.state == "applied", run.for_model()
+        assert is_sound(repository)
+        typed(repository, act)
+        sandbox.undo(run)
+        assert sandbox.find(run.run).state == "undone"
+        assert git(repository, "status", "--porcelain") == ""
+        typed(repository, act)
+        sandbox.redo()
+        waits = sandbox.run(f"echo m > m; git add m; git commit -qm m; {more}", apply="hold")
+        typed(repository, act)
+        assert sandbox.apply(waits).state == "applied"
+    assert git(repository, "log", "--format=%s").split() == ["m", "n", "first"]
+    assert is_sound(repository)
+
+
+@pytest.mark.parametrize("mode", ["apply", "hold", "draft"])
+def test_an_object_that_a_person_has_made_too_is_no_conflict(repository: Path, mode: str) -> None:
+    """By its name it is the same; in one fan-out directory lie others, too: 1 and 678 share d0."""
+    commit = "git switch -qc x; echo 1 > n; echo 678 > m; git add n m; git commit -qm n; git switch -q main"
+    mine = "echo 1 | git hash-object -w --stdin; echo 1049 | git hash-object -w --stdin"
+
+    with Sandbox(repository) as sandbox:
+        if mode == "apply":
+            run = in_the_meantime(sandbox, "true", repository, mine, commit)
+        elif mode == "hold":
+            run = sandbox.run(commit, apply="hold")
+            typed(repository, mine)
+            run = sandbox.apply(run)
+        else:
+            draft = sandbox.draft("one")
+            draft.run(commit)
+            other = sandbox.run(mine)
+            run = draft.apply()
+            sandbox.undo(other)
+        assert run.state == "applied", run.for_model()
+        git(repository, "fsck", "--full", "--strict")
+        assert git(repository, "show", "x:n", "x:m") == "1\n678\n"
+        sandbox.undo(run)
+    git(repository, "fsck", "--full", "--strict")
+    assert git(repository, "branch", "--format=%(refname:short)").split() == ["main"]
+    if mode != "draft":
+        assert git(repository, "cat-file", "-p", "d00491fd7e5bb6fa28c517a0bb32b8b506539d4d") == "1\n"
+
+
+def test_objects_that_a_person_wants_anew_are_not_thrown_away_by_a_held_clean_up(repository: Path) -> None:
+    typed(repository, "echo 1 | git hash-object -w --stdin; echo 678 | git hash-object -w --stdin")
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run("git prune --expire=now", apply="hold")
+        typed(repository, "echo 1 > n; git add n; git commit -qm n")
+        assert sandbox.apply(run).state == "discarded"
+        assert is_sound(repository)
+        assert git(repository, "show", "@:n") == "1\n"
+        later = sandbox.run("git gc -q --prune=now")
+        assert later.state == "applied"
+        typed(repository, "echo 678 > m; git add m")
+        sandbox.undo(later)
+        git(repository, "fsck", "--full", "--strict")
+        assert git(repository, "show", ":m") == "678\n"
+
+
+def test_what_is_unreachable_only_beside_what_waits_is_not_thrown_away(repository: Path) -> None:
+    typed(repository, "touch f; git add f; git commit -qm f")
+    with Sandbox(repository) as sandbox:
+        sandbox.run("git commit -q --amend -m other; git reflog expire --expire=now --all", apply="hold")
+        for line in ("git prune --expire=now", "git gc -q --prune=now"):
+            assert sandbox.run(line).state == "held", line
+            assert is_sound(repository)
+            assert git(repository, "log", "-1", "--format=%s") == "f\n"
+
+
+@pytest.mark.parametrize("apply", ["apply", "hold"])
+def test_what_a_branch_names_since_is_not_thrown_away(repository: Path, apply: str) -> None:
+    lost = typed(repository, "git commit-tree @^{tree} -p @ -m lost").strip()
+    keep = f"git branch keep {lost}"
+    with Sandbox(repository) as sandbox:
+        if apply == "hold":
+            run = sandbox.run("git prune --expire=now", apply="hold")
+            typed(repository, keep)
+            run = sandbox.apply(run)
+        else:
+            run = in_the_meantime(sandbox, "git prune --expire=now", repository, keep)
+        assert run.state == "discarded", run.for_model()
+    assert git(repository, "log", "-1", "--format=%s", "keep") == "lost\n"
+    git(repository, "fsck", "--full", "--strict")
+
+
+@pytest.mark.parametrize("kind", ["held", "draft"])
+def test_undo_leaves_objects_that_what_waits_is_built_on(repository: Path, kind: str) -> None:
+    with Sandbox(repository) as sandbox:
+        made = sandbox.run("git commit-tree @^{tree} -p @ -m made")
+        line = f"git branch keep {made.stdout.strip()}"
+        if kind == "held":
+            waits = sandbox.run(line, apply="hold")
+            sandbox.undo(made)
+            sandbox.apply(waits)
+        else:
+            draft = sandbox.draft("one")
+            draft.run(line)
+            sandbox.undo(made)
+            draft.apply()
+    assert git(repository, "log", "-1", "--format=%s", "keep") == "made\n"
+    git(repository, "fsck", "--full", "--strict")
+
+
+def test_a_rebase_that_stops_waits_with_its_repository(repository: Path) -> None:
+    typed(repository, "echo 1 > f; git add f; git commit -qm 1; git switch -qc t @~")
+    typed(repository, "echo 2 > f; git add f; git commit -qm 2")
+    with Sandbox(repository) as sandbox:
+        run = in_the_meantime(
+            sandbox, "true", repository, "touch mine; git add mine; git commit -qm mine", "git rebase -q main"
+        )  # fmt: skip
+        assert run.state == "held"
+        assert not (repository / ".git/rebase-merge").exists()
+        assert "rebas" not in git(repository, "status")
 
 
 def test_a_branch_that_is_made_over_a_held_index_waits_too(repository: Path) -> None:

@@ -182,6 +182,11 @@ def _is_state(rest: list[str]) -> bool:
     return len(rest) == 1 and is_one and first not in _NOTES
 
 
+def _state_of(change: c.Change, place: str) -> str:
+    """Name the state that a change is a part of; that an object goes is one: nobody needs it in that state alone."""
+    return (objects_of(place) if change.change == c.DELETED else "") or one_state(place)
+
+
 def _place(roots: Sequence[str], root: int, path: str) -> str:
     return f"{roots[root] if roots else root}/{path}"
 
@@ -195,7 +200,7 @@ def _share(changes: Sequence[c.Change], roots: Sequence[str], verdict: str, what
             firsts[objects_of(place) or one_state(place)] = change.path
     more = False
     for change in changes if firsts else ():
-        first = firsts.get(one_state(_place(roots, change.root, change.path)))
+        first = firsts.get(_state_of(change, _place(roots, change.root, change.path)))
         if first is not None and change.verdict == c.APPLIED:
             more = True
             change.verdict, change.reason = verdict, f"{first} {what}, and they are one state"
@@ -300,7 +305,7 @@ class Waiting:
         tree = self._inside.topmost(root, path)
         if tree is not None:
             return self._trees[root, tree]
-        return self._repositories.get(repository(_place(self._roots, root, path)))
+        return self._repositories.get(_state_of(change, _place(self._roots, root, path)))
 
 
 def hold_what_builds_on(changes: Sequence[c.Change], waiting: Waiting) -> None:

@@ -1,25 +1,18 @@
-"""What a git index means: its entries. The times and sizes beside them are a cache that any `git status` rewrites.
-
-And which objects of a repository must stay when the run that made them is taken back.
-"""
+"""What a git index means: its entries. The times and sizes beside them are a cache that any `git status` rewrites."""
 
 from __future__ import annotations
 
 import os
 import stat
 
-from fumehood.core.changes import APPLIED, DELETED
-from fumehood.core.judge import objects_of, repository
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, split, stamp_of, walk
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from fumehood.core import changes as c
-
-    Refs = dict[tuple[int, str], bytes]  # what refs say, as digests, by root and path
 
 
 LARGEST = 16 << 20  # bytes; reading a larger one would be noticed, and it is compared by its bytes
@@ -224,83 +217,3 @@ def _others(git: int) -> Iterator[str]:
         with Closing(directory):
             names = os.listdir(directory)
         yield from (f"{kind}/{name}/{NAME}" for name in names[:_MOST_HELD])
-
-
-# ---- Objects that others than the run which made them may need.
-#
-# No clock tells whether somebody has built on them, but the refs do: those that were there before the objects came, and
-# say the same now, need none of them.
-
-
-def repositories_of(roots: Sequence[str], changes: Sequence[c.Change], kind: str) -> set[tuple[int, str]]:
-    """Return the git directories, each with its root, in which some changes add or delete objects."""
-    return {
-        (change.root, git) for change in changes
-        if change.change == kind and change.verdict == APPLIED and (git := _git_of(roots, change))
-    }  # fmt: skip
-
-
-def _git_of(roots: Sequence[str], change: c.Change) -> str:
-    """Return the git directory that a change has an object of, unless that directory moves with it."""
-    root = roots[change.root]
-    git = objects_of(f"{root}/{change.path}")[len(root) + 1 :]
-    return git if git and (change.within is None or change.within.startswith(f"{git}/")) else ""
-
-
-def without_needed_objects(
-    roots: Sequence[str], changes: Sequence[c.Change], noted: Refs, is_moved: Callable[[Sequence[c.Change]], bool]
-) -> Sequence[c.Change]:
-    """Leave out, of what takes a run back, objects that somebody may have built on since: a commit, a branch.
-
-    Nobody misses an object that stays, and a repository that lacks one is broken. The refs that were `noted` were there
-    before the objects; `is_moved` tells whether anybody changed since what the run left.
-    """
-    needed = set()
-    for number, git in repositories_of(roots, changes, DELETED):
-        place = f"{roots[number]}/{git}"
-        own = [each for each in changes if repository(f"{roots[each.root]}/{each.path}") == place]
-        but = {each.path for each in changes if each.root == number}
-        now = refs_of(roots[number], git)
-        if is_moved(own) or any(path not in but and noted.get((number, path)) != says for path, says in now.items()):
-            needed.add((number, git))
-    return [
-        each for each in changes if each.change != DELETED or (each.root, _git_of(roots, each)) not in needed
-    ] or changes  # fmt: skip
-
-
-def refs_of(root: str, git: str) -> dict[str, bytes]:
-    """Return a digest of what each ref says, and each HEAD of a work tree; none where the repository is gone."""
-    refs: dict[str, bytes] = {}
-    with Closing(open_top(root)) as top:
-        try:
-            for path, status in _refs(top, git):
-                if not stat.S_ISDIR(status.st_mode):
-                    refs[path] = _digest_of(top, path, status)
-        except (FileNotFoundError, NotADirectoryError):
-            return refs
-    return refs
-
-
-def _digest_of(top: int, path: str, status: os.stat_result) -> bytes:
-    import hashlib
-
-    digest = hashlib.blake2b(digest_size=16)
-    parent, name = split(path)
-    with Closing(open_below(top, parent)) as directory:
-        if stat.S_ISLNK(status.st_mode):
-            digest.update(os.fsencode(os.readlink(name, dir_fd=directory)))
-        elif stat.S_ISREG(status.st_mode):
-            with Closing(os.open(name, _READING, dir_fd=directory)) as file:
-                while piece := os.read(file, LARGEST):
-                    digest.update(piece)
-    return digest.digest()
-
-
-def _refs(top: int, git: str) -> Iterator[tuple[str, os.stat_result]]:
-    with Closing(open_below(top, git, LISTING)) as directory:
-        for name in os.listdir(directory):
-            status = look(directory, name)
-            if status is not None and (name == "packed-refs" or name.endswith("HEAD")):
-                yield f"{git}/{name}", status
-            elif status is not None and stat.S_ISDIR(status.st_mode) and name in ("refs", "worktrees"):
-                yield from walk(top, f"{git}/{name}")

@@ -14,7 +14,8 @@ from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open, hold_togeth
 from fumehood.core.report import first_of, printable
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux import nofollow
-from fumehood.linux.gitindex import refreshed, refs_of, repositories_of
+from fumehood.linux.gitindex import refreshed
+from fumehood.linux.gitobjects import leave_theirs, refs_of, repositories_of
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
 from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
@@ -58,7 +59,7 @@ def take_over(
     A file that another program has open for writing is held in the same way, unless it goes `even_open`. Each plain
     swap asks for its own; where one is in doubt, all is taken back, and done again once all files were asked for.
     """
-    conflicts = hold_together(changes, roots, on_conflict)
+    conflicts = leave_theirs(roots, changes) | hold_together(changes, roots, on_conflict)
     note, steps = journal or _unrecorded, plan(changes, staying)
     between = Between(roots, uppers, run)
     done: list[tuple[Sides, Step]] = []
@@ -74,7 +75,9 @@ def take_over(
             else:
                 between.has_originals = True
                 _perform(steps, between, done, changes, note, or_nothing=or_nothing, asks=swaps_ask and not even_open)
-            is_torn = bool(busy) or (not or_nothing and hold_together(changes, roots, on_conflict))
+            is_torn = bool(busy) or (
+                not or_nothing and leave_theirs(roots, changes) | hold_together(changes, roots, on_conflict)
+            )
             if not is_torn and between.save(changes):
                 note(SETTLING)
         except _Doubtful:
@@ -310,7 +313,7 @@ class Between:
                 shared = sharing(here, "after")
                 self.has_copies = self.has_copies or bool(shared)
                 self.sides[number].prepare(mine, shared)
-        if repositories := repositories_of(self._roots, changes, c.ADDED):
+        if repositories := repositories_of(self._roots, changes):
             refs_by_git = [(number, refs_of(self._roots[number], git)) for number, git in repositories]
             refs = {(number, path): says for number, refs in refs_by_git for path, says in refs.items()}
             note_refs(self._uppers[0], refs)

@@ -16,6 +16,7 @@ from fumehood.core.report import Run, printable, typed
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
 from fumehood.linux.copying import copy_entry
 from fumehood.linux.gitindex import refreshed
+from fumehood.linux.gitobjects import keep_needed
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import is_version, looks, open_below, open_top, split, stamp_of
@@ -306,7 +307,7 @@ def _apply(
     for change in waiting:
         change.reason = BY_FORCE if change.verdict == c.CONFLICT else ""
         change.verdict = c.APPLIED
-    is_anew |= not even_open and _keep_edited_trees(run)
+    is_anew |= _keep_theirs(run, even_edited=even_open)
     keep_replacements_whole(run.changed)
     _count_links(run)
     if others:
@@ -339,7 +340,16 @@ def _apply(
     return failure
 
 
-def _keep_edited_trees(run: Run) -> bool:
+def _keep_theirs(run: Run, *, even_edited: bool) -> bool:
+    """Leave what others need or have edited where it would go; tell whether there is any."""
+    verdicts = [change.verdict for change in run.changed]
+    keep_needed(run.roots, run.changed, int(run.started_at * 1e9))
+    if not even_edited:
+        _keep_edited_trees(run)
+    return verdicts != [change.verdict for change in run.changed]
+
+
+def _keep_edited_trees(run: Run) -> None:
     """Find conflicts in directories that would go whole: by their own stamps, they are as the run has seen them."""
     trees = {
         (change.root, change.path): change
@@ -353,7 +363,6 @@ def _keep_edited_trees(run: Run) -> bool:
         edited |= {(number, inside.topmost(number, path) or path) for path in moved_on(run.roots[number], mine)}
     for place in edited:
         mark_conflict(trees[place], run.changed)
-    return bool(edited)
 
 
 def _bring_back(store: Store, run: Run, *, others: bool) -> None:

@@ -14,6 +14,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.copying import copy_entry
 from fumehood.linux.gitindex import refreshed
+from fumehood.linux.gitobjects import freshen, may_stay
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, remove_tree, split, stamp_of
 from fumehood.service import layers as layering
@@ -195,7 +196,7 @@ def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[
             for change in run.changed:
                 if change.root != number:
                     continue
-                if not bases.is_as_it_was(change, root, live):
+                if not lies_in_cache(change.path) and not bases.is_as_it_was(change, root, live):
                     outcome = _both(draft, whole, bases, change)
                     if isinstance(outcome, Merge):
                         merges.append(outcome)
@@ -211,9 +212,9 @@ def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[
 
 def _both(draft: DraftRecord, whole: WholeDraft, bases: _Bases, change: c.Change) -> Merge | Conflict | str:
     """Bring together what a draft and the project have made of a path; nothing where the draft's version counts."""
-    if lies_in_cache(change.path):
-        return ""
     root = whole.run.roots[change.root]
+    if change.within is None and may_stay(f"{root}/{change.path}"):
+        return _theirs(root, change)
     ours, theirs = _content(whole.layers[change.root].upper, change.path), _content(root, change.path)
     is_file = change.change in (c.MODIFIED, c.MODE) and change.kind == c.FILE and not is_gits(change.path)
     if ours is None or theirs is None or not is_file:
@@ -228,6 +229,16 @@ def _both(draft: DraftRecord, whole: WholeDraft, bases: _Bases, change: c.Change
     texts = [None if each is None else each.decode(errors="surrogateescape") for each in (base, theirs, ours)]
     text, places = merged(texts[0], texts[1] or "", texts[2] or "", (IN_PROJECT, f"draft {draft.name}"))
     return Merge(change=change, root=root, text=text, places=places, live=theirs)
+
+
+def _theirs(root: str, change: c.Change) -> str:
+    """Let the project keep what it has of git's own, where it has it."""
+    if change.before is None:
+        return ""
+    if change.kind == c.FILE and change.change != c.DELETED:
+        with Closing(open_top(root)) as top:
+            freshen(top, change.path)
+    return _SAME
 
 
 def _why(change: c.Change) -> str:

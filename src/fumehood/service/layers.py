@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.changes import Change
     from fumehood.core.report import Run
-    from fumehood.linux.gitindex import Refs
+    from fumehood.linux.gitobjects import Refs
     from fumehood.linux.settled import Settled
     from fumehood.service.store import Store
     from fumehood.store.places import Places

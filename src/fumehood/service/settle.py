@@ -71,6 +71,10 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
     if not run.changed:
         return
     began = os.stat(os.path.dirname(os.path.dirname(layers[0].upper))).st_mtime_ns
+    if any(change.change == c.DELETED and "objects/" in change.path for change in run.changed):
+        from fumehood.linux.gitobjects import keep_needed
+
+        keep_needed(run.roots, run.changed, began)
     late = [
         change
         for change in run.changed
@@ -94,10 +98,12 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         late = [change for change in late if below.under(change) is None]
     if late:
         from fumehood.core.judge import CHANGED_SINCE, keep_replacements_whole
+        from fumehood.linux.gitobjects import leave_theirs
 
         for change in late:
             change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
             change.verdict = c.CONFLICT
+        leave_theirs(run.roots, run.changed)
         keep_replacements_whole(run.changed)
 
 

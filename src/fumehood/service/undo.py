@@ -7,11 +7,11 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
-from fumehood.core.judge import objects_of
+from fumehood.core.judge import repository
 from fumehood.core.report import REDO, Run, first_of, printable, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
-from fumehood.linux.gitindex import without_needed_objects
+from fumehood.linux.gitobjects import heads_in_the_way, may_stay, without_theirs
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
     Loosened,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import NoReturn
 
+    from fumehood.linux.gitobjects import Refs
     from fumehood.service.store import Store
     from fumehood.store.backups import Seals
     from fumehood.store.history import Reach
@@ -70,10 +71,6 @@ def undo(
         interrupts.let_in()  # nothing is done yet, and to look at everything may take long
         run = recorded(store, project, run)
         back = _planned(store, as_it_stands(store, run), paths, here, by)
-        back.changed = without_needed_objects(
-            run.roots, back.changed, layering.noted_refs(store.uppers(back)[0]) or {},
-            lambda own: bool(_moved(run, own)),
-        )  # fmt: skip
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
             back.changed = counted_as_they_are(run, back.changed)
@@ -81,6 +78,8 @@ def undo(
             # A plain swap finds out by itself; whole trees must be looked at first. So must all that was undone and
             # redone: versions may be where they would be if this had been done already.
             again = len(store.history.users_of(back.layer)) > _ONCE
+            if heads := heads_in_the_way(run.roots, back.changed, _noted(store, back)):
+                _refuse(store, run, [path for _, path in heads])
             _check(store, run, back, [change for change in back.changed if again or not is_plain(change)])
             if busy := open_elsewhere(back.changed, run.roots):
                 raise UndoRefused(
@@ -125,13 +124,16 @@ def refuse_beforehand(store: Store, runs: Iterable[Run]) -> None:
         if run.draft is not None and run.state == HELD:
             continue
         numbers = [roots.setdefault(root, len(roots)) for root in run.roots]
-        changes, inside = _planned(store, run, (), "", "").changed, c.Inside(moving)
+        back = _planned(store, run, (), "", "")
+        changes, inside = back.changed, c.Inside(moving)
         ends = [
             change for change in changes
             if (place := (numbers[change.root], change.path)) not in moving
             and place not in above and inside.topmost(*place) is None
         ]  # fmt: skip
-        if moved := _moved(run, ends):
+        heads = heads_in_the_way(run.roots, ends, _noted(store, back))
+        moved = _moved(run, ends) + [path for root, path in heads if (numbers[root], path) not in moving]
+        if moved:
             _refuse(store, run, moved)
         moving.update((numbers[change.root], change.path) for change in changes)
         above.update((numbers[root], path) for root, path in c.all_above(changes))
@@ -185,12 +187,35 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
     changes = _to_take_back(store, run, paths, here)
     which = "".join(f" {typed(path)}" for path in paths)
     verb = REDO if store.history.turns(run) % 2 else "undo"
-    return Run(
+    back = Run(
         run=new_id(), project=run.project, command=f"{verb} {run.number or run.run}{which}", cwd=run.project,
         state=APPLYING, act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
         changed=changes, capture=run.capture,
         session=by or None,
     )  # fmt: skip
+    back.changed = without_theirs(
+        run.roots, changes, _noted(store, back), lambda own: _moved(run, own), lambda: _waiting_repositories(store, run)
+    )  # fmt: skip
+    return back
+
+
+def _noted(store: Store, back: Run) -> Refs:
+    """Return what refs and HEADs said before the run that an undo takes back."""
+    return layering.noted_refs(store.uppers(back)[0]) or {}
+
+
+def _waiting_repositories(store: Store, run: Run) -> set[str]:
+    """Return the git directories that later runs have changed and wait with, in drafts too."""
+    project = store.history.project_of(run.run)
+    drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
+    held = [store.history.find(name) for draft in drafts for name in store.history.held(project, draft)]
+    return {
+        repository(f"{each.roots[change.root]}/{change.path}")
+        for each in held
+        if each.number > run.number
+        for change in each.changed
+        if change.verdict in c.WAITING
+    }
 
 
 def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> None:
@@ -286,7 +311,7 @@ def _undone(run: Run, places: set[tuple[int, str]], by: str) -> bool:
     applied = _applied(run.changed)
     going = [change for change in applied if (change.root, change.path) in places]
     # Git's objects may have stayed, for somebody else's sake.
-    if all((each.root, each.path) in places or objects_of(f"{run.roots[each.root]}/{each.path}") for each in applied):
+    if all((each.root, each.path) in places or may_stay(f"{run.roots[each.root]}/{each.path}") for each in applied):
         run.state, run.reason = UNDONE, ""
         return False
     for change in going:
@@ -303,7 +328,7 @@ def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
     for change in run.changed:
         is_meant = (change.root, change.path) in places
         if was_whole and change.verdict == c.APPLIED and not is_meant:
-            if objects_of(f"{run.roots[change.root]}/{change.path}"):
+            if may_stay(f"{run.roots[change.root]}/{change.path}"):
                 continue  # they never went
             change.verdict, change.reason, changed = c.DISCARDED, mark, True
         elif not was_whole and is_meant and change.reason == mark:

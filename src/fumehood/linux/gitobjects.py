@@ -1,0 +1,301 @@
+"""What of a repository is not a run's alone: objects, which are known by their names, notes, and where HEADs stand."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from fumehood.core.changes import ADDED, APPLIED, CONFLICT, DELETED, DISCARDED, FILE, on_their_own
+from fumehood.core.judge import is_note, objects_of, repository
+from fumehood.linux.gitindex import LARGEST
+from fumehood.linux.gitindex import NAME as INDEX
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import LISTING, join, kind_of, look, looks, open_below, open_top, split, walk
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+
+    from fumehood.core import changes as c
+
+    Refs = dict[tuple[int, str], bytes]  # what names objects, as digests, by root and path
+
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_LENGTHS = (20, 32)  # bytes of an object's name
+_LONGEST_HEAD = 4096  # bytes; git's own limit on the name of a ref is shorter
+
+
+def may_stay(place: str) -> bool:
+    """Return True if nobody minds which of two versions lies at a path, nor that one stays."""
+    return bool(objects_of(place)) or is_note(place)
+
+
+def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
+    """Settle conflicts that are none: the project has the same object by now, or a later note; tell whether any are.
+
+    What it has stays, and counts as needed. An object that somebody wants anew is not deleted.
+    """
+    conflicts = [change for change in changes if change.verdict == CONFLICT and _is_apart(roots, change)]
+    left: set[tuple[int, str]] = set()
+    for number in sorted({change.root for change in conflicts}):
+        with Closing(open_top(roots[number])) as top:
+            mine = [change for change in conflicts if change.root == number]
+            for change, entry, is_reached in looks(top, mine):
+                if change.change == DELETED:
+                    left.add((number, change.within or change.path))
+                elif entry is None and is_reached and change.change == ADDED:
+                    change.verdict, change.reason = APPLIED, ""  # only the directory around it was there
+                elif entry is not None and kind_of(entry.st_mode) == change.kind:
+                    left.add((number, change.path))
+                    if change.kind == FILE:
+                        freshen(top, change.path)
+    for change in changes:
+        above = change.within if change.change == DELETED else None
+        if (change.root, change.path) in left or (change.root, above) in left:
+            change.verdict, change.reason = DISCARDED, "the project has its own"
+    return any(change.verdict != CONFLICT for change in conflicts)
+
+
+def _is_apart(roots: Sequence[str], change: c.Change) -> bool:
+    """Return True for an object or a note, unless it only moves with more of its repository."""
+    place = f"{roots[change.root]}/{change.path}"
+    return may_stay(place) and (change.within is None or may_stay(f"{roots[change.root]}/{change.within}"))
+
+
+def freshen(top: int, path: str) -> None:
+    """Let an object count as needed from now on, as git does where it would write one that is there."""
+    parent, name = split(path)
+    with Closing(open_below(top, parent)) as directory:
+        try:
+            os.utime(name, dir_fd=directory, follow_symlinks=False)
+        except PermissionError:
+            return  # somebody else's, so it is in no run of ours
+
+
+def keep_needed(roots: Sequence[str], changes: Sequence[c.Change], began_ns: int) -> None:
+    """Let objects stay that a run would remove, where a ref, or an index that names one, was written since it began."""
+    for (root, git), group in _by_repository(roots, changes).items():
+        going = [each for each in group if each.change == DELETED and each.verdict == APPLIED] if git else []
+        if going and _is_written_since(roots, changes, root, git, began_ns):
+            for change in going:
+                change.verdict, change.reason = DISCARDED, "it may be needed since"
+
+
+def without_theirs(
+    roots: Sequence[str], changes: Sequence[c.Change], noted: Refs, moved: Callable[[Sequence[c.Change]], list[str]],
+    waiting: Callable[[], Container[str]],
+) -> list[c.Change]:  # fmt: skip
+    """Leave out, of what takes a run back, objects that somebody may have built on since, and later notes.
+
+    Nobody misses an object that stays, and a repository that lacks one is broken: they stay where a ref, or an index
+    that names one, is not as it was `noted` before they came, where one was touched, or where a later run is held in
+    that repository: these are the ones that wait. `moved` returns which paths are no longer what the run left.
+    """
+    taken: set[int] = set()
+    for (root, git), group in _by_repository(roots, changes).items():
+        own = [each for each in changes if git and repository(f"{roots[each.root]}/{each.path}") == git]
+        if git and (moved(group) or moved(own) or git in waiting() or _is_needed(roots, changes, root, git, noted)):
+            # What git makes of its objects is not brought back beside others.
+            objects = [each for each in group if each.change == ADDED and not _is_list(each.path)]
+            taken.update(map(id, _not_there(on_their_own(objects), moved)))
+        else:
+            taken.update(map(id, _not_there(group, moved)))
+    return [change for change in changes if id(change) in taken or not _is_apart(roots, change)]
+
+
+def _by_repository(roots: Sequence[str], changes: Sequence[c.Change]) -> dict[tuple[int, str], list[c.Change]]:
+    """Return objects by their root and git directory, and notes by none."""
+    groups: dict[tuple[int, str], list[c.Change]] = {}
+    for change in changes:
+        if _is_apart(roots, change):
+            git = objects_of(f"{roots[change.root]}/{change.path}")
+            groups.setdefault((change.root, git), []).append(change)
+    return groups
+
+
+def _not_there(group: list[c.Change], moved: Callable[[Sequence[c.Change]], list[str]]) -> list[c.Change]:
+    """Leave out what lies there in another version; in a directory that does, each is looked at by itself."""
+    while others := set(moved(group)):
+        group = on_their_own([each for each in group if each.path not in others])
+    return group
+
+
+def _is_list(path: str) -> bool:
+    """Return True for a list of commits or packs, that git makes to be quick, and for the directories of such lists."""
+    return "/objects/info" in f"/{path}" or split(path)[1].startswith("multi-pack-index")
+
+
+def _is_written_since(roots: Sequence[str], changes: Sequence[c.Change], root: int, git: str, since_ns: int) -> bool:
+    paths = {each.path for each in changes if each.root == root}
+    names = _names(each.path for each in changes if each.root == root and each.change == DELETED)
+    with Closing(open_top(roots[root])) as top:
+        return any(
+            status.st_mtime_ns > since_ns and path not in paths
+            and (not is_cache or (_is_index(path) and _has_any(top, path, names)))
+            for path, status, is_cache in _naming_objects(top, _inside(roots[root], git))
+        )  # fmt: skip
+
+
+def _is_needed(roots: Sequence[str], changes: Sequence[c.Change], root: int, git: str, noted: Refs) -> bool:
+    paths = {each.path for each in changes if each.root == root}
+    names = _names(each.path for each in changes if each.root == root and each.change == DELETED)
+    others = [
+        path for path, says in refs_of(roots[root], git).items()
+        if path not in paths and noted.get((root, path)) != says and not _is_log(path)
+    ]  # fmt: skip
+    with Closing(open_top(roots[root])) as top:
+        return any(not _is_index(path) or _has_any(top, path, names) for path in others)
+
+
+def _is_index(path: str) -> bool:
+    return split(path)[1] == INDEX and "refs/" not in path
+
+
+def _is_log(path: str) -> bool:
+    """Return True for what says where a HEAD was: it names no object that must be there."""
+    return path.endswith("logs/HEAD") and "refs/" not in path
+
+
+def _names(paths: Iterable[str]) -> list[bytes]:
+    """Return the names of loose objects as an index has them; for a pack, what every index has."""
+    names = []
+    for path in paths:
+        directory, _, name = path.rpartition("/")
+        if directory.endswith("objects/pack"):
+            return [b""]
+        try:
+            names.append(bytes.fromhex(directory[-2:] + name))
+        except ValueError:
+            continue  # a directory, or no object: no index can name it
+    return [name for name in names if len(name) in _LENGTHS]
+
+
+def _has_any(top: int, path: str, names: Sequence[bytes]) -> bool:
+    """Return True if an index has any of some names, or can't be read whole."""
+    try:
+        with open(open_below(top, path, _READING), "rb") as file:
+            content = file.read(LARGEST)
+    except OSError:
+        return True
+    return len(content) == LARGEST or any(name in content for name in names)
+
+
+# ---- What names objects. No clock tells whether somebody has built on those of a run, but this does: what was there
+# before they came, and says the same now, needs none of them.
+
+
+def repositories_of(roots: Sequence[str], changes: Sequence[c.Change]) -> set[tuple[int, str]]:
+    """Return the git directories, each with its root, that some changes are made in, unless these move with them."""
+    gits = set()
+    for change in changes:
+        place = f"{roots[change.root]}/{change.path}"
+        git = change.verdict == APPLIED and (objects_of(place) or repository(place))
+        if git and (change.within is None or f"{roots[change.root]}/{change.within}".startswith(f"{git}/")):
+            gits.add((change.root, git))
+    return gits
+
+
+def refs_of(root: str, git: str) -> dict[str, bytes]:
+    """Return a digest of each ref and HEAD, and what tells versions of an index, a log or a list apart."""
+    import hashlib
+
+    refs: dict[str, bytes] = {}
+    with Closing(open_top(root)) as top:
+        for path, status, is_cache in _naming_objects(top, _inside(root, git)):
+            if is_cache:
+                refs[path] = f"{status.st_size} {status.st_mtime_ns}".encode()
+            else:
+                refs[path] = hashlib.blake2b(_content(top, path, status), digest_size=16).digest()
+    return refs
+
+
+def _inside(root: str, git: str) -> str:
+    """Return a git directory's path in its root, which may be the root itself."""
+    return git[len(root) + 1 :]
+
+
+def _naming_objects(top: int, git: str) -> Iterator[tuple[str, os.stat_result, bool]]:
+    """Yield the refs and HEADs of a repository; as what can be made again, indexes, logs of HEADs, and its lists."""
+    for tree in (git, *_work_trees(top, git)):
+        names = [name for name in _listed(top, tree) if name == "packed-refs" or name.endswith("HEAD")]
+        for name in (*names, INDEX, "logs/HEAD"):
+            status = _status(top, join(tree, name))
+            if status is not None and not stat.S_ISDIR(status.st_mode):
+                yield join(tree, name), status, name in (INDEX, "logs/HEAD")
+        for name in ("refs", "objects/info", "objects/pack"):
+            if not _listed(top, join(tree, name)):
+                continue
+            for path, status in walk(top, join(tree, name)):
+                if not stat.S_ISDIR(status.st_mode) and (name == "refs" or _is_list(path)):
+                    yield path, status, name != "refs"
+
+
+def _content(top: int, path: str, status: os.stat_result) -> bytes:
+    """Return what a ref says; one may be a link to another."""
+    parent, name = split(path)
+    with Closing(open_below(top, parent)) as directory:
+        if stat.S_ISLNK(status.st_mode):
+            return os.fsencode(os.readlink(name, dir_fd=directory))
+        if not stat.S_ISREG(status.st_mode):
+            return b""
+        with open(os.open(name, _READING, dir_fd=directory), "rb") as file:
+            return file.read()
+
+
+def heads_in_the_way(roots: Sequence[str], changes: Sequence[c.Change], noted: Refs) -> list[tuple[int, str]]:
+    """Return the HEADs that moved on since they were `noted`, so that an undo would tear them from what it changes.
+
+    An index that goes back alone, below a later commit, has the opposite of that commit staged. A branch that goes
+    back alone has whoever checked it out since on another commit, or on none.
+    """
+    moved: list[tuple[int, str]] = []
+    paths = {(change.root, change.path) for change in changes}
+    for root, place in sorted(repositories_of(roots, changes)):
+        git = _inside(roots[root], place)
+        if (root, join(git, "HEAD")) not in noted:
+            continue  # that was before HEADs were noted
+        now = refs_of(roots[root], place)
+        with Closing(open_top(roots[root])) as top:
+            for tree in (git, *_work_trees(top, git)):
+                head, log, index = (join(tree, name) for name in ("HEAD", "logs/HEAD", INDEX))
+                is_index_alone = (root, index) in paths and (root, log) not in paths
+                if is_index_alone and now.get(log) != noted.get((root, log)):
+                    moved.append((root, log))
+                    continue
+                is_moved = (root, head) not in paths and now.get(head) != noted.get((root, head))
+                if is_moved and (is_index_alone or (root, join(git, _branch(top, head))) in paths):
+                    moved.append((root, head))
+    return moved
+
+
+def _work_trees(top: int, git: str) -> list[str]:
+    """Return where a repository keeps what belongs to its linked work trees."""
+    return [join(git, f"worktrees/{name}") for name in _listed(top, join(git, "worktrees"))]
+
+
+def _branch(top: int, head: str) -> str:
+    """Return the ref that a HEAD names, or nothing."""
+    try:
+        with Closing(open_below(top, head, _READING)) as file:
+            text = os.fsdecode(os.read(file, _LONGEST_HEAD))
+    except OSError:
+        return ""  # git can't follow it either
+    return text.removeprefix("ref:").strip() if text.startswith("ref:") else ""
+
+
+def _listed(top: int, path: str) -> list[str]:
+    """Return what is in a directory; nothing where there is none."""
+    status = _status(top, path) if path else os.stat(top)
+    if status is None or not stat.S_ISDIR(status.st_mode):
+        return []
+    with Closing(open_below(top, path, LISTING)) as directory:
+        return os.listdir(directory)
+
+
+def _status(top: int, path: str) -> os.stat_result | None:
+    parent, name = split(path)
+    try:
+        with Closing(open_below(top, parent)) as directory:
+            return look(directory, name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
