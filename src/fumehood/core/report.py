@@ -344,7 +344,7 @@ def summary(changes: Sequence[Change], most: int) -> tuple[list[Line], dict[str,
     """
     alike = _alike(changes)
     if len(changes) <= most:
-        return [Line(change=change, path=change.path) for group in alike for change in group], {}
+        return [line for group in alike for line in _without_objects(group)], {}
     lines: list[Line] = []
     for number, group in enumerate(alike):
         if len(lines) >= most:
@@ -384,6 +384,19 @@ def _alike(changes: Sequence[Change]) -> list[list[Change]]:
         key = (rank, change.root, change.verdict, change.change, change.reason, change.flags)
         groups.setdefault(key, []).append(change)
     return [groups[key] for key in sorted(groups, key=lambda key: (key[0], len(groups[key])))]
+
+
+def _without_objects(group: Sequence[Change]) -> list[Line]:
+    """Tell changes that are alike one by one, but git's objects, whose names say nothing, by their repository."""
+    from fumehood.core.judge import objects_of
+
+    lines: dict[str, Line] = {}
+    for change in group:
+        git = objects_of(f"/{change.path}") if change.verdict == APPLIED else ""
+        place = f"{git[1:]}/objects/" if git else change.path
+        line = lines.get(place)
+        lines[place] = Line(change=change, path=place) if line is None else line.replace(count=line.count + 1)
+    return [Line(change=each.change, path=each.change.path) if each.count == 1 else each for each in lines.values()]
 
 
 def _by_directory(group: Sequence[Change], most: int) -> list[Line]:

@@ -159,7 +159,7 @@ def lines(run: Run, paint: Paint, most: int) -> Iterator[str]:
 
     The numbers in the lines, and one for each line without, are those of the headline.
     """
-    if len(run.changed) <= most:
+    if len(run.changed) <= most and not any(".git/objects/" in change.path for change in run.changed):
         yield from (line(run, change, paint) for change in run.changed)
         return
     inside = _whole_trees(run.changed)
