@@ -326,6 +326,7 @@ def test_what_is_unreachable_only_beside_what_waits_is_not_thrown_away(repositor
         for line in ("git prune --expire=now", "git gc -q --prune=now"):
             assert sandbox.run(line).state == "held", line
             assert is_sound(repository)
+            assert not (repository / ".git/objects/info/commit-graph").exists()
             assert git(repository, "log", "-1", "--format=%s") == "f\n"
 
 

@@ -152,6 +152,14 @@ def objects_of(place: str) -> str:
     return _repository(place, lambda rest: rest[0] == "objects" and len(rest) > 1)
 
 
+def is_list(path: str) -> bool:
+    """Return True for a list of commits or packs, that git makes to be quick, and for the directories of such lists.
+
+    It names what is there in the state that it was made in.
+    """
+    return "/objects/info/" in f"/{path}/" or path.rpartition("/")[2].startswith("multi-pack-index")
+
+
 def is_note(place: str) -> bool:
     """Return True if a path is a note that git writes anew with each command: the latest is as good as any."""
     return place.endswith(_NOTES) and bool(_repository(place, lambda rest: len(rest) == 1 and rest[0] in _NOTES))
@@ -179,7 +187,7 @@ def _is_state(rest: list[str]) -> bool:
     if first in _TREES:
         return True
     is_one = first in _FILES or first.endswith("_HEAD") or first.startswith(_BEGINNINGS)
-    return len(rest) == 1 and is_one and first not in _NOTES
+    return (len(rest) == 1 and is_one and first not in _NOTES) or is_list("/".join(rest))
 
 
 def _state_of(change: c.Change, place: str) -> str:

@@ -6,7 +6,7 @@ import os
 import stat
 
 from fumehood.core.changes import ADDED, APPLIED, CONFLICT, DELETED, DISCARDED, FILE, on_their_own
-from fumehood.core.judge import is_note, objects_of, repository
+from fumehood.core.judge import is_list, is_note, objects_of, repository
 from fumehood.linux.gitindex import LARGEST
 from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.libc import Closing
@@ -35,7 +35,10 @@ def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
 
     What it has stays, and counts as needed. An object that somebody wants anew is not deleted.
     """
-    conflicts = [change for change in changes if change.verdict == CONFLICT and _is_apart(roots, change)]
+    conflicts = [
+        change for change in changes
+        if change.verdict == CONFLICT and _is_apart(roots, change) and not is_list(change.path)
+    ]  # fmt: skip
     left: set[tuple[int, str]] = set()
     for number in sorted({change.root for change in conflicts}):
         with Closing(open_top(roots[number])) as top:
@@ -96,7 +99,7 @@ def without_theirs(
         own = [each for each in changes if git and repository(f"{roots[each.root]}/{each.path}") == git]
         if git and (moved(group) or moved(own) or git in waiting() or _is_needed(roots, changes, root, git, noted)):
             # What git makes of its objects is not brought back beside others.
-            objects = [each for each in group if each.change == ADDED and not _is_list(each.path)]
+            objects = [each for each in group if each.change == ADDED and not is_list(each.path)]
             taken.update(map(id, _not_there(on_their_own(objects), moved)))
         else:
             taken.update(map(id, _not_there(group, moved)))
@@ -118,11 +121,6 @@ def _not_there(group: list[c.Change], moved: Callable[[Sequence[c.Change]], list
     while others := set(moved(group)):
         group = on_their_own([each for each in group if each.path not in others])
     return group
-
-
-def _is_list(path: str) -> bool:
-    """Return True for a list of commits or packs, that git makes to be quick, and for the directories of such lists."""
-    return "/objects/info" in f"/{path}" or split(path)[1].startswith("multi-pack-index")
 
 
 def _is_written_since(roots: Sequence[str], changes: Sequence[c.Change], root: int, git: str, since_ns: int) -> bool:
@@ -226,7 +224,7 @@ def _naming_objects(top: int, git: str) -> Iterator[tuple[str, os.stat_result, b
             if not _listed(top, join(tree, name)):
                 continue
             for path, status in walk(top, join(tree, name)):
-                if not stat.S_ISDIR(status.st_mode) and (name == "refs" or _is_list(path)):
+                if not stat.S_ISDIR(status.st_mode) and (name == "refs" or is_list(path)):
                     yield path, status, name != "refs"
 
 
