@@ -96,3 +96,10 @@ def test_a_fleet_without_its_packages_says_what_to_install(sandbox: Sandbox, mon
     with pytest.raises(Unavailable, match="the fleet needs a package that is not here: ") as caught:
         sandbox.fleet("redis://localhost")
     assert "[fleet]" in caught.value.hint
+
+
+def test_paths_in_a_row_are_each_checked_as_one(sandbox: Sandbox):
+    run = sandbox.run("touch a b c")
+    with pytest.raises(BadRequest, match=r"paths can't be b'c'"):
+        sandbox.undo(run, "a", "b", b"c")
+    assert len(sandbox.undo(run, "a", "b", force=True).changes) == 2

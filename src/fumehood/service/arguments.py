@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from functools import wraps
+from itertools import chain, cycle
 from typing import TYPE_CHECKING
 
 from fumehood.core.request import encoded
@@ -74,26 +75,29 @@ _KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
-def _kinds(function: Callable[..., object]) -> tuple[list[str], dict[str, tuple[Kind, bool]]]:
-    """Return a function's parameters in order, and what those take that can be checked; True: or None."""
-    parameters = inspect.signature(function).parameters
+def _kinds(function: Callable[..., object]) -> dict[str, tuple[Kind, bool]]:
+    """Return what those parameters of a function take that can be checked; True: or None."""
     kinds = {}
-    for name, parameter in parameters.items():
+    for name, parameter in inspect.signature(function).parameters.items():
         said = str(parameter.annotation)
         kind = _KINDS.get(said.removesuffix(" | None"))
-        if kind is not None and parameter.kind is not parameter.VAR_POSITIONAL:
+        if kind is not None:
             kinds[name] = kind, said.endswith(" | None")
-    return list(parameters), kinds
+    return kinds
 
 
 def checked_arguments(function: Function, options_of: Callable[..., object] | None = None) -> Function:
     """Return a function that refuses what is not as its annotations say; `**options` are those of another."""
-    order, kinds = _kinds(function)
+    kinds = _kinds(function)
     if options_of is not None:
-        kinds = {**_kinds(options_of)[1], **kinds}
+        kinds = {**_kinds(options_of), **kinds}
+    parameters = inspect.signature(function).parameters.values()
+    by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    several = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
 
     def check(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        for name, value in (*zip(order, arguments, strict=False), *options.items()):
+        names = chain(by_place, cycle(several))
+        for name, value in (*zip(names, arguments, strict=False), *options.items()):
             (is_right, said), may_lack = kinds.get(name, ((None, ""), True))
             if is_right is not None and not (value is None and may_lack) and not is_right(value):
                 raise BadRequest(f"{name} can't be {value!r:.100}", hint=said)
