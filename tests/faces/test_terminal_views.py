@@ -143,6 +143,20 @@ def verdicts(cli: Any, run: str) -> dict[str, str]:
     return {change["path"]: change["verdict"] for change in report["changes"]}
 
 
+def test_where_nothing_is_new_nothing_is_drawn(cli: Any, opened: OpenedStore, project: Path) -> None:
+    held(cli, project)
+    app = Views(opened)
+
+    async def look(watcher: Watcher) -> None:
+        for key in "1234":
+            await watcher.press(key)
+            before = app.looks
+            await watcher.until(lambda before=before: app.looks > before + 2)
+            assert app._what_to_look_at()() is None
+
+    at(app, look)
+
+
 def test_one_hunk_of_three_is_accepted_and_the_file_is_exactly_that(
     cli: Any, opened: OpenedStore, project: Path
 ) -> None:
@@ -490,7 +504,8 @@ def test_ctrl_z_leaves_the_terminal_and_the_desk_until_the_shell_goes_on(
         assert not desk.is_attended
         screen.shown = b""
         os.kill(screen.process.pid, signal.SIGCONT)
-        screen.wait_for("Nothing runs.")
+        for words in ("Nothing runs.", "4 History"):  # all of it, although nothing is new
+            screen.wait_for(words)
         assert eventually(lambda: desk.is_attended)
         screen.type("q")
         assert screen.end() == 0

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rich.text import Text
-from textual import constants
+from textual import constants, on
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.driver import Driver
 from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import Footer, Static, Tab, TabbedContent, TabPane
@@ -194,6 +195,11 @@ class Views(App[None]):
         self.presence.__exit__()
         self.action_suspend_process()
         self.presence.__enter__()
+
+    @on(Driver.SignalResume)
+    def draw_anew(self) -> None:
+        """Draw everything when the shell has gone on with it: Textual does so where something changes."""
+        self.refresh(layout=True)
 
     def on_click(self, event: object) -> None:
         """Go to the questions where the line about them is clicked."""

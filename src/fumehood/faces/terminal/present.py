@@ -29,6 +29,7 @@ from fumehood.store.history import Reach
 _END = 1 << 17  # bytes of an output that are looked at
 _MOST_LINES = 1000
 _WRITTEN = 5
+_NOTHING = ("nothing",)  # is the output while nothing runs
 _COLUMNS = ("run", "since", "memory", "processes", "session", "command")
 # As the prompt has them, but for q, which leaves here.
 _KEYS = {answer: ("Q" if key == "q" else key, said) for answer, (key, said) in KEYS.items()}
@@ -65,13 +66,14 @@ class RunningView(Acting):
         for name in _COLUMNS:
             table.add_column(Text(name), key=name)
 
-    def look(self) -> Callable[[], None]:
-        """Read what runs, and the end of what the chosen command printed."""
+    def look(self) -> Callable[[], None] | None:
+        """Read what runs, and the end of what the chosen command printed; None while nothing runs."""
         commands = overview.running(self.store, self._reach)
         runs = {each.run.run: each.run for each in commands}
         chosen = runs.get(self._chosen) or next(iter(runs.values()), None)
         if chosen is None:
-            return lambda: self._show([], "", [Text("Nothing runs.", "dim")], ())
+            is_shown = self._output == _NOTHING
+            return None if is_shown else lambda: self._show([], "", [Text("Nothing runs.", "dim")], _NOTHING)
         ends = tuple(overview.printed_last(self.store, chosen, stream, _END) for stream in ("stdout", "stderr"))
         paths, is_more = overview.written(self.store, chosen, _WRITTEN)
         now = chosen.run, ends, tuple(paths)
@@ -174,10 +176,11 @@ class QuestionsView(Acting):
         """Say that nothing is asked."""
         self._show([], [])
 
-    def look(self) -> Callable[[], None]:
-        """Read what is asked, and what was."""
+    def look(self) -> Callable[[], None] | None:
+        """Read what is asked, and what was, if there is anything new."""
         waiting, missed = self._desk.waiting(), self.store.grants.missed()
-        return lambda: self._show(waiting, missed)
+        is_shown = [each.id for each in waiting] == [each.id for each in self._open] and missed == self._missed
+        return None if is_shown else lambda: self._show(waiting, missed)
 
     @property
     def _question(self) -> OpenQuestion | None:
