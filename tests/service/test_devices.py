@@ -7,7 +7,7 @@ import stat
 import pytest
 
 import trees
-from fumehood import Policy, Sandbox
+from fumehood import BadRequest, Policy, Sandbox
 
 pytestmark = pytest.mark.namespaces
 
@@ -77,7 +77,10 @@ def test_a_command_that_misses_one_is_told_how_to_get_it(fuse, home, project):
 
 
 def test_no_disk_is_shown_nor_a_screen_nor_anything_outside_of_dev(home, project):
-    named = ("/dev/loop0", "/dev/tty0", "/dev/vcs", "/dev/../etc/passwd", "/etc/passwd", "/dev/shm", "/dev/ptmx")
+    for outside in ("/dev/../etc/passwd", "/etc/passwd"):
+        with pytest.raises(BadRequest, match="devices of a policy can't be"):
+            Sandbox(project, Policy(devices=(outside,)))
+    named = ("/dev/loop0", "/dev/tty0", "/dev/vcs", "/dev/shm", "/dev/ptmx")
     with Sandbox(project, Policy(devices=named)) as sandbox:
         run = sandbox.run("ls /dev/loop0 /dev/tty0 /dev/vcs; test -d /dev/shm && test -c /dev/ptmx && echo on")
     assert run.stderr.count("cannot access") == 3

@@ -76,7 +76,7 @@ def test_it_may_have_any_name(sandbox, project, name):
 
 
 def test_a_nul_in_it_is_refused(sandbox):
-    with pytest.raises(BadRequest, match="is not a directory"):
+    with pytest.raises(BadRequest, match="cwd can't be"):
         sandbox.run("true", cwd="a\0b")
 
 

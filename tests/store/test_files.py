@@ -1,6 +1,7 @@
 """The records of files, and the names of their backups."""
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -37,6 +38,13 @@ def note(files: Files, run: str, *noted: tuple[int, bytes, str, int, int, bytes]
     """Record files that a run changed or deleted: number, path, kind, size, time, new copy."""
     root = ToRecord(ROOT)
     (root.noted_deleted if are_deleted else root.noted).extend(noted)
+    files.record(1, run, [root])
+
+
+def delete(files: Files, run: str, path: bytes) -> None:
+    """Record that a run deleted a file."""
+    root = ToRecord(ROOT)
+    root.seen_deleted.append((path, "file", 1, 2))
     files.record(1, run, [root])
 
 
@@ -140,9 +148,9 @@ def test_what_was_recorded_after_the_look_knows_better(files: Files) -> None:
 
 
 def test_a_file_that_is_there_again_is_not_deleted(files: Files) -> None:
-    files.learn(1, ROOT, [(b"a", "file", 1, 2)], 100.0, run="RUN1", are_deleted=True)
+    delete(files, "RUN1", b"a")
     assert all_of(files)["a"]["is_deleted"]
-    files.learn(1, ROOT, [(b"a", "file", 1, 2)], 200.0)
+    files.learn(1, ROOT, [(b"a", "file", 1, 2)], time.time() + 100)
     assert not all_of(files)["a"]["is_deleted"]
     assert all_of(files)["a"]["last_run"] == "RUN1"
 
@@ -154,7 +162,7 @@ def test_only_what_lies_below_a_directory_is_listed(files: Files) -> None:
 
 
 def test_records_that_are_deleted_or_wait_are_never_dropped(files: Files) -> None:
-    files.learn(1, ROOT, [(b"gone", "file", 1, 2)], 1.0, are_deleted=True)
+    delete(files, "RUN1", b"gone")
     files.learn(1, ROOT, [(b"there", "file", 1, 2), (b"waits", "file", 1, 2)], 1.0)
     files.wait(1, [(ROOT, b"waits")])
     files.drop(int(str(fields["id"])) for fields in all_of(files).values())
