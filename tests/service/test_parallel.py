@@ -58,9 +58,22 @@ def test_appends_at_the_same_time_are_all_applied(home: Path, project: Path, ses
     runs = Meeting(project, session=session).run(*(f"echo {number} >> log" for number in range(6)))
     assert {run.state for run in runs} == {"applied"}
     assert sorted((project / "log").read_text().split()) == [str(number) for number in range(6)]
-    again = [run for run in runs if run.reason.startswith("run again: run ")]
+    again = [run.reason for run in runs if run.reason.startswith("run again: ")]
     assert len(again) == 5
-    assert all("changed log meanwhile" in run.reason for run in again)
+    assert all("changed log meanwhile" in reason or "that is run again changes log" in reason for reason in again)
+
+
+def test_who_begins_meanwhile_does_not_overtake_what_is_run_again(home: Path, project: Path) -> None:
+    (project / "log").write_text("")
+
+    def one(number: int) -> list[Run]:
+        with Sandbox(project, policy=Policy(again=Again(within=LONG_S)), session=f"s{number}") as sandbox:
+            return [sandbox.run(f"echo {number}.{each} >> log; sleep 0.1") for each in range(4)]
+
+    with ThreadPoolExecutor(5) as threads:
+        runs = [run for several in threads.map(one, range(5)) for run in several]
+    assert {run.state for run in runs} == {"applied"}
+    assert len((project / "log").read_text().split()) == 20
 
 
 def test_appends_in_another_root_are_all_applied_too(store: Store, project: Path, test_directory: Path) -> None:

@@ -34,7 +34,7 @@ from fumehood.service import layers as layering
 from fumehood.service.missed import lacked_room, missed
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
-from fumehood.service.settle import FAILED, Looking, Overtaken, may_be_forgotten, settle
+from fumehood.service.settle import AGAIN, FAILED, Looking, Overtaken, may_be_forgotten, settle
 from fumehood.service.surroundings import ALPINE, Surroundings, around, install_if_missing
 from fumehood.store import database
 from fumehood.store.places import new_id
@@ -140,11 +140,11 @@ class Hood(Workplace):
                 try:
                     return self._run_in_session(request, wishes, reason, may_run_again=tries > 0)
                 except Overtaken as overtaken:
-                    reason = f"run again: {overtaken}"
+                    reason, place = f"{AGAIN}{overtaken}", overtaken.place
                     if wishes.on_again is not None:
                         wishes.on_again(reason)
                 if turn is None:
-                    waiting = self.store.turn(self.project.id)
+                    waiting = self.store.turn(self.project.id, place)
                     waiting.__enter__()
                     turn = waiting
         finally:

@@ -14,6 +14,7 @@ from fumehood.store.history import APPLYING, SETTLING
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import NoReturn
 
     from fumehood.core.policy import Again
     from fumehood.core.report import Run
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 APPLIED, HELD, DISCARDED, EMPTY = "applied", "held", "discarded", "empty"
 FAILED, REFUSED = "failed", "refused"
+AGAIN = "run again: "  # begins the reason of a command that is
 TAKEN_BACK = "taken back by run "  # begins the reason of what an undo took back at last
 
 
@@ -38,6 +40,8 @@ def settle(
     state = state_of(run.changed)
     if any(change.verdict == c.APPLIED for change in run.changed):
         with store.alone(project):
+            if may_run_again and not run.reason.startswith(AGAIN):
+                let_pass(store, run, store.whose_turn(project))
             _apply(store, run, printed, layers, on_conflict, may_run_again=may_run_again)
             record_files(store, project, run)
         layering.drop_if_empty(store.places, run.run, run.changed)
@@ -345,7 +349,11 @@ def _state(run: Run, change: c.Change) -> str:
 
 
 class Overtaken(Exception):
-    """Other runs changed what this one changed; it left nothing, not even a record."""
+    """Other runs changed what this one changed, at a place; it left nothing, not even a record."""
+
+    def __init__(self, reason: str, place: str) -> None:
+        super().__init__(reason)
+        self.place = place
 
 
 def may_be_forgotten(run: Run, again: Again) -> bool:
@@ -361,7 +369,7 @@ def give_way(store: Store, run: Run) -> None:
     from fumehood.linux.libc import Closing
     from fumehood.linux.nofollow import looks, open_top
 
-    first = ""
+    first = place = ""
     for number, root in enumerate(run.roots):
         conflicts = [change for change in run.changed if change.root == number and change.verdict == c.CONFLICT]
         if not conflicts:
@@ -374,12 +382,27 @@ def give_way(store: Store, run: Run) -> None:
                 by = _maker(store, run, change, status) if is_reached else ""
                 if not by:
                     return
-                first = first or f"run {store.history.name(by)} changed {printable(change.path)} meanwhile"
-    if not first:
-        return
-    store.history.withdraw(run, first)
+                if not first:
+                    first = f"run {store.history.name(by)} changed {printable(change.path)} meanwhile"
+                    place = f"{root}/{change.path}"
+    if first:
+        _forget(store, run, first, place)
+
+
+def let_pass(store: Store, run: Run, place: str) -> None:
+    """Forget a run that changes the place for which another command is run again; raises Overtaken then.
+
+    Else that one would be overtaken each time, and in the end be held, with all that builds on it.
+    """
+    for change in run.changed if place else ():
+        if f"{run.roots[change.root]}/{change.path}" == place:
+            _forget(store, run, f"a command that is run again changes {printable(change.path)}", place)
+
+
+def _forget(store: Store, run: Run, reason: str, place: str) -> NoReturn:
+    store.history.withdraw(run, reason)
     layering.drop(store.places, run.run)
-    raise Overtaken(first)
+    raise Overtaken(reason, place)
 
 
 def _maker(store: Store, run: Run, conflict: c.Change, status: os.stat_result | None) -> str:

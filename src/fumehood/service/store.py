@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from fumehood.linux import nofollow
 from fumehood.store.audit import PYTHON, Audit, Grants
 from fumehood.store.config import policy_for
@@ -88,9 +90,30 @@ class Store:
         """
         return Alone(self.places.lock(f"stack-{project}"), shared=not settling)
 
-    def turn(self, project: int) -> Alone:
-        """Take the lock that commands have which are run again: one after the other, or they would meet again."""
-        return Alone(self.places.lock(f"again-{project}"))
+    def turn(self, project: int, place: str) -> Alone:
+        """Take the lock that commands have which are run again: one after the other, or they would meet again.
+
+        `place` is what they met at: others that change it let them pass.
+        """
+        path = self.places.lock(f"again-{project}")
+
+        def note() -> None:
+            with open(path, "wb") as file:
+                file.write(os.fsencode(place))
+
+        return Alone(path, note)
+
+    def whose_turn(self, project: int) -> str:
+        """Return the place for which a command is run again at this moment, or nothing."""
+        path = self.places.lock(f"again-{project}")
+        if not os.path.exists(path):
+            return ""
+        try:
+            with Alone(path, wait=False, shared=True):
+                return ""
+        except BlockingIOError:
+            with open(path, "rb") as file:
+                return os.fsdecode(file.read())
 
     def runs_now(self, project: int) -> bool:
         """Tell whether a command of a project is running, which may see what is held."""
