@@ -417,7 +417,10 @@ def _lockers() -> dict[tuple[int, int], list[tuple[str, str]]]:
             except OSError:
                 program = ""  # locked by an open file that several share, or by one that is not in sight
             device = os.makedev(int(major, 16), int(minor, 16))
-            lockers.setdefault((device, int(inode)), []).extend([(program, process)] if program else [])
+            programs = lockers.setdefault((device, int(inode)), [])
+            # While others lock and unlock, a line may come twice.
+            if program and (program, process) not in programs:
+                programs.append((program, process))
     return lockers
 
 
