@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from _thread import get_ident
 
 from fumehood.core.changes import HELD
 from fumehood.core.limits import STOPPED, cut_short
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     Variables = Callable[[], Mapping[str, str]]
 
 _BY_CTRL_C = 130  # the status of a command that ended by it
+_taking_turns: set[int] = set()  # threads in which a command is run again
 
 
 class Hood(Workplace):
@@ -133,6 +135,8 @@ class Hood(Workplace):
     def _run_until_settled(self, request: Request, wishes: Wishes) -> Run:
         """Run a command, and once more where it meets nothing but other runs; those then wait for each other."""
         tries = self.policy.again.tries if request.mode in (APPLY, WHOLE) and wishes.can_be_met_again else 1
+        if get_ident() in _taking_turns:
+            tries = 1  # what is begun by a function that attends a command can't wait for that command
         turn, reason = None, ""
         try:
             while True:
@@ -147,8 +151,10 @@ class Hood(Workplace):
                     waiting = self.store.turn(self.project.id, place)
                     waiting.__enter__()
                     turn = waiting
+                    _taking_turns.add(get_ident())
         finally:
             if turn is not None:
+                _taking_turns.discard(get_ident())
                 turn.__exit__()
 
     def _run_in_session(self, request: Request, wishes: Wishes, reason: str, *, may_run_again: bool) -> Run:
