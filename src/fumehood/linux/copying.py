@@ -7,7 +7,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.linux.layer import BOOKKEEPING, Stack
+from fumehood.linux.layer import Stack
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     LISTING,
@@ -98,7 +98,7 @@ def _copy_owner_and_attributes(reading: int, writing: int, status: os.stat_resul
     if (status.st_uid, status.st_gid) != (made.st_uid, made.st_gid):
         give_owner(writing, status)
     for attribute in os.listxattr(reading):
-        if attribute.startswith(BOOKKEEPING):
+        if attribute.startswith(c.BOOKKEEPING):
             continue
         try:
             os.setxattr(writing, attribute, os.getxattr(reading, attribute))

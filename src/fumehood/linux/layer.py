@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.settled import Settled
 
-BOOKKEEPING = c.BOOKKEEPING
 ORIGIN = "user.overlay.origin"
 IN_PLACE = "user.overlay.in-place"  # our own: this is the project's file itself, written, and no replacement
 OPAQUE_MARKS = ("user.overlay.opaque", "trusted.overlay.opaque")
@@ -86,7 +85,7 @@ def mark_in_place(directory: int, name: str) -> None:
 def unmark(directory: int, name: str) -> None:
     """Remove every overlay's bookkeeping from an entry of a layer."""
     names = attributes(directory, name)
-    remove_attributes(directory, name, [each for each in names if each.startswith(BOOKKEEPING)])
+    remove_attributes(directory, name, [each for each in names if each.startswith(c.BOOKKEEPING)])
 
 
 def remove_attributes(directory: int, name: str, names: Sequence[str]) -> None:
@@ -446,7 +445,7 @@ class _Scan:
 
     def _cleaned(self, directory: int, name: str, names: list[str]) -> int:
         """Remove the one mark that every copied-up file has, while it is at hand; tell what is left to be removed."""
-        marks = [each for each in names if each.startswith(BOOKKEEPING)]
+        marks = [each for each in names if each.startswith(c.BOOKKEEPING)]
         if marks != [ORIGIN] or self._is_in_use:
             return c.OTHERS if marks else 0
         try:
@@ -578,7 +577,7 @@ def own_attributes(directory: int, name: str, names: Sequence[str] | None = None
     return {
         each: os.getxattr(path, each, follow_symlinks=False)
         for each in (attributes(directory, name) if names is None else names)
-        if not each.startswith(BOOKKEEPING)
+        if not each.startswith(c.BOOKKEEPING)
     }
 
 

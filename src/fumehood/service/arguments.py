@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from functools import wraps
+from functools import cache, wraps
 from itertools import chain, cycle
 from typing import TYPE_CHECKING
 
@@ -75,27 +75,31 @@ _KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
-def _kinds(function: Callable[..., object]) -> dict[str, tuple[Kind, bool]]:
-    """Return what those parameters of a function take that can be checked; True: or None."""
-    kinds = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        said = str(parameter.annotation)
+@cache
+def _rules(
+    function: Callable[..., object], options_of: Callable[..., object] | None
+) -> tuple[list[str], list[str], dict[str, tuple[Kind, bool]]]:
+    """Return a function's parameters by place, that for all further ones, and what those take that can be checked.
+
+    True: or None. Read when it is called first: most of a face's methods never are.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    has_options = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    kinds = dict(_rules(options_of, None)[2]) if has_options and options_of is not None else {}
+    for each in parameters:
+        said = str(each.annotation)
         kind = _KINDS.get(said.removesuffix(" | None"))
         if kind is not None:
-            kinds[name] = kind, said.endswith(" | None")
-    return kinds
+            kinds[each.name] = kind, said.endswith(" | None")
+    by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return by_place, [each.name for each in parameters if each.kind is each.VAR_POSITIONAL], kinds
 
 
 def checked_arguments(function: Function, options_of: Callable[..., object] | None = None) -> Function:
     """Return a function that refuses what is not as its annotations say; `**options` are those of another."""
-    kinds = _kinds(function)
-    if options_of is not None:
-        kinds = {**_kinds(options_of), **kinds}
-    parameters = inspect.signature(function).parameters.values()
-    by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    several = [each.name for each in parameters if each.kind is each.VAR_POSITIONAL]
 
     def check(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        by_place, several, kinds = _rules(function, options_of)
         names = chain(by_place, cycle(several))
         for name, value in (*zip(names, arguments, strict=False), *options.items()):
             (is_right, said), may_lack = kinds.get(name, ((None, ""), True))
@@ -121,8 +125,9 @@ def checked_arguments(function: Function, options_of: Callable[..., object] | No
 
 def checks_arguments(face: Class) -> Class:
     """Have every public method of a class refuse what is not as its annotations say."""
+    run = getattr(face, "run", None)
+    options_of = None if run is None else inspect.unwrap(run)
     for name, method in list(vars(face).items()):
         if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
-            has_options = any(each.kind is each.VAR_KEYWORD for each in inspect.signature(method).parameters.values())
-            setattr(face, name, checked_arguments(method, inspect.unwrap(face.run) if has_options else None))  # type: ignore[attr-defined]
+            setattr(face, name, checked_arguments(method, options_of))
     return face
