@@ -6,7 +6,7 @@ from fumehood.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
 
 def _pairs(table: dict[str, tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
@@ -138,6 +138,26 @@ def is_below(path: str, directory: str) -> bool:
 def is_in(path: str, directories: Iterable[str]) -> bool:
     """Return True if a path is one of some directories, or lies in one."""
     return any(path == each or is_below(path, each) for each in directories)
+
+
+def innermost(path: str, directories: Container[str]) -> str | None:
+    """Return the innermost of some directories that a path is, or lies in, however many they are."""
+    while path:
+        if path in directories:
+            return path
+        path = path.rpartition("/")[0]
+    return "/" if "/" in directories else None
+
+
+def ways_to(paths: Iterable[str]) -> frozenset[str]:
+    """Return some paths and every directory around them."""
+    ways = {"/"}
+    for path in paths:
+        way = path
+        while way and way not in ways:
+            ways.add(way)
+            way = way.rpartition("/")[0]
+    return frozenset(ways)
 
 
 def inside(paths: Iterable[str], directories: Sequence[str]) -> tuple[str, ...]:

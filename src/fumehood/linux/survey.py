@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.masks import FRESH, HOMES, UNSEEN, Sight, inside, is_below, is_in
+from fumehood.core.masks import FRESH, HOMES, UNSEEN, Sight, innermost, inside, is_below, is_in, ways_to
 from fumehood.core.request import quoted
 from fumehood.linux.cache import Lookup
 from fumehood.linux.mounts import Bind, Devices, Folder, HostView, Link, Operation, Text, Tmpfs, View
@@ -64,6 +64,9 @@ class _Survey:
             homes = [home for home in sight.homes if home != "/" and os.path.isdir(home)]
             self._hidden_homes = tuple(sorted((home for home in homes if not is_in(home, sight.points)), key=len))
         self._kept = (*sight.homes, *sight.points, *self._shown, *sight.added)
+        self._ways_to_kept = ways_to(self._kept)
+        self._needed = ways_to((*self._kept, *_NEEDED))
+        self._real_folders = {"": "/"}
         self._hidden = self._resolved([*sight.hidden, *self._other_homes()])
         self._operations: list[Operation] = []
 
@@ -76,18 +79,18 @@ class _Survey:
         except OSError:
             return []
         homes = {one[5].rstrip("/") for one in accounts if len(one) > 6 and one[2].isdigit() and int(one[2]) >= _PEOPLE}
-        return [home for home in homes if home.startswith("/") and not self._is_needed(home)]
+        return [home for home in homes if home.startswith("/") and home not in self._needed]
 
     def _resolved(self, hidden: Iterable[str]) -> frozenset[str]:
         """Find what names really mean: a secret behind a symbolic link is hidden where it lies, too."""
-        folders: dict[str, str] = {}
         paths = set()
+        are_there: dict[str, bool] = {}
         for path in hidden:
             folder, _, name = path.rpartition("/")
-            if folder not in folders:
-                folders[folder] = self._real_folder(folder)
-            above = folders[folder]
-            if not os.path.isdir(above):
+            above = self._real_folder(folder)
+            if above not in are_there:
+                are_there[above] = os.path.isdir(above)
+            if not are_there[above]:
                 # The first part of the way that does not exist: what is made there later is hidden with it.
                 missing = above
                 while not os.path.isdir(os.path.dirname(missing)):
@@ -98,7 +101,7 @@ class _Survey:
             real = f"{above.rstrip('/')}/{name}"
             if self._watched.leads(real):
                 target = os.path.realpath(real)
-                if not self._is_needed(target):
+                if target not in self._needed:
                     paths.add(target)
             paths.add(real)
         never = ("/", *self._sight.homes, *self._sight.points, *self._shown)
@@ -106,10 +109,12 @@ class _Survey:
 
     def _real_folder(self, folder: str) -> str:
         """Resolve a directory, and notice when one on its way becomes another."""
-        parts = folder.split("/")
-        for length in range(2, len(parts) + 1):
-            self._watched.leads("/".join(parts[:length]))
-        return os.path.realpath(folder or "/")
+        if folder not in self._real_folders:
+            above, _, name = folder.rpartition("/")
+            real = self._real_folder(above)
+            is_plain = not self._watched.leads(folder) and name not in ("", ".", "..")
+            self._real_folders[folder] = f"{real.rstrip('/')}/{name}" if is_plain else os.path.realpath(folder)
+        return self._real_folders[folder]
 
     def furnish_homes(self) -> None:
         """Put an empty home in the place of each, with the tools in it and settings that hold no secret."""
@@ -137,7 +142,7 @@ class _Survey:
             self._disk.exists(path)
             self._disk.exists(real)
             # Never what is masked by name.
-            if os.path.exists(real) and not is_in(real, self._hidden) and self._is_unseen(real):
+            if os.path.exists(real) and innermost(real, self._hidden) is None and self._is_unseen(real):
                 self._show(real, "you show it")
                 if real != path and not os.path.islink(os.path.dirname(path)):
                     self._add(Link(target=path, to=real, why="you show it"))
@@ -189,7 +194,7 @@ class _Survey:
         if path in UNSEEN:
             self._add(Folder(target=path))
         elif path in self._hidden:
-            if self._leads_to_kept(path):
+            if path in self._ways_to_kept:
                 self._add(Folder(target=path))
         elif kind == "l":
             self._add(Link(target=path, to=self._watched.leads(path)))
@@ -213,7 +218,7 @@ class _Survey:
             self._add(Folder(target=path))
         elif kind in _SOCKETLESS:
             self._add(Bind(target=path, source=path, why=why))
-        elif kind in _PSEUDO or (_is_remote(kind) and not self._is_needed(path)):
+        elif kind in _PSEUDO or (_is_remote(kind) and path not in self._needed):
             self._add(Folder(target=path))
         elif path in HOMES and path not in self._sight.homes:
             self._way_to_kept(path)
@@ -226,7 +231,7 @@ class _Survey:
             self._add(View(target=path, sources=(path,), why=why))
             # Another file system inside is not seen through the view, and gets one of its own.
             for point in sorted(self._mounts):
-                if is_below(point, path) and not is_in(point, self._hidden) and not is_in(point, UNSEEN):
+                if is_below(point, path) and innermost(point, self._hidden) is None and not is_in(point, UNSEEN):
                     self._inner(point)
 
     def _is_empty(self, path: str) -> bool:
@@ -252,7 +257,7 @@ class _Survey:
 
     def _inner(self, point: str) -> None:
         kind = self._mounts[point]
-        if kind in _PSEUDO or (_is_remote(kind) and not self._is_needed(point)):
+        if kind in _PSEUDO or (_is_remote(kind) and point not in self._needed):
             return
         try:
             is_directory = stat.S_ISDIR(os.lstat(point).st_mode)
@@ -279,23 +284,25 @@ class _Survey:
         )  # fmt: skip
 
     def _with_masks(self) -> list[Operation]:
-        views = [each.target for each in self._operations if isinstance(each, View)]
+        views = frozenset(each.target for each in self._operations if isinstance(each, View))
         hidden: dict[str, list[str]] = {view: [] for view in views}
+        masked: set[str] = set()
         opened: list[Operation] = []
         for path in sorted(self._hidden):
             around = self._view_of(path, views)
             if around is None:
                 continue
-            if self._leads_to_kept(path) and os.path.isdir(path):
+            if path in self._ways_to_kept and os.path.isdir(path):
                 # It holds something that is to be seen: an empty directory takes its place, with the way there.
                 opened.append(Tmpfs(target=path, is_sealed=True, why="masked"))
-            elif not any(is_below(path, f"{around}/{other}") for other in hidden[around]):
+            elif innermost(path.rpartition("/")[0], masked) is None:
+                masked.add(path)
                 hidden[around].append(path[len(around) + 1 :])
         # The places that something is mounted on and that the host lacks.
         points: dict[str, list[str]] = {view: [] for view in views}
         for path in self._sight.points:
             around = self._view_of(path, views)
-            if around is not None and not is_in(path, self._hidden) and not os.path.lexists(path):
+            if around is not None and innermost(path, self._hidden) is None and not os.path.lexists(path):
                 points[around].append(path[len(around) + 1 :])
         operations = [
             each.replace(hidden=tuple(hidden[each.target]), points=tuple(points[each.target]))
@@ -309,21 +316,15 @@ class _Survey:
         ]  # fmt: skip
         return [*operations, *opened, *unmasked]
 
-    def _view_of(self, path: str, views: list[str]) -> str | None:
+    def _view_of(self, path: str, views: frozenset[str]) -> str | None:
         """Return the view that shows a path, or would; a hidden home covers the view around it."""
-        around = max((view for view in views if is_below(path, view)), key=len, default=None)
-        home = max((home for home in self._hidden_homes if is_in(path, (home,))), key=len, default=None)
+        around = innermost(path.rpartition("/")[0], views)
+        home = innermost(path, self._hidden_homes)
         return around if around is None or home is None or is_below(around, home) else None
 
     def _is_unseen(self, path: str) -> bool:
         is_others = is_in(path, HOMES) and not is_in(path, self._sight.homes)
         return is_others or any(is_in(path, places) for places in (self._hidden, UNSEEN, self._hidden_homes))
-
-    def _leads_to_kept(self, path: str) -> bool:
-        return any(is_in(place, (path,)) for place in self._kept)
-
-    def _is_needed(self, path: str) -> bool:
-        return any(is_in(place, (path,)) for place in (*self._kept, *_NEEDED))
 
 
 def _is_remote(kind: str) -> bool:

@@ -279,21 +279,19 @@ class Database:
                 hint=f"upgrade Fumehood; {_where(self.path)}",
             )
         self.was_made = version == 0
-        while version < len(MIGRATIONS):
-            version = self._migrate()
+        if version < len(MIGRATIONS):
+            self._migrate()
 
-    def _migrate(self) -> int:
-        """Take one step: the change and its record in one transaction, so that it happens once or not at all."""
+    def _migrate(self) -> None:
+        """Take the steps that are missing, and note them, in one transaction: all happen once, or none does."""
         with self.transaction() as connection:
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version >= len(MIGRATIONS):
-                return int(version)  # another process was faster
-            for statement in MIGRATIONS[version].split(";\n"):
-                if statement.strip():
-                    connection.execute(statement)
-            connection.execute("INSERT INTO migrations VALUES (?, ?)", (version + 1, time.time()))
-            connection.execute(f"PRAGMA user_version={version + 1}")
-        return int(version) + 1
+            (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have been faster
+            for number, step in enumerate(MIGRATIONS[version:], version + 1):
+                for statement in step.split(";\n"):
+                    if statement.strip():
+                        connection.execute(statement)
+                connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
+                connection.execute(f"PRAGMA user_version={number}")
 
     def transaction(self, *, durable: bool = False) -> Transaction:
         """Begin a transaction for a `with` block: all of it is kept, or, on an error, nothing.
