@@ -157,6 +157,7 @@ def test_python_can_be_read_and_calls_what_exists(name: str) -> None:
 
 
 @pytest.mark.namespaces
+@pytest.mark.once
 @pytest.mark.parametrize("name", list(filter(runs, PAGES)))
 def test_what_a_page_types_prints_what_it_shows(
     name: str, home: Path, test_directory: Path, need: Callable[[bool, str], None]

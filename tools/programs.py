@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import realhome
-import run_tests
+import second_user
 from page import where_made
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
             "tools": [(name, lines) for name, _, lines in realhome.TOOLS],
         }  # fmt: skip
         columns = {"as root" if os.geteuid() == 0 else "as you": rows_by_me(asked)}
-        obstacle = run_tests.why_no_second_user() if os.geteuid() == 0 else "you are one"
+        obstacle = second_user.why_no_second_user() if os.geteuid() == 0 else "you are one"
         if obstacle is None:
             columns["as an ordinary user"] = rows_by_another(asked)
         else:
@@ -112,8 +112,8 @@ def rows_by_me(asked: dict[str, object]) -> Rows:
 
 def rows_by_another(asked: dict[str, object]) -> Rows:
     """Try all as an ordinary user, who is given the home."""
-    with run_tests.second_user() as (account, copy):
-        run_tests.hand_over(Path(str(asked["home"])).parent, account)
+    with second_user.second_user() as (account, copy):
+        second_user.hand_over(Path(str(asked["home"])).parent, account)
         ended = subprocess.run(
             ["sh", "tools/python", "tools/programs.py", "--rows"], input=json.dumps(asked), stdout=subprocess.PIPE,
             text=True, check=True, cwd=copy, env=account.environment(), **account.switch(),

@@ -83,25 +83,26 @@ def test_a_client_is_connected_once_and_taken_out(cli: Cli, home: Path, client: 
     assert files_below(home) == {}
 
 
-@pytest.mark.parametrize(
-    ("client", "key"),
-    [("claude", "mcpServers"), ("gemini", "mcpServers"), ("copilot", "mcpServers"), ("cursor", "mcpServers"),
-     ("vscode", "servers")],
-)
-def test_what_is_written_for_a_server_starts_one(cli: Cli, home: Path, project: Path, client: str, key: str) -> None:
+def test_what_is_written_for_a_server_starts_one(cli: Cli, home: Path, project: Path) -> None:
     pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
-    assert cli("setup", client, "--mcp", "--yes").returncode == 0
-    entry = json.loads((home / SERVERS[client]).read_text())[key]["fumehood"]
-    # A client passes little more on than these; the checkout's environment is not to be made anew for the test.
-    environment = {name: os.environ[name] for name in ("HOME", "PATH")} | entry["env"] | {"XDG_CACHE_HOME": CACHE}
-    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client, "version": "1"}}
-    asked = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
-    line = [entry["command"], *entry["args"]]
-    done = subprocess.run(
-        line, input=f"{asked}\n", env=environment, cwd=project, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "fumehood"
+    written = {}
+    for client in ("claude", "gemini", "copilot", "cursor", "vscode"):
+        assert cli("setup", client, "--mcp", "--yes").returncode == 0
+        settings = json.loads((home / SERVERS[client]).read_text())
+        entry = settings["servers" if client == "vscode" else "mcpServers"]["fumehood"]
+        written[json.dumps([entry["command"], *entry["args"]]), json.dumps(entry["env"])] = client
+    # For most clients it is the same.
+    for (line, variables), client in written.items():
+        # A client passes little more on than these; the checkout's environment is not to be made anew for the test.
+        passed_on = {name: os.environ[name] for name in ("HOME", "PATH")} | json.loads(variables)
+        params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": client, "version": "1"}}
+        asked = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params})
+        done = subprocess.run(
+            json.loads(line), input=f"{asked}\n", env=passed_on | {"XDG_CACHE_HOME": CACHE}, cwd=project,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (client, done.stderr)
+        assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "fumehood", client
 
 
 def test_a_persons_own_settings_and_comments_stay(cli: Cli, home: Path) -> None:

@@ -75,6 +75,7 @@ def test_a_deep_tree_is_applied_held_and_undone_like_any_other(way: str, project
     assert list(project.iterdir()) == []
 
 
+@pytest.mark.ordinary
 def test_a_deep_tree_whose_directories_are_closed_to_their_owner(sandbox: Sandbox, project: Path) -> None:
     made = sandbox.run(nest(_DEEP))
     closed = sandbox.run(in_each(_DEEP, "os.chmod('f', 0o400); open('g', 'w').close()\n os.chmod('.', 0o300)"))
