@@ -113,6 +113,14 @@ def test_an_edit_is_a_run_that_is_shown_and_taken_back(client: Client, store: St
     assert runs(store) == ["undo 1: applied", "Edit a.py: undone"]
 
 
+def test_an_edit_is_taken_back_though_somebody_touched_the_file(client: Client, project: Path) -> None:
+    (project / "a.txt").write_text("old\n")
+    run = client.edit("a.txt", "new\n")
+    os.utime(project / "a.txt", (1e9, 1e9))
+    undo(client.store, client.project, run)
+    assert (project / "a.txt").read_text() == "old\n"
+
+
 @pytest.mark.parametrize("named", ["new.py", "src/new/deep.py"])
 def test_a_new_file_goes_with_the_directories_that_were_made_for_it(
     client: Client, store: Store, project: Path, named: str

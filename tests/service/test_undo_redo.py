@@ -270,3 +270,65 @@ def test_force_is_not_offered_where_the_directory_is_gone(sandbox: Sandbox, proj
     sandbox.undo(later)
     sandbox.undo(run)
     assert {path.name: path.read_text() for path in project.rglob("*") if path.is_file()} == {"a": "old"}
+
+
+def rewritten(path: Path, *, seconds: int = 1) -> None:
+    """Somebody saves a file as it is: by another inode, at a later time."""
+    saved = path.with_suffix(".saved")
+    saved.write_bytes(path.read_bytes())
+    saved.chmod(path.stat().st_mode)
+    later = path.stat().st_mtime + seconds
+    os.utime(saved, (later, later))
+    saved.rename(path)
+
+
+@pytest.mark.parametrize("touch", [lambda path: os.utime(path, (1e9, 1e9)), rewritten])
+def test_what_was_only_touched_is_still_what_the_run_left(
+    sandbox: Sandbox, project: Path, touch: Callable[[Path], None]
+) -> None:
+    (project / "a").write_text("0\n")
+    (project / "gone").write_text("gone\n")
+    run = sandbox.run("echo 1 > a; mkdir d; echo 2 > d/new; rm gone")
+    touch(project / "a")
+    touch(project / "d/new")
+    sandbox.undo(run)
+    assert {path.name: path.read_text() for path in project.iterdir()} == {"a": "0\n", "gone": "gone\n"}
+    touch(project / "a")
+    touch(project / "gone")
+    sandbox.redo()
+    assert {path.name for path in project.iterdir()} == {"a", "d"}
+    touch(project / "a")
+    sandbox.undo()
+    assert (project / "a").read_text() == "0\n"
+
+
+def test_touched_and_changed_with_its_size_and_time_is_changed(sandbox: Sandbox, project: Path) -> None:
+    run = sandbox.run("echo 1 > a; echo 1 > b; echo 1 > c")
+    (project / "a").write_text("2\n")
+    with pytest.raises(UndoRefused, match=r"changed since run 1: a$"):
+        sandbox.undo(run)
+    (project / "a").write_text("1\n")
+    (project / "b").chmod(0o600)
+    with pytest.raises(UndoRefused, match=r"changed since run 1: b$"):
+        sandbox.undo(run)
+    (project / "b").chmod(0o644)
+    rewritten(project / "c")
+    os.setxattr(project / "c", "user.a-persons", b"own")
+    with pytest.raises(UndoRefused, match=r"changed since run 1: c$"):
+        sandbox.undo(run)
+    os.removexattr(project / "c", "user.a-persons")
+    sandbox.undo(run)
+    assert list(project.iterdir()) == []
+
+
+def test_what_waits_for_a_touched_file_is_applied_without_force(sandbox: Sandbox, project: Path) -> None:
+    for name in "abc":
+        (project / name).write_text("0\n")
+    held = sandbox.run("echo 1 > a; rm b", apply="hold")
+    draft = sandbox.draft("one")
+    draft.run("echo 1 > c")
+    for name in "abc":
+        rewritten(project / name)
+    assert sandbox.apply(held).state == "applied"
+    assert draft.apply().state == "applied"
+    assert {path.name: path.read_text() for path in project.iterdir()} == {"a": "1\n", "c": "1\n"}

@@ -1,19 +1,20 @@
-"""What a git index means: its entries. The times and sizes beside them are a cache that any `git status` rewrites."""
+"""What a version of a file means: its content, and of a git index, its entries.
+
+The times and sizes beside those are a cache that any `git status` rewrites.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 
+from fumehood.core import changes as c
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from fumehood.core import changes as c
-
 
 LARGEST = 16 << 20  # bytes; reading a larger one would be noticed, and it is compared by its bytes
 
@@ -125,6 +126,8 @@ def _path_after(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:
 
 NAME = "index"  # in a git directory, whatever that one is called; only the content tells whether it is an index
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_CONTENT_SIZE = 16  # bytes of the digest of a content; that of an index is longer
+_MOST_FILES, _MOST_READ, _PIECE = 1_000, 1 << 23, 1 << 20
 _MOST_HELD = 8  # descriptors are few in some places, and a project with more work trees just has more conflicts
 
 
@@ -139,15 +142,57 @@ def meaning_in(directory: int, name: str, status: os.stat_result) -> str:
 
 
 def refreshed(stamp: c.Stamp, top: int, path: str, status: os.stat_result) -> c.Stamp | None:
-    """Return the stamp of what lies at a path now, if that is a git index which means what the stamped one did."""
-    if not stamp.meaning or not stat.S_ISREG(status.st_mode) or status.st_mode & 0o7777 != stamp.mode:
+    """Return the stamp of what lies at a path now, if that means what the stamped version did.
+
+    Somebody may have touched a file, or written the same once more; what git made of its index may be refreshed.
+    """
+    now = stamp_of(status)
+    if not stamp.meaning or now.kind != c.FILE or now.mode != stamp.mode:
         return None
+    if len(stamp.meaning) == 2 * _CONTENT_SIZE:
+        now.meaning = _content(top, path, now) if now.size == stamp.size else ""
+    else:
+        try:
+            with Closing(open_below(top, path, _READING)) as file:
+                now.meaning = _meaning(file, status)
+        except OSError:
+            return None
+    return now if now.meaning == stamp.meaning else None
+
+
+def note_contents(changes: Sequence[c.Change], layer: int, below: Sequence[int]) -> None:
+    """Let the stamps of a run's changes say what the files hold, so that `refreshed` knows one that was only touched.
+
+    It reads all of them, so only where they are few and small: who changes more is told by times alone.
+    """
+    left = _MOST_READ if len(changes) <= _MOST_FILES else -1
+    for change in changes:
+        for stamp, tops in ((change.after, (layer,)), (change.before, below)):
+            if stamp is None or stamp.kind != c.FILE or stamp.meaning or stamp.size > left:
+                continue
+            left -= stamp.size
+            stamp.meaning = next(filter(None, (_content(top, change.path, stamp) for top in tops)), "")
+
+
+def _content(top: int, path: str, version: c.Stamp) -> str:
+    """Return a digest of all that can be changed of a file, but for its mode and times; nothing of another version."""
+    from _blake2 import blake2b  # not by hashlib, which loads much more
+
     try:
-        file = open_below(top, path, _READING)
+        with Closing(open_below(top, path, _READING)) as file:
+            status = os.fstat(file)
+            if not version.same(stamp_of(status)):
+                return ""
+            digest = blake2b(b"%d %d" % (status.st_uid, status.st_gid), digest_size=_CONTENT_SIZE)
+            for name in sorted(os.listxattr(file)):
+                if name.startswith(("user.", "system.")) and not name.startswith(c.BOOKKEEPING):
+                    digest.update(b"\0%b\0%b" % (os.fsencode(name), os.getxattr(file, name)))
+            digest.update(b"\0\0")
+            while piece := os.read(file, _PIECE):
+                digest.update(piece)
     except OSError:
-        return None
-    with Closing(file):
-        return stamp_of(status, stamp.meaning) if _meaning(file, status) == stamp.meaning else None
+        return ""  # it lies in another layer, or nobody may read it
+    return str(digest.hexdigest())
 
 
 def _meaning(file: int, expected: os.stat_result) -> str:

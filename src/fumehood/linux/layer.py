@@ -8,7 +8,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.linux.gitindex import NAME as INDEX
-from fumehood.linux.gitindex import meaning_in
+from fumehood.linux.gitindex import meaning_in, note_contents
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     PATH_ONLY,
@@ -275,6 +275,7 @@ def scan(
             reading.directory(*reading.merged.pop())
         reading.flag_moved()
         reading.flag_copied_links()
+    note_contents(reading.changes, upper, below)
     return c.by_path(reading.changes)
 
 
