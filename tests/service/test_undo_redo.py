@@ -1,5 +1,6 @@
 """Undo and redo as people mean them: the last run that stands, again the one before, and back."""
 
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -248,7 +249,7 @@ def test_runs_are_called_by_their_numbers_in_what_is_said_of_an_undo(cli: Cli, p
     assert "what run 1 did to a is undone already, by run 2\n" in again
     assert "to have it back: fumehood redo 2\n" in again
     shown = cli("show", "1").stdout
-    assert "[discarded: undone by run 2]\n" in shown
+    assert "[undone by run 2]\n" in shown
     assert "by run 2  (" in shown
 
 
@@ -332,3 +333,32 @@ def test_what_waits_for_a_touched_file_is_applied_without_force(sandbox: Sandbox
     assert sandbox.apply(held).state == "applied"
     assert draft.apply().state == "applied"
     assert {path.name: path.read_text() for path in project.iterdir()} == {"a": "1\n", "c": "1\n"}
+
+
+def test_some_paths_are_redone_of_whichever_undo_took_them_back(sandbox: Sandbox, project: Path) -> None:
+    run = sandbox.run("echo 1 > a; echo 1 > b; echo 1 > c; echo 1 > d")
+    sandbox.undo(run, "a", "b")
+    sandbox.undo(run, "c")
+    sandbox.redo(run, "a")
+    assert {path.name for path in project.iterdir()} == {"a", "d"}
+    with pytest.raises(BadRequest, match="did not change d"):
+        sandbox.redo(run, "d")
+    sandbox.redo(run)
+    sandbox.redo(run)
+    assert {path.name for path in project.iterdir()} == {"a", "b", "c", "d"}
+    assert (sandbox.find(run.run).state, sandbox.find(run.run).reason) == ("applied", "")
+
+
+def test_people_see_that_an_undo_was_partial(cli: Cli, project: Path) -> None:
+    cli("run", "--", "echo 1 > a; echo 1 > b")
+    cli("undo", "1", "a")
+    assert "#1  in part:  echo 1 > a; echo 1 > b" in cli("status").stdout
+    assert json.loads(cli("status", "--json").stdout)["taken_back"]["in_part"] is True
+    (line,) = (each for each in cli("log").stdout.splitlines() if each.startswith("#1 "))
+    assert "  undone in part  " in line
+    shown = cli("show", "1").stdout
+    for text in ("applied: undone in part\n", "\n1 change applied, 1 undone\n", "  undone in part by run 2  "):
+        assert text in shown
+    assert cli("redo", "1", "b").returncode == 125
+    assert "+ a\n" in cli("redo", "1", "a").stdout
+    assert "in part" not in cli("status").stdout + cli("log").stdout

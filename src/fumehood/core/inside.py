@@ -34,7 +34,7 @@ You are in the hood: this asks Fumehood, outside, about this session's own runs 
   diff [RUN] [PATH…]         what a run changed, line by line
   output [RUN]               all that a run printed
   undo [RUN] [PATH…]         bring back what was there before a run
-  redo [RUN]                 bring back what was undone
+  redo [RUN] [PATH…]         bring back what was undone
   ps, stop RUN               what runs now; end a command
   checkpoint RUN             settle what a command that runs has finished writing, so that others see it
   status                     what this session may do, what is held, what runs
@@ -49,7 +49,7 @@ RUN is a number, an id, the beginning of one, `last`, or `last~1`. What is asked
 # What each verb takes: a run, paths after that; and options with and without a value.
 _VERBS: dict[str, tuple[bool, bool, tuple[str, ...]]] = {
     "log": (False, False, ("-n", "--limit")), "show": (True, False, ()), "diff": (True, True, ()),
-    "output": (True, False, ()), "undo": (True, True, ()), "redo": (True, False, ()), "ps": (False, False, ()),
+    "output": (True, False, ()), "undo": (True, True, ()), "redo": (True, True, ()), "ps": (False, False, ()),
     "stop": (True, False, ()), "checkpoint": (True, False, ()), "status": (False, False, ()),
 }  # fmt: skip
 _A_PERSONS = frozenset((

@@ -31,6 +31,8 @@ QUOTED = 300  # characters of somebody else's text that a sentence of ours repea
 _IN_NAMES = frozenset("@%+=:,./-_~")
 NO_OUTPUT = "(no output)"  # what a model reads where there is nothing else to tell
 REDO = "redo"  # begins the command of an undo that takes an undo back
+UNDONE_BY = "undone by run "  # begins the reason of a change that an undo of some paths took back
+IN_PART = "undone in part"  # the reason of a run with such changes
 
 
 def printable(text: str) -> str:
@@ -181,6 +183,8 @@ class Run:
     @property
     def outcome(self) -> str:
         """What became of it, in people's words: an undo takes back what others apply."""
+        if self.state == "applied" and self.reason == IN_PART:
+            return IN_PART
         if self.act != "undo" or self.state != "applied":
             return self.state
         return "brought back" if self.command.startswith(f"{REDO} ") else "taken back"

@@ -283,11 +283,13 @@ class Sandbox(Commands):
         back = undo(self._store, self._project, chosen, texts(paths), force=force, by=self._session)
         return self._marked(back)
 
-    def redo(self, run: Run | str | int = "last", *, force: bool = False) -> Run:
-        """Bring back what the last undo took back, or the one of a run; returns a run of its own."""
+    def redo(self, run: Run | str | int = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
+        """Bring back what the last undo took back, or the one of a run, or some paths; returns a run of its own."""
         self._store.recover()
         name = _name_of(run)
-        backs = redo_command(self._store, self._project, name, self._reach, force=force, by=self._session)
+        backs = redo_command(
+            self._store, self._project, name, self._reach, paths=texts(paths), force=force, by=self._session
+        )
         return self._marked(backs[0])
 
     def running(self) -> list[Run]:

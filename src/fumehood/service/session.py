@@ -361,15 +361,20 @@ def undo_command(store: Store, project: Project, run: Run, *, by: str = "", forc
 
 
 def redo_command(
-    store: Store, project: Project, name: str, *reaches: Reach, by: str = "", force: bool = False
-) -> list[Run]:
-    """Bring back what the last undo took back, or those of a command that is named, with all that was settled of it."""
+    store: Store, project: Project, name: str, *reaches: Reach, paths: Sequence[str] = (), here: str = "",
+    by: str = "", force: bool = False,
+) -> list[Run]:  # fmt: skip
+    """Bring back what the last undo took back, or those of a command that is named, with all that was settled of it.
+
+    With paths, only what one undo took back there.
+    """
     from fumehood.service.undo import to_redo, undo
 
     run = None if name == LAST else store.history.find(name, *reaches)
     settled = store.history.checkpoints_of(run) if run is not None and run.act == "run" else []
-    if run is None or not settled:
-        return [undo(store, project, to_redo(store, name, *reaches), by=by, force=force)]
+    if run is None or not settled or paths:
+        back = to_redo(store, name, *reaches, paths=paths, here=here)
+        return [undo(store, project, back, paths, here=here, by=by, force=force)]
     layers = {each.layer or each.run for each in (run, *settled)}
     undos = [back for back in store.history.undos(*reaches) if back.layer in layers]
     if not undos:

@@ -8,7 +8,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
 from fumehood.core.judge import repository
-from fumehood.core.report import REDO, Run, first_of, printable, typed
+from fumehood.core.report import IN_PART, REDO, UNDONE_BY, Run, first_of, printable, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitobjects import heads_in_the_way, may_stay, without_theirs
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 UNDONE = "undone"
 _STANDING = ("applied", "held")
 _LATEST = 50  # runs of an agent among which the one in a draft is that it takes back
-_UNDONE_BY = "undone by run {}"
 _NAMED = 5  # paths named in a refusal
 _ONCE = 2  # a layer is that of a run, and perhaps of an undo of it
 
@@ -155,8 +154,11 @@ def last_to_undo(store: Store, *reaches: Reach) -> Run:
     return run
 
 
-def to_redo(store: Store, name: str, *reaches: Reach) -> Run:
-    """Return the undo that a redo takes back: the last one, or of a run, or of an undo, that is named."""
+def to_redo(store: Store, name: str, *reaches: Reach, paths: Sequence[str] = (), here: str = "") -> Run:
+    """Return the undo that a redo takes back: the last one, or of a run, or of an undo, that is named.
+
+    Of a run with several undos, it is the last one that took back these paths.
+    """
     if name == LAST:
         back = next(store.history.undos(*reaches), None)
         if back is None:
@@ -166,10 +168,20 @@ def to_redo(store: Store, name: str, *reaches: Reach) -> Run:
     undos = store.history.undos(*reaches, of_layer=run.layer)
     if not run.layer:  # it is cleaned away, and what needs nothing of it can still be brought back
         undos = (each for each in undos if run.run in (each.run, each.of))
-    back = next((each for each in undos if run.act != "undo" or each.run == run.run), None)
-    if back is None:
+    backs = [each for each in undos if run.act != "undo" or each.run == run.run]
+    if paths and len(backs) > 1:
+        backs = [each for each in backs if _has_all(each, paths, here)] or backs
+    if not backs:
         raise BadRequest(f"run {run.name} is not taken back", hint=f"fumehood show {run.name}")
-    return back
+    return backs[0]
+
+
+def _has_all(run: Run, paths: Sequence[str], here: str) -> bool:
+    try:
+        chosen(run, paths, here=here)
+    except BadRequest:
+        return False
+    return True
 
 
 def has_backups(run: Run) -> bool:
@@ -275,8 +287,8 @@ def _to_take_back(store: Store, run: Run, paths: Sequence[str], here: str) -> li
         if taken_back := next((each.reason for each in meant if each.reason.startswith(TAKEN_BACK)), ""):
             last = taken_back.removeprefix(TAKEN_BACK)
             raise UndoRefused(f"run {run.name} was {taken_back}", hint=f"to have it back: fumehood redo {last}")
-        if paths and meant and meant[0].reason.startswith(_UNDONE_BY.format("")):
-            last = store.history.name(meant[0].reason.removeprefix(_UNDONE_BY.format("")))
+        if paths and meant and meant[0].reason.startswith(UNDONE_BY):
+            last = store.history.name(meant[0].reason.removeprefix(UNDONE_BY))
             shown, hint = printable(meant[0].path), f"to have it back: fumehood redo {last}"
             raise BadRequest(f"what run {run.name} did to {shown} is undone already, by run {last}", hint=hint)
         if paths and meant:
@@ -315,14 +327,14 @@ def _undone(run: Run, places: set[tuple[int, str]], by: str) -> bool:
         run.state, run.reason = UNDONE, ""
         return False
     for change in going:
-        change.verdict, change.reason = c.DISCARDED, _UNDONE_BY.format(by)
-    run.state = state_of(run.changed)
+        change.verdict, change.reason = c.DISCARDED, f"{UNDONE_BY}{by}"
+    run.state, run.reason = state_of(run.changed), IN_PART
     return True
 
 
 def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
     """Let what an undo had taken back stand again; the other paths that it took back stay so."""
-    mark = _UNDONE_BY.format(by)
+    mark = f"{UNDONE_BY}{by}"
     was_whole = run.state == UNDONE
     changed = False
     for change in run.changed:
@@ -333,7 +345,8 @@ def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
             change.verdict, change.reason, changed = c.DISCARDED, mark, True
         elif not was_whole and is_meant and change.reason == mark:
             change.verdict, change.reason, changed = c.APPLIED, "", True
-    run.state, run.reason = state_of(run.changed), ""
+    is_part = any(change.reason.startswith(UNDONE_BY) for change in run.changed)
+    run.state, run.reason = state_of(run.changed), IN_PART if is_part else ""
     return changed
 
 

@@ -212,10 +212,11 @@ class History:
                 self.audit.add(connection, run.run, trail.DECIDED, decided)
             self.audit.add(connection, run.run, event or run.state, _summary(run))
             for other, is_rewritten in others:
-                connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (other.state, other.run))
+                values = other.state, trail.storable(other.reason), other.run
+                connection.execute("UPDATE runs SET state = ?, reason = ? WHERE id = ?", values)
                 if is_rewritten:
                     self._rewrite_changes(connection, other)
-                self.audit.add(connection, other.run, other.state, f"by run {run.run}")
+                self.audit.add(connection, other.run, other.state, f"{other.reason} by run {run.run}".lstrip())
             if run.mode == DRAFT:
                 from fumehood.store.drafts import close_applied
 

@@ -26,7 +26,7 @@ from typing import TextIO
 
 from fumehood.core import changes as c
 from fumehood.core.network import Connection
-from fumehood.core.report import Blocked, Run, how_many, named, printable, summary, typed
+from fumehood.core.report import IN_PART, UNDONE_BY, Blocked, Run, how_many, named, printable, summary, typed
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.value import Value
@@ -134,8 +134,8 @@ def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
 
 def headline(run: Run) -> str:
     """Sum up a run's changes in a few words."""
-    verdicts = [change.verdict for change in run.changed]
-    counts = {verdict: verdicts.count(verdict) for verdict in _VERDICTS if verdict in verdicts}
+    verdicts = ["undone" if change.reason.startswith(UNDONE_BY) else change.verdict for change in run.changed]
+    counts = {verdict: verdicts.count(verdict) for verdict in (*_VERDICTS, "undone") if verdict in verdicts}
     if run.state == "undone":
         counts = {run.state: len(verdicts)}
     if run.draft is not None and run.state == "applied":
@@ -145,7 +145,7 @@ def headline(run: Run) -> str:
     (first, count), *others = counts.items()
     text = f"{how_many(count, 'change')} {first}"
     text += "".join(f", {count} {verdict}" for verdict, count in others) + deletions(run)
-    return f"{text}: {printable(run.reason)}" if run.reason else text
+    return f"{text}: {printable(run.reason)}" if run.reason not in ("", IN_PART) else text
 
 
 def deletions(run: Run) -> str:
@@ -213,10 +213,11 @@ def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
 
 def line(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None) -> str:
     """Write one change, or several that are alike in the directory at a path; `below` a directory, without that."""
-    why = f": {printable(change.reason)}" if change.reason else ""
+    why = printable(change.reason)
+    if not why.startswith(UNDONE_BY):
+        why = f"{change.verdict}: {why}" if why else change.verdict
     is_over = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied")
-    verdict = "" if is_over else f"  [{change.verdict}{why}]"
-    return f"{changed_place(run, change, paint, path, below)}{verdict}"
+    return changed_place(run, change, paint, path, below) + ("" if is_over else f"  [{why}]")
 
 
 def changed_place(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None) -> str:

@@ -188,11 +188,13 @@ def _status(context: Context) -> int:
     drafts = store.drafts.open_ones(project.id)
     undo = next(store.history.undos(context.reach, reach), None)
     undone = store.history.find(undo.of) if undo is not None and undo.of is not None else None
+    is_part = undone is not None and undone.state != "undone"
     answer = {
         "project": project.path, "session": session or None, "roots": list(project.roots), "network": network,
         "hosts": list(policy.hosts), "show": list(policy.show),
         "held": [_named(run) for run in held], "running": [_named(run) for run in running],
-        "drafts": [draft.name for draft in drafts], "taken_back": None if undone is None else _named(undone),
+        "drafts": [draft.name for draft in drafts],
+        "taken_back": None if undone is None else {**_named(undone), "in_part": is_part},
         "questions": [each.as_dict() for each in questions], "missed": [each.fields() for each in missed],
     }  # fmt: skip
 
@@ -205,7 +207,7 @@ def _status(context: Context) -> int:
         rows += [("", "fumehood review")] if held and not is_agent else []
         rows += [("draft", f"{draft.name}  (fumehood draft diff {draft.name})") for draft in drafts]
         if undone is not None and undo is not None:
-            rows += [("undone", f"{numbered(undone)}  {undone.command}")]
+            rows += [("undone", f"{numbered(undone)}{'  in part:' if is_part else ''}  {undone.command}")]
             rows += [("", "fumehood redo" if has_backups(undo) else "its backups were cleaned away")]
         rows += [("question", f"{each.question.lines[0]}  (fumehood watch)") for each in questions]
         for each in missed[:_MISSED]:

@@ -96,11 +96,11 @@ def add_commands(add: Add) -> None:
     )  # fmt: skip
     again = add(
         "redo", "redo what was undone (default: the last undo)", _redo,
-        "  fumehood redo\n  fumehood redo 214",
+        "  fumehood redo\n  fumehood redo 214\n  fumehood redo last src/main.py",
     )  # fmt: skip
     for command in (back, again):
         add_run(command, default=LAST)
-    for command in (forth, away, back):
+    for command in (forth, away, back, again):
         command.add_argument("paths", nargs="*", default=(), metavar="PATH", help="only these, and what is in them")
     since = "also bring back what was changed since"
     forces = {forth: "also apply what was changed in the project after the run began", back: since, again: since}
@@ -170,7 +170,9 @@ def _redo(context: Context) -> int:
     run = to_redo(context.store, options.run, *reaches) if options.run == LAST else context.run(options.run)
     project, force = context.project_of(run), options.force
     with Ticking("bringing back", options):
-        backs = redo_command(context.store, project, options.run, *reaches, by=by, force=force)
+        backs = redo_command(
+            context.store, project, options.run, *reaches, paths=options.paths, here=here(), by=by, force=force
+        )
     return _say_taken_back(context, backs)
 
 
