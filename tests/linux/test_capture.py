@@ -536,6 +536,27 @@ def test_a_file_of_the_project_keeps_its_attributes(hood: Sandbox, project: Path
     assert os.getxattr(project / "a", "user.mine") == b"kept"
 
 
+ATTRIBUTES = """
+import os
+os.setxattr("d/given", "user.new", b"1")
+os.setxattr("d/changed", "user.mine", b"other")
+os.removexattr("d/robbed", "user.mine")
+"""
+
+
+def test_other_attributes_of_a_directory_alone_are_told(hood: Sandbox, project: Path) -> None:
+    for name in ("given", "changed", "robbed", "left"):
+        (project / "d" / name).mkdir(parents=True)
+    for name in ("changed", "robbed", "left"):
+        os.setxattr(project / "d" / name, "user.mine", b"kept")
+    run = hood.run(["python3", "-c", ATTRIBUTES])
+    assert run.exit_code == 0, run.stderr
+    assert {(each.path, each.change, *each.flags) for each in run.changes} == {
+        (f"d/{name}", "mode", "attributes") for name in ("given", "changed", "robbed")
+    }
+    assert os.getxattr(project / "d/changed", "user.mine") == b"kept"
+
+
 def test_many_runs_at_once_do_not_disturb_each_other(hood: Sandbox, project: Path) -> None:
     shell("echo a > a", project)
     with ThreadPoolExecutor(6) as pool:

@@ -17,7 +17,16 @@ from weakref import WeakKeyDictionary
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux.cache import replace
 from fumehood.linux.copying import copy_belongings, copy_entry, copy_file, fill
-from fumehood.linux.layer import Stack, mark_in_place, own_attributes, same_content, set_opaque, unmark, whiteout
+from fumehood.linux.layer import (
+    Stack,
+    has_other_attributes,
+    mark_in_place,
+    own_attributes,
+    same_content,
+    set_opaque,
+    unmark,
+    whiteout,
+)
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     LISTING,
@@ -249,7 +258,7 @@ class _Distilling:
                     continue  # an overlay would not have let the command make one; the name is as good as gone
                 packed = before.pop(name, None)
                 was = None if packed is None else _Was(packed)
-                if was is not None and self._is_same_directory(join(path, name), status, was):
+                if was is not None and self._is_same_directory(here, name, join(path, name), status, was):
                     inside.append(join(path, name))
                 elif was is None or not self._is_unchanged(here, name, path, status, was):
                     self._take(here, name, path, status, was)
@@ -258,7 +267,7 @@ class _Distilling:
                     whiteout(self._layer_directory(path), name)
         return inside
 
-    def _is_same_directory(self, path: str, status: os.stat_result, was: _Was) -> bool:
+    def _is_same_directory(self, here: int, name: str, path: str, status: os.stat_result, was: _Was) -> bool:
         if not (stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(was.mode)) or status.st_ino != was.inode:
             return False
         with Closing(self._merged.open(path)) as directory:
@@ -266,9 +275,17 @@ class _Distilling:
                 return False
         if was.how == _STAND_IN:
             self._merged.modes[path] = stat.S_IMODE(was.mode)  # that of what it stands for
-        elif status.st_mode != was.mode:
+        elif status.st_mode != was.mode or self._has_other_attributes(here, name, path):
             self._layer_directory(path)
         return True
+
+    def _has_other_attributes(self, here: int, name: str, path: str) -> bool:
+        try:
+            with self._originals.reach(split(path)[0]) as originals:
+                original, there = originals.look(name)
+                return original is not None and has_other_attributes(here, there, name)
+        except FileNotFoundError:
+            return False  # gone meanwhile: there is nothing to give them to
 
     def _is_unchanged(self, here: int, name: str, parent: str, status: os.stat_result, was: _Was) -> bool:
         if status.st_ino != was.inode or stat.S_IFMT(status.st_mode) != stat.S_IFMT(was.mode):

@@ -265,7 +265,7 @@ def scan(
         reading = _Scan(root, layer, stack, indexes, settled, is_in_use=is_in_use)
         status, live = os.stat(upper), os.stat(below[0])
         # That of the root itself can change too, by the command or by a person meanwhile.
-        flags = (c.ATTRIBUTES,) if _has_other_attributes(upper, below[0], ".", ("user.",)) else ()
+        flags = (c.ATTRIBUTES,) if has_other_attributes(upper, below[0], ".", ("user.",)) else ()
         if (flags or status.st_mode not in (mode, live.st_mode)) and not reading.is_settled(".", status):
             before, after = reading.stamp_below(".", live), _with_mode(live, status)
             if status.st_mode == mode:
@@ -326,7 +326,7 @@ class _Scan:
         if kind != c.DIRECTORY and self.is_settled(path, status):
             self._forget(upper, name)
         elif below is not None and kind == c.DIRECTORY and stat.S_ISDIR(below.st_mode):
-            flags = (c.ATTRIBUTES,) if _has_other_attributes(upper, part, name) else ()
+            flags = (c.ATTRIBUTES,) if has_other_attributes(upper, part, name) else ()
             if (status.st_mode != below.st_mode or flags) and not self.is_settled(path, status):
                 before, after = self.stamp_below(path, below), _with_mode(below, status)
                 self.add(path, c.MODE, kind, before=before, after=after, flags=flags)
@@ -546,7 +546,7 @@ def _difference(
     return None if status.st_mode == below.st_mode else c.MODE
 
 
-def _has_other_attributes(
+def has_other_attributes(
     upper: int, live: int, name: str, kinds: tuple[str, ...] = ("user.", "system.")
 ) -> bool:
     """Return True if a directory of the layer has other attributes or access rules than the one below.
