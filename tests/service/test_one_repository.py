@@ -91,6 +91,29 @@ def test_undo_takes_objects_out_that_nobody_needs(repository: Path) -> None:
     assert sorted(path for path in (repository / ".git/objects").rglob("*")) == before
 
 
+def test_undo_leaves_an_object_that_a_persons_git_only_touched(repository: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run("echo a > a; git hash-object -w a")
+        (repository / "mine").write_text("a\n")
+        name = git(repository, "hash-object", "-w", "mine").strip()
+        sandbox.undo(run)
+    assert git(repository, "cat-file", "blob", name) == "a\n"
+
+
+def test_objects_that_git_touches_in_a_clone_are_not_told_as_files_with_other_names(
+    repository: Path, test_directory: Path
+) -> None:
+    (repository / "a").write_text("a\n")
+    git(repository, "add", "a")
+    git(repository, "commit", "-qm", "a")
+    git(test_directory, "clone", "-q", str(repository), "clone")
+    with Sandbox(test_directory / "clone") as sandbox:
+        run = sandbox.run("git rm -q --cached a; git add a")
+    touched = [each for each in run.changes if each.change == "modified" and "/objects/" in each.path]
+    assert touched
+    assert {each.flags for each in touched} == {()}
+
+
 LONG_AGO, LONG_AFTER = 1_000_000_000, 4_000_000_000
 
 

@@ -406,7 +406,7 @@ def _without_objects(group: Sequence[Change]) -> list[Line]:
 def _by_directory(group: Sequence[Change], most: int) -> list[Line]:
     """Tell changes that are alike by the deepest directories that are few enough."""
     if len(group) <= most:
-        return [Line(change=change, path=change.path) for change in group]
+        return _without_objects(group)
     deepest = max(change.path.count("/") for change in group)
     lines: dict[str, Line] = {}
     for depth in range(deepest, -1, -1):

@@ -163,10 +163,11 @@ def refreshed(stamp: c.Stamp, top: int, path: str, status: os.stat_result) -> c.
 def note_contents(changes: Sequence[c.Change], layer: int, below: Sequence[int]) -> None:
     """Let the stamps of a run's changes say what the files hold, so that `refreshed` knows one that was only touched.
 
-    It reads all of them, so only where they are few and small: who changes more is told by times alone.
+    It reads all of them, so only where they are few and small: who changes more is told by times alone. Git touches an
+    object that it needs again, so there the time does say something.
     """
     left = _MOST_READ if len(changes) <= _MOST_FILES else -1
-    for change in changes:
+    for change in (each for each in changes if "objects/" not in each.path):
         for stamp, tops in ((change.after, (layer,)), (change.before, below)):
             if stamp is None or stamp.kind != c.FILE or stamp.meaning or stamp.size > left:
                 continue

@@ -9,6 +9,7 @@ from collections import Counter
 from itertools import islice
 
 from fumehood.core import changes as c
+from fumehood.core.judge import objects_of
 from fumehood.linux import libc
 from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill
 from fumehood.linux.layer import IN_PLACE, Stack, attributes, is_opaque, set_opaque, whiteout
@@ -340,7 +341,7 @@ class _Links:
         for change, before in several:
             others = [path for path in names.get(change.path, ()) if path not in paths]
             left = before.links - changed[before.inode] - len(others)
-            if left > 0:
+            if left > 0 and not objects_of(f"/{change.path}"):  # git only touches an object, never writes another one
                 change.flags = (*change.flags, f"{c.OTHER_NAMES}:{left}")
             if others:
                 yield from self._also_at(change, others)

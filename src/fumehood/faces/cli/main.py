@@ -188,7 +188,8 @@ def add_web(add: Add) -> None:
 
 
 def _add_web_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help="default: a free one, another each time")
+    free = "default: a free one, another each time"
+    parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=free)
     parser.add_argument("--no-open", action="store_true", help="don't start a browser")
     where = "listen here instead of on this machine alone"
     parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help=where)
