@@ -130,3 +130,14 @@ def test_a_command_that_changed_nothing_says_nothing(cli: Cli, project: Path) ->
     assert {run["state"] for run in json.loads(cli("log", "--json").stdout)["runs"]} == {"empty"}
     (undo,) = told_to_agent(cli, "echo y > f")
     assert undo.startswith("undo: fumehood undo ")
+
+
+def test_a_reason_that_all_changes_have_is_said_once(cli: Cli, project: Path) -> None:
+    held = cli("run", "--hold", "--", "echo 1 > a; echo 1 > b; mkdir -p x.git/objects/ab; echo 1 > x.git/objects/ab/cd")
+    assert held.stderr.count("the run was asked to hold its changes") == 1
+    assert "\n  + a\n  + b\n" in held.stderr
+    assert cli("show", "last").stdout.count("the run was asked to hold its changes") == 1
+    cli("apply", "1", "a")
+    shown = cli("show", "1").stdout
+    assert "\n  + a\n" in shown
+    assert "\n  + b  [held: the run was asked to hold its changes]\n" in shown

@@ -396,7 +396,7 @@ def _without_objects(group: Sequence[Change]) -> list[Line]:
 
     lines: dict[str, Line] = {}
     for change in group:
-        git = objects_of(f"/{change.path}") if change.verdict == APPLIED else ""
+        git = objects_of(f"/{change.path}")
         place = f"{git[1:]}/objects/" if git else change.path
         line = lines.get(place)
         lines[place] = Line(change=change, path=place) if line is None else line.replace(count=line.count + 1)

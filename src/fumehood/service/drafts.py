@@ -152,7 +152,7 @@ class Preview:
                 layering.drop(self._store.places, self._claim.run)
                 raise
         for change in whole.run.changed:
-            change.verdict, change.reason = c.HELD, f"it is in draft {self._draft.name}"
+            change.verdict, change.reason = c.HELD, f"in draft {self._draft.name}"
         return whole
 
     def __exit__(self, *_error: object) -> None:

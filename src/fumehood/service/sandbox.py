@@ -419,7 +419,7 @@ class Hood(Workplace):
         judge(run.changed, HOLD if is_held else mode, acted_on, mounted, waiting, run.roots)
         for change in run.changed:
             if change.verdict == HELD and (is_held or run.draft is not None):
-                change.reason = cut_short or f"it is in draft {run.draft_name}"
+                change.reason = cut_short or f"in draft {run.draft_name}"
         hold_what_is_not_ours(run.changed, layers)
 
     def _with_grants(self, request: Request) -> Hood:

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TextIO
 
 from fumehood.core import changes as c
@@ -145,7 +146,15 @@ def headline(run: Run) -> str:
     (first, count), *others = counts.items()
     text = f"{how_many(count, 'change')} {first}"
     text += "".join(f", {count} {verdict}" for verdict, count in others) + deletions(run)
-    return f"{text}: {printable(run.reason)}" if run.reason not in ("", IN_PART) else text
+    reason = run.reason or said_once(run)
+    return f"{text}: {printable(reason)}" if reason not in ("", IN_PART) else text
+
+
+def said_once(run: Run) -> str:
+    """Return the reason that all changes of a run have, where none is applied: the headline says it for all."""
+    fates = {(change.verdict, change.reason) for change in run.changed}
+    verdict, reason = fates.pop()
+    return reason if not fates and len(run.changed) > 1 and verdict != c.APPLIED and not run.reason else ""
 
 
 def deletions(run: Run) -> str:
@@ -159,8 +168,9 @@ def lines(run: Run, paint: Paint, most: int) -> Iterator[str]:
 
     The numbers in the lines, and one for each line without, are those of the headline.
     """
+    said = said_once(run)
     if len(run.changed) <= most and not any(".git/objects/" in change.path for change in run.changed):
-        yield from (line(run, change, paint) for change in run.changed)
+        yield from (line(run, change, paint, said=said) for change in run.changed)
         return
     inside = _whole_trees(run.changed)
     shown = [
@@ -173,12 +183,13 @@ def lines(run: Run, paint: Paint, most: int) -> Iterator[str]:
         if each.count == 1:
             count = inside.get((change.root, change.path), 0)
             more = f"  {paint(f'and {count} in it', 'dim')}" if count else ""
-            yield line(run, change, paint) + more
+            yield line(run, change, paint, said=said) + more
         else:
             top = "" if each.path == "./" else each.path
             alike = [other for other in shown if _is_alike(other, change) and other.path.startswith(top)]
             count = sum(1 + inside.get((other.root, other.path), 0) for other in alike)
-            yield f"{line(run, change, paint, path=f'{each.path}…')}  {paint(f'{count} of them', 'dim')}"
+            shown_line = line(run, change, paint, path=f"{each.path}…", said=said)
+            yield f"{shown_line}  {paint(f'{count} of them', 'dim')}"
     if left_out or inside or any(each.count > 1 for each in listed):
         more = "".join(f"{count} more {kind}; " for kind, count in left_out.items())
         yield paint(f"{more}all of them: fumehood show {run.name}", "dim")
@@ -211,12 +222,17 @@ def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
     return {top: count for top, count in counts.items() if count > _LARGE and top not in mixed}
 
 
-def line(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None) -> str:
-    """Write one change, or several that are alike in the directory at a path; `below` a directory, without that."""
+def line(
+    run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None, said: str = ""
+) -> str:
+    """Write one change, or several that are alike in the directory at a path; `below` a directory, without that.
+
+    A reason that is `said` already is left out.
+    """
     why = printable(change.reason)
     if not why.startswith(UNDONE_BY):
         why = f"{change.verdict}: {why}" if why else change.verdict
-    is_over = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied")
+    is_over = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied") or bool(said)
     return changed_place(run, change, paint, path, below) + ("" if is_over else f"  [{why}]")
 
 
@@ -304,7 +320,7 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         print(f"{colour('connection   ', 'dim')}{_connection(connection, colour)}")
     if run.changed:
         print(headline(run))
-        for text in by_directory(run, colour):
+        for text in by_directory(run, colour, partial(line, said=said_once(run))):
             print(f"  {text}")
     for event in events:
         print(event_line(event, colour))
