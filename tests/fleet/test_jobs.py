@@ -110,8 +110,7 @@ def test_a_manifest_leads_nowhere_else(entries: Any) -> None:
 
 
 def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.base import BaseCache, send, survey
-    from fumehood.service.fleet.blobs import FileBlobs
+    from fumehood.service.fleet.base import BaseCache, FileBlobs, send, survey
     from fumehood.store.places import places
 
     (project / "a").mkdir()
@@ -172,8 +171,7 @@ def test_a_file_that_is_as_it_was_is_not_read_again(project: Path, home: Path) -
 
 
 def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.base import BaseCache, send, survey
-    from fumehood.service.fleet.blobs import FileBlobs, Missing
+    from fumehood.service.fleet.base import BaseCache, FileBlobs, Missing, send, survey
     from fumehood.store.places import places
 
     (project / "one").write_text("1" * 100)
@@ -188,8 +186,7 @@ def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_d
 
 
 def test_copies_that_were_not_used_for_long_make_room(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.base import BaseCache, clean, send, survey
-    from fumehood.service.fleet.blobs import FileBlobs
+    from fumehood.service.fleet.base import BaseCache, FileBlobs, clean, send, survey
     from fumehood.store.places import places
 
     blobs = FileBlobs(f"file://{test_directory}/store")

@@ -38,8 +38,7 @@ from fumehood.service.best import (
 )
 from fumehood.service.drafts import Preview
 from fumehood.service.fleet import jobs
-from fumehood.service.fleet.base import send, survey
-from fumehood.service.fleet.blobs import Missing, opened
+from fumehood.service.fleet.base import Missing, opened, send, survey
 from fumehood.store.places import Alone, make_private, new_id
 
 if TYPE_CHECKING:

@@ -34,8 +34,7 @@ from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.signing import JOB, RESULT, sign
 from fumehood.service.bundles import export
 from fumehood.service.fleet import jobs
-from fumehood.service.fleet.base import BaseCache, clean
-from fumehood.service.fleet.blobs import opened
+from fumehood.service.fleet.base import BaseCache, clean, opened
 from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
-    from fumehood.service.fleet.blobs import Blobs
+    from fumehood.service.fleet.base import Blobs
 
 _MOST_OUTPUT = 1 << 20  # bytes of each output in a report
 _MOST_PIECES = 1000  # of an output in its stream
