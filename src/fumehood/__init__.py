@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from fumehood.errors import UndoRefused as UndoRefused
     from fumehood.errors import Unfinished as Unfinished
     from fumehood.errors import Unforeseen as Unforeseen
-    from fumehood.service.best import Best as Best
-    from fumehood.service.best import Candidate as Candidate
     from fumehood.service.desk import OpenQuestion as OpenQuestion
     from fumehood.service.desk import Questions as Questions
     from fumehood.service.doctor import Availability as Availability
     from fumehood.service.doctor import available as available
+    from fumehood.service.drafting import Best as Best
+    from fumehood.service.drafting import Candidate as Candidate
     from fumehood.service.drafting import Draft as Draft
     from fumehood.service.explain import tool as tool
     from fumehood.service.library import Sandbox as Sandbox
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 # Where each public name lives (a module: without a name): importing the package itself must cost nothing.
 _PUBLIC = {
     "Sandbox": ("fumehood.service.library", "Sandbox"),
-    "Best": ("fumehood.service.best", "Best"),
-    "Candidate": ("fumehood.service.best", "Candidate"),
+    "Best": ("fumehood.service.drafting", "Best"),
+    "Candidate": ("fumehood.service.drafting", "Candidate"),
     "Draft": ("fumehood.service.drafting", "Draft"),
     "Started": ("fumehood.service.started", "Started"),
     "available": ("fumehood.service.doctor", "available"),

@@ -45,10 +45,9 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Plan, Streams
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
-    from fumehood.service.best import Best, Candidate
     from fumehood.service.commands import Command, Paths
     from fumehood.service.desk import Questions
-    from fumehood.service.drafting import Draft
+    from fumehood.service.drafting import Best, Candidate, Draft
     from fumehood.service.fleet.sender import FleetSender
     from fumehood.service.sandbox import Variables
 
@@ -407,7 +406,7 @@ class Sandbox(Commands):
         status counts. Those that change exactly the same count once. The others are thrown away unless they are to be
         kept; without `apply`, the best stays a draft. Limits and `timeout` are for all together.
         """
-        from fumehood.service.best import best_of
+        from fumehood.service.drafting import best_of
 
         return best_of(
             self, command, n, jobs=jobs, check=check, score=score, keep=keep, applies=apply, timeout=timeout,

@@ -22,10 +22,10 @@ from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.look import by_directory, changed_place, deletions, tell_differences, tell_run, write_difference
 from fumehood.faces.cli.output import Paint, tell_error, whole_number
 from fumehood.faces.cli.progress import Ticking
-from fumehood.service import best as comparing
 from fumehood.service import bundles, draft_merge, drafts
-from fumehood.service.best import Best, Candidate
+from fumehood.service import drafting as comparing
 from fumehood.service.draft_merge import Conflict
+from fumehood.service.drafting import Best, Candidate
 from fumehood.service.drafts import Preview
 from fumehood.store.drafts import DraftRecord
 from fumehood.store.history import Reach

@@ -25,7 +25,7 @@ from fumehood.core.changes import FILE
 from fumehood.core.report import Blocked, Run, printable
 from fumehood.errors import BadRequest
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
-from fumehood.service.best import (
+from fumehood.service.drafting import (
     BROKEN,
     FAILED,
     NUMBER,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fumehood.core.policy import Policy
-    from fumehood.service.best import Best
+    from fumehood.service.drafting import Best
     from fumehood.service.fleet.base import Base
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
