@@ -1,12 +1,13 @@
 """A draft as programs have it: commands run in it, and all that they wrote is looked at, applied or thrown away.
 
-The best of several: one command run as candidates, each in a draft over one frozen project, and compared.
+And the best of several: one command run as candidates, each in a draft over one frozen project, and compared.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import marshal
 import os
 import tarfile
 import threading
@@ -19,8 +20,8 @@ from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, FumehoodError
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import open_below, open_top
-from fumehood.service import draft_merge, drafts
+from fumehood.linux.nofollow import make_parents, open_below, open_top, remove_tree, split
+from fumehood.service import drafts
 from fumehood.service.arguments import checks_arguments
 from fumehood.service.commands import Commands, texts
 from fumehood.service.decide import discard_held
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Limits
     from fumehood.core.report import ReportedChange, Run
     from fumehood.service.commands import Command, Paths
-    from fumehood.service.draft_merge import Conflict, WholeDraft
+    from fumehood.service.drafts import Conflict, Merge, WholeDraft
     from fumehood.service.store import Store
     from fumehood.store.drafts import DraftRecord
     from fumehood.store.projects import Project
@@ -71,6 +72,10 @@ class Draft(Commands):
         """Whether it shows the project as it was at its beginning."""
         return self._record.base is not None
 
+    def _preview(self) -> drafts.Preview:
+        """Have all that it would change in the project as that is now, for a `with` block, as one run."""
+        return drafts.Preview(self._store, self._project, self._record)
+
     def history(self, limit: int = 0) -> list[Run]:
         """Return its runs, the latest first."""
         self._store.recover()
@@ -78,19 +83,19 @@ class Draft(Commands):
 
     def changes(self) -> tuple[ReportedChange, ...]:
         """Return every path that it would change in the project as that is now."""
-        with drafts.Preview(self._store, self._project, self._record) as whole:
+        with self._preview() as whole:
             return whole.run.changes
 
     def diff(self, paths: Paths = ()) -> str:
         """Return what it would change in the project as that is now, line by line."""
-        with drafts.Preview(self._store, self._project, self._record) as whole:
+        with self._preview() as whole:
             differences = each_difference(self._store, whole.run, texts(paths), here=whole.run.project)
             return "".join(each.text for each in differences)
 
     def conflicts(self) -> list[Conflict]:
         """Return what both it and the project have changed, and can't be merged."""
-        with drafts.Preview(self._store, self._project, self._record) as whole:
-            return draft_merge.compared(self._store, self._record, whole)[1]
+        with self._preview() as whole:
+            return drafts.compared(self._store, self._record, whole)[1]
 
     def apply(self, *, force: bool = False) -> Run:
         """Take over all that it holds, as one run; texts that the project has changed too are merged.
@@ -110,8 +115,8 @@ class Draft(Commands):
         if not paths:
             raise BadRequest(f"draft {self.name} holds nothing", hint=f"fumehood draft log {self.name}")
         made = self.run(
-            drafts.COMMIT, stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
-            cwd=self._project.path, env=drafts.commit_variables(branch, message or f"Draft {self.name}", author),
+            _COMMIT, stdin="".join(f"{path}\0" for path in paths).encode(errors="surrogateescape"),
+            cwd=self._project.path, env=_commit_variables(branch, message or f"Draft {self.name}", author),
         )  # fmt: skip
         directory, _, ignored = made.stdout.partition("\n")
         if made.exit_code or (ignored and not force):
@@ -140,19 +145,19 @@ class Draft(Commands):
 
         Returns their paths, and what is still a conflict: of a text, the lines in question are marked in the draft.
         """
-        with drafts.Preview(self._store, self._project, self._record) as whole:
-            merges, conflicts = draft_merge.compared(self._store, self._record, whole)
+        with self._preview() as whole:
+            merges, conflicts = drafts.compared(self._store, self._record, whole)
         merges = [merge for merge in merges if merge.root == self._project.path]
         if merges:
             with io.BytesIO() as packed:
                 with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as layer:
                     for merge in merges:
-                        draft_merge.pack(layer, merge)
+                        _pack(layer, merge)
                 packed.seek(0)
                 from fumehood.service.bundles import UNPACK
 
                 run = self._taken_in(UNPACK, packed, f"draft rebase {self.name}")
-            draft_merge.note_rebased(
+            _note_rebased(
                 self._store, run,
                 [(each.change.path, each.change.before, each.live) for each in merges if each.change.before],
             )  # fmt: skip
@@ -171,12 +176,72 @@ class Draft(Commands):
         """Write its changes to a file that travels, an OCI image of one layer; returns how many there are."""
         from fumehood.service.bundles import export
 
-        with drafts.Preview(self._store, self._project, self._record) as whole:
+        with self._preview() as whole:
             return export(self._store, whole.run, os.fspath(path), key=self._hood.policy.sign.key)
 
     def __repr__(self) -> str:
         return f"Draft({self.name!r} of {self._project.path!r})"
 
+
+# In the hood and over the draft: no hook, no index of the person's, and the branch must be new. Prints where the
+# repository is, below the project, and then which of the paths on its standard input git ignores.
+_COMMIT = r"""
+set -e
+directory=$(git rev-parse --absolute-git-dir)
+case $directory in "$PWD"/*) ;; *) echo "the repository is not in the project: $directory" >&2; exit 1;; esac
+git check-ref-format --branch "$FUMEHOOD_BRANCH" >/dev/null
+cat >/tmp/paths
+git check-ignore -z --stdin --no-index </tmp/paths >/tmp/ignored || [ $? = 1 ]
+export GIT_INDEX_FILE=/tmp/index
+parent=$(git rev-parse --quiet --verify HEAD || true)
+if [ -n "$parent" ]; then git read-tree HEAD; fi
+git add --all .
+commit=$(git commit-tree "$(git write-tree)" ${parent:+-p "$parent"} -m "$FUMEHOOD_MESSAGE")
+git -c core.hooksPath=/dev/null update-ref "refs/heads/$FUMEHOOD_BRANCH" "$commit" ""
+printf '%s\n' "${directory#"$PWD"/}"
+cat /tmp/ignored
+"""
+
+
+def _commit_variables(branch: str, message: str, author: str) -> dict[str, str]:
+    """Return what tells the script above which commit to make."""
+    variables = {"FUMEHOOD_BRANCH": branch, "FUMEHOOD_MESSAGE": message}
+    if author:
+        name, opening, mail = author.partition("<")
+        if not opening or not mail.endswith(">") or not name.strip():
+            raise BadRequest(f"{author!r} is not an author", hint='"Name <mail@example.org>"')
+        for role in ("AUTHOR", "COMMITTER"):
+            variables |= {f"GIT_{role}_NAME": name.strip(), f"GIT_{role}_EMAIL": mail[:-1]}
+    return variables
+
+
+def _pack(layer: tarfile.TarFile, merge: Merge) -> None:
+    """Add a merged text to an archive."""
+    data = merge.text.encode(errors="surrogateescape")
+    entry = tarfile.TarInfo(merge.change.path)
+    assert merge.change.after is not None, "a text is there"
+    entry.size, entry.mode, entry.mtime = len(data), merge.change.after.mode, int(time.time())
+    layer.addfile(entry, io.BytesIO(data))
+
+
+def _note_rebased(store: Store, run: Run, versions: Sequence[tuple[str, c.Stamp, bytes]]) -> None:
+    """Write down which versions of the project a run of a draft has merged, with their contents."""
+    base = store.places.layer(run.run, 0, drafts.BASE)
+    os.makedirs(base, 0o700, exist_ok=True)
+    with Closing(open_top(base)) as top:
+        for path, _, content in versions:
+            parent, name = split(path)
+            make_parents(top, parent)
+            with Closing(open_below(top, parent)) as directory:
+                remove_tree(directory, name)
+                made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+                with open(made, "wb") as target:
+                    target.write(content)
+    with open(f"{store.places.run(run.run)}/0/{drafts.REBASED}", "wb") as file:
+        marshal.dump([(path, stamp.text()) for path, stamp, _ in versions], file)
+
+
+# ---- The best of several.
 
 NUMBER = "FUMEHOOD_CANDIDATE"  # the variable that tells a candidate which it is
 WAITING, PASSED, FAILED, SAME, ENDED, BROKEN = "not begun", "passed", "failed", "same", "ended", "error"
@@ -289,31 +354,21 @@ class BestOf:
         candidate = candidate.replace(exit_code=run.exit_code)
         if self._is_over() or run.exit_code is None:
             return candidate.replace(status=ENDED)
-        draft = self.drafts[at]
-        with drafts.Preview(draft._store, draft._project, draft._record) as whole:
-            digest = digest_of_changes(whole)
-            added, removed = changed_lines(draft, whole)
-            candidate = candidate.replace(files=len(whole.run.changed), added=added, removed=removed)
+        candidate, digest = measured(self.drafts[at], candidate)
         with self._lock:
             first = self._first_with.setdefault(digest, candidate.number)
         if first != candidate.number:
             return candidate.replace(status=SAME, same_as=first)
-        if self._check is None:
-            return self._scored(at, candidate.replace(status=FAILED if run.exit_code else PASSED))
-        checked = self._ran(at, self._check, apply="discard")
-        if self._is_over():
-            return candidate.replace(status=ENDED)
-        candidate = candidate.replace(check_code=checked.exit_code, status=FAILED if checked.exit_code else PASSED)
-        return self._scored(at, candidate)
-
-    def _scored(self, at: int, candidate: Candidate) -> Candidate:
-        if self._score is None or candidate.status != PASSED:
+        code: int | None = run.exit_code
+        if self._check is not None:
+            code = self._ran(at, self._check, apply="discard").exit_code
+            if self._is_over():
+                return candidate.replace(status=ENDED)
+            candidate = candidate.replace(check_code=code)
+        candidate = candidate.replace(status=FAILED if code else PASSED)
+        if self._score is None or code:
             return candidate
-        printed = self._ran(at, self._score, apply="discard").stdout.split()
-        try:
-            return candidate.replace(score=float(printed[-1]))
-        except (IndexError, ValueError):
-            return candidate.replace(reason="the score printed no number at its end")
+        return scored(candidate, (self._ran(at, self._score, apply="discard").stdout.split() or [""])[-1])
 
     def _ran(self, at: int, command: Command, **options: Any) -> Run:
         left = None if self._until is None else max(0.001, self._until - time.monotonic())
@@ -358,8 +413,15 @@ def shared(limits: Limits, jobs: int) -> Limits:
     )  # fmt: skip
 
 
-def digest_of_changes(whole: WholeDraft) -> str:
-    """Identify what a draft changes: two that change the same have the same."""
+def measured(draft: Draft, candidate: Candidate) -> tuple[Candidate, str]:
+    """Return a candidate with how much its draft changes, and a digest: two that change the same have the same."""
+    with draft._preview() as whole:
+        added, removed = _changed_lines(draft, whole.run)
+        candidate = candidate.replace(files=len(whole.run.changed), added=added, removed=removed)
+        return candidate, _digest_of_changes(whole)
+
+
+def _digest_of_changes(whole: WholeDraft) -> str:
     digest = hashlib.sha256()
     for change in whole.run.changed:
         mode = 0 if change.after is None else change.after.mode
@@ -379,10 +441,10 @@ def digest_of_changes(whole: WholeDraft) -> str:
     return digest.hexdigest()
 
 
-def changed_lines(draft: Draft, whole: WholeDraft) -> tuple[int, int]:
+def _changed_lines(draft: Draft, run: Run) -> tuple[int, int]:
     """Count the lines that a draft adds and removes, of what is shown line by line."""
     added = removed = 0
-    for each in each_difference(draft._store, whole.run, (), here=whole.run.project):
+    for each in each_difference(draft._store, run, (), here=run.project):
         is_in_hunk = False
         for line in each.text.split("\n"):
             if line.startswith(("@@", "diff ")):
@@ -391,6 +453,14 @@ def changed_lines(draft: Draft, whole: WholeDraft) -> tuple[int, int]:
                 added += line.startswith("+")
                 removed += line.startswith("-")
     return added, removed
+
+
+def scored(candidate: Candidate, printed: str) -> Candidate:
+    """Return a candidate with the number that its score printed at its end."""
+    try:
+        return candidate.replace(score=float(printed))
+    except ValueError:
+        return candidate.replace(reason="the score printed no number at its end")
 
 
 def best_of(

@@ -8,31 +8,27 @@ all of it or nothing. Should we die on the way, the new run is taken back and fo
 from __future__ import annotations
 
 import os
+import stat
 import time
 
 from fumehood.core import changes as c
+from fumehood.core.hunks import MARKS, merged
 from fumehood.core.judge import judge
 from fumehood.core.masks import is_in
-from fumehood.core.report import Run, first_of, printable
+from fumehood.core.patterns import lies_in_cache
+from fumehood.core.report import Run, first_of, how_many, printable
 from fumehood.core.request import APPLY, DISCARD, HOLD, loopback_of
+from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
 from fumehood.linux.copying import copy_entry, copy_whole
+from fumehood.linux.gitindex import refreshed
+from fumehood.linux.gitobjects import freshen, may_stay
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.namespaces import mounts_below
 from fumehood.linux.nofollow import look, looks, make_parents, open_below, open_top, remove_tree, split, stamp_of
 from fumehood.linux.steps import Changed
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
-from fumehood.service.draft_merge import (
-    BASE,
-    LONGEST,
-    WholeDraft,
-    compared,
-    frozen_at,
-    is_gits,
-    refuse_marks,
-    write_merge,
-)
 from fumehood.store.audit import named
 from fumehood.store.drafts import DISCARDED, MAKING, DraftRecord
 from fumehood.store.history import APPLYING, DRAFT, HELD, RUNNING, SETTLING
@@ -40,12 +36,250 @@ from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from fumehood.core.request import Request
-    from fumehood.service.draft_merge import Conflict
+    from fumehood.linux.namespaces import Layer
     from fumehood.service.store import Store
+    from fumehood.store.drafts import DraftRecord
     from fumehood.store.projects import Project
+
+    Place = tuple[str, str]  # a root, and a path in it
+
+LONGEST = 1 << 20  # bytes of a file that is still merged line by line
+BASE = "base"  # beside a run's layer: files of the project as they were before the run changed them
+REBASED = "rebased"  # beside a run's first layer: which versions of the project its changes are made on
+_FROZEN = "frozen"
+_SAME = "same"
+IN_PROJECT = "in the project"
+
+
+# ---- What has changed in the project below a draft: which version each path was made on, and both brought together.
+
+class WholeDraft(Value):
+    """What a draft would change, folded into the layer of a run of its own."""
+
+    run: Run
+    layers: tuple[Layer, ...]
+    members: tuple[str, ...]  # the held runs, the latest first
+
+
+class Conflict(Value):
+    """A path that both a draft and the project have changed; `text` has both with marks, where it is a text."""
+
+    root: str
+    path: str
+    reason: str
+    text: str = ""
+
+    def as_dict(self) -> dict[str, str]:
+        """Return what programs are told."""
+        return self.fields()
+
+
+def frozen_at(store: Store, number: int) -> str:
+    """Return where the frozen copies of a project's roots lie that a draft made."""
+    return f"{store.places.draft(number)}/{_FROZEN}"
+
+
+def is_gits(path: str) -> bool:
+    """Tell whether a path is in a repository's own directory."""
+    return ".git" in path.split("/")
+
+
+class _Bases:
+    """Which versions of the project the changes of a draft were made on."""
+
+    def __init__(self, store: Store, draft: DraftRecord, members: Sequence[str]) -> None:
+        self._store = store
+        self._draft = draft
+        self._made_on: dict[Place, tuple[str, c.Change]] = {}
+        self._rebased: dict[Place, tuple[str, c.Stamp | None]] = {}
+        for name in reversed(members):
+            run = store.history.find(name)
+            for change in run.changed:
+                if change.verdict in (*c.WAITING, c.UNSUPPORTED):
+                    self._made_on.setdefault((run.roots[change.root], change.path), (name, change))
+            for place, stamp in rebased_by(store, run):
+                self._rebased[place] = name, stamp
+
+    def is_as_it_was(self, change: c.Change, root: str, live: int) -> bool:
+        """Tell whether the project still has the version that a change was made on."""
+        place = root, change.path
+        if place in self._rebased:
+            before = self._rebased[place][1]
+        elif place in self._made_on:
+            first = self._made_on[place][1]
+            if first.verdict == c.CONFLICT:
+                return False  # a person's edit came while the command ran, and what it began with is gone
+            before = first.before
+        else:
+            return False  # it is new in the project, in a directory that the draft removes or replaces
+        if before is None or change.before is None:
+            return before is change.before
+        if before.alike(change.before):
+            return True
+        parent, name = split(change.path)
+        with Closing(open_below(live, parent)) as directory:
+            status = look(directory, name)
+        return status is not None and refreshed(before, live, change.path, status) is not None
+
+    def content(self, change: c.Change, root: str, roots: Sequence[str]) -> bytes | None:
+        """Return the version that a change was made on; None where it is not kept."""
+        name = self._rebased.get((root, change.path), self._made_on.get((root, change.path), ("", None)))[0]
+        if not name:
+            return None
+        if self._draft.base is not None and (root, change.path) not in self._rebased:
+            top = layering.frozen_copy(frozen_at(self._store, self._draft.base), roots.index(root), root)
+        else:
+            number = self._store.history.roots(name).index(root)
+            top = self._store.places.layer(name, number, BASE)
+        return _content(top, change.path)
+
+
+def rebased_by(store: Store, run: Run) -> Iterator[tuple[Place, c.Stamp | None]]:
+    """Yield what a run that brought a draft up to date has merged, with the versions that the project had."""
+    import marshal
+
+    try:
+        with open(f"{store.places.run(run.run)}/0/{REBASED}", "rb") as file:
+            noted = marshal.load(file)  # noqa: S302 - ours
+    except FileNotFoundError:
+        return
+    for path, text in noted:
+        yield (run.roots[0], path), c.Stamp.read(text) if text else None
+
+
+def _content(top: str, path: str) -> bytes | None:
+    """Return what a file holds, unless it is too long; None where there is none."""
+    try:
+        with Closing(open_top(top)) as directory:
+            entry = open_below(directory, path, os.O_PATH | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    with Closing(entry):
+        status = os.fstat(entry)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST:
+            return None
+        with open(f"/proc/self/fd/{entry}", "rb") as file:
+            return file.read()
+
+
+class Merge(Value):
+    """A text that both a draft and the project have changed, brought together; `places` are where a person chooses."""
+
+    change: c.Change
+    root: str
+    text: str
+    places: int
+    live: bytes  # what the project has
+
+    @property
+    def conflict(self) -> Conflict:
+        """What a person is shown of one in which they must choose."""
+        reason = f"both changed it, at {how_many(self.places, 'place')}"
+        return Conflict(root=self.root, path=self.change.path, reason=reason, text=self.text)
+
+
+def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[Merge], list[Conflict]]:
+    """Find what the project has changed below a draft: texts that can be merged, and what else is a conflict.
+
+    What the project has in the same way is left out of the run.
+    """
+    run, bases = whole.run, _Bases(store, draft, whole.members)
+    merges: list[Merge] = []
+    conflicts: list[Conflict] = []
+    staying: list[c.Change] = []
+    for number, root in enumerate(run.roots):
+        with Closing(open_top(root)) as live:
+            for change in run.changed:
+                if change.root != number:
+                    continue
+                if not lies_in_cache(change.path) and not bases.is_as_it_was(change, root, live):
+                    outcome = _both(draft, whole, bases, change)
+                    if isinstance(outcome, Merge):
+                        merges.append(outcome)
+                    elif isinstance(outcome, Conflict):
+                        conflicts.append(outcome)
+                    elif outcome == _SAME:
+                        continue
+                staying.append(change)
+    run.changed = c.by_path(staying)
+    conflicts += (merge.conflict for merge in merges if merge.places)
+    return merges, conflicts
+
+
+def _both(draft: DraftRecord, whole: WholeDraft, bases: _Bases, change: c.Change) -> Merge | Conflict | str:
+    """Bring together what a draft and the project have made of a path; nothing where the draft's version counts."""
+    root = whole.run.roots[change.root]
+    if change.within is None and may_stay(f"{root}/{change.path}"):
+        return _theirs(root, change)
+    ours, theirs = _content(whole.layers[change.root].upper, change.path), _content(root, change.path)
+    is_file = change.change in (c.MODIFIED, c.MODE) and change.kind == c.FILE and not is_gits(change.path)
+    if ours is None or theirs is None or not is_file:
+        return Conflict(root=root, path=change.path, reason=_why(change))
+    base = bases.content(change, root, whole.run.roots)
+    if base == theirs:
+        return ""
+    if ours == theirs:
+        return _SAME if change.change == c.MODIFIED else ""
+    if b"\0" in ours + theirs:
+        return Conflict(root=root, path=change.path, reason="both have changed it, and it is no text")
+    texts = [None if each is None else each.decode(errors="surrogateescape") for each in (base, theirs, ours)]
+    text, places = merged(texts[0], texts[1] or "", texts[2] or "", (IN_PROJECT, f"draft {draft.name}"))
+    return Merge(change=change, root=root, text=text, places=places, live=theirs)
+
+
+def _theirs(root: str, change: c.Change) -> str:
+    """Let the project keep what it has of git's own, where it has it."""
+    if change.before is None:
+        return ""
+    if change.kind == c.FILE and change.change != c.DELETED:
+        with Closing(open_top(root)) as top:
+            freshen(top, change.path)
+    return _SAME
+
+
+def _why(change: c.Change) -> str:
+    if change.change == c.ADDED or change.before is None:
+        return "the project has removed it, which the draft has changed"
+    if change.change == c.DELETED:
+        return "the project has changed it, which the draft has removed"
+    return "both have changed it"
+
+
+def write_merge(whole: WholeDraft, merge: Merge) -> None:
+    """Let the layer of a draft that is about to be applied have a merged text: a file of its own."""
+    change = merge.change
+    parent, name = split(change.path)
+    with (
+        Closing(open_top(whole.layers[change.root].upper)) as top,
+        Closing(open_below(top, parent)) as directory,
+    ):
+        spare = f".{whole.run.run}"
+        copy_entry(directory, name, directory, spare)
+        os.chmod(spare, 0o600, dir_fd=directory)  # in a directory of ours, where nobody can have put a link
+        flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(spare, flags, dir_fd=directory), "wb") as file:
+            file.write(merge.text.encode(errors="surrogateescape"))
+            assert change.after is not None, "a text is there"
+            os.fchmod(file.fileno(), change.after.mode)
+        os.rename(spare, name, src_dir_fd=directory, dst_dir_fd=directory)
+        change.after = stamp_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
+
+
+def refuse_marks(store: Store, draft: DraftRecord, whole: WholeDraft) -> None:
+    """Refuse a draft in which somebody must still choose between two versions of some lines."""
+    first = f"{MARKS[0]}{IN_PROJECT}\n".encode()
+    for name in whole.members:
+        for (root, path), _ in rebased_by(store, store.history.find(name)):
+            if root in whole.run.roots:
+                content = _content(whole.layers[whole.run.roots.index(root)].upper, path)
+                if content is not None and first in content:
+                    raise BadRequest(
+                        f"{printable(path)} has lines in draft {draft.name} that are still marked with {MARKS[0]}",
+                        hint=f"choose there: fumehood run --draft {draft.name} -- …, then apply it",
+                    )
 
 
 # ---- A run in a draft.
@@ -108,7 +342,10 @@ def _keep_base(target: str, root: str, changes: Sequence[c.Change]) -> None:
 # ---- All that a draft holds, as one run that is not recorded.
 
 def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: layering.Claim) -> WholeDraft:
-    """Fold all that a draft holds into a layer over the project as it is now; the stack is ours."""
+    """Fold all that a draft holds into a layer over the project as it is now; the stack is ours.
+
+    Whoever called drops the layer, also where this fails.
+    """
     members = store.history.held(project.id, draft.id)
     roots = tuple(dict.fromkeys(root for name in reversed(members) for root in store.history.roots(name)))
     roots = roots or project.roots
@@ -118,19 +355,15 @@ def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: laye
     )  # fmt: skip
     claim.take()
     layers = layering.layers_of(store.places, run.run, roots)
-    try:
-        for number, trees in enumerate(held_runs.trees(store, members, roots)):
-            upper = layers[number].upper
-            os.mkdir(os.path.dirname(upper), 0o700)
-            if trees:
-                held_runs.fold_root(upper, trees, goes=True)
-            else:
-                os.mkdir(upper, 0o700)
-                layering.resemble(upper, roots[number])
-        run.changed = layering.scanned(layers, whole=False)
-    except BaseException:
-        layering.drop(store.places, run.run)
-        raise
+    for number, trees in enumerate(held_runs.trees(store, members, roots)):
+        upper = layers[number].upper
+        os.mkdir(os.path.dirname(upper), 0o700)
+        if trees:
+            held_runs.fold_root(upper, trees, goes=True)
+        else:
+            os.mkdir(upper, 0o700)
+            layering.resemble(upper, roots[number])
+    run.changed = layering.scanned(layers, whole=False)
     return WholeDraft(run=run, layers=layers, members=tuple(members))
 
 
@@ -144,13 +377,13 @@ class Preview:
         self._claim = layering.Claim(store.places, new_id())
 
     def __enter__(self) -> WholeDraft:
-        with self._store.stack(self._project.id, settling=True):
-            whole = folded_draft(self._store, self._project, self._draft, self._claim)
-            try:
+        try:
+            with self._store.stack(self._project.id, settling=True):
+                whole = folded_draft(self._store, self._project, self._draft, self._claim)
                 _judge(self._store, self._project, whole)  # for its flags: until it is applied, all of it waits
-            except BaseException:
-                layering.drop(self._store.places, self._claim.run)
-                raise
+        except BaseException:
+            self.__exit__()
+            raise
         for change in whole.run.changed:
             change.verdict, change.reason = c.HELD, f"in draft {self._draft.name}"
         return whole
@@ -222,14 +455,15 @@ def apply_draft(
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld(), claim:
         _refuse_running(store, draft)
         refuse_another(store, draft, seen, besides)
-        whole = folded_draft(store, project, draft, claim)
         try:
+            whole = folded_draft(store, project, draft, claim)
             refuse_marks(store, draft, whole)
             run = whole.run
             if only:
                 run.changed = [each for each in run.changed if is_in(each.path, only)]
             merges, conflicts = compared(store, draft, whole)
-            _refuse_conflicts(draft, () if force else conflicts)
+            if conflicts and not force:
+                _refuse_conflicts(draft, conflicts)
             for merge in merges:
                 if not merge.places:
                     write_merge(whole, merge)
@@ -248,8 +482,6 @@ def apply_draft(
 
 
 def _refuse_conflicts(draft: DraftRecord, conflicts: Sequence[Conflict]) -> None:
-    if not conflicts:
-        return
     paths = first_of([printable(each.path) for each in conflicts], 3)
     error = DraftConflict(
         f"draft {draft.name} and the project have both changed {paths}: nothing was applied",
@@ -316,38 +548,6 @@ def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeD
         held_runs.set_apart(store, run)
     store.history.settle(run, rewrite=True, decided=f"apply draft {draft.name}: {named(run.changed)}")
     record_files(store, project.id, run)
-
-
-# In the hood and over the draft: no hook, no index of the person's, and the branch must be new. Prints where the
-# repository is, below the project, and then which of the paths on its standard input git ignores.
-COMMIT = r"""
-set -e
-directory=$(git rev-parse --absolute-git-dir)
-case $directory in "$PWD"/*) ;; *) echo "the repository is not in the project: $directory" >&2; exit 1;; esac
-git check-ref-format --branch "$FUMEHOOD_BRANCH" >/dev/null
-cat >/tmp/paths
-git check-ignore -z --stdin --no-index </tmp/paths >/tmp/ignored || [ $? = 1 ]
-export GIT_INDEX_FILE=/tmp/index
-parent=$(git rev-parse --quiet --verify HEAD || true)
-if [ -n "$parent" ]; then git read-tree HEAD; fi
-git add --all .
-commit=$(git commit-tree "$(git write-tree)" ${parent:+-p "$parent"} -m "$FUMEHOOD_MESSAGE")
-git -c core.hooksPath=/dev/null update-ref "refs/heads/$FUMEHOOD_BRANCH" "$commit" ""
-printf '%s\n' "${directory#"$PWD"/}"
-cat /tmp/ignored
-"""
-
-
-def commit_variables(branch: str, message: str, author: str) -> dict[str, str]:
-    """Return what tells the script above which commit to make."""
-    variables = {"FUMEHOOD_BRANCH": branch, "FUMEHOOD_MESSAGE": message}
-    if author:
-        name, opening, mail = author.partition("<")
-        if not opening or not mail.endswith(">") or not name.strip():
-            raise BadRequest(f"{author!r} is not an author", hint='"Name <mail@example.org>"')
-        for role in ("AUTHOR", "COMMITTER"):
-            variables |= {f"GIT_{role}_NAME": name.strip(), f"GIT_{role}_EMAIL": mail[:-1]}
-    return variables
 
 
 def drop_layers(store: Store, draft: DraftRecord, members: Sequence[str]) -> None:

@@ -22,11 +22,10 @@ from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.look import by_directory, changed_place, deletions, tell_differences, tell_run, write_difference
 from fumehood.faces.cli.output import Paint, tell_error, whole_number
 from fumehood.faces.cli.progress import Ticking
-from fumehood.service import bundles, draft_merge, drafts
+from fumehood.service import bundles, drafts
 from fumehood.service import drafting as comparing
-from fumehood.service.draft_merge import Conflict
 from fumehood.service.drafting import Best, Candidate
-from fumehood.service.drafts import Preview
+from fumehood.service.drafts import Conflict, Preview
 from fumehood.store.drafts import DraftRecord
 from fumehood.store.history import Reach
 
@@ -120,7 +119,7 @@ def _show(context: Context, draft: DraftRecord) -> int:
     with drafts.Preview(context.store, context.project, draft) as whole:
         run = whole.run
         shown = run.fields_of(run.changed)
-        merges, conflicts = draft_merge.compared(context.store, draft, whole)
+        merges, conflicts = drafts.compared(context.store, draft, whole)
     merged = [merge.change.path for merge in merges if not merge.places]
     answer = {
         **_fields(context, draft), "changes": shown, "merged": merged,

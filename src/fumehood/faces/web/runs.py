@@ -15,9 +15,9 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.web.house import House, View, asked_number, asked_path
 from fumehood.faces.web.text import hex_lines, hunks_of, numbered, readable
-from fumehood.service import decide, differences, draft_merge, drafts, overview
+from fumehood.service import decide, differences, drafts, overview
 from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
-from fumehood.service.draft_merge import Conflict
+from fumehood.service.drafts import Conflict
 from fumehood.service.files import catch_up
 from fumehood.service.library import Sandbox
 from fumehood.service.overview import shown_at
@@ -327,7 +327,7 @@ def every_draft(house: House, _request: Request) -> View:
 def compared_draft(house: House, project: Project, record: DraftRecord) -> tuple[Run, set[str], list[Conflict]]:
     """Return what a draft would change, as a run, which of it is merged with the project's, and what is in the way."""
     with drafts.Preview(house.store, project, record) as whole:
-        merges, conflicts = draft_merge.compared(house.store, record, whole)
+        merges, conflicts = drafts.compared(house.store, record, whole)
         return whole.run, {merge.change.path for merge in merges if not merge.places}, conflicts
 
 

@@ -25,18 +25,7 @@ from fumehood.core.changes import FILE
 from fumehood.core.report import Blocked, Run, printable
 from fumehood.errors import BadRequest
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
-from fumehood.service.drafting import (
-    BROKEN,
-    FAILED,
-    NUMBER,
-    PASSED,
-    SAME,
-    Candidate,
-    changed_lines,
-    digest_of_changes,
-    settled,
-)
-from fumehood.service.drafts import Preview
+from fumehood.service.drafting import BROKEN, FAILED, NUMBER, PASSED, SAME, Candidate, measured, scored, settled
 from fumehood.service.fleet import jobs
 from fumehood.service.fleet.base import Missing, opened, send, survey
 from fumehood.store.places import Alone, make_private, new_id
@@ -193,11 +182,7 @@ class FleetSender:
         candidate = candidate.replace(exit_code=run.exit_code, duration_s=run.duration_s)
         if run.exit_code is None:
             return candidate.replace(status=BROKEN, reason=run.reason)
-        draft = self._sandbox.draft(candidate.draft)
-        with Preview(self._store, self._project, draft._record) as whole:
-            digest = digest_of_changes(whole)
-            added, removed = changed_lines(draft, whole)
-            candidate = candidate.replace(files=len(whole.run.changed), added=added, removed=removed)
+        candidate, digest = measured(self._sandbox.draft(candidate.draft), candidate)
         first = first_with.setdefault(digest, candidate.number)
         if first != candidate.number:
             return candidate.replace(status=SAME, same_as=first)
@@ -205,10 +190,7 @@ class FleetSender:
         candidate = candidate.replace(
             check_code=code, status=FAILED if (run.exit_code if code is None else code) else PASSED
         )
-        try:
-            return candidate if score is None else candidate.replace(score=float(score))
-        except ValueError:
-            return candidate.replace(reason="the score printed no number at its end")
+        return candidate if score is None else scored(candidate, score)
 
     def attach(self, job: str, *, on_output: Callable[[str, str], object] | None = None) -> Run:
         """Wait for a job that was sent, perhaps by another process long ago, and return its run."""
