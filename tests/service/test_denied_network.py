@@ -16,7 +16,7 @@ from fumehood import Run
 from fumehood.linux import libc
 from fumehood.linux.confine import can_scope
 from fumehood.linux.mounts import Bind, Text
-from fumehood.service import offline
+from fumehood.service import provided
 
 pytestmark = pytest.mark.namespaces
 
@@ -119,8 +119,8 @@ def test_a_resolver_that_is_a_link_out_of_sight_leads_to_a_file_of_ours(
 ) -> None:
     link = test_directory / "resolv.conf"
     link.symlink_to("/run/nowhere/stub-resolv.conf")
-    monkeypatch.setattr(offline, "_RESOLVER", str(link))
-    made = [each for each in offline.names_of_host(str(test_directory)) if isinstance(each, Text)]
+    monkeypatch.setattr(provided, "_RESOLVER", str(link))
+    made = [each for each in provided.names_of_host(str(test_directory)) if isinstance(each, Text)]
     assert [(each.target, each.content[:10]) for each in made] == [("/run/nowhere/stub-resolv.conf", b"nameserver")]
 
 
@@ -128,13 +128,13 @@ def test_a_table_without_the_machines_own_name_gets_it(monkeypatch: pytest.Monke
     hosts, resolver = test_directory / "hosts", test_directory / "resolv.conf"
     hosts.write_text("127.0.0.1 localhost\n")
     resolver.write_text("nameserver 9.9.9.9\n")
-    monkeypatch.setattr(offline, "_HOSTS", str(hosts))
-    monkeypatch.setattr(offline, "_RESOLVER", str(resolver))
-    (bound,) = offline.names_of_host(str(test_directory))
+    monkeypatch.setattr(provided, "_HOSTS", str(hosts))
+    monkeypatch.setattr(provided, "_RESOLVER", str(resolver))
+    (bound,) = provided.names_of_host(str(test_directory))
     assert isinstance(bound, Bind)
     assert Path(bound.source).read_text() == f"127.0.0.1 localhost\n127.0.0.1 {socket.gethostname()}\n"
     hosts.write_text(f"127.0.0.1 localhost {socket.gethostname()}\n")
-    assert offline.names_of_host(str(test_directory)) == []
+    assert provided.names_of_host(str(test_directory)) == []
 
 
 RESOLVED = """

@@ -21,9 +21,19 @@ from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tm
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
-from fumehood.service.identity import account, known_in_tree, known_on_host, trusted_files
-from fumehood.service.offline import names_of_host, names_of_tree, resolver_in_sight
-from fumehood.service.playground import PLAYGROUND, Playground, made, playground
+from fumehood.service.provided import (
+    PLAYGROUND,
+    Playground,
+    account,
+    known_in_tree,
+    known_on_host,
+    make_playground,
+    names_of_host,
+    names_of_tree,
+    playground,
+    resolver_in_sight,
+    trusted_files,
+)
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
@@ -245,7 +255,7 @@ def _playground(places: Places, policy: Policy, owner: Owner | None) -> tuple[st
     if owner is not None:
         return "", "root runs this for another user, who can't reach root's"
     try:
-        return made(places), ""
+        return make_playground(places), ""
     except FumehoodError as error:
         return "", f"{error.message}; {error.hint}"
 

@@ -15,8 +15,8 @@ from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of
 from fumehood.linux.streams import Stream
 from fumehood.service import layers as layering
-from fumehood.service.playground import PLAYGROUND, made
 from fumehood.service.profiles import resolved
+from fumehood.service.provided import PLAYGROUND, make_playground
 from fumehood.service.running import attend, printed, take_note
 from fumehood.service.settle import APPLIED, FAILED
 from fumehood.service.surroundings import HOST, home_of
@@ -93,7 +93,7 @@ def _described(place: Workplace, host: Host, request: Request, name: str) -> tup
     if request.cwd == PLAYGROUND:
         if not policy.playground:
             raise BadRequest("there is no playground", hint="the configuration turned it off")
-        cwd = made(place.store.places)
+        cwd = make_playground(place.store.places)
     else:
         cwd = os.path.normpath(os.path.join(request.thrown or project.path, request.cwd))
         if not os.path.isdir(cwd):

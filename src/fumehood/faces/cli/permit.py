@@ -18,7 +18,7 @@ from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.output import whole_number
 from fumehood.faces.cli.prompt import terminal
-from fumehood.service import playground
+from fumehood.service import provided
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root, offered, remove_root
 from fumehood.store.audit import Grant
@@ -101,12 +101,12 @@ def _grant_line(grant: Grant) -> str:
 def _playground(context: Context) -> int:
     places, what = context.store.places, context.options.what
     if what == "clean":
-        freed = playground.emptied(places)
+        freed = provided.empty_playground(places)
         return context.say({"bytes": freed}, lambda: print(f"{size_told(freed)} freed"))
-    path = playground.made(places)
+    path = provided.make_playground(places)
     if what == "path":
         return context.say({"path": path}, lambda: print(printable(path)))
-    size = playground.size(places)
+    size = provided.playground_size(places)
     return context.say({"path": path, "bytes": size}, lambda: print(size_told(size)))
 
 

@@ -17,7 +17,7 @@ from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
 from fumehood.linux.terminal import Signals
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.permission import Permissions
-from fumehood.service.playground import PLAYGROUND
+from fumehood.service.provided import PLAYGROUND
 from fumehood.service.running import Wishes
 from fumehood.service.sandbox import Hood
 from fumehood.service.store import Store

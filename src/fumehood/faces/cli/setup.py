@@ -175,10 +175,10 @@ class _Wizard:
 
     def make_playground(self) -> None:
         """Make the directory of the agent's own."""
-        from fumehood.service.playground import made
+        from fumehood.service.provided import make_playground
 
         self._title("3. The playground")
-        path = made(self._context.store.places)
+        path = make_playground(self._context.store.places)
         self._say(f"  agents may write {printable(path)} too, outside of every project")
         self.answer["playground"] = path
 

@@ -17,7 +17,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.web import runs
 from fumehood.faces.web.house import House, asked_number
 from fumehood.linux.doctor import examine
-from fumehood.service import decide, overview, playground
+from fumehood.service import decide, overview, provided
 from fumehood.service.differences import contents, differences
 from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions
@@ -260,9 +260,9 @@ CALLS = (
     Call(path="/api/doctor", about="What this machine can do", answer=lambda house, _request, _body: {
         "abilities": [each.fields() for each in examine(house.store.places.state)]}),
     Call(path="/api/playground", about="The playground, and how large it is", answer=lambda house, _request, _body: {
-        "path": playground.made(house.store.places), "bytes": playground.size(house.store.places)}),
+        "path": provided.make_playground(house.store.places), "bytes": provided.playground_size(house.store.places)}),
     Call(path="/api/playground/clean", about="Empty the playground", body={},
-         answer=lambda house, _request, _body: {"bytes": playground.emptied(house.store.places)}),
+         answer=lambda house, _request, _body: {"bytes": provided.empty_playground(house.store.places)}),
     Call(path="/api/configuration", about="The configuration", answer=_configuration),
     Call(path="/api/configuration/write", about="Check a configuration and write it; `before` is the one it replaces",
          answer=_configure, body={"before": "string", "text": "string"}),

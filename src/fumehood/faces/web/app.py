@@ -24,7 +24,7 @@ from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_e
 from fumehood.faces.web import api, runs, views
 from fumehood.faces.web.house import House, View, received
 from fumehood.linux.cache import replace
-from fumehood.service import overview, playground
+from fumehood.service import overview, provided
 from fumehood.service.opened import OpenedStore
 from fumehood.service.restore import restore
 from fumehood.store.audit import WEB
@@ -251,7 +251,7 @@ def _configure(house: House, _request: Request, form: FormData) -> str:
 
 
 def _clean_playground(house: House, _request: Request, _form: FormData) -> str:
-    playground.emptied(house.store.places)
+    provided.empty_playground(house.store.places)
     return "/settings#playground"
 
 

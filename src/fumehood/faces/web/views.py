@@ -23,7 +23,7 @@ from fumehood.errors import FumehoodError
 from fumehood.faces.web.house import House, View, asked_number, asked_path
 from fumehood.faces.web.text import coloured
 from fumehood.linux.doctor import examine
-from fumehood.service import overview, playground
+from fumehood.service import overview, provided
 from fumehood.service.overview import shown_at
 from fumehood.store.config import file_of, text_of
 from fumehood.store.history import UNFINISHED
@@ -95,12 +95,12 @@ def by_directory(run: Run, changes: Iterable[Change]) -> dict[str, list[Change]]
 
 def settings(house: House, request: Request) -> View:
     """The configuration, kept answers, projects and the playground."""
-    place = playground.made(house.store.places)
+    place = provided.make_playground(house.store.places)
     below = os.path.normpath(f"/{asked_path(request, 'below')}").strip("/")
     entries, is_more = _listed(place, below)
     return "settings.html", {
         "title": "Settings", "file": file_of(house.store.places), "configuration": text_of(house.store.places),
-        "playground": place, "size": playground.size(house.store.places), "below": below, "entries": entries,
+        "playground": place, "size": provided.playground_size(house.store.places), "below": below, "entries": entries,
         "is_more": is_more, "grants": house.store.grants.all(), "projects": house.store.projects.listed(),
     }  # fmt: skip
 

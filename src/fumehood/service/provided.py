@@ -1,0 +1,384 @@
+"""What is made for a command that the host, or a root tree, has not: names of hosts, who it is, the playground."""
+
+from __future__ import annotations
+
+import os
+import stat
+from binascii import crc32
+
+from fumehood.core.masks import UNSEEN, is_below, is_in
+from fumehood.core.value import Value
+from fumehood.errors import FumehoodError
+from fumehood.linux.cache import replace
+from fumehood.linux.libc import Closing
+from fumehood.linux.mounts import Bind, Operation, Text
+from fumehood.linux.nofollow import entries, open_below, open_top, remove_tree
+from fumehood.rootfs.tree import WORKSPACE, is_program
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fumehood.linux.mounts import Operation
+    from fumehood.rootfs.tree import RootTree
+    from fumehood.store.places import Places
+
+
+# ---- Names for a command without a network: its machine's own is found, every other is asked for where no route leads.
+#
+# What is sent there is counted (`TriesToLeave`), and fails at once. Most systems ask at such an address anyway. But
+# where the resolver is this machine's own, or none is set, programs would ask at a loopback address at which nobody
+# listens, and a try to leave would look like any datagram to a port of the command's own. And a program that asks for
+# the name of its own machine does not try to leave.
+
+_RESOLVER, _HOSTS = "/etc/resolv.conf", "/etc/hosts"
+# An address for documentation (RFC 5737). Some resolvers wait for an answer although nothing could be sent.
+_NOWHERE = b"nameserver 192.0.2.53\noptions timeout:1 attempts:1\n"
+_NO_NETWORK = "there is no network"
+_LONGEST = 1 << 16
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def names_of_host(cache: str) -> list[Operation]:
+    """Return what is mounted for a command that sees the host, where that is needed."""
+    resolver, hosts = ((path, plain_file(path)) for path in (_RESOLVER, _HOSTS))
+    if resolver[1] is None and os.path.islink(_RESOLVER):
+        real = os.path.realpath(_RESOLVER)
+        if is_in(real, UNSEEN):
+            return [Text(target=real, content=_NOWHERE, why=_NO_NETWORK), *_mounts(cache, ("", None), hosts)]
+        resolver = real, plain_file(real)
+    return _mounts(cache, resolver, hosts)
+
+
+def resolver_in_sight() -> list[Operation]:
+    """Show a command with a network what its host's resolver is, where that file is a link to what it does not see.
+
+    systemd-resolved keeps it in /run.
+    """
+    real = os.path.realpath(_RESOLVER)
+    content = plain_file(real) if os.path.islink(_RESOLVER) and is_in(real, UNSEEN) else None
+    return [] if content is None else [Text(target=real, content=content, why="where names are asked for")]
+
+
+def names_of_tree(cache: str, tree: str) -> list[Operation]:
+    """Return the same for a root tree that commands can't write; only on plain files, never on what a link leads to."""
+    with Closing(open_top(tree)) as top:
+        resolver, hosts = ((path, plain_file(path[1:], top)) for path in (_RESOLVER, _HOSTS))
+    return _mounts(cache, resolver, hosts)
+
+
+def _mounts(cache: str, resolver: tuple[str, bytes | None], hosts: tuple[str, bytes | None]) -> list[Operation]:
+    mounts: list[Operation] = []
+    if resolver[1] is not None and not _asks_outside(resolver[1]):
+        mounts += in_place(cache, resolver[0], _NOWHERE, _NO_NETWORK)
+    if hosts[1] is not None and (more := _with_own_name(hosts[1])):
+        mounts += in_place(cache, hosts[0], more, _NO_NETWORK)
+    return mounts
+
+
+def _asks_outside(configuration: bytes) -> bool:
+    lines = [line.split() for line in configuration.splitlines()]
+    servers = [line[1] for line in lines if len(line) > 1 and line[0] == b"nameserver"]
+    return any(not each.startswith((b"127.", b"::1", b"0.")) for each in servers[:3])
+
+
+def _with_own_name(hosts: bytes) -> bytes:
+    """Return a table of hosts with the machine's own name in it; nothing where it has that."""
+    name = os.uname().nodename.encode()
+    is_there = any(name in line.partition(b"#")[0].split()[1:] for line in hosts.splitlines())
+    return b"" if is_there or not name else b"%b\n127.0.0.1 %b\n" % (hosts.rstrip(b"\n"), name)
+
+
+def in_place(cache: str, target: str, content: bytes, why: str) -> list[Operation]:
+    """Show a file of ours, named by what it holds, in place of another; where it can't be kept, the other stays."""
+    path = f"{cache}/names-{crc32(content):08x}-{len(content)}"
+    if plain_file(path) != content:
+        try:
+            replace(path, content, by_many=True, mode=0o644)
+            os.chmod(path, 0o644)  # for whom the command runs as, whatever our umask
+        except OSError:
+            return []
+    return [Bind(target=target, source=path, why=why)]
+
+
+def plain_file(path: str, top: int | None = None, most: int = _LONGEST) -> bytes | None:
+    """Return a plain file's content; None where there is something else, or nothing."""
+    try:
+        with Closing(os.open(path, _READING) if top is None else open_below(top, path, _READING)) as file:
+            status = os.fstat(file)
+            # No more than there is, where that is known: for a large buffer, the kernel has to find memory.
+            size = min(most, status.st_size + 1) if status.st_size else most
+            return os.read(file, size) if stat.S_ISREG(status.st_mode) else None
+    except OSError:
+        return None
+
+
+# ---- Who a command is, in a system that does not know it: its user's name, the author of its commits, whom it trusts.
+#
+# The host may know people by services that no command can ask (LDAP, systemd-homed), and a root tree knows nobody of
+# the host's. So `/etc/passwd` and `/etc/group` get a line where they lack one. A root tree also gets the person's name
+# for git, and the host's certificate authorities where somebody has added one to those of the distribution.
+
+_USERS, _GROUPS = "/etc/passwd", "/etc/group"
+_MOST = 1 << 20
+_NOBODY = "user"  # who has no name on the host either
+_WHY = "who the command is"
+
+# Made for each run in the sandbox's own `/dev`, so that no tree needs a place for them.
+_GIT_SETTINGS, _AUTHORITIES = "/dev/gitconfig", "/dev/certificates.pem"
+_GIT = ("/usr/bin/git", "/usr/local/bin/git", "/bin/git")
+# Where a person, or a company's installer, puts authorities of their own.
+_ADDED = (
+    "/usr/local/share/ca-certificates", "/etc/ca-certificates/trust-source/anchors", "/etc/pki/ca-trust/source/anchors",
+    "/etc/pki/trust/anchors",
+)  # fmt: skip
+_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)  # fmt: skip
+_NAMED_BY = (
+    "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO", "PIP_CERT",
+    "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE",
+)  # fmt: skip
+
+
+class Account(Value):
+    """A user with their group, as the host knows them; `about` is their whole name and the like."""
+
+    user: int
+    group: int
+    name: str
+    group_name: str
+    about: str = ""
+    home: str = "/"
+    shell: str = "/bin/sh"
+
+
+def account(user: int, group: int) -> Account:
+    """Return who a user of the host's is; who has no name there gets one."""
+    import grp
+    import pwd
+
+    own = (os.environ.get(name, "") for name in ("USER", "LOGNAME")) if user == os.geteuid() else ()
+    name = next((each for each in own if each.replace("-", "_").replace(".", "_").isidentifier()), _NOBODY)
+    try:
+        group_name = grp.getgrgid(group).gr_name
+    except KeyError:
+        group_name = name
+    try:
+        entry = pwd.getpwuid(user)
+    except KeyError:
+        return Account(user=user, group=group, name=name, group_name=group_name)
+    return Account(
+        user=user, group=group, name=entry.pw_name, group_name=group_name, about=entry.pw_gecos, home=entry.pw_dir,
+        shell=entry.pw_shell,
+    )  # fmt: skip
+
+
+def known_on_host(cache: str, user: int, group: int, home: str) -> list[Operation]:
+    """Return what is mounted so that a command on the host's own system has a name: mostly nothing."""
+    users, groups = (plain_file(path, most=_MOST) for path in (_USERS, _GROUPS))
+    if _has(users, user) and _has(groups, group):
+        return []
+    person = account(user, group)
+    return _lines(cache, users, groups, person if person.home != "/" else person.replace(home=home or "/"))
+
+
+def trusted_files(environment: Mapping[str, str], home: str) -> list[Operation]:
+    """Return the files of a hidden home that variables name as certificate authorities.
+
+    One with a key in it stays hidden, and so does what is reached by a link.
+    """
+    mounts: list[Operation] = []
+    for path in {environment[name] for name in _NAMED_BY if name in environment}:
+        if is_below(path, home) and os.path.realpath(path) == path:
+            content = plain_file(path, most=_MOST)
+            if content is not None and b"BEGIN CERTIFICATE" in content and b"PRIVATE KEY" not in content:
+                mounts.append(Bind(target=path, source=path, why="certificate authorities, by a variable of yours"))
+    return mounts
+
+
+class InTree(Value):
+    """What a command gets in a root tree: mounts, and the variables that lead to them."""
+
+    mounts: tuple[Operation, ...]
+    variables: dict[str, str]
+
+
+def known_in_tree(
+    cache: str, tree: RootTree, user: int, group: int, home: str, roots: Sequence[str], *, is_layered: bool
+) -> InTree:
+    """Return who a command is in a root tree: root, where that has a layer of the project's own."""
+    mounts: list[Operation] = []
+    variables = {"USER": "root", "LOGNAME": "root"}
+    with Closing(open_top(tree.path)) as top:
+        if not is_layered:  # what commands can write may have a link there
+            users, groups = (plain_file(path[1:], top, most=_MOST) for path in (_USERS, _GROUPS))
+            person = account(user, group).replace(home=WORKSPACE, shell=tree.shell)
+            variables = {"USER": person.name, "LOGNAME": person.name}
+            mounts += _lines(cache, users, groups, person)
+        author = ""
+        if any(is_program(top, path) for path in _GIT):
+            author = _author(home, roots, is_own=user == os.geteuid())
+        if author:
+            mounts.append(Text(target=_GIT_SETTINGS, content=os.fsencode(author), why="the author of commits"))
+            variables["GIT_CONFIG_SYSTEM"] = _GIT_SETTINGS
+        if bundle := authorities():
+            of_tree = [] if is_layered else [each for each in _BUNDLES if plain_file(each[1:], top) is not None]
+            mounts += [
+                Bind(target=target, source=bundle, why="the host's certificate authorities")
+                for target in (_AUTHORITIES, *of_tree)
+            ]
+            variables |= dict.fromkeys(_NAMED_BY, _AUTHORITIES)
+    return InTree(mounts=tuple(mounts), variables=variables)
+
+
+def authorities() -> str:
+    """Return the file with all that the host trusts, where somebody has added to it; "" where nobody has."""
+    named = os.environ.get("SSL_CERT_FILE", "")
+    if named.startswith("/") and os.path.isfile(named):
+        return os.path.realpath(named)
+    for folder in _ADDED:
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        if any(not name.startswith((".", "README")) for name in names):
+            return next((os.path.realpath(path) for path in _BUNDLES if os.path.isfile(path)), "")
+    return ""
+
+
+def _author(home: str, roots: Sequence[str], *, is_own: bool) -> str:
+    """Return settings for git with a person's name and address; "" where they have told git neither.
+
+    The variables are ours, and count where we are that person.
+    """
+    from fumehood.linux.git_includes import Configuration, Watch, global_files
+    from fumehood.linux.home_settings import written
+
+    variables = dict(os.environ) if is_own else {}
+    configuration = Configuration(home, variables, roots[0], tuple(roots), Watch())
+    config_home = variables.get("XDG_CONFIG_HOME") or f"{home}/.config"
+    configuration.read(global_files(home, config_home, variables, roots[0]))
+    values = {key: value for key, value in configuration.entries if key in ("user.name", "user.email")}
+    return "".join(map(written, values.items())) + "[include]\n\tpath = /etc/gitconfig\n" if values else ""
+
+
+def _lines(cache: str, users: bytes | None, groups: bytes | None, person: Account) -> list[Operation]:
+    """Add a user and a group to the files that lack them; where there is no such file, there is none to add to."""
+    mounts: list[Operation] = []
+    number, group = person.user, person.group
+    user_line = f"{person.name}:x:{number}:{group}:{person.about}:{person.home}:{person.shell}"
+    for path, text, own, line in (
+        (_USERS, users, number, user_line), (_GROUPS, groups, group, f"{person.group_name}:x:{group}:"),
+    ):  # fmt: skip
+        if text is not None and not _has(text, own):
+            before = text if text.endswith(b"\n") or not text else text + b"\n"
+            mounts += in_place(cache, path, before + os.fsencode(line.replace("\n", " ")) + b"\n", _WHY)
+    return mounts
+
+
+def _has(text: bytes | None, number: int) -> bool:
+    """Return True if a user or a group is in the file that lists them, or that can't be read."""
+    if text is None or len(text) == _MOST:
+        return True
+    own = b":%d:" % number
+    at = text.find(own)
+    while at >= 0 and text[text.rfind(b"\n", 0, at) + 1 : at].count(b":") != 1:  # the third of the line's parts
+        at = text.find(own, at + 1)
+    return at >= 0
+
+
+# ---- The playground: a directory of the agent's own, outside of every project, that its commands may write.
+
+PLAYGROUND = "playground"  # as a working directory it means the playground
+
+
+class Playground(Value):
+    """Where the playground lies, and where a command sees it."""
+
+    source: str
+    target: str
+    is_writable: bool = True
+
+    def mount(self) -> Bind:
+        """Return how it is shown."""
+        return Bind(target=self.target, source=self.source, is_writable=self.is_writable, why="the playground")
+
+
+def playground(places: Places, source: str, home: str, roots: Sequence[str], *, makes_points: bool) -> Playground:
+    """Return the playground as a command on the host's own system sees it: `playground` in the home.
+
+    Where that is in the way of a root, is something else already, or lacks the mount point and none can be made
+    (`makes_points`), it is seen where it lies.
+    """
+    home = os.path.realpath(home)
+    target = f"{home}/{PLAYGROUND}"
+    others = (*roots, places.data)
+    is_in_the_way = any(is_in(target, (each,)) or is_in(each, (target,)) for each in others)
+    if home == "/" or not os.path.isdir(home) or is_in_the_way:
+        return Playground(source=source, target=source)
+    try:
+        is_usable = stat.S_ISDIR(os.lstat(target).st_mode)
+    except FileNotFoundError:
+        is_usable = makes_points
+    return Playground(source=source, target=target if is_usable else source)
+
+
+def make_playground(places: Places) -> str:
+    """Return where the playground lies, making it when it is missing."""
+    directory = _path(places)
+    if os.path.isdir(directory):
+        return directory
+    try:
+        os.makedirs(places.data, 0o700, exist_ok=True)
+        os.mkdir(directory, 0o700)
+    except OSError as error:
+        if not (isinstance(error, FileExistsError) and os.path.isdir(directory)):  # another process was faster
+            raise FumehoodError(
+                f"cannot make {directory}: {error.strerror}",
+                hint="the playground belongs there; set XDG_DATA_HOME to a directory you can write",
+            ) from error
+    return directory
+
+
+def playground_size(places: Places) -> int:
+    """Return the bytes that the playground takes on disk."""
+    from fumehood.service.layers import space_of
+
+    if not os.path.isdir(_path(places)):
+        return 0
+    with Closing(open_top(_path(places))) as directory:
+        return sum(space_of(directory, name) for name in entries(directory))
+
+
+def empty_playground(places: Places) -> int:
+    """Throw away all that is in the playground; returns the bytes that it took.
+
+    It is set aside first, so that a command which begins meanwhile finds a fresh one.
+    """
+    from fumehood.store.places import new_id
+
+    freed = playground_size(places)
+    if not os.path.isdir(_path(places)):
+        return 0
+    aside = f"{PLAYGROUND}.{new_id()}"
+    above = open_top(places.data)
+    try:
+        os.rename(PLAYGROUND, aside, src_dir_fd=above, dst_dir_fd=above)
+        make_playground(places)
+        for name in entries(above):  # what an emptying that did not end has left, too
+            if name.startswith(f"{PLAYGROUND}."):
+                remove_tree(above, name)
+    except OSError as error:
+        raise FumehoodError(
+            f"the playground could not be emptied: {error.strerror} ({error.filename})",
+            hint="a command may still be using it; try again when it has ended",
+        ) from error
+    finally:
+        os.close(above)
+    return freed
+
+
+def _path(places: Places) -> str:
+    return f"{places.data}/{PLAYGROUND}"
