@@ -4,14 +4,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fumehood.service.installing import InstalledTree as InstalledTree
-    from fumehood.service.installing import architecture as architecture
-    from fumehood.service.installing import directory as directory
-    from fumehood.service.installing import install as install
-    from fumehood.service.installing import installed_trees as list  # noqa: A004, F401 - rootfs.list()
-    from fumehood.service.installing import is_ready as is_ready
-    from fumehood.service.installing import latest_version as latest_version
-    from fumehood.service.installing import remove as remove
+    from fumehood.service.root_trees import InstalledTree as InstalledTree
+    from fumehood.service.root_trees import architecture as architecture
+    from fumehood.service.root_trees import directory as directory
+    from fumehood.service.root_trees import install as install
+    from fumehood.service.root_trees import installed_trees as list  # noqa: A004, F401 - rootfs.list()
+    from fumehood.service.root_trees import is_ready as is_ready
+    from fumehood.service.root_trees import latest_version as latest_version
+    from fumehood.service.root_trees import remove as remove
 
 # Each public name, and what it is called where it lives.
 _PUBLIC = {
@@ -27,4 +27,4 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'fumehood.rootfs' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module("fumehood.service.installing"), _PUBLIC[name])
+    return getattr(importlib.import_module("fumehood.service.root_trees"), _PUBLIC[name])

@@ -265,9 +265,9 @@ def install_if_missing(store: Store, settings: Rootfs, on_progress: Callable[[st
     try:
         root_tree.find(root_tree.collection(store.places.data))
     except BadRequest:
-        from fumehood.service.root_trees import install
+        from fumehood.service.root_trees import install_into
 
-        install(store, settings=settings, on_progress=on_progress)
+        install_into(store, settings=settings, on_progress=on_progress)
 
 
 def home_of(owner: Owner) -> dict[str, str]:

@@ -68,7 +68,7 @@ def _rootfs(context: Context) -> int:
     if what == "check":
         return _check(context)
     if what == "remove":
-        root_trees.remove(store, options.name, Progress(is_shown=not context.as_json))
+        root_trees.remove_from(store, options.name, Progress(is_shown=not context.as_json))
         return _say_removed(context)
     tree = root_trees.use(store, options.name) if what == "use" else _install(context)
     if tree is None:
@@ -98,7 +98,7 @@ def _install(context: Context) -> Installed | None:
     }  # fmt: skip
     if options.what == "update":
         return root_trees.update(context.store, **wishes)
-    return root_trees.install(
+    return root_trees.install_into(
         context.store, version=options.version or "", name=options.named or "", from_=options.source or "",
         sha256=options.sha256 or "", **wishes,
     )  # fmt: skip

@@ -160,7 +160,7 @@ class _Wizard:
             tier = int(self._ask("  tools?", ("1", "2"), "1"))
         progress = Progress("  ", is_shown=not self._context.as_json)
         try:
-            tree = root_trees.install(store, tier=tier or 1, mirror=mirror, key=keys, on_progress=progress)
+            tree = root_trees.install_into(store, tier=tier or 1, mirror=mirror, key=keys, on_progress=progress)
         except FumehoodError as error:
             if self._options.root == "alpine":
                 raise
