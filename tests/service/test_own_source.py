@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import fumehood
-from fumehood.service import danger_facts
-from fumehood.service.danger_facts import own_source as found_in
+from fumehood.service import verdicts
+from fumehood.service.verdicts import own_source as found_in
 
 PACKAGE = Path(fumehood.__file__).resolve().parent
 
 
 @pytest.fixture(autouse=True)
 def _found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(danger_facts, "_loaded", None)
+    monkeypatch.setattr(verdicts, "_loaded", None)
 
 
 def test_a_project_elsewhere_has_nothing_of_ours(project: Path) -> None:
@@ -80,11 +80,11 @@ def test_every_package_that_fumehood_needs_is_known() -> None:
         if not file.parts[0].endswith((".dist-info", ".libs")) and file.parts[0] not in ("..", "__pycache__")
     }
     assert tops
-    assert tops <= danger_facts._IMPORTED
+    assert tops <= verdicts._IMPORTED
 
 
 def test_it_loads_nothing_slow() -> None:
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import fumehood.service.danger_facts; print(*sys.modules)"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import fumehood.service.verdicts; print(*sys.modules)"
     command = [sys.executable, "-I", "-S", "-c", code, str(PACKAGE.parent)]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert not {"re", "typing", "enum", "dataclasses", "json", "pathlib", "subprocess"} & set(loaded)

@@ -26,20 +26,19 @@ from fumehood.linux.staging import unless_written
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.settle import APPLIED, EMPTY, FAILED, find_conflicts, record_files
+from fumehood.service.verdicts import give_verdicts
 from fumehood.store.history import APPLYING, CHECKPOINT
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.settled import Entry
     from fumehood.service.running import Workplace
     from fumehood.service.store import Store
-
-    Judge = Callable[[Run, Sequence[Layer], str, str], None]  # with the mode, and what cut the command short
 
 _MOST_ENTRIES, _MOST_BYTES = 100_000, 1 << 30  # of layers that are settled without being asked for
 _NAMED = 5  # paths named of those that wait
@@ -59,14 +58,12 @@ class Part(Value):
 
 
 class Checkpoints:
-    """The checkpoints of one running command; `targets` are where it sees the roots, `judge` gives verdicts."""
+    """The checkpoints of one running command; `targets` are where it sees the roots."""
 
     def __init__(
-        self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str],
-        judge: Judge,
-    ) -> None:  # fmt: skip
+        self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str]
+    ) -> None:
         self._hood = hood
-        self._judge = judge
         self._run = run
         self._layers = layers
         self._indexes = indexes
@@ -140,7 +137,7 @@ class Checkpoints:
     def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
         """Find out what can be settled, and do so; the processes stand still."""
         checkpoint.changed = layering.scanned(self._layers, self._indexes, is_in_use=True)
-        self._judge(checkpoint, self._layers, APPLY, "")
+        give_verdicts(self._hood, checkpoint, self._layers, APPLY, "")
         unfinished = self._unfinished(checkpoint, stopped)
         if unfinished:
             hold_open(checkpoint.changed, checkpoint.roots, unfinished)

@@ -15,7 +15,7 @@ from fumehood.linux.capture import LABELS
 from fumehood.linux.doctor import Ability
 from fumehood.linux.host import FIX, Host
 from fumehood.linux.probe import host
-from fumehood.service import layers, owners
+from fumehood.service import layers, verdicts
 from fumehood.service.store import Store
 from fumehood.store import database
 from fumehood.store.config import policy_for
@@ -70,7 +70,7 @@ def examined(store: Store, project: Project | None = None) -> Examination:
     policy = _policy(store, project)
     abilities = [room, records, *doctor.examine_devices(policy.devices), *doctor.examine(state, host)]
     if project is not None and not host.why_bare:
-        failed_on = owners.failed_on(store.places, project)
+        failed_on = verdicts.failed_on(store.places, project)
         abilities.append(doctor.examine_roots(host, policy.capture, project.roots, failed_on))
     return Examination(host=host, abilities=tuple(abilities))
 

@@ -13,7 +13,6 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.hunks import MARKS, merged
-from fumehood.core.judge import judge
 from fumehood.core.masks import is_in
 from fumehood.core.patterns import lies_in_cache
 from fumehood.core.report import Run, first_of, how_many, printable
@@ -24,7 +23,6 @@ from fumehood.linux.copying import copy_entry, copy_whole
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import freshen, may_stay
 from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.namespaces import mounts_below
 from fumehood.linux.nofollow import look, looks, make_parents, open_below, open_top, remove_tree, split, stamp_of
 from fumehood.linux.steps import Changed
 from fumehood.service import held as held_runs
@@ -509,16 +507,12 @@ def refuse_another(store: Store, draft: DraftRecord, seen: str, besides: str = "
 
 
 def _judge(store: Store, project: Project, whole: WholeDraft) -> None:
-    from fumehood.service.danger_facts import concerns
-    from fumehood.service.owners import hold_what_is_not_ours
+    from fumehood.service.verdicts import hold_what_is_not_ours, judge_all
 
-    run = whole.run
-    uppers = [layer.upper for layer in whole.layers]
-    for change in run.changed:
+    for change in whole.run.changed:
         change.flags = ()
-    acted_on = concerns(run.changed, run.roots, uppers, store.policy_of(project).rules)
-    judge(run.changed, APPLY, acted_on, mounts_below(run.roots), None, run.roots)
-    hold_what_is_not_ours(run.changed, whole.layers)
+    judge_all(whole.run, whole.layers, APPLY, store.policy_of(project).rules)
+    hold_what_is_not_ours(whole.run.changed, whole.layers)
 
 
 def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeDraft) -> None:

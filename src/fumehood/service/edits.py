@@ -72,7 +72,7 @@ def judged(
     seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target], *, is_in_draft: bool = False
 ) -> Judged:
     """Judge an edit before it is made, as the changes of a command are judged once they are made."""
-    from fumehood.service.danger_facts import concerns
+    from fumehood.service.verdicts import concerns
 
     outside = [each.real for each in wanted if each.root < 0]
     reasons = [f"{printable(path)} lies outside of what commands may write" for path in outside]

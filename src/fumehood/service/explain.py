@@ -44,9 +44,9 @@ from fumehood.linux.mounts import Seal
 from fumehood.linux.streams import INLINE, Stream
 from fumehood.service import layers as layering
 from fumehood.service.arguments import checked_arguments
-from fumehood.service.owners import failed_on
 from fumehood.service.running import Execution, Wishes
 from fumehood.service.surroundings import HOST, around
+from fumehood.service.verdicts import failed_on
 from fumehood.store.config import policy_for
 from fumehood.store.places import home, new_id, places
 

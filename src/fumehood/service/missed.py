@@ -55,7 +55,7 @@ def missed(
 
             blocked += not_there_yet(place.store, run, complaints)
     if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
-        from fumehood.service.owners import refused as refused_by_owners
+        from fumehood.service.verdicts import refused as refused_by_owners
 
         blocked += refused_by_owners(place.store.places, place.project, run, place.host(), place.policy.capture)
     if run.exit_code and withheld:

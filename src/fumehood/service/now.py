@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
     from fumehood.service.agents import ShellCommands
-    from fumehood.service.checkpoint import Checkpoints, Judge
+    from fumehood.service.checkpoint import Checkpoints
     from fumehood.service.running import Workplace
     from fumehood.service.store import Store
 
@@ -125,9 +125,9 @@ class When:
 
     def __init__(
         self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str],
-        judge: Judge, background_after: float | None, commands: ShellCommands | None = None,
+        background_after: float | None, commands: ShellCommands | None = None,
     ) -> None:  # fmt: skip
-        self._parts = hood, run, layers, indexes, targets, judge
+        self._parts = hood, run, layers, indexes, targets
         self._mark = hood.store.places.checkpoint_mark(run.run)
         self._commands = commands  # that an agent runs, each of which is settled by itself
         self._checkpoints: Checkpoints | None = None if commands is None else commands.checkpoints

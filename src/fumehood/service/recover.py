@@ -181,7 +181,7 @@ def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Conc
     """Find out which changes the host would act on by itself; whoever reviews them is told."""
     if not run.changed:
         return {}
-    from fumehood.service.danger_facts import concerns
+    from fumehood.service.verdicts import concerns
     from fumehood.store.config import policy_for
 
     rules = policy_for(store.places, run.roots).rules

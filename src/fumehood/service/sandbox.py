@@ -14,8 +14,6 @@ from fumehood.core.report import Run, printable
 from fumehood.core.request import (
     APPLY,
     BIN,
-    DISCARD,
-    HOLD,
     WHOLE,
     Request,
     arguments,
@@ -29,7 +27,6 @@ from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.namespaces import mounts_below
 from fumehood.linux.streams import HeldBack, Stream
 from fumehood.service import layers as layering
 from fumehood.service.missed import lacked_room, missed
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.agents import Agent
     from fumehood.core.inside import Widening
-    from fumehood.core.judge import Waiting
     from fumehood.core.network import Network
     from fumehood.core.policy import Limits, Profile
     from fumehood.core.questions import Question
@@ -226,7 +222,7 @@ class Hood(Workplace):
 
                     run.blocked += read_only_beside(request.beside)
                 ended_by = _cut_short(ended.outcome, wishes) or lacked_room(run, self.store.places.state)
-                self.give_verdicts(run, layers, request.mode, ended_by)
+                self._judge(run, layers, request.mode, ended_by)
                 may_run_again = may_run_again and not ended_by and not layering.is_checkpointed(layers)
             settle(
                 self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict,
@@ -236,7 +232,7 @@ class Hood(Workplace):
             # Only now: a command that is run again begins where the first one did.
             run.ended_in = seat.keep(world.outside) if seat else ""
             if run.changed:
-                from fumehood.service.owners import forget_what_was_moved
+                from fumehood.service.verdicts import forget_what_was_moved
 
                 forget_what_was_moved(self.store.places, self.project, run)
             if run.draft is not None and run.state == HELD:
@@ -244,6 +240,12 @@ class Hood(Workplace):
 
                 after_run(self.store, self.project, run)
         return run
+
+    def _judge(self, run: Run, layers: Sequence[Layer], mode: str, ended_by: str) -> None:
+        if run.changed or ended_by:
+            from fumehood.service.verdicts import give_verdicts
+
+            give_verdicts(self, run, layers, mode, ended_by)
 
     def _give_up(self, run: Run, layers: Sequence[Layer], error: BaseException) -> None:
         """Record why a run failed; where its command has written something, it is left as if its process had died."""
@@ -264,7 +266,7 @@ class Hood(Workplace):
         places = self.store.places
         strangers: Sequence[Stranger] = ()
         if os.path.exists(places.strangers(self.project.id)):
-            from fumehood.service.owners import failed_on
+            from fumehood.service.verdicts import failed_on
 
             strangers = failed_on(places, self.project)
         choice = capturing.choose(self.host(), self.policy.capture, run.roots, strangers)
@@ -287,7 +289,7 @@ class Hood(Workplace):
             held = seen(self.store, self.project.id, run)
         layers = layering.make(places, run.run, run.roots, run.capture, held, request.frozen)
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups, world.write)
-        parts = self, run, layers, claim.indexes, [target for _, target in capture.targets], self.give_verdicts
+        parts = self, run, layers, claim.indexes, [target for _, target in capture.targets]
         commands = None
         if request.each_command and seat is not None and seat.door is not None:
             from fumehood.service.agents import ShellCommands
@@ -395,32 +397,6 @@ class Hood(Workplace):
             network, asking=asking, resolvers=resolvers_of(world) if is_ours else (),
             in_session=is_ours and seat is not None,
         )  # fmt: skip
-
-    def give_verdicts(self, run: Run, layers: Sequence[Layer], mode: str, cut_short: str) -> None:
-        """Give every change its verdict; what a command that was cut short would have applied is held, and says why."""
-        if cut_short:
-            run.reason = f"{cut_short}; {run.reason}" if run.reason else cut_short
-        if not run.changed:
-            return
-        from fumehood.core.judge import judge
-        from fumehood.service.danger_facts import concerns
-        from fumehood.service.owners import hold_what_is_not_ours
-
-        waiting: Waiting | None = None
-        if run.below and run.draft is None:
-            from fumehood.service import held
-
-            waiting = held.waiting(self.store, run)
-        mounted = mounts_below(run.roots)  # perhaps since the command began
-        if cut_short and mode == WHOLE:
-            mode = DISCARD
-        is_held = mode == APPLY and bool(cut_short)
-        acted_on = concerns(run.changed, run.roots, [layer.upper for layer in layers], self.policy.rules)
-        judge(run.changed, HOLD if is_held else mode, acted_on, mounted, waiting, run.roots)
-        for change in run.changed:
-            if change.verdict == HELD and (is_held or run.draft is not None):
-                change.reason = cut_short or f"in draft {run.draft_name}"
-        hold_what_is_not_ours(run.changed, layers)
 
     def _with_grants(self, request: Request) -> Hood:
         """Return a hood whose policy has what a person granted the project, or this session of it; mostly as it is."""

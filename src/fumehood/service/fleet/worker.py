@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 _MOST_OUTPUT = 1 << 20  # bytes of each output in a report
 _MOST_PIECES = 1000  # of an output in its stream
 # Loaded before jobs are forked from here: each would load them again.
-_NEEDED = ("danger_facts", "now", "owners", "recover", "decide", "held")
+_NEEDED = ("verdicts", "now", "recover", "decide", "held")
 _OWN_VARIABLES = ("XDG_STATE_HOME", "FUMEHOOD_REDIS", "RQ_*")
 
 

@@ -1,7 +1,7 @@
-"""Gather what the judge must know about changes: contents, link targets, and the git configuration in force.
+"""Every change gets its verdict: what the judge must know is gathered, and what is not ours to change waits.
 
-Also what of the roots Fumehood itself was loaded from: a command that could change that would act on the host the next
-time a person uses Fumehood.
+The judge must know contents, link targets, and the git configuration in force; also what of the roots Fumehood itself
+was loaded from: a command that could change that would act on the host the next time a person uses Fumehood.
 """
 
 from __future__ import annotations
@@ -13,10 +13,28 @@ from fumehood.core import changes as c
 from fumehood.core.concern import Facts, Own
 from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
 from fumehood.core.danger_tables import PACKAGES, is_dot_git
+from fumehood.core.judge import judge, keep_replacements_whole
+from fumehood.core.limits import overflows
 from fumehood.core.loaders import SETTINGS, environments_of
 from fumehood.core.masks import is_in
+from fumehood.core.report import Blocked
+from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
+from fumehood.linux.cache import replace
+from fumehood.linux.capture import (
+    BWRAP,
+    COPY,
+    KERNEL,
+    LABELS,
+    Stranger,
+    choose,
+    everywhere,
+    is_carried,
+    still_there,
+    user_name,
+)
 from fumehood.linux.git_includes import links_and_end
-from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top
+from fumehood.linux.namespaces import mounts_below
+from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
 from fumehood.linux.ways_in import (
     ProjectTree,
     Ways,
@@ -34,7 +52,44 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fumehood.core.concern import Concern, Ground, Protected
+    from fumehood.core.judge import Waiting
     from fumehood.core.policy import Rules
+    from fumehood.core.report import Run
+    from fumehood.linux.host import Host
+    from fumehood.linux.namespaces import Layer
+    from fumehood.service.running import Workplace
+    from fumehood.store.places import Places
+    from fumehood.store.projects import Project
+
+
+def give_verdicts(place: Workplace, run: Run, layers: Sequence[Layer], mode: str, cut_short: str) -> None:
+    """Give every change its verdict; what a command that was cut short would have applied is held, and says why."""
+    if cut_short:
+        run.reason = f"{cut_short}; {run.reason}" if run.reason else cut_short
+    if not run.changed:
+        return
+    waiting: Waiting | None = None
+    if run.below and run.draft is None:
+        from fumehood.service import held
+
+        waiting = held.waiting(place.store, run)
+    if cut_short and mode == WHOLE:
+        mode = DISCARD
+    is_held = mode == APPLY and bool(cut_short)
+    judge_all(run, layers, HOLD if is_held else mode, place.policy.rules, waiting)
+    for change in run.changed:
+        if change.verdict == c.HELD and (is_held or run.draft is not None):
+            change.reason = cut_short or f"in draft {run.draft_name}"
+    hold_what_is_not_ours(run.changed, layers)
+
+
+def judge_all(run: Run, layers: Sequence[Layer], mode: str, rules: Rules, waiting: Waiting | None = None) -> None:
+    """Judge what a run changed, by what it would bring about and by what is mounted now."""
+    acted_on = concerns(run.changed, run.roots, [layer.upper for layer in layers], rules)
+    judge(run.changed, mode, acted_on, mounts_below(run.roots), waiting, run.roots)
+
+
+# ---- What the host would act on by itself.
 
 _MOST = 1 << 20  # bytes of a file that are read: a git configuration with many branches is longer than it looks
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -196,6 +251,8 @@ def _target(side: Parents, path: str) -> str:
     return os.readlink(name, dir_fd=side.of(parent))
 
 
+# ---- What Fumehood itself is loaded from.
+
 # Of an environment or an installation of Python. Beside them may lie anything: some make the project itself one.
 _PARTS = ("bin", "lib", "lib64", "pyvenv.cfg", "launch.py", "launch.pyc", "pycache", "made-from")
 _PACKAGES = ("site-packages", "dist-packages")
@@ -289,3 +346,136 @@ def _names(later: Sequence[str]) -> frozenset[str]:
         elif os.path.basename(folder) in _PACKAGES and os.path.isdir(folder):
             names.update(name.partition(".")[0] for name in os.listdir(folder))
     return frozenset(names)
+
+
+# ---- Files of other owners: what an overlay failed on is remembered, and what only they can change waits.
+
+_MOST_REMEMBERED, _MOST_TOLD = 8, 3
+
+
+def failed_on(places: Places, project: Project) -> list[Stranger]:
+    """Return what an overlay could not change in earlier runs, as far as it still is somebody else's."""
+    try:
+        with open(places.strangers(project.id), "rb") as file:
+            paths = [os.fsdecode(each) for each in file.read().split(b"\0") if each]
+    except FileNotFoundError:
+        return []
+    strangers = still_there(project.roots, paths)
+    if paths and not strangers:
+        _remember(places, project, ())
+    return strangers
+
+
+def _remember(places: Places, project: Project, strangers: Sequence[Stranger]) -> None:
+    replace(places.strangers(project.id), b"\0".join(os.fsencode(each.whole) for each in strangers), by_many=True)
+
+
+def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:
+    """After a run that a copy captured, leave what can only be renamed to the quicker way again."""
+    if run.capture != COPY or not run.changed:
+        return
+    strangers = failed_on(places, project)
+    if any(not each.may_write for each in strangers):
+        _remember(places, project, [each for each in strangers if each.may_write])
+
+
+def refused(places: Places, project: Project, run: Run, host: Host, wanted: str) -> tuple[Blocked, ...]:
+    """Say which files a command could not change because of whose they are; the next run is captured otherwise."""
+    complaints = overflows(f"{run.stdout}\n{run.stderr}" if run.exit_code else run.stderr)
+    if not complaints or run.capture not in (KERNEL, BWRAP):
+        return ()
+    # As the run had it: groups are mapped only where one was seen.
+    had = host.replace(groups=choose(host, wanted, run.roots, failed_on(places, project)).groups)
+    strangers = [each for each in everywhere(run.roots, complaints) if not is_carried(had, run.capture, each)]
+    if not strangers:
+        return ()
+    _remember(places, project, strangers[:_MOST_REMEMBERED])
+    again = choose(host, wanted, run.roots, strangers)
+    then = "leave `capture` out of the configuration, so that another way is used"
+    if again.way != run.capture:
+        then = f"run it again: the next run is captured by {LABELS[again.way]}"
+    elif again.groups != had.groups:
+        then = "run it again: the next run knows the group"
+    hint = f"{LABELS[run.capture]} could not change it; {then}. fumehood doctor says how to fix it for good"
+    return tuple(Blocked(what="write", detail=each.description, hint=hint) for each in strangers[:_MOST_TOLD])
+
+
+def hold_what_is_not_ours(changes: Sequence[c.Change], layers: Sequence[Layer]) -> None:
+    """Keep back changes that we can't make in the project because of whose it is: one would stop all others.
+
+    The command could make them where the layer was its own: the top of a root, or a whole copy.
+    """
+    if not changes or os.geteuid() == 0:
+        return
+    live = [_Live(layer) for layer in layers]
+    is_kept_back = False
+    try:
+        for change in changes:
+            obstacle = live[change.root].obstacle(change) if change.verdict in (c.APPLIED, c.HELD) else None
+            # What is held already stays so, unless it could not be made at all.
+            if obstacle and (change.verdict == c.APPLIED or obstacle[0] == c.UNSUPPORTED):
+                change.verdict, change.reason = obstacle
+                is_kept_back = True
+    finally:
+        for each in live:
+            each.close()
+    if is_kept_back:
+        keep_replacements_whole(changes)
+
+
+class _Live:
+    """One root as it is now, asked what its owners let us do."""
+
+    def __init__(self, layer: Layer) -> None:
+        from fumehood.linux.staging import can_rename
+
+        self._root = layer.root
+        self._top = open_top(layer.root)
+        upper = open_top(layer.upper)
+        self._is_apart = not can_rename(upper, self._top)
+        os.close(upper)
+        self._parents = Parents(self._top)
+        self._closed: dict[str, str] = {}
+
+    def close(self) -> None:
+        """Let go of the directories."""
+        self._parents.close()
+        os.close(self._top)
+
+    def obstacle(self, change: c.Change) -> tuple[str, str] | None:
+        """Return the verdict and the reason for a change that we can't make."""
+        parent, name = split(change.path)
+        if c.is_mode_alone(change):
+            owner = self._stranger(parent, name)
+            return (c.UNSUPPORTED, f"it belongs to {owner}, who alone can change its mode") if owner else None
+        if parent not in self._closed:
+            self._closed[parent] = self._closed_by(parent)
+        if self._closed[parent]:
+            return c.HELD, self._closed[parent]
+        if change.before is None:
+            return None
+        if self._is_apart and (owner := self._stranger(parent, name)):
+            return c.HELD, f"it belongs to {owner}, and a backup on another file system would not"
+        if change.within is None and change.before.kind == c.DIRECTORY:
+            # To leave its parent, a directory must be written itself.
+            owner = self._stranger(parent, name, os.W_OK)
+            return (c.HELD, f"it belongs to {owner}, who alone can move it") if owner else None
+        return None
+
+    def _closed_by(self, path: str) -> str:
+        """Say whose directory it is that we may not change; "" where we may, or where there is none."""
+        owner = self._stranger(*split(path or "."), os.W_OK | os.X_OK)
+        return f"{path or self._root} belongs to {owner}, and is closed to you" if owner else ""
+
+    def _stranger(self, parent: str, name: str, ability: int = 0) -> str:
+        """Name the owner of an entry that is not ours, unless they let us do what is asked; "" where there is none."""
+        try:
+            directory = self._parents.of(parent)
+            entry = look(directory, name)
+        except OSError:
+            return ""
+        if entry is None or entry.st_uid == os.geteuid():
+            return ""
+        if ability and os.access(name, ability, dir_fd=directory, effective_ids=True, follow_symlinks=False):
+            return ""
+        return user_name(entry.st_uid)
