@@ -242,7 +242,7 @@ class Installer:
 def _check(order: Order) -> None:
     if order.tier not in (0, *TIERS):
         raise BadRequest(f"there is no tier {order.tier}", hint="--tier 1 (shell, Python) or --tier 2 (more tools)")
-    if order.name and (not _NAME.fullmatch(order.name) or order.name in (root_tree.ALPINE, "host", CURRENT)):
+    if order.name and (not _NAME.fullmatch(order.name) or order.name in (root_tree.ALPINE, root_tree.HOST, CURRENT)):
         raise BadRequest(f"a root can't be called {order.name!r}", hint="letters, digits, dots and dashes")
     if order.source and "://" not in order.source and not os.path.isfile(order.source):
         raise BadRequest(f"there is no file {order.source}", hint="--from takes a tarball, or its web address")
@@ -262,7 +262,7 @@ def _name_for(source: str, alpine: str) -> str:
     if alpine and stem.startswith("alpine-minirootfs"):
         return f"alpine-{alpine}"
     name = re.sub(r"[^A-Za-z0-9._+-]", "-", stem).lstrip(".-_+")[:100]
-    return "image" if name in ("", root_tree.ALPINE, "host", CURRENT) else name
+    return "image" if name in ("", root_tree.ALPINE, root_tree.HOST, CURRENT) else name
 
 
 def _alpine_release(tree: int) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WORKSPACE, ROOTS, SKILLS, PLAYGROUND = "/workspace", "/roots", "/skills", "/playground"
 MOUNT_POINTS = (WORKSPACE, ROOTS, SKILLS, PLAYGROUND)
-ALPINE, CURRENT = "alpine", "current"
+HOST, ALPINE, CURRENT = "host", "alpine", "current"
 VERSION_FILE = ".alpine-version"
 _LONGEST = 1 << 16
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")

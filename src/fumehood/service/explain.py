@@ -42,10 +42,11 @@ from fumehood.linux.host import read
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
 from fumehood.linux.streams import INLINE, Stream
+from fumehood.rootfs.tree import HOST
 from fumehood.service import layers as layering
 from fumehood.service.arguments import checked_arguments
 from fumehood.service.running import Execution, Wishes
-from fumehood.service.surroundings import HOST, around
+from fumehood.service.surroundings import around
 from fumehood.service.verdicts import failed_on
 from fumehood.store.config import policy_for
 from fumehood.store.places import home, new_id, places
@@ -255,7 +256,7 @@ def _of_unmask(path: str, policy: Policy, project: str) -> tuple[str, str]:
     if is_in(own, FRESH):
         hint = f'devices = ["{own}"]' if is_in(own, ("/dev",)) and not fault_of(own) else ""
         return "every command has its own, and none of the host's", hint
-    if policy.root != "host" and not (project and is_in(own, (project,))):
+    if policy.root != HOST and not (project and is_in(own, (project,))):
         return f"no path of the host's is in the root {policy.root}", "run with --root host"
     hidden = masks([home()], (), policy.mask, policy.unmask, root=os.geteuid() == 0).hidden
     around = next((each for each in hidden if is_below(own, each) and project and is_in(each, (project,))), "")

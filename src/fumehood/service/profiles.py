@@ -16,8 +16,8 @@ from fumehood.core.report import Blocked
 from fumehood.core.shell import may_be_kept, simple
 from fumehood.core.value import Value
 from fumehood.linux.git_includes import followed
+from fumehood.rootfs.tree import HOST
 from fumehood.service.scratch import wanted
-from fumehood.service.surroundings import HOST
 from fumehood.store.places import home
 
 TYPE_CHECKING = False

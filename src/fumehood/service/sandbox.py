@@ -28,12 +28,13 @@ from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.streams import HeldBack, Stream
+from fumehood.rootfs.tree import ALPINE
 from fumehood.service import layers as layering
 from fumehood.service.missed import lacked_room, missed
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
 from fumehood.service.settle import AGAIN, FAILED, Looking, Overtaken, may_be_forgotten, settle
-from fumehood.service.surroundings import ALPINE, Surroundings, around, install_if_missing
+from fumehood.service.surroundings import Surroundings, around, install_if_missing
 from fumehood.store import database
 from fumehood.store.places import new_id
 

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
     from fumehood.store.places import Places
 
-HOST, ALPINE = "host", "alpine"
 _OF_GIT = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
 _DECIDING = ("home", "show", "mask", "unmask", "devices")  # what of a policy decides what is seen
 
@@ -214,13 +213,13 @@ def around(
     for source, _ in skills:
         if not os.path.isdir(source):
             raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
-    if root in ("", HOST):
+    if root in ("", root_tree.HOST):
         wishes, own = policy.environment, dict(os.environ)  # the process's own is slow to ask
         environment, dropped = inherited(own, wishes.keep, wishes.drop)
         if policy.home == HIDDEN:
             for name in _OF_GIT:
                 environment.pop(name, None)  # they lead git past the settings that are made for it
-        environment |= policy.variables_in(HOST)
+        environment |= policy.variables_in(root_tree.HOST)
         if owner is not None:
             environment |= home_of(owner)
         base = environment.get("HOME") or home()
@@ -288,7 +287,7 @@ def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
         from fumehood.rootfs.layer import RootLayer
 
         pinned = RootLayer(layer).base
-    if pinned and root not in (ALPINE, pinned):
+    if pinned and root not in (root_tree.ALPINE, pinned):
         raise BadRequest(
             f"this project's root layer lies over {pinned}, not over {root}", hint="fumehood workspace reset drops it"
         )

@@ -14,12 +14,13 @@ from fumehood.errors import BadRequest, NoDirectory, Unavailable, reason_of
 from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of
 from fumehood.linux.streams import Stream
+from fumehood.rootfs.tree import HOST
 from fumehood.service import layers as layering
 from fumehood.service.profiles import resolved
 from fumehood.service.provided import PLAYGROUND, make_playground
 from fumehood.service.running import attend, printed, take_note
 from fumehood.service.settle import APPLIED, FAILED
-from fumehood.service.surroundings import HOST, home_of
+from fumehood.service.surroundings import home_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

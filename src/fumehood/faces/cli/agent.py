@@ -13,9 +13,9 @@ from fumehood.core.request import BACKGROUND_AFTER, shown
 from fumehood.errors import BadRequest
 from fumehood.faces.cli import run
 from fumehood.faces.cli.output import here
+from fumehood.rootfs.tree import HOST
 from fumehood.service.agents import find_agent
 from fumehood.service.opened import OpenedStore
-from fumehood.service.surroundings import HOST
 from fumehood.store.audit import CLI
 from fumehood.store.history import CHECKPOINT, Reach
 from fumehood.store.places import new_id
