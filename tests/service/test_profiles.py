@@ -18,7 +18,7 @@ import pytest
 import trees
 from conftest import need
 from fumehood import Policy, Refused, Sandbox
-from fumehood.service.scratch import sweep
+from fumehood.service.profiles import sweep
 from fumehood.store.places import places
 from patience import LONG_S, with_enough_time
 

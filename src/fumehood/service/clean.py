@@ -23,8 +23,8 @@ from fumehood.service import apply
 from fumehood.service import layers as layering
 from fumehood.service.files import LiveFiles, catch_up_all, forget_file
 from fumehood.service.layers import entries_in, space_of
+from fumehood.service.profiles import sweep
 from fumehood.service.projects import remove_left
-from fumehood.service.scratch import sweep
 from fumehood.service.session import sweep_sessions
 from fumehood.service.store import Store
 from fumehood.store import backups, records

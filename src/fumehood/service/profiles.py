@@ -1,34 +1,284 @@
 """What a command's profiles give it: what eases, always; what grants, only where the program is surely the one meant.
 
-`true || terraform; curl …` names the program, and so does a copy of another one. So a grant needs a simple command
-whose program commands can't write. It then runs as that: without what a client's shell would read first, and with no
-directory on its PATH that commands can write. Otherwise the hosts are asked for as any others.
+And scratch: directories that its program may write during a run, its caches above all.
 """
 
 from __future__ import annotations
 
 import os
 
-from fumehood.core.masks import is_in
+from fumehood.core.masks import HOMES, UNSEEN, is_in
 from fumehood.core.network import FULL
 from fumehood.core.policy import fits
 from fumehood.core.report import Blocked
 from fumehood.core.shell import may_be_kept, simple
 from fumehood.core.value import Value
+from fumehood.linux.capture import BWRAP, KERNEL
 from fumehood.linux.git_includes import followed
+from fumehood.linux.libc import Closing
+from fumehood.linux.mounts import Bind, Layered
+from fumehood.linux.namespaces import mounts_inside
+from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
 from fumehood.rootfs.tree import HOST
-from fumehood.service.scratch import wanted
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
     from fumehood.core.policy import Policy, Profile
     from fumehood.core.request import Request
+    from fumehood.linux.mounts import Operation
     from fumehood.service.store import Store
+    from fumehood.store.places import Places
     from fumehood.store.projects import Project
+
+try:
+    from _blake2 import blake2b  # without OpenSSL, which `hashlib` loads for 4 ms
+except ImportError:
+    from hashlib import blake2b
+
+# ---- Scratch: kept for the project, or thrown away.
+#
+# What the host has is covered in place by an overlay: the program finds what is there, and its writes go to a directory
+# of ours. What the host lacks is not made there: the program is told of another place by its variable. None of it is
+# judged or applied, and only later commands of the same project see it.
+
+INSIDE = "/dev/scratch"  # made by bubblewrap for each run, so no command can have put a link there
+_IN_MEMORY = "/tmp/scratch"  # noqa: S108 - as the command sees it
+_KEPT, _ONCE, _WORK = "kept", "once-", "work-"
+_ELSEWHERE = "elsewhere"  # the room of what the host has no directory for
+
+
+class Wanted(Value):
+    """One directory that a profile asks for; `variable` takes the program elsewhere, where there is one."""
+
+    path: str
+    variable: str
+    keep: bool
+
+
+class Conditions(Value):
+    """What decides where scratch can be: `closed` are directories it may neither hold nor lie in."""
+
+    way: str  # of capturing
+    closed: tuple[str, ...] = ()
+    homes: tuple[str, ...] = ()
+    has_host: bool = True  # False in a root tree, where no path of the host's is
+    is_ours: bool = True  # False where the command runs as somebody else, who can't reach our directories
+
+
+def wanted(profiles: Iterable[Profile], environment: Mapping[str, str], home: str) -> tuple[Wanted, ...]:
+    """Return the directories that profiles ask for, each once; a variable that is set says where it is.
+
+    The last profile has the last word: a person's own come after ours.
+    """
+    directories: dict[str, Wanted] = {}
+    for profile in profiles:
+        for text in profile.scratch:
+            variable, _, path = text.rpartition("=")
+            value = environment.get(variable, "") if variable else ""
+            path = value if value.startswith("/") else _written_out(path, environment, home)
+            if path:
+                directories[variable or path] = Wanted(path=path, variable=variable, keep=profile.keep)
+    return tuple(directories.values())
+
+
+def _written_out(path: str, environment: Mapping[str, str], home: str) -> str:
+    """Put directories for `~` and for a variable at the beginning; "" where that variable is not set."""
+    top, _, rest = path.partition("/")
+    caches = environment.get("XDG_CACHE_HOME", "")
+    if path.startswith("~/.cache/") and caches.startswith("/"):
+        return caches + path.removeprefix("~/.cache")
+    if top.startswith("$"):
+        above = environment.get(top[1:], "")
+        return f"{above}/{rest}" if above.startswith("/") else ""
+    return home + path[1:] if top == "~" else path
+
+
+class Scratch:
+    """The scratch directories of one run: what the launcher and bubblewrap mount, and what the command is told."""
+
+    def __init__(
+        self, places: Places, project: str, run: str, asked: Sequence[Wanted], *, keeps_tmp: bool = False
+    ) -> None:
+        self._room = f"{places.cache}/scratch/{digest_of(project)}"
+        self._places = places
+        self._run = run
+        self._asked = asked
+        self._keeps_tmp = keeps_tmp
+        self._conditions = Conditions(way=KERNEL)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._held: list[int] = []
+        self._ours: list[str] = []
+        self.points: list[str] = []  # where mounts need a directory that the host may lack
+        self._elsewhere: dict[bool, tuple[str, int]] = {}
+        self.directories: list[str] = []  # where what is written goes
+        self.tmp = ""  # the project's own /tmp, where it keeps one
+        self.variables: dict[str, str] = {}
+        self.mounts: list[Operation] = []
+
+    def make(self, conditions: Conditions) -> None:
+        """Make the directories ready; a command that is run again has them made again."""
+        self._conditions = conditions
+        if self._keeps_tmp and conditions.is_ours:
+            self.tmp = self._directory("tmp", keep=True, alone=False)[0]
+            os.chmod(self.tmp, 0o1777)  # noqa: S103 - as every /tmp; what is above it is closed
+        for asked in self._asked:
+            if asked.variable:
+                # Without our cache directory a program can still work, and only starts from nothing each time.
+                self.variables[asked.variable] = f"{_IN_MEMORY}/{asked.variable}"
+            if not conditions.is_ours:
+                continue
+            real = os.path.realpath(asked.path)
+            try:
+                if conditions.has_host and os.path.isdir(real) and self._is_free(real):
+                    self._in_place(real, asked.keep)
+                    self.variables.pop(asked.variable, None)
+                elif asked.variable:
+                    self.variables[asked.variable] = self._place_for(asked.variable, asked.keep)
+            except OSError:
+                continue
+
+    def _place_for(self, variable: str, keep: bool) -> str:
+        """Make a directory that the host has none for; all of them are one mount, or two."""
+        if keep not in self._elsewhere:
+            source = self._directory(_ELSEWHERE, keep, alone=False)[0]
+            target = INSIDE if keep else f"{INSIDE}-once"
+            self.mounts.append(Bind(target=target, source=source, is_writable=True, why="its caches"))
+            self._elsewhere[keep] = target, os.open(source, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._held.append(self._elsewhere[keep][1])
+        target, above = self._elsewhere[keep]
+        place = f"{target}/{variable}"
+        try:
+            os.mkdir(variable, 0o700, dir_fd=above)
+        except FileExistsError:
+            return place  # whatever a command has put there is not followed
+        return place
+
+    def _in_place(self, path: str, keep: bool) -> None:
+        name = os.path.basename(path).lstrip(".") + "-" + digest_of(path)[:8]
+        layered = self._conditions.way in (KERNEL, BWRAP) and not mounts_inside(path)
+        if layered:
+            # Only where layers lie are overlays known to work.
+            os.makedirs(self._room, mode=0o700, exist_ok=True)
+            layered = os.stat(self._room).st_dev == os.stat(self._places.state).st_dev
+        upper, work = self._directory(name if layered else f"{name}-bare", keep, alone=layered)
+        os.chmod(upper, os.stat(path).st_mode & 0o777)
+        if layered:
+            self.mounts.append(Layered(target=path, lowers=(path,), upper=upper, work=work, why="a cache"))
+        else:
+            self.mounts.append(Bind(target=path, source=upper, is_writable=True, why="a cache"))
+
+    def _is_free(self, path: str) -> bool:
+        """Return True if a directory may be covered: it is seen, and nothing in it is captured, hidden or ours.
+
+        A mask below it would not hide anything: what is covered is the host's own directory.
+        """
+        homes = {home: os.path.realpath(home) for home in self._conditions.homes}
+        for each in (*self._conditions.closed, *self._places.own(), *UNSEEN):
+            real = next((to + each[len(home) :] for home, to in homes.items() if is_in(each, (home,))), each)
+            if is_in(path, (real,)) or is_in(real, (path,)):
+                return False
+        is_own = is_in(path, tuple(homes.values()))
+        is_others = not is_own and is_in(path, HOMES)
+        return not is_others and not any(is_in(home, (path,)) for home in homes.values())
+
+    def _directory(self, name: str, keep: bool, *, alone: bool, above: str = "") -> tuple[str, str]:
+        """Return a directory to write in, and one for the mount's own use.
+
+        Two overlays can't share one: whoever comes second gets one that is thrown away.
+        """
+        import fcntl
+
+        room = f"{above or self._room}/{name}"
+        os.makedirs(room, mode=0o700, exist_ok=True)
+        fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._held.append(fd)
+        if keep:
+            try:
+                fcntl.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                keep = False
+        os.utime(room)  # when it was last used
+        upper = f"{room}/{_KEPT if keep else _ONCE + self._run}"
+        os.makedirs(upper, mode=0o700, exist_ok=True)
+        os.chmod(upper, 0o700)  # whatever the last command made of it
+        work = f"{room}/{_WORK}{self._run}"
+        if alone:
+            os.mkdir(work, 0o700)
+        self._ours += [work] if keep else [work, upper]
+        self.directories.append(upper)
+        return upper, work
+
+    def remove(self) -> None:
+        """Remove what is not kept, and let others use the rest."""
+        for path in self._ours:
+            with Closing(open_top(os.path.dirname(path))) as above:
+                remove_tree(above, os.path.basename(path))
+        for fd in self._held:
+            os.close(fd)
+        self._forget()
+
+
+def sweep(
+    places: Places, before: float, leftovers_before: float, *, project: str | None = None, dry: bool = False
+) -> tuple[int, int]:
+    """Remove scratch that was last used before a time, and what dead runs left; return how many, and their bytes."""
+    import fcntl
+
+    count = size = 0
+    tops = [top for top in (f"{places.cache}/scratch", agents_directory(places)) if os.path.isdir(top)]
+    projects = [each for top in tops for each in os.scandir(top)]
+    if project is not None:
+        projects = [each for each in projects if each.name == digest_of(project)]
+    for top, room in [(each.path, room.path) for each in projects for room in os.scandir(each.path) if room.is_dir()]:
+        fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in entries(fd):
+                limit, aged = (before, room) if name == _KEPT else (leftovers_before, f"{room}/{name}")
+                if os.stat(aged, follow_symlinks=False).st_mtime < limit:
+                    count, size = count + 1, size + _size_of(f"{room}/{name}")
+                    if not dry:
+                        remove_tree(fd, name)
+            if not dry and not entries(fd):
+                os.rmdir(room)
+                if not os.listdir(top):
+                    os.rmdir(top)
+        except BlockingIOError:
+            continue  # in use
+        finally:
+            os.close(fd)
+    return count, size
+
+
+def _size_of(top: str) -> int:
+    size = 0
+    for _, _, names, folder in os.fwalk(top, follow_symlinks=False):
+        size += sum(os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512 for name in names)
+    return size
+
+
+def agents_directory(places: Places) -> str:
+    """Return where agents that run whole in the hood have what they keep, a project a directory."""
+    return f"{places.data}/agents"
+
+
+def digest_of(path: str) -> str:
+    """Return a project's name among directories."""
+    digest: str = blake2b(os.fsencode(path), digest_size=8).hexdigest()
+    return digest
+
+
+# ---- What a profile says.
+#
+# `true || terraform; curl …` names the program, and so does a copy of another one. So a grant needs a simple command
+# whose program commands can't write. It then runs as that: without what a client's shell would read first, and with no
+# directory on its PATH that commands can write. Otherwise the hosts are asked for as any others.
 
 _ANYBODY_S = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - where anybody may leave a program
 # Variables by which a shell, the loader or an interpreter reads code before the program's own.

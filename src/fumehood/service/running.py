@@ -294,7 +294,7 @@ class Execution:
                     hint="run fumehood as that user",
                 )
         if world.scratch is not None:
-            from fumehood.service.scratch import Conditions
+            from fumehood.service.profiles import Conditions
 
             homes = self._surroundings.homes(self.user, world.home)
             hidden = self._surroundings.masks(homes, as_root=self.user == 0).hidden

@@ -462,7 +462,7 @@ class Hood(Workplace):
         keeps_tmp = self.policy.tmp == "project" and not request.thrown
         if not keeps_tmp and not any(each.scratch for each in self._profiles):
             return world
-        from fumehood.service.scratch import Scratch, wanted
+        from fumehood.service.profiles import Scratch, wanted
 
         asked = wanted(self._profiles, environment, environment.get("HOME", "/"))
         if request.thrown:

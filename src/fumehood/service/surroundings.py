@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from fumehood.linux.namespaces import Layer
     from fumehood.rootfs.layer import RootLayer
     from fumehood.rootfs.tree import RootTree
-    from fumehood.service.scratch import Scratch
+    from fumehood.service.profiles import Scratch
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
     from fumehood.store.places import Places

@@ -29,7 +29,7 @@ from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import Parents, look, open_top
 from fumehood.service.files import ignore_rules, is_ignored
 from fumehood.service.fleet.jobs import KEPT_S, digest
-from fumehood.service.scratch import digest_of
+from fumehood.service.profiles import digest_of
 from fumehood.store.places import home, make_private
 
 if TYPE_CHECKING:
