@@ -137,7 +137,7 @@ class Checkpoints:
     def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
         """Find out what can be settled, and do so; the processes stand still."""
         checkpoint.changed = layering.scanned(self._layers, self._indexes, is_in_use=True)
-        give_verdicts(self._hood, checkpoint, self._layers, APPLY, "")
+        give_verdicts(self._hood.store, checkpoint, self._layers, APPLY, self._hood.policy.rules)
         unfinished = self._unfinished(checkpoint, stopped)
         if unfinished:
             hold_open(checkpoint.changed, checkpoint.roots, unfinished)

@@ -59,6 +59,14 @@ def install_into(
     return _installer(store, order.proxy, on_progress).install(order)
 
 
+def install_if_missing(store: Store, settings: Rootfs, on_progress: Progress | None) -> None:
+    """Install the Alpine root where there is none yet: the person's configuration says that it may be."""
+    try:
+        tree.find(tree.collection(store.places.data))
+    except BadRequest:
+        install_into(store, settings=settings, on_progress=on_progress)
+
+
 def update(
     store: Store, *, tier: int | None = None, packages: Sequence[str] = (), mirror: str = "",
     key: Sequence[Path] = (), proxy: str = "", on_progress: Progress | None = None,

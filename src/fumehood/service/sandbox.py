@@ -34,7 +34,7 @@ from fumehood.service.missed import lacked_room, missed
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
 from fumehood.service.settle import AGAIN, FAILED, Looking, Overtaken, may_be_forgotten, settle
-from fumehood.service.surroundings import Surroundings, around, install_if_missing
+from fumehood.service.surroundings import Surroundings, around
 from fumehood.store import database
 from fumehood.store.places import new_id
 
@@ -98,6 +98,8 @@ class Hood(Workplace):
         # Before anything is tried out there: on a full disk, nothing would seem to work.
         database.keep(self.store.places.state)
         if hood.policy.rootfs.install and (request.root or hood.policy.root) == ALPINE and not self.host().why_bare:
+            from fumehood.service.root_trees import install_if_missing
+
             install_if_missing(self.store, hood.policy.rootfs, wishes.on_install)
         if request.beside:
             from fumehood.service.access import offer
@@ -246,7 +248,7 @@ class Hood(Workplace):
         if run.changed or ended_by:
             from fumehood.service.verdicts import give_verdicts
 
-            give_verdicts(self, run, layers, mode, ended_by)
+            give_verdicts(self.store, run, layers, mode, self.policy.rules, ended_by)
 
     def _give_up(self, run: Run, layers: Sequence[Layer], error: BaseException) -> None:
         """Record why a run failed; where its command has written something, it is left as if its process had died."""

@@ -38,9 +38,9 @@ from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
-    from fumehood.core.policy import Policy, Rootfs
+    from fumehood.core.policy import Policy
     from fumehood.linux.capture import Capture
     from fumehood.linux.launch import Owner
     from fumehood.linux.mounts import Operation
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from fumehood.rootfs.tree import RootTree
     from fumehood.service.profiles import Scratch
     from fumehood.service.session import Seat
-    from fumehood.service.store import Store
     from fumehood.store.places import Places
 
 _OF_GIT = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
@@ -257,16 +256,6 @@ def _playground(places: Places, policy: Policy, owner: Owner | None) -> tuple[st
         return make_playground(places), ""
     except FumehoodError as error:
         return "", f"{error.message}; {error.hint}"
-
-
-def install_if_missing(store: Store, settings: Rootfs, on_progress: Callable[[str, int, int], None] | None) -> None:
-    """Install the Alpine root where there is none yet: the person's configuration says that it may be."""
-    try:
-        root_tree.find(root_tree.collection(store.places.data))
-    except BadRequest:
-        from fumehood.service.root_trees import install_into
-
-        install_into(store, settings=settings, on_progress=on_progress)
 
 
 def home_of(owner: Owner) -> dict[str, str]:

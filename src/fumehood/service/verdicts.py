@@ -57,12 +57,14 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.linux.host import Host
     from fumehood.linux.namespaces import Layer
-    from fumehood.service.running import Workplace
+    from fumehood.service.store import Store
     from fumehood.store.places import Places
     from fumehood.store.projects import Project
 
 
-def give_verdicts(place: Workplace, run: Run, layers: Sequence[Layer], mode: str, cut_short: str) -> None:
+def give_verdicts(
+    store: Store, run: Run, layers: Sequence[Layer], mode: str, rules: Rules, cut_short: str = ""
+) -> None:
     """Give every change its verdict; what a command that was cut short would have applied is held, and says why."""
     if cut_short:
         run.reason = f"{cut_short}; {run.reason}" if run.reason else cut_short
@@ -72,11 +74,11 @@ def give_verdicts(place: Workplace, run: Run, layers: Sequence[Layer], mode: str
     if run.below and run.draft is None:
         from fumehood.service import held
 
-        waiting = held.waiting(place.store, run)
+        waiting = held.waiting(store, run)
     if cut_short and mode == WHOLE:
         mode = DISCARD
     is_held = mode == APPLY and bool(cut_short)
-    judge_all(run, layers, HOLD if is_held else mode, place.policy.rules, waiting)
+    judge_all(run, layers, HOLD if is_held else mode, rules, waiting)
     for change in run.changed:
         if change.verdict == c.HELD and (is_held or run.draft is not None):
             change.reason = cut_short or f"in draft {run.draft_name}"
