@@ -296,7 +296,7 @@ class Hood(Workplace):
         commands = None
         if request.each_command and seat is not None and seat.door is not None:
             from fumehood.service.agents import ShellCommands
-            from fumehood.service.checkpoint import Checkpoints
+            from fumehood.service.now import Checkpoints
 
             commands = ShellCommands(Checkpoints(*parts), request.agent, layering.init_file(layers))
             seat.door.hear = commands.hear
