@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from fumehood.errors import Unforeseen as Unforeseen
     from fumehood.service.desk import OpenQuestion as OpenQuestion
     from fumehood.service.desk import Questions as Questions
-    from fumehood.service.doctor import Availability as Availability
-    from fumehood.service.doctor import available as available
     from fumehood.service.drafting import Best as Best
     from fumehood.service.drafting import Candidate as Candidate
     from fumehood.service.drafting import Draft as Draft
-    from fumehood.service.explain import tool as tool
+    from fumehood.service.explain import Availability as Availability
+    from fumehood.service.explain import available as available
     from fumehood.service.library import Sandbox as Sandbox
+    from fumehood.service.library import tool as tool
     from fumehood.service.started import Started as Started
 
     Change = ReportedChange
@@ -50,11 +50,11 @@ _PUBLIC = {
     "Candidate": ("fumehood.service.drafting", "Candidate"),
     "Draft": ("fumehood.service.drafting", "Draft"),
     "Started": ("fumehood.service.started", "Started"),
-    "available": ("fumehood.service.doctor", "available"),
-    "tool": ("fumehood.service.explain", "tool"),
+    "available": ("fumehood.service.explain", "available"),
+    "tool": ("fumehood.service.library", "tool"),
     "rootfs": ("fumehood.rootfs", ""),
     "workspaces": ("fumehood.workspaces", ""),
-    "Availability": ("fumehood.service.doctor", "Availability"),
+    "Availability": ("fumehood.service.explain", "Availability"),
     "Policy": ("fumehood.core.policy", "Policy"),
     "Question": ("fumehood.core.questions", "Question"),
     "Questions": ("fumehood.service.desk", "Questions"),

@@ -21,7 +21,7 @@ from fumehood.errors import Unavailable
 from fumehood.faces.cli import doctor as doctor_command
 from fumehood.linux import bwrap, doctor, host, probe
 from fumehood.linux.host import Host
-from fumehood.service.doctor import Examination
+from fumehood.service.explain import Examination
 
 pytestmark = pytest.mark.namespaces
 

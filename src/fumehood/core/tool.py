@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fumehood.core import limits
-from fumehood.core.policy import PRETEND, REFUSE
+from fumehood.core.policy import PRETEND, REFUSE, Policy
 from fumehood.core.report import NOTHING_RAN, line_of, printable
 from fumehood.core.request import OWN_TOOLS, quoted
 from fumehood.core.value import Value
@@ -520,3 +520,36 @@ def _wrong(value: Any, schema: Mapping[str, Any]) -> str:
             return f"{least} {schema.get(least, 'open')}, {most} {schema.get(most, 'open')}"
     inside = (_wrong(each, schema["items"]) for each in value) if "items" in schema else ()
     return next((f"a list, each of it {wrong}" for wrong in inside if wrong), "")
+
+
+# ---- All the tools of a person: ours, and those of their configuration.
+
+def defined(policy: Policy, form: str, name: str = NAME, extra: str = "", mark: str = "") -> dict[str, Any]:
+    """Return a tool by its name, as an interface wants it."""
+    if name == NAME:
+        return definition(form, mark, extra)
+    template = _template(policy, name)
+    words = f"{template.description}\n\n{extra.strip()}" if extra.strip() else template.description
+    return shaped(form, template.name, words, template.schema)
+
+
+def every(policy: Policy, form: str, extra: str = "", mark: str = "") -> list[dict[str, Any]]:
+    """Return all the tools, ours first; `extra` is said of ours."""
+    return [definition(form, mark, extra), *(defined(policy, form, name) for name in templates(policy.tools))]
+
+
+def _template(policy: Policy, name: str) -> Template:
+    own = templates(policy.tools)
+    if name not in own:
+        raise BadRequest(f"there is no tool {name!r}", hint=f"there is: {', '.join((NAME, *own))}")
+    return own[name]
+
+
+def asked_for(policy: Policy, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `Sandbox.run` is to be given for a model's call of a tool."""
+    if name != NAME:
+        return {"command": _template(policy, name).line(arguments)}
+    whole = schema()
+    own = Template(name=NAME, description="", command="", properties=whole["properties"], required=("command",))
+    values = own.values(arguments)
+    return {"cwd" if key == "working_dir" else key: value for key, value in values.items()}

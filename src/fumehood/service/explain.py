@@ -1,9 +1,4 @@
-"""What a command would see and may do, without running it; and what commands find, asked in a sandbox.
-
-What a configuration asks for and does not get on this machine: told by `config check`, in the way of no command.
-
-The tools that a model is offered: ours, and the command templates of the person's configuration.
-"""
+"""What a command would see and may do, without running it; what commands find, asked in a sandbox; what works here."""
 
 from __future__ import annotations
 
@@ -21,39 +16,32 @@ from fumehood.core.masks import FRESH, is_below, is_in, masks
 from fumehood.core.network import FULL, NONE, decided
 from fumehood.core.policy import EVERYWHERE, HIDDEN, Policy
 from fumehood.core.request import arguments, checked, shown
-from fumehood.core.tool import (
-    NAME,
-    Capabilities,
-    Template,
-    definition,
-    limits_told,
-    parsed,
-    schema,
-    script,
-    shaped,
-    templates,
-)
-from fumehood.errors import BadRequest, FumehoodError, Unavailable
-from fumehood.linux import cache
+from fumehood.core.tool import Capabilities, limits_told, parsed, script
+from fumehood.core.value import Value
+from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, Unavailable, plain_error
+from fumehood.linux import cache, doctor, probe
 from fumehood.linux import capture as capturing
 from fumehood.linux.confine import memory_limit
 from fumehood.linux.devices import fault_of
-from fumehood.linux.host import read
+from fumehood.linux.doctor import Ability
+from fumehood.linux.host import FIX, Host, read
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
 from fumehood.linux.streams import INLINE, Stream
 from fumehood.rootfs.tree import HOST
 from fumehood.service import layers as layering
-from fumehood.service.arguments import checked_arguments
 from fumehood.service.running import Execution, Wishes
+from fumehood.service.store import Store
 from fumehood.service.surroundings import around
 from fumehood.service.verdicts import failed_on
+from fumehood.store import database
 from fumehood.store.config import policy_for
 from fumehood.store.places import home, new_id, places
+from fumehood.store.projects import Project
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from fumehood.core.config import Checked
     from fumehood.core.request import Request
@@ -220,6 +208,8 @@ def _remember(path: str, versions: dict[str, str]) -> None:
         return
 
 
+# ---- What a configuration asks for and does not get on this machine: told by `config check`, in the way of no command.
+
 def remarks(path: str, checked: Checked) -> tuple[Complaint, ...]:
     """Return what of a configuration without mistakes has no effect here, by line."""
     with open(path, encoding="utf-8-sig") as file:
@@ -277,42 +267,94 @@ def _of_relative(path: str, masked: list[str]) -> tuple[str, str]:
     return "nothing of this name is masked", "a relative path takes back one of `mask`"
 
 
-@checked_arguments
-def tool(format: str = "openai", *, extra: str = "", name: str = NAME) -> dict[str, Any]:  # noqa: A002 - as users say it
-    """Return the tool that runs commands, as openai, ollama, anthropic or mcp wants it; or a `[[tool]]` by its name.
+# ---- A thorough look at this machine, at our own records and at the project at hand: what works, what is missing.
 
-    `extra` is added to its description: sentences of an application's own, for example that web pages are read by
-    another tool. A `Sandbox` has the same with its mark, and `Sandbox.run_tool` runs what a model asks for.
+class Examination(Value):
+    """What was seen."""
+
+    host: Host
+    abilities: tuple[Ability, ...]
+
+    @property
+    def why_this_capture(self) -> str:
+        """Say why this way of capturing is in force: what the better ones lack."""
+        if self.host.why_bare:
+            return self.host.why_bare
+        better = probe.CAPTURES[: probe.CAPTURES.index(self.host.captures[0])]
+        lacking = [f"{capturing.LABELS[name]} does not work here: {self.host.refusal(name)}" for name in better]
+        return "; ".join(lacking) or "it is the best way there is"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as `fumehood doctor --json` prints it."""
+        return {
+            "sandbox": not self.host.why_bare,
+            "capture": self.host.captures[0] if self.host.captures else "",
+            "why": self.why_this_capture,
+            "bwrap": self.host.bwrap.fields() if self.host.bwrap else None,
+            "in_force": {name: each.works for name, each in doctor.in_force(self.host).items()},
+            "abilities": [ability.fields() for ability in self.abilities],
+        }
+
+
+def examined(store: Store, project: Project | None = None) -> Examination:
+    """Look at this machine afresh, at what we keep, and at how a project's writes are captured."""
+    state = store.places.state
+    lacking = database.shortage_to_begin(state)
+    if lacking:
+        database.give_back_if_full(state)
+    if database.shortage(state):
+        # Whatever is tried out there would seem not to work.
+        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=database.hint(state))
+    host = probe.host(store.places.cache, state, fresh=True)
+    room = Ability(
+        name="room for records", works=not lacking, detail=lacking or f"enough in {state}",
+        fix=database.hint(state), needed="required",
+    )  # fmt: skip
+    lost = layering.unknown(store)
+    detail = f"{len(lost)} runs' directories are not recorded" if lost else "every run's directory is recorded"
+    records = Ability(name="records", works=not lost, detail=detail, fix=layering.MEND)
+    policy = _policy(store, project)
+    abilities = [room, records, *doctor.examine_devices(policy.devices), *doctor.examine(state, host)]
+    if project is not None and not host.why_bare:
+        strangers = failed_on(store.places, project)
+        abilities.append(doctor.examine_roots(host, policy.capture, project.roots, strangers))
+    return Examination(host=host, abilities=tuple(abilities))
+
+
+def _policy(store: Store, project: Project | None) -> Policy:
+    try:
+        return policy_for(store.places, ()) if project is None else store.policy_of(project)
+    except BadConfiguration:
+        return Policy()  # `config check` tells of it
+
+
+# ---- Whether a sandbox can be had here, for programs that want to know before they offer one.
+
+class Availability(Value):
+    """Whether commands can be sandboxed here; true if they can.
+
+    `way` is how their writes are captured: "kernel", "bwrap", "fuse" or "copy", best first. Without a sandbox it is
+    empty; `reason` then says why, and `hint` what to do about it.
     """
-    return defined(policy_for(places(), ()), format, name, extra)
+
+    ok: bool
+    way: str = ""
+    reason: str = ""
+    hint: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
 
 
-def defined(policy: Policy, form: str, name: str = NAME, extra: str = "", mark: str = "") -> dict[str, Any]:
-    """Return a tool by its name, as an interface wants it."""
-    if name == NAME:
-        return definition(form, mark, extra)
-    template = _named(policy, name)
-    words = f"{template.description}\n\n{extra.strip()}" if extra.strip() else template.description
-    return shaped(form, template.name, words, template.schema)
-
-
-def every(policy: Policy, form: str, extra: str = "", mark: str = "") -> list[dict[str, Any]]:
-    """Return all the tools, ours first; `extra` is said of ours."""
-    return [definition(form, mark, extra), *(defined(policy, form, name) for name in templates(policy.tools))]
-
-
-def _named(policy: Policy, name: str) -> Template:
-    own = templates(policy.tools)
-    if name not in own:
-        raise BadRequest(f"there is no tool {name!r}", hint=f"there is: {', '.join((NAME, *own))}")
-    return own[name]
-
-
-def asked_for(policy: Policy, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `Sandbox.run` is to be given for a model's call of a tool."""
-    if name != NAME:
-        return {"command": _named(policy, name).line(arguments)}
-    whole = schema()
-    own = Template(name=NAME, description="", command="", properties=whole["properties"], required=("command",))
-    values = own.values(arguments)
-    return {"cwd" if key == "working_dir" else key: value for key, value in values.items()}
+def available() -> Availability:
+    """Say whether a sandbox can be had, which way, or why not; never raises. What was tried once is remembered."""
+    try:
+        ours = places()
+        machine = probe.host(ours.cache, ours.state)
+    except (FumehoodError, OSError, UnicodeError) as error:
+        plain = plain_error(error)
+        return Availability(ok=False, reason=plain.message, hint=plain.hint)
+    if machine.why_bare:
+        reason, _, fix = machine.why_bare.partition(FIX)
+        return Availability(ok=False, reason=reason, hint=fix or "fumehood doctor says what is missing")
+    return Availability(ok=True, way=machine.captures[0])

@@ -6,20 +6,27 @@ import os
 from copy import copy
 from typing import TYPE_CHECKING
 
+from fumehood.core.inside import widenings
+from fumehood.core.limits import OUTPUT, is_of
+from fumehood.core.report import refusal
 from fumehood.core.request import encoded
+from fumehood.core.tool import NAME, asked_for, defined, every
 from fumehood.errors import BadRequest, lacking
 from fumehood.linux import launcher
 from fumehood.service import decide
-from fumehood.service.arguments import checks_arguments
+from fumehood.service.arguments import checked_arguments, checks_arguments
 from fumehood.service.ask import channels
 from fumehood.service.commands import Commands, path_text, texts
 from fumehood.service.dialogue import end_all
+from fumehood.service.differences import each_difference
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.permission import Permissions
-from fumehood.service.projects import Thrown
+from fumehood.service.projects import Thrown, add_root, reset
+from fumehood.service.restore import known_file, known_files, place_of, restore
 from fumehood.service.sandbox import Hood
 from fumehood.service.session import (
     keep_variables,
+    news,
     redo_command,
     redo_session,
     session_of,
@@ -29,8 +36,9 @@ from fumehood.service.session import (
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
 from fumehood.store.audit import PYTHON
+from fumehood.store.config import policy_for
 from fumehood.store.history import LAST, Reach
-from fumehood.store.places import new_mark
+from fumehood.store.places import new_id, new_mark, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,14 +136,10 @@ class Sandbox(Commands):
 
         `extra` is added to its description. `name` may be that of a `[[tool]]` of the configuration.
         """
-        from fumehood.service.explain import defined
-
         return defined(self._hood.policy, format, name, extra, self._mark)
 
     def tools(self, format: str = "openai", *, extra: str = "") -> list[dict[str, Any]]:  # noqa: A002
         """Return every tool to offer to a model: what `tool` returns, and each `[[tool]]` of the configuration."""
-        from fumehood.service.explain import every
-
         return every(self._hood.policy, format, extra, self._mark)
 
     def run_tool(self, name: str, arguments: Mapping[str, Any], **options: Any) -> Run:
@@ -143,14 +147,10 @@ class Sandbox(Commands):
 
         `options` are those of `run`; where the model asks for the same, such as a `timeout`, they count.
         """
-        from fumehood.service.explain import asked_for
-
         return self.run(**{**asked_for(self._hood.policy, name, arguments), **options})
 
     async def arun_tool(self, name: str, arguments: Mapping[str, Any], **options: Any) -> Run:
         """Do the same without blocking the event loop; `options` are those of `arun`."""
-        from fumehood.service.explain import asked_for
-
         return await self.arun(**{**asked_for(self._hood.policy, name, arguments), **options})
 
     def capabilities(self, root: str = "") -> Capabilities:
@@ -161,14 +161,12 @@ class Sandbox(Commands):
 
     def doctor(self) -> dict[str, Any]:
         """Look at this machine and project afresh, and return what `fumehood doctor --json` prints."""
-        from fumehood.service.doctor import examined
+        from fumehood.service.explain import examined
 
         return examined(self._store, self._project).as_dict()
 
     def refusal(self, error: FumehoodError) -> str:
         """Write an error as a model gets it, so that it can be told from what a command prints."""
-        from fumehood.core.report import refusal
-
         return refusal(error, self._mark)
 
     @property
@@ -184,8 +182,6 @@ class Sandbox(Commands):
     def only_news(self, run: Run) -> Run:
         """Leave out of what a run was refused what this session's agent was told before, for a model's sake."""
         if run.blocked and self._session:
-            from fumehood.service.session import news
-
             run.blocked = news(self._store.places.session(self._session), run.blocked)
         return run
 
@@ -198,8 +194,6 @@ class Sandbox(Commands):
 
         It counts from the next sandbox of this project on.
         """
-        from fumehood.service.projects import add_root
-
         where = os.path.join(self._project.path, os.fspath(path))
         return add_root(self._store, self._project, where, self._hood.permissions).roots
 
@@ -238,8 +232,6 @@ class Sandbox(Commands):
         return settle(self._store, self._project, self._session, [widening], permissions.decide)
 
     def _widening(self, host: str, show: str, write: str, reason: str) -> Widening:
-        from fumehood.core.inside import widenings
-
         words = [host] if host else []
         words += [f"--{name}={value}" for name, value in (("show", show), ("write", write)) if value]
         if len(words) != 1:
@@ -324,8 +316,6 @@ class Sandbox(Commands):
 
         Each has the days and the runs that it can be restored from.
         """
-        from fumehood.service.restore import known_file, known_files, place_of
-
         if not os.fspath(path):
             return [each.as_dict() for each in known_files(self._store, self._project)]
         root, below = place_of(self._store, self._project, os.fspath(path))
@@ -365,8 +355,6 @@ class Sandbox(Commands):
 
         Returns a run of its own, which can be undone.
         """
-        from fumehood.service.restore import restore
-
         return self._marked(restore(self._store, self._project, os.fspath(path), source))
 
     def session(self, name: str | None = None, *, own_tmp: bool = False) -> Sandbox:
@@ -375,8 +363,6 @@ class Sandbox(Commands):
         They share a working directory, the variables that a command writes to "$FUMEHOOD_ENV", if wanted a /tmp, and
         `undo_session`. No run but its own can be named there. Closing either closes both.
         """
-        from fumehood.store.places import new_id
-
         shared = copy(self)
         # What a person allows one agent for its session is not for another.
         shared._hood = self._new_hood(self._hood.policy, channels(self._ask))
@@ -449,8 +435,6 @@ class Sandbox(Commands):
 
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""
-        from fumehood.core.limits import OUTPUT, is_of
-
         # What has no end, as a pipe or a device, would be read for as long as a command may take.
         line = '[ ! -e "$1" ] || [ -f "$1" ] || { echo it is not a file >&2; exit 1; }; exec cat <"$1"'
         run = self.run(["sh", "-c", line, "sh", os.fspath(path)], apply="discard")
@@ -473,8 +457,6 @@ class Sandbox(Commands):
 
     def reset_root(self) -> bool:
         """Drop what commands wrote to this project's own layer over a root tree; False if there is none."""
-        from fumehood.service.projects import reset
-
         return reset(self._store, self._project)
 
     def find(
@@ -496,8 +478,6 @@ class Sandbox(Commands):
 
     def diff(self, run: Run | str | int = "last", paths: Paths = ()) -> str:
         """Return what a run changed, line by line."""
-        from fumehood.service.differences import each_difference
-
         chosen = self._chosen(run)
         return "".join(each.text for each in each_difference(self._store, chosen, texts(paths), here=chosen.project))
 
@@ -544,3 +524,13 @@ def _name_of(run: Run | str | int) -> str:
     if not isinstance(name, str):
         raise BadRequest(f"{run!r:.100} is not a run", hint="a Run, its number or id, or 'last'")
     return name
+
+
+@checked_arguments
+def tool(format: str = "openai", *, extra: str = "", name: str = NAME) -> dict[str, Any]:  # noqa: A002 - as users say it
+    """Return the tool that runs commands, as openai, ollama, anthropic or mcp wants it; or a `[[tool]]` by its name.
+
+    `extra` is added to its description: sentences of an application's own, for example that web pages are read by
+    another tool. A `Sandbox` has the same with its mark, and `Sandbox.run_tool` runs what a model asks for.
+    """
+    return defined(policy_for(places(), ()), format, name, extra)

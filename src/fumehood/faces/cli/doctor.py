@@ -18,7 +18,7 @@ from fumehood.linux import doctor
 from fumehood.linux.doctor import Ability
 from fumehood.service import recover
 from fumehood.service.clean import DAYS, Freed, clean
-from fumehood.service.doctor import Examination, examined
+from fumehood.service.explain import Examination, examined
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
 from fumehood.store.projects import Project

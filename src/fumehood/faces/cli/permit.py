@@ -12,7 +12,7 @@ from fumehood.core.config_keys import KEYS, SECTIONS, shown
 from fumehood.core.limits import size_told
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import printable, typed
-from fumehood.core.tool import FORMATS, NAME
+from fumehood.core.tool import FORMATS, NAME, defined, every
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
@@ -128,8 +128,6 @@ def add_config(add: Add) -> None:
 
 
 def _tool(context: Context) -> int:
-    from fumehood.service.explain import defined, every
-
     options = context.options
     try:
         roots = context.project.roots
