@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from fumehood.core.config_keys import check_policy
 from fumehood.core.request import checked_name
 from fumehood.service import projects
-from fumehood.service.arguments import checked_arguments
 from fumehood.service.ask import channels
+from fumehood.service.commands import checked_arguments
 from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
 from fumehood.store.projects import DEFAULT, Workspace

@@ -6,9 +6,12 @@ import asyncio
 import inspect
 import os
 import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial, wraps
 from io import UnsupportedOperation
+from itertools import chain, cycle
 from typing import TYPE_CHECKING
 
 from fumehood.core.network import FULL, NONE
@@ -17,7 +20,6 @@ from fumehood.errors import RAISED_BY, BadRequest, plain_error
 from fumehood.linux.monitor import watcher
 from fumehood.linux.process import CHANGES, KILL
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding
-from fumehood.service.arguments import checks_arguments
 from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
@@ -27,8 +29,8 @@ from fumehood.service.running import Wishes
 from fumehood.service.started import Started, terminal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import IO, Any
+    from collections.abc import Callable, Iterator
+    from typing import IO, Any, TypeVar
 
     from fumehood.core.questions import Question
     from fumehood.core.report import Run
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
     from fumehood.service.sandbox import Hood
     from fumehood.store.projects import Project
 
+    Check = Callable[[Any], bool]
+    Kind = tuple[Check, str]
+    Class = TypeVar("Class", bound=type)
+    Checked = TypeVar("Checked", bound=Callable[..., Any])
     Function = Callable[..., object]
     OnOutput = Callable[[str, str], object]
     OnChange = Callable[[str, str], object]
@@ -46,12 +52,124 @@ if TYPE_CHECKING:
     Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     Writable = bool | Paths | None
 
+
+# ---- What programs pass is checked by one rule: each argument is what its annotation says, or is refused by its name.
+
+def _is_text(value: Any) -> bool:
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        encoded(value)
+    except BadRequest:
+        return False
+    return True
+
+
+def _is_path(value: Any) -> bool:
+    return _is_text(value.__fspath__() if isinstance(value, os.PathLike) else value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
+
+
+def _are_paths(value: Any) -> bool:
+    several = value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else (value,)
+    return all(map(_is_path, several))
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple, set, frozenset)) and all(map(_is_text, value))
+
+
+def _is_network(value: Any) -> bool:
+    return isinstance(value, bool) or _is_text(value) or _are_texts(value)
+
+
+_FUNCTION: Kind = callable, "a function"
+_NAMED: Kind = (lambda value: isinstance(value, Mapping)), 'names and values: {"CI": "1"}'
+# What an annotation means; what stands nowhere here is checked where it is used.
+_KINDS: dict[str, Kind] = {
+    "str": (_is_text, "a text, without a NUL"),
+    "bool": ((lambda value: isinstance(value, bool)), "True or False"),
+    "int": (_is_count, "a whole number, 0 or more"),
+    "float": (_is_time, "seconds, more than 0 and less than 1e9"),
+    "str | os.PathLike[str]": (_is_path, "a path, as text"),
+    "Paths": (_are_paths, "a path, as text, or several"),
+    "Sequence[str]": (_are_texts, "a list of texts"),
+    "bool | Sequence[str]": (_is_network, 'True, False or hosts: ["pypi.org:443"]'),
+    "Mapping[str, str]": _NAMED, "Mapping[str, str | None]": _NAMED, "Mapping[str, Any]": _NAMED,
+    "OnOutput": _FUNCTION, "OnChange": _FUNCTION, "Variables": _FUNCTION, "Callable[[], bool]": _FUNCTION,
+    "Callable[[Candidate], object]": _FUNCTION,
+}  # fmt: skip
+
+
+@cache
+def _rules(
+    function: Callable[..., object], options_of: Callable[..., object] | None
+) -> tuple[list[str], list[str], dict[str, tuple[Kind, bool]]]:
+    """Return a function's parameters by place, that for all further ones, and what those take that can be checked.
+
+    True: or None. Read when it is called first: most of a face's methods never are.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    has_options = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    kinds = dict(_rules(options_of, None)[2]) if has_options and options_of is not None else {}
+    for each in parameters:
+        said = str(each.annotation)
+        kind = _KINDS.get(said.removesuffix(" | None"))
+        if kind is not None:
+            kinds[each.name] = kind, said.endswith(" | None")
+    by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return by_place, [each.name for each in parameters if each.kind is each.VAR_POSITIONAL], kinds
+
+
+def checked_arguments(function: Checked, options_of: Callable[..., object] | None = None) -> Checked:
+    """Return a function that refuses what is not as its annotations say; `**options` are those of another."""
+
+    def check(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        by_place, several, kinds = _rules(function, options_of)
+        names = chain(by_place, cycle(several))
+        for name, value in (*zip(names, arguments, strict=False), *options.items()):
+            (is_right, said), may_lack = kinds.get(name, ((None, ""), True))
+            if is_right is not None and not (value is None and may_lack) and not is_right(value):
+                raise BadRequest(f"{name} can't be {value!r:.100}", hint=said)
+
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def awaited(*arguments: Any, **options: Any) -> Any:
+            check(arguments, options)
+            return await function(*arguments, **options)
+
+        return awaited  # type: ignore[return-value]
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        check(arguments, options)
+        return function(*arguments, **options)
+
+    return call  # type: ignore[return-value]
+
+
+def checks_arguments(face: Class) -> Class:
+    """Have every public method of a class refuse what is not as its annotations say."""
+    run = getattr(face, "run", None)
+    options_of = None if run is None else inspect.unwrap(run)
+    for name, method in list(vars(face).items()):
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
+            setattr(face, name, checked_arguments(method, options_of))
+    return face
+
+
+# ---- Commands, from what a program asks for to the report.
+
 _NO_TIME_LIMIT_S = 300_000_000.0
 INHERIT = "inherit"  # as standard input: this program's own
-_REQUEST_OPTIONS: dict[str, Any] = {
-    "cwd": None, "network": False, "timeout": None, "apply": None, "root": None, "env": None,
-    "background": False, "write": None, "output_limit": None,
-}  # fmt: skip
 
 
 @checks_arguments
@@ -103,8 +221,8 @@ class Commands:
         One in the `background`, which other commands go on beside, is checkpointed by itself every few seconds.
         """
         request = self._request(
-            command, cwd, network, timeout, apply, root, env, background=background, write=write,
-            output_limit=output_limit,
+            command, cwd=cwd, network=network, timeout=timeout, apply=apply, root=root, env=env, background=background,
+            write=write, output_limit=output_limit,
         )  # fmt: skip
         _refuse_coroutines(on_output=on_output, on_change=on_change)
         return self._perform(request, _wishes(on_output, on_change, _fed(stdin), cancelled, channels(ask)))
@@ -113,7 +231,7 @@ class Commands:
         self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False
     ) -> tuple[Question, ...]:
         """Return what a person would be asked before this command runs."""
-        return self._hood.foreseen(self._request(command, cwd, network, None, None, None, None))
+        return self._hood.foreseen(self._request(command, cwd=cwd, network=network))
 
     def _perform(self, request: Request, wishes: Wishes) -> Run:
         try:
@@ -136,7 +254,7 @@ class Commands:
         coroutine functions; while they are slow, the command waits.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Run] = loop.create_future()
+        ended: Future[Run] = Future()
         cancelled = threading.Event()
         on_output, on_change, stdin = (options.pop(name, None) for name in ("on_output", "on_change", "stdin"))
         is_unwanted = options.pop("cancelled", None) or cancelled.is_set
@@ -145,22 +263,15 @@ class Commands:
         listener = LoopListener(loop)
         wishes = _wishes(on_output, on_change, fed, lambda: cancelled.is_set() or is_unwanted(), asks, listener)
 
-        def settle(run: Run | None, error: BaseException | None) -> None:
-            if error is not None and not future.done():
-                future.set_exception(error)
-            elif run is not None and not future.done():
-                future.set_result(run)
-
         def work() -> None:
             try:
-                run = self._perform(request, wishes)
+                ended.set_result(self._perform(request, wishes))
             except BaseException as error:  # noqa: BLE001 - handed on to whoever awaits
-                loop.call_soon_threadsafe(settle, None, error)
-            else:
-                loop.call_soon_threadsafe(settle, run, None)
+                ended.set_exception(error)
             finally:
                 listener.silence()
 
+        future = asyncio.wrap_future(ended)
         threading.Thread(target=work, name="fumehood-run", daemon=True).start()
         try:
             return await asyncio.shield(future)
@@ -248,7 +359,7 @@ class Commands:
 
     def _taken_in(self, command: Sequence[str], source: IO[bytes], title: str) -> Run:
         """Have a command in the hood lay out what came from elsewhere: that is held, or nothing is kept."""
-        request = self._request(command, self._project.path, False, None, HOLD, "host", None).replace(title=title)
+        request = self._request(command, cwd=self._project.path, apply=HOLD, root="host").replace(title=title)
         run = self._perform(request, _wishes(None, None, _fed(source), None, ()))
         if run.exit_code:
             if run.state == "held":
@@ -257,15 +368,16 @@ class Commands:
         return run
 
     def _request_with(self, command: Command, options: dict[str, Any], name: str) -> Request:
-        unknown = options.keys() - _REQUEST_OPTIONS.keys()
+        unknown = options.keys() - (self._request.__kwdefaults__ or {}).keys()
         if unknown:
             raise TypeError(f"{name} takes no {', '.join(sorted(unknown))}")
-        return self._request(command, **{**_REQUEST_OPTIONS, **options})
+        return self._request(command, **options)
 
     def _request(
-        self, command: Command, cwd: Any, network: bool | Sequence[str], timeout: float | None,
-        apply: str | bool | None, root: Any, env: Mapping[str, str] | None, *, background: bool = False,
-        write: Writable = None, output_limit: int | None = None,
+        self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False,
+        timeout: float | None = None, apply: str | bool | None = None, root: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None, background: bool = False, write: Writable = None,
+        output_limit: int | None = None,
     ) -> Request:  # fmt: skip
         mode = self._hood.policy.mode((APPLY if apply else HOLD) if isinstance(apply, bool) else apply)
         hosts = () if isinstance(network, bool) else (network,) if isinstance(network, str) else tuple(network)
@@ -274,10 +386,9 @@ class Commands:
         if isinstance(command, (list, tuple)):
             asked = tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in command)
         return Request(
-            command=asked, cwd=path_text(cwd, "cwd") or self._starting(), mode=mode, timeout=timeout,
-            root=path_text(root, "root"),
-            session=self._session, draft=self._draft, own_tmp=self._own_tmp, environment=tuple((env or {}).items()),
-            network=FULL if network is True else NONE, hosts=hosts,
+            command=asked, cwd=os.fspath(cwd or "") or self._starting(), mode=mode, timeout=timeout,
+            root=os.fspath(root or ""), session=self._session, draft=self._draft, own_tmp=self._own_tmp,
+            environment=tuple((env or {}).items()), network=FULL if network is True else NONE, hosts=hosts,
             background_after=BACKGROUND_AFTER if background else None, write=_writable(write),
             output_limit=output_limit, thrown="" if self._thrown is None else self._thrown.path,
         )  # fmt: skip
@@ -294,18 +405,7 @@ class Commands:
 
 def texts(paths: Paths) -> list[str]:
     """Return paths as texts; one by itself is one, and not a sequence of letters."""
-    several = (paths,) if isinstance(paths, (str, bytes, os.PathLike)) else paths
-    return [path_text(path, "a path") for path in several]
-
-
-def path_text(path: str | os.PathLike[str] | None, name: str) -> str:
-    """Return a path as a text, "" for none: programs pass what they like."""
-    text: object = "" if path is None else path
-    if isinstance(text, os.PathLike):
-        text = text.__fspath__()
-    if not isinstance(text, str):
-        raise BadRequest(f"{name} can't be {path!r}", hint="a path, as text")
-    return text
+    return [os.fspath(path) for path in ((paths,) if isinstance(paths, (str, os.PathLike)) else paths)]
 
 
 def _writable(write: Writable) -> tuple[str, ...] | None:
@@ -313,7 +413,10 @@ def _writable(write: Writable) -> tuple[str, ...] | None:
     if write is None or isinstance(write, bool):
         return () if write is False else None
     paths = write if isinstance(write, (list, tuple, set, frozenset)) else (write,)
-    return tuple(path_text(path, "write") for path in paths)
+    for path in paths:
+        if not _is_path(path):
+            raise BadRequest(f"write can't be {path!r}", hint="a path, as text")
+    return tuple(map(os.fspath, paths))
 
 
 def _wishes(

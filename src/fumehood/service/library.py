@@ -14,9 +14,8 @@ from fumehood.core.tool import NAME, asked_for, defined, every
 from fumehood.errors import BadRequest, lacking
 from fumehood.linux import launcher
 from fumehood.service import decide
-from fumehood.service.arguments import checked_arguments, checks_arguments
 from fumehood.service.ask import channels
-from fumehood.service.commands import Commands, path_text, texts
+from fumehood.service.commands import Commands, checked_arguments, checks_arguments, texts
 from fumehood.service.dialogue import end_all
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import OpenedStore, upkeep
@@ -104,8 +103,8 @@ class Sandbox(Commands):
         if project is None:
             self._project = self._store.projects.nowhere()
         else:
-            self._project = self._store.projects.open(path_text(project, "the project"))
-        self._cwd = path_text(cwd, "cwd")
+            self._project = self._store.projects.open(os.fspath(project))
+        self._cwd = os.fspath(cwd or "")
         self._store.history.here = self._project.id
         self._ask = ask
         self._variables = variables
