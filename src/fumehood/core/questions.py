@@ -234,6 +234,20 @@ def show_question(path: str, project: str, reason: str = "") -> Question:
     )  # fmt: skip
 
 
+class Decision(Value):
+    """A yes or a no: `answer` is the person's own word, empty where an earlier one settled it."""
+
+    allowed: bool
+    answer: str = ""
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """What was said, in words for the record."""
+        answer = self.answer.replace("_", " ")
+        return f"{answer} ({self.reason})" if answer and self.reason else answer or self.reason
+
+
 def settled(question: Question, session: Mapping[Key, str], kept: Mapping[Key, str]) -> str:
     """Return what earlier answers say: allow, deny, or ask. The session's come before those that were kept."""
     if question.one_time_only:

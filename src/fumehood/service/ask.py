@@ -15,21 +15,33 @@ Put to several at once, the first answer wins. Nobody there, or no answer in tim
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import Protocol, cast
 
+from fumehood.core import questions
+from fumehood.core.inside import WRITE
+from fumehood.core.masks import is_below, is_in
 from fumehood.core.questions import CANCELLED, DENY_ONCE, NOBODY, TOO_LATE, Question, understood
+from fumehood.core.request import quoted
 from fumehood.core.value import Value
-from fumehood.errors import RAISED_BY, BadRequest
+from fumehood.errors import RAISED_BY, BadRequest, Refused
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.terminal import leave_resuming_to_main
+from fumehood.store.audit import DECIDED, IN_SESSION
+from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Awaitable, Callable, Sequence
     from typing import TypeVar
+
+    from fumehood.core.inside import Widening
+    from fumehood.core.questions import Decision, Key
+    from fumehood.service.store import Store
+    from fumehood.store.projects import Project
 
     Answering = Callable[[Question], object | Awaitable[object]]
     Result = TypeVar("Result")
@@ -271,3 +283,83 @@ class Callback:
         future = asyncio.run_coroutine_threadsafe(waiting(), self._loop)
         asked.on_close(future.cancel)
         return future.result()
+
+
+# ---- What an agent asks a person to allow its later commands: a host, a path of the home, a directory to write.
+#
+# A yes is kept for the session, or for the project where the person says so; a directory to write is a root of the
+# project. It counts from the next command on.
+
+def question_for(store: Store, project: Project, widening: Widening) -> Question:
+    """Put what an agent asks for into a question, or say why it can't be had."""
+    if widening.what == WRITE:
+        real = store.projects.new_root(project, widening.target)
+        question = questions.root_question(real, project.path, None if widening.target == real else widening.target)
+        said = (*question.details, *questions.reason_told(widening.reason))
+        return question.replace(details=said)
+    if widening.what == questions.SHOW:
+        return questions.show_question(_showable(store, widening.target), project.path, widening.reason)
+    return questions.host_question(widening.target, project.path, widening.reason)
+
+
+def _showable(store: Store, path: str) -> str:
+    real, own = os.path.realpath(path), os.path.realpath(home())
+    if not is_below(real, own):
+        hint = "other places are in sight, or out of every command's reach"
+        raise BadRequest(f"{real} is not a path of the home", hint=hint)
+    if is_in(real, store.places.own()) or any(is_in(place, (real,)) for place in store.places.own()):
+        raise BadRequest(f"{real} can't be shown: it is Fumehood's own", hint="no command sees it")
+    return real
+
+
+def settled_before(store: Store, session: str, question: Question) -> str | None:
+    """Return what a person answered for this session, allow or deny."""
+    return None if not session or question.one_time_only else store.grants.find(_in_session(question, session))
+
+
+def _in_session(question: Question, session: str) -> Key:
+    return question.what, IN_SESSION + session, question.target
+
+
+def settle_access(
+    store: Store, project: Project, session: str, asked: Sequence[Widening], decide: Callable[[Question], Decision]
+) -> list[str]:
+    """Have each thing decided, and keep what was; returns what was said. Raises Refused where nothing was allowed."""
+    said: list[str] = []
+    is_allowed = False
+    for widening in asked:
+        question = question_for(store, project, widening).replace(in_session=bool(session))
+        before = settled_before(store, session, question)
+        if before is not None:
+            allowed, why = before == questions.ALLOW, f"answered before: {before}"
+        else:
+            decision = decide(question)
+            allowed, why = decision.allowed, decision.reason
+            store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=project.id)
+            _keep(store, project, session, question, decision)
+        is_allowed = is_allowed or allowed
+        said.append(_in_words(widening, session, allowed=allowed, why=why))
+    if not is_allowed:
+        raise Refused("; ".join(said), hint="nothing was changed")
+    return said
+
+
+def _keep(store: Store, project: Project, session: str, question: Question, decision: Decision) -> None:
+    if question.what in (questions.ROOT, questions.LINKED_ROOT):
+        if decision.allowed:
+            store.projects.keep_root(project, question.target)
+        return
+    # What is for always, the permissions have kept.
+    if session and decision.answer in (questions.ALLOW_SESSION, questions.DENY_SESSION):
+        store.grants.keep(_in_session(question, session), questions.verdict(decision.answer))
+
+
+def _in_words(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
+    words = {questions.HOST: "reach", questions.SHOW: "see", WRITE: "write"}
+    if allowed:
+        return f"allowed: commands may {words[widening.what]} {widening.target} from the next one on"
+    if why != questions.NOBODY:
+        return f"not allowed: to {words[widening.what]} {widening.target}" + (f" ({why})" if why else "")
+    option = "" if widening.what == questions.HOST else f"--{widening.what} "
+    whose = f" --session {session}" if session else ""
+    return f"{why}; the person can type: fumehood ask{whose} {option}{quoted(widening.target)}"

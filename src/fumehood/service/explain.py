@@ -65,7 +65,7 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     if host.why_bare:
         raise Unavailable(f"there is no sandbox here: {host.why_bare}", hint="fumehood doctor says what is missing")
     if request.write is not None:
-        from fumehood.service.access import limited
+        from fumehood.service.projects import limited
 
         hood, request = limited(hood, request)
     project = hood.project

@@ -208,7 +208,7 @@ class Sandbox(Commands):
 
     def access_question(self, *, host: str = "", show: str = "", write: str = "", reason: str = "") -> Question | None:
         """Return what a person would be asked by `request_access`; None where they have answered it."""
-        from fumehood.service.access import question_for, settled_before
+        from fumehood.service.ask import question_for, settled_before
 
         widening = self._widening(host, show, write, reason)
         question = question_for(self._store, self._project, widening).replace(in_session=bool(self._session))
@@ -224,11 +224,11 @@ class Sandbox(Commands):
         A yes is for this session, or, where the person says so or there is none, for the project; a directory becomes
         a root of the project. Returns what was said; raises Refused on a no.
         """
-        from fumehood.service.access import settle
+        from fumehood.service.ask import settle_access
 
         permissions = self._hood.permissions.among(channels(self._ask if ask is None else ask))
         widening = self._widening(host, show, write, reason)
-        return settle(self._store, self._project, self._session, [widening], permissions.decide)
+        return settle_access(self._store, self._project, self._session, [widening], permissions.decide)
 
     def _widening(self, host: str, show: str, write: str, reason: str) -> Widening:
         words = [host] if host else []

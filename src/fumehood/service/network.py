@@ -10,11 +10,10 @@ import time
 from fumehood.core import network as n
 from fumehood.core.environment import shared, variables
 from fumehood.core.network import NOT_GRANTED, SAID_NO
-from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE
+from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE, Decision
 from fumehood.core.report import Blocked
 from fumehood.core.wording import MOST_ITEMS
 from fumehood.errors import Unavailable
-from fumehood.service.permission import Decision
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fumehood.core.value import Value
 from fumehood.errors import Refused
 from fumehood.store.places import has_entries
 
@@ -10,27 +9,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fumehood.core.questions import Question
+    from fumehood.core.policy import Policy
+    from fumehood.core.questions import Decision, Question
     from fumehood.service.ask import Ask
     from fumehood.service.store import Store
 
     Session = dict[tuple[str, str, str], str]
 
 PATIENCE_S = 120.0
-
-
-class Decision(Value):
-    """A yes or a no: `answer` is the person's own word, empty where an earlier one settled it."""
-
-    allowed: bool
-    answer: str = ""
-    reason: str = ""
-
-    @property
-    def text(self) -> str:
-        """What was said, in words for the record."""
-        answer = self.answer.replace("_", " ")
-        return f"{answer} ({self.reason})" if answer and self.reason else answer or self.reason
 
 
 class Permissions:
@@ -79,12 +65,12 @@ class Permissions:
             question = question.replace(in_session=False)
         before = self._settled(question)
         if before != questions.ASK:
-            return Decision(allowed=before == questions.ALLOW, reason=f"answered before: {before}")
+            return questions.Decision(allowed=before == questions.ALLOW, reason=f"answered before: {before}")
         if question.unaskable:
-            return Decision(allowed=False, answer=questions.DENY_ONCE, reason=question.unaskable)
+            return questions.Decision(allowed=False, answer=questions.DENY_ONCE, reason=question.unaskable)
         if not self.are_answered(question.project):
             self._store.grants.miss(question)
-            return Decision(allowed=False, answer=questions.DENY_ONCE, reason=questions.NOBODY)
+            return questions.Decision(allowed=False, answer=questions.DENY_ONCE, reason=questions.NOBODY)
         from fumehood.service.ask import ask_all
         from fumehood.service.desk import Desk
 
@@ -97,7 +83,7 @@ class Permissions:
             self._session[question.key] = verdict
         elif scope == questions.ALWAYS:
             self._store.grants.keep(question.key, verdict)
-        return Decision(allowed=verdict == questions.ALLOW, answer=reply.answer, reason=reply.reason)
+        return questions.Decision(allowed=verdict == questions.ALLOW, answer=reply.answer, reason=reply.reason)
 
     def is_settled(self, question: Question) -> bool:
         """Return True if nobody needs to be asked, because of what was answered before."""
@@ -124,3 +110,12 @@ class Permissions:
             return questions.ASK
         kept = self._store.grants.find(question.key)
         return questions.settled(question, self._session or {}, {} if kept is None else {question.key: kept})
+
+
+def widened(policy: Policy, granted: Sequence[tuple[str, str]]) -> Policy:
+    """Return a policy with what a person granted."""
+    from fumehood.core.questions import HOST, SHOW
+
+    hosts = [target for what, target in granted if what == HOST and target not in policy.hosts]
+    shown = [target for what, target in granted if what == SHOW and target not in policy.show]
+    return policy.replace(hosts=(*policy.hosts, *hosts), show=(*policy.show, *shown))

@@ -1,8 +1,6 @@
 """What is done with projects: more roots, workspaces made, reset and removed, and a project forgotten.
 
 Another directory that commands may write can only be added by a person, and only the one they saw.
-
-A directory for commands without a project: ours, seen by nobody else, and thrown away with whoever made it.
 """
 
 from __future__ import annotations
@@ -10,9 +8,12 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
+from copy import copy
 
+from fumehood.core.masks import is_in
 from fumehood.core.questions import root_question
-from fumehood.core.report import how_many
+from fumehood.core.report import READ_ONLY, Blocked, how_many
+from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
@@ -28,10 +29,16 @@ from fumehood.store.places import Alone, make_private, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from fumehood.core.request import Request
     from fumehood.service.permission import Permissions
+    from fumehood.service.running import Wishes, Workplace
     from fumehood.service.store import Store
     from fumehood.store.places import Places
     from fumehood.store.projects import KnownProject, Project, Workspace
+
+    Place = TypeVar("Place", bound=Workplace)
 
 
 _LONGEST = 4096
@@ -246,6 +253,8 @@ def _backups(store: Store, project: int) -> list[str]:
         return [name for number, names in daily.by_file().items() if number in files for name in names]
 
 
+# ---- A directory for commands without a project: ours, seen by nobody else, and thrown away with whoever made it.
+
 class Thrown:
     """One such directory. Who makes it holds a lock on it, so that what a dead process left is known."""
 
@@ -298,3 +307,88 @@ def _remove(above: str, name: str, lock: int, owner: int) -> None:
         with Closing(open_top(above)) as around:
             remove_tree(around, name)
     os.close(lock)
+
+
+# ---- Directories that a person gave the client beside the project: offered as roots, once, when a session uses one.
+#
+# That they gave it to the client is not enough: only their answer here makes it a root.
+
+_MARK = "offered-"
+
+
+def offer(hood: Workplace, request: Request, wishes: Wishes) -> Request:
+    """Ask whether commands may write what this one uses of such directories; the request then has what stays read-only.
+
+    Where nobody is there to ask, the command is told, as once as the person would be.
+    """
+    store, read_only = hood.store, []
+    for path in request.beside:
+        try:
+            real = store.projects.new_root(hood.project, path)
+        except BadRequest:
+            continue  # it is one already, or can't be one
+        if not _is_used(request, path, real) or not _is_first(store.places.session(request.session), real):
+            continue
+        question = root_question(real, hood.project.path, None if real == path else path)
+        decision = hood.asking(wishes).decide(question, wishes.cancelled)
+        store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=hood.project.id)
+        if decision.allowed:
+            hood.project = store.projects.keep_root(hood.project, real)
+        else:
+            read_only.append(real)
+    return request.replace(beside=tuple(read_only))
+
+
+def read_only_beside(directories: tuple[str, ...]) -> tuple[Blocked, ...]:
+    """Say to a command what it can only read, and how it asks for more."""
+    return tuple(
+        Blocked(what=READ_ONLY, detail=each, hint=f"to ask the person for it: fumehood ask --write {quoted(each)}")
+        for each in directories
+    )
+
+
+def _is_used(request: Request, path: str, real: str) -> bool:
+    """Return True if the command starts there, or names it."""
+    line = request.command if isinstance(request.command, str) else " ".join(request.command)
+    return is_in(os.path.realpath(request.cwd or "/"), (real,)) or path in line or real in line
+
+
+def _is_first(room: str, real: str) -> bool:
+    """Return True once for each session and directory."""
+    from hashlib import sha256
+
+    make_private(room)
+    try:
+        name = sha256(os.fsencode(real)).hexdigest()[:32]
+        os.close(os.open(f"{room}/{_MARK}{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+# ---- What one run may write, where its caller limits it: nothing, some directories of the roots, another one for once.
+
+def limited(hood: Place, request: Request) -> tuple[Place, Request]:
+    """Return a hood whose project has what a request may write besides as roots, and the request with real paths.
+
+    Nobody is asked yet.
+    """
+    assert request.write is not None
+    project = hood.project
+    directories = []
+    for path in request.write:
+        whole = os.path.normpath(os.path.join(project.path, path))
+        real = os.path.realpath(whole)
+        if not is_in(real, project.roots):
+            real = hood.store.projects.new_root(project, whole)
+            project = project.replace(extra=(*project.extra, real))
+        elif not os.path.isdir(real):
+            there = "is not a directory" if os.path.lexists(real) else "does not exist"
+            raise BadRequest(
+                f"{path} can't be what a run may write: it {there}", hint="name a directory that is there"
+            )
+        directories.append(real)
+    own = copy(hood)
+    own.project = project
+    besides = project.extra[len(hood.project.extra) :]
+    return own, request.replace(write=tuple(dict.fromkeys(directories)), besides=besides)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import NoReturn, Protocol
 
     from fumehood.core.policy import Limits, Policy
-    from fumehood.core.questions import Question
+    from fumehood.core.questions import Decision, Question
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.host import Host
     from fumehood.linux.launch import Starter, Streams
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from fumehood.service.inside import Door
     from fumehood.service.loopback import Loopback
     from fumehood.service.network import Access
-    from fumehood.service.permission import Decision
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
     from fumehood.service.surroundings import Seen, Surroundings, World

@@ -47,13 +47,12 @@ if TYPE_CHECKING:
     from fumehood.core.inside import Widening
     from fumehood.core.network import Network
     from fumehood.core.policy import Limits, Profile
-    from fumehood.core.questions import Question
+    from fumehood.core.questions import Decision, Question
     from fumehood.linux.capture import Stranger
     from fumehood.linux.launch import Starter
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Outcome
     from fumehood.service.network import Access, Asking
-    from fumehood.service.permission import Decision
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
     from fumehood.service.surroundings import World
@@ -102,12 +101,12 @@ class Hood(Workplace):
 
             install_if_missing(self.store, hood.policy.rootfs, wishes.on_install)
         if request.beside:
-            from fumehood.service.access import offer
+            from fumehood.service.projects import offer
 
             request = offer(hood, request, wishes)
             self.project = hood.project
         if request.write is not None:
-            from fumehood.service.access import limited
+            from fumehood.service.projects import limited
 
             hood, request = limited(hood, request)
         try:
@@ -221,7 +220,7 @@ class Hood(Workplace):
                 run.changed = layering.scanned(layers, claim.indexes)
                 run.blocked = missed(self, run, network, request.hosts, world, ended, seat, self._withheld)
                 if request.beside:
-                    from fumehood.service.access import read_only_beside
+                    from fumehood.service.projects import read_only_beside
 
                     run.blocked += read_only_beside(request.beside)
                 ended_by = _cut_short(ended.outcome, wishes) or lacked_room(run, self.store.places.state)
@@ -359,7 +358,7 @@ class Hood(Workplace):
         permissions = self.asking(wishes)
         if not permissions.are_answered(self.project.path):
             return None  # then a process of its own asks whoever has come meanwhile
-        from fumehood.service.access import settle as settle_access
+        from fumehood.service.ask import settle_access
         from fumehood.service.network import Asking
 
         def never(*_: object) -> Decision:
@@ -406,7 +405,7 @@ class Hood(Workplace):
         granted = self.store.grants.allowed(self.project.path, request.session)
         if not granted:
             return self
-        from fumehood.service.access import widened
+        from fumehood.service.permission import widened
 
         return self._under(widened(self.policy, granted))
 

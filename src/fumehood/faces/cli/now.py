@@ -23,9 +23,10 @@ from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.look import line_of, numbered, tell_run
 from fumehood.faces.cli.output import here, whole_number, width
 from fumehood.faces.cli.prompt import terminal
-from fumehood.service import access, loopback, now
+from fumehood.service import loopback, now
+from fumehood.service.ask import settle_access
 from fumehood.service.desk import Desk
-from fumehood.service.permission import Permissions
+from fumehood.service.permission import Permissions, widened
 from fumehood.service.settle import FAILED
 from fumehood.service.undo import has_backups
 from fumehood.store.history import Reach
@@ -168,7 +169,7 @@ def _ask(context: Context) -> int:
         raise BadRequest(f"there is no session {session}", hint="fumehood log shows the names of sessions")
     may_ask = () if options.only_session else terminal
     permissions = Permissions(store, may_ask, patience_s=store.policy_of(project).ask_timeout)
-    said = access.settle(store, project, session, asked, permissions.decide)
+    said = settle_access(store, project, session, asked, permissions.decide)
     return context.say({"asked": [each.fields() for each in asked], "said": said}, lambda: print("\n".join(said)))
 
 
@@ -176,7 +177,7 @@ def _status(context: Context) -> int:
     options, store = context.options, context.store
     project = context.project
     session = options.only_session or options.session or ""
-    policy = access.widened(store.policy_of(project), store.grants.allowed(project.path, session))
+    policy = widened(store.policy_of(project), store.grants.allowed(project.path, session))
     reach = Reach(project=project.id, sessions=(session,) if session else ())
     held = store.history.runs(context.reach, reach, among=set(store.history.held(project.id)))
     running = now.running(store, context.reach, reach)
