@@ -311,7 +311,7 @@ def examined(store: Store, project: Project | None = None) -> Examination:
         fix=database.hint(state), needed="required",
     )  # fmt: skip
     lost = layering.unknown(store)
-    detail = f"{len(lost)} runs' directories are not recorded" if lost else "every run's directory is recorded"
+    detail = f"directories of runs without a record: {len(lost)}" if lost else "every run's directory is recorded"
     records = Ability(name="records", works=not lost, detail=detail, fix=layering.MEND)
     policy = _policy(store, project)
     abilities = [room, records, *doctor.examine_devices(policy.devices), *doctor.examine(state, host)]

@@ -149,7 +149,7 @@ def last_to_undo(store: Store, *reaches: Reach) -> Run:
         lost = len(layering.unknown(store))
         back = next(store.history.undos(*reaches), None)
         more = "; fumehood redo brings back what was undone last" if back is not None and has_backups(back) else ""
-        ways = f"{lost} of the runs' directories are in no record: {layering.MEND}" if lost else ""
+        ways = f"directories of runs without a record: {lost}; {layering.MEND}" if lost else ""
         raise BadRequest("nothing is left to undo", hint=ways or f"fumehood log shows what ran{more}")
     return run
 

@@ -54,7 +54,7 @@ def _log(context: Context) -> int:
         from fumehood.service.layers import MEND, unknown
 
         lost = len(unknown(context.store))
-        yet = f"nothing is recorded, but {lost} of the runs' directories are there; {MEND}" if lost else ""
+        yet = f"nothing is recorded; directories of runs without a record: {lost}; {MEND}" if lost else ""
         print(yet or "nothing has run here yet; fumehood run -- COMMAND")
     colour, lines = paint(), _Lines(runs, counts)
     if options.graph:
