@@ -298,7 +298,10 @@ def test_a_run_that_fails_before_it_is_recorded_leaves_no_directory(sandbox: San
 
 
 def test_what_a_run_leaves_that_is_killed_before_it_is_recorded_is_not_counted(store: Store) -> None:
-    for name in ("empty", "written"):
-        os.mkdir(store.places.run(name))
-    Path(store.places.run("written"), "0").mkdir()
-    assert unknown(store) == [store.places.run("written")]
+    for name in ("empty", "with layers", "written", "noted"):
+        Path(store.places.run(name)).mkdir()
+    for name in ("with layers", "written"):
+        Path(store.places.run(name), "0/upper").mkdir(parents=True)
+    Path(store.places.run("written"), "0/upper/folder").mkdir()
+    Path(store.places.run("noted"), "note").touch()
+    assert unknown(store) == [store.places.run(name) for name in ("noted", "written")]

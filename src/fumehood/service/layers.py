@@ -198,9 +198,19 @@ def unknown(store: Store) -> list[str]:
             os.close(take_up(store.places, name))
         except (FileNotFoundError, BlockingIOError):
             continue
-        if has_entries(store.places.run(name)):  # else its process died before anything was made
+        if _holds_something(store.places.run(name)):
             unnamed.append(store.places.run(name))
     return unnamed
+
+
+def _holds_something(directory: str) -> bool:
+    """Return True if there is more in a run's directory than what is made before the run is recorded: empty layers."""
+    layers = [f"{directory}/{name}" for name in os.listdir(directory)]
+    try:
+        parts = [f"{layer}/{name}" for layer in layers for name in os.listdir(layer)]
+        return any(os.listdir(part) for part in parts)
+    except (NotADirectoryError, PermissionError):
+        return True  # a file, or closed as the root is that it stands for
 
 
 def resemble(upper: str, root: str) -> int:
