@@ -1,10 +1,12 @@
 """A repository moves as one: HEAD, its refs and the index are applied together, or wait together."""
 
 import itertools
+import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,22 @@ def test_objects_that_git_touches_in_a_clone_are_not_told_as_files_with_other_na
     touched = [each for each in run.changes if each.change == "modified" and "/objects/" in each.path]
     assert touched
     assert {each.flags for each in touched} == {()}
+
+
+def test_a_difference_tells_how_many_objects_came_and_none_of_their_bytes(
+    repository: Path, cli: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    cli("run", "--", "for i in 1 2 3 4 5 6 7 8; do echo $i > a; git add a; done")
+    (run,) = json.loads(cli("log", "--json").stdout)["runs"]
+    objects = [each["path"] for each in run["paths"] if "/objects/" in each["path"] and each["kind"] == "file"]
+    assert len(objects) > 3
+    shown = cli("diff").stdout
+    assert "diff --git a/a b/a\n" in shown
+    assert "objects/" not in shown
+    assert shown.endswith(f"not shown: {run['path_count'] - 2} objects of git\n")
+    assert all("not shown: binary" in cli("diff", "1", path).stdout for path in objects[:3])
+    differences = json.loads(cli("diff", "--json").stdout)["differences"]
+    assert {each["binary"] for each in differences if each["path"] in objects} == {True}
 
 
 LONG_AGO, LONG_AFTER = 1_000_000_000, 4_000_000_000

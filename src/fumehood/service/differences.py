@@ -14,6 +14,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.core.hunks import equal_lines, hunks, quoted
+from fumehood.core.judge import objects_of
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -376,6 +377,9 @@ def _part(name: str, old: _Version, new: _Version) -> _Part:
     notes = [f"{note}: {quoted(name)}\n" for note in dict.fromkeys((old.note, new.note)) if note]
     notes += _mode_note(name, old.stamp, new.stamp)
     unshown = [version.why for version in (old, new) if version.data is None]
+    is_alike = old.data == new.data and old.stamp is not None and new.stamp is not None
+    if not is_alike and objects_of(f"/{name}"):
+        unshown.append("binary")  # though some have no NUL
     if unshown:
         is_binary = "binary" in unshown
         why = "binary" if is_binary else unshown[0]
@@ -384,7 +388,6 @@ def _part(name: str, old: _Version, new: _Version) -> _Part:
         begun = [_header(name), *modes, _binary(name, old, new)] if is_binary else [*modes, *_sides(name, old, new)]
         text = "".join([*notes, *begun, f"not shown: {why} ({_sizes(old, new)})\n"])
         return _Part(text=text, binary=is_binary, shown=False)
-    is_alike = old.data == new.data and old.stamp is not None and new.stamp is not None
     if is_alike and not modes and not notes:
         return _Part(text=f"touched: {quoted(name)} (its content is the same)\n")
     lines = list(hunks(*((version.data or b"").decode(errors="surrogateescape") for version in (old, new))))

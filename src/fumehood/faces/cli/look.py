@@ -26,6 +26,7 @@ from functools import partial
 from typing import TextIO
 
 from fumehood.core import changes as c
+from fumehood.core.judge import objects_of
 from fumehood.core.network import Connection
 from fumehood.core.report import IN_PART, UNDONE_BY, Blocked, Run, how_many, named, printable, summary, typed
 from fumehood.core.report import short as brief
@@ -385,8 +386,14 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
         return context.say({**about, "differences": changed}, lambda: None)
 
     with Paged(wanted=not options.no_pager):
+        objects = 0
         for each in each_difference(*wanted, here=here()):
-            write_difference(each.text)
+            if not paths and objects_of(f"/{each.path}"):
+                objects += 1
+            else:
+                write_difference(each.text)
+        if objects:
+            write_difference(f"not shown: {how_many(objects, 'object')} of git\n")
     return 0
 
 
