@@ -52,7 +52,7 @@ Stopped._stop = stopping
 Sandbox(project, policy=Policy(checkpoint=0.1)).run(command, background=True)
 """
 STEP = "fumehood.linux.libc:renameat2"
-HERE = "fumehood.service.now:"
+HERE = "fumehood.service.checkpoint:"
 POINTS = [
     ("fumehood.linux.layer:is_opaque", 1), (f"{HERE}note", 1), (f"{HERE}copy_versions", 1),
     ("fumehood.linux.copying:copy_file", 5), (f"{HERE}take_over", 1), *((STEP, number) for number in (1, 4, 9, 14)),

@@ -32,7 +32,7 @@ from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import LISTING, remove_tree
 from fumehood.linux.process import number_in
 from fumehood.linux.usage import NotYet, inside_of, read
-from fumehood.service.now import Part
+from fumehood.service.checkpoint import Part
 from fumehood.service.profiles import Scratch, agents_directory, digest_of
 from fumehood.service.session import around_line
 from fumehood.store.places import home as user_home
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fumehood.core.policy import Policy
-    from fumehood.service.now import Checkpoints
+    from fumehood.service.checkpoint import Checkpoints
     from fumehood.service.profiles import Conditions, Wanted
     from fumehood.store.places import Places
 

@@ -1,51 +1,31 @@
-"""What runs at this moment, how it is asked to end, and checkpoints: what it has finished writing so far is settled."""
+"""What runs at this moment, and how it is asked to end, or to settle what it has written so far."""
 
 from __future__ import annotations
 
 import os
-import stat
 import time
 
-from fumehood.core import changes as c
-from fumehood.core.judge import HOLD_ALL, hold_open, hold_together
-from fumehood.core.report import NOT_YET, Blocked, Run, first_of, printable
+from fumehood.core.judge import HOLD_ALL
+from fumehood.core.report import NOT_YET, Blocked
 from fumehood.core.request import APPLY, WHOLE
-from fumehood.core.value import Value
-from fumehood.errors import ApplyFailed, BadRequest, FumehoodError
+from fumehood.errors import BadRequest
 from fumehood.linux.capture import KERNEL, LABELS
-from fumehood.linux.copying import copy_versions
-from fumehood.linux.freeze import NotStopped, Stopped, let_time_pass, streams
-from fumehood.linux.layer import set_opaque
-from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.nofollow import Loosened, is_whiteout, look, open_below, open_top, split
-from fumehood.linux.settled import identity_of, note
-from fumehood.linux.staging import unless_written
-from fumehood.service import layers as layering
-from fumehood.service.apply import take_over
-from fumehood.service.settle import APPLIED, EMPTY, FAILED, find_conflicts, record_files
-from fumehood.service.verdicts import give_verdicts
-from fumehood.store.history import APPLYING, CHECKPOINT, RUNNING, UNFINISHED, Reach
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
+from fumehood.store.history import RUNNING, UNFINISHED, Reach
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Protocol
 
+    from fumehood.core.report import Run
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
-    from fumehood.linux.settled import Entry
+    from fumehood.service.agents import ShellCommands
+    from fumehood.service.checkpoint import Checkpoints
     from fumehood.service.running import Workplace
     from fumehood.service.store import Store
-
-    class ToldCommands(Protocol):
-        """Commands that an agent runs, each of which is settled by itself."""
-
-        checkpoints: Checkpoints
-
-        def look(self) -> bool:
-            """See to those that ended without a word; returns whether some run."""
-
 
 _LOOK_S = 0.05
 _PATIENCE_S = 30.0
@@ -145,11 +125,12 @@ class When:
 
     def __init__(
         self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str],
-        background_after: float | None, commands: ToldCommands | None = None,
+        background_after: float | None, commands: ShellCommands | None = None,
     ) -> None:  # fmt: skip
+        self._parts = hood, run, layers, indexes, targets
         self._mark = hood.store.places.checkpoint_mark(run.run)
-        self._commands = commands
-        self._checkpoints = commands.checkpoints if commands else Checkpoints(hood, run, layers, indexes, targets)
+        self._commands = commands  # that an agent runs, each of which is settled by itself
+        self._checkpoints: Checkpoints | None = None if commands is None else commands.checkpoints
         by_itself = background_after is not None and run.mode == APPLY and hood.policy.on_conflict != HOLD_ALL
         self._every = hood.policy.checkpoint if by_itself and run.capture == KERNEL else 0.0
         self._next = time.monotonic() + (background_after or 0.0)
@@ -161,6 +142,10 @@ class When:
             return
         if not name and (not self._every or time.monotonic() < self._next):
             return
+        if self._checkpoints is None:
+            from fumehood.service.checkpoint import Checkpoints
+
+            self._checkpoints = Checkpoints(*self._parts)
         began = time.monotonic()
         if (name or self._checkpoints.is_due()) and self._checkpoints.make(init, name) and name:
             os.unlink(self._mark)
@@ -197,302 +182,3 @@ def _has_written(store: Store, run: Run, path: str) -> bool:
             if status is not None and not is_whiteout(status):
                 return True
     return False
-
-
-# ---- A checkpoint: stop the command, copy out what it has finished writing, judge and apply the copies, go on.
-#
-# The running overlay keeps its own files; the project gets copies, by a run of their own. What is held, in conflict or
-# still being written stays with the command and is judged at its end, so that there is one version of it to decide on.
-
-_MOST_ENTRIES, _MOST_BYTES = 100_000, 1 << 30  # of layers that are settled without being asked for
-_NAMED = 5  # paths named of those that wait
-_NOTHING = ((b"", 0), (b"", 0))
-_WRITTEN, _SHARED, _GIT = "it is still being written", "the file has other names", "git is at work in its repository"
-
-
-class Part(Value):
-    """What of a running command one checkpoint is about: something between two boundaries that it told of."""
-
-    command: str = ""  # one that it started; nothing: its own doing, which leaves a run only where it changed something
-    meanwhile: str = ""  # what else ran
-    cwd: str = ""
-    started_at: float = 0.0
-    duration_s: float = 0.0
-    exit_code: int | None = None  # as it was told, if it was
-
-
-class Checkpoints:
-    """The checkpoints of one running command; `targets` are where it sees the roots."""
-
-    def __init__(
-        self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str]
-    ) -> None:
-        self._hood = hood
-        self._run = run
-        self._layers = layers
-        self._indexes = indexes
-        self._targets = targets
-        self._note = f"{os.path.dirname(layers[0].upper)}/{layering.SETTLED}"
-        self._looked_at_ns = 0  # what was changed later is new
-        self._is_recorded = False  # where it is not at its end then, the next start sees to it
-        self._unasked: dict[tuple[int, str], str] = {}  # files that were settled by itself, and the run that tells it
-        self.held: list[c.Change] = []  # what the last one left because a person must decide on it
-
-    def is_due(self, *, whatever_size: bool = False) -> bool:
-        """Return True if something in the layers has changed since the last one, and not too much to stop for it."""
-        is_changed, count, size = False, 0, 0
-        for layer in self._layers:
-            with Closing(open_top(os.path.dirname(layer.upper))) as above:
-                for entry in layering.entries_in(above, os.path.basename(layer.upper)):
-                    count += 1
-                    if entry.st_ctime_ns > self._looked_at_ns:
-                        is_changed = True
-                        size += 0 if stat.S_ISDIR(entry.st_mode) else entry.st_size
-                    if whatever_size and is_changed:
-                        return True
-                    if not whatever_size and (count > _MOST_ENTRIES or size > _MOST_BYTES):
-                        return False
-        return is_changed
-
-    def make(self, init: int, name: str = "", part: Part | None = None) -> bool:
-        """Settle what is finished; False where that is not possible just now.
-
-        `name` is what somebody who asked for it wants the run to be called: it is recorded whatever comes of it, and
-        so is one about a command that the running one started. All others leave a run only where they change something.
-        """
-        store, project, began = self._hood.store, self._hood.project.id, time.monotonic()
-        self._is_recorded = False
-        self.held = []
-        checkpoint = Run(
-            run=name or new_id(), project=self._run.project, command=f"checkpoint of {self._run.command}",
-            cwd=self._run.cwd, state=EMPTY, act=CHECKPOINT, of=self._run.run, roots=self._run.roots,
-            below=self._run.below, session=self._run.session, capture=self._run.capture, started_at=time.time(),
-        )  # fmt: skip
-        is_kept, is_nothing_new = bool(name), False
-        if part is not None:
-            checkpoint.command = (part.command or checkpoint.command) + part.meanwhile
-            is_kept, is_nothing_new = bool(part.command), not self.is_due(whatever_size=True)
-        if is_kept and part is not None:
-            checkpoint.cwd, checkpoint.exit_code = part.cwd or checkpoint.cwd, part.exit_code
-            checkpoint.started_at, checkpoint.duration_s = part.started_at or time.time(), part.duration_s
-        try:
-            with store.alone(project, wait=False), InterruptsHeld():
-                if is_nothing_new:
-                    if is_kept:
-                        store.history.refuse(project, checkpoint)
-                    return True
-                with Stopped(init) as stopped:
-                    try:
-                        self._settle(checkpoint, stopped, is_asked=bool(name) or part is not None)
-                    except (FumehoodError, OSError) as error:
-                        checkpoint.state, checkpoint.changed, checkpoint.reason = FAILED, (), str(error)
-                    # So that what it writes from now on is told from what was settled.
-                    self._looked_at_ns = let_time_pass()
-                if not checkpoint.duration_s:
-                    checkpoint.duration_s = time.monotonic() - began
-                if checkpoint.state == APPLIED:
-                    record_files(store, project, checkpoint)
-                elif is_kept and not self._is_recorded:
-                    store.history.refuse(project, checkpoint)
-        except (FumehoodError, OSError, NotStopped):
-            return self._is_recorded  # else somebody applies something just now, or nothing can be recorded
-        return True
-
-    def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
-        """Find out what can be settled, and do so; the processes stand still."""
-        checkpoint.changed = layering.scanned(self._layers, self._indexes, is_in_use=True)
-        give_verdicts(self._hood.store, checkpoint, self._layers, APPLY, self._hood.policy.rules)
-        unfinished = self._unfinished(checkpoint, stopped)
-        if unfinished:
-            hold_open(checkpoint.changed, checkpoint.roots, unfinished)
-        find_conflicts(self._hood.store, checkpoint, self._layers)
-        hold_together(checkpoint.changed, checkpoint.roots, self._hood.policy.on_conflict)
-        left = [change for change in checkpoint.changed if change.verdict != c.APPLIED]
-        self.held = [change for change in left if (change.root, change.path) not in unfinished]
-        checkpoint.changed = [change for change in checkpoint.changed if change.verdict == c.APPLIED]
-        checkpoint.reason = _in_words(left)
-        if checkpoint.changed:
-            self._apply(checkpoint, left, is_asked=is_asked)
-
-    def _unfinished(self, checkpoint: Run, stopped: Stopped) -> dict[tuple[int, str], str]:
-        """Return what is not to be taken yet, with the reason.
-
-        A read lease on the layer's file tells whether anybody has it open for writing. What is only ever added to, a
-        log, is taken as it is: at this moment nobody writes. While git has a lock in a repository, that is half of
-        two states.
-        """
-        unfinished: dict[tuple[int, str], str] = {}
-        files = [change for change in checkpoint.changed if change.after is not None and change.after.kind == c.FILE]
-        for number, layer in enumerate(self._layers):
-            with Closing(open_top(layer.upper)) as top, Loosened(top) as upper:
-                for change in (each for each in files if each.root == number):
-                    parent, name = split(change.path)
-                    with Closing(upper.reach(parent)) as directory:
-                        if unless_written(directory, os.fsencode(name)) is None:
-                            unfinished[number, change.path] = _WRITTEN
-        if unfinished:
-            for stream in streams(stopped.processes, self._targets):
-                unfinished.pop(stream, None)
-        for change in checkpoint.changed:
-            # To take away one name changes the times of all: another could look like a person's edit at the end.
-            if change.before is not None and change.before.links > 1 and change.before.kind == c.FILE:
-                unfinished[change.root, change.path] = _SHARED
-        places = [f"{checkpoint.roots[change.root]}/{change.path}" for change in checkpoint.changed]
-        locks = (place for place in places if place.endswith(".lock") and ".git/" in place)
-        locked = tuple(lock[: lock.rindex(".git/") + len(".git/")] for lock in locks)
-        for change, place in zip(checkpoint.changed, places, strict=True):
-            if place.startswith(locked):
-                unfinished[change.root, change.path] = _GIT
-        return unfinished
-
-    def _apply(self, checkpoint: Run, left: Sequence[c.Change], *, is_asked: bool) -> None:
-        """Copy what goes, swap the copies in, and take note of both; `left` is what does not go."""
-        store, going = self._hood.store, checkpoint.changed
-        versions = {id(change): change.after for change in going}
-        checkpoint.below = ()
-        originals = [
-            (change.root, change.path, change.before.text())
-            for change in going
-            if change.before is not None and (change.before.kind != c.DIRECTORY or change.change == c.MODE)
-        ]
-        note(self._note, [], originals)
-        with layering.Claim(store.places, checkpoint.run) as claim:
-            claim.take()
-            store.history.begin(self._hood.project.id, checkpoint, os.getpid())
-            self._is_recorded = True
-            try:
-                uppers = self._copied(checkpoint)
-                self._mark(going)
-                checkpoint.state = APPLYING
-                store.history.journal(checkpoint, _NOTHING)
-                take_over(
-                    going, checkpoint.roots, uppers, checkpoint.run,
-                    journal=lambda state: store.history.note(checkpoint, state),
-                    on_conflict=self._hood.policy.on_conflict,
-                )  # fmt: skip
-            except (ApplyFailed, OSError) as error:
-                self._withdraw(checkpoint, str(error))
-                raise
-            checkpoint.changed = [change for change in going if change.verdict == c.APPLIED]
-            checkpoint.state = APPLIED if checkpoint.changed else EMPTY
-            checkpoint.reason = _in_words([*left, *(change for change in going if change.verdict != c.APPLIED)])
-            if not checkpoint.changed:
-                self._withdraw(checkpoint, checkpoint.reason)
-                return
-            entries: list[Entry] = []
-            for change in checkpoint.changed:
-                version, left_there = versions[id(change)], change.after.text() if change.after else None
-                layer = None if version is None else identity_of(version)
-                entries.append((change.root, change.path, layer, left_there, _is_made(change)))
-            between = self._record(checkpoint, is_asked=is_asked)
-            # Only now: what is noted is not looked at again, and an apply that is not recorded may be taken back.
-            note(self._note, entries, [])
-            if checkpoint.changed:
-                _remove_versions(store.uppers(checkpoint), between)
-                layering.drop_if_empty(store.places, checkpoint.run, checkpoint.changed)
-            else:
-                layering.drop(store.places, checkpoint.run)
-
-    def _record(self, checkpoint: Run, *, is_asked: bool) -> list[c.Change]:
-        """Record what is applied; return the changes that earlier checkpoints tell of.
-
-        A log would leave a run and a copy of itself every few seconds. So where nobody asked for this checkpoint nor
-        for the last one that settled a file, that one tells of the new version, and the one between is not kept.
-        """
-        store, amended, kept = self._hood.store, _Amended(self._hood.store), []
-        for change in checkpoint.changed:
-            place = change.root, change.path
-            earlier = self._unasked.pop(place, "")
-            if is_asked:
-                kept.append(change)
-            elif not earlier or not amended.tells(earlier, change):
-                kept.append(change)
-                earlier = checkpoint.run
-            if not is_asked and change.kind == c.FILE and change.after is not None:
-                self._unasked[place] = earlier
-        kept_ids = {id(change) for change in kept}
-        between, checkpoint.changed = [each for each in checkpoint.changed if id(each) not in kept_ids], kept
-        if kept:
-            store.history.settle(checkpoint, rewrite=True, others=[(run, True) for run in amended.runs])
-        else:
-            checkpoint.state = EMPTY
-            store.history.amend(checkpoint, amended.runs)
-        return between
-
-    def _withdraw(self, checkpoint: Run, reason: str) -> None:
-        self._hood.store.history.withdraw(checkpoint, reason)
-        self._is_recorded = False
-        layering.drop(self._hood.store.places, checkpoint.run)
-
-    def _mark(self, going: Sequence[c.Change]) -> None:
-        """Mark new directories in the command's layer as opaque, which they are, before the project has them too.
-
-        The kernel knows them as the layer's alone, and leaves no whiteout where something in them is deleted; marked,
-        they tell what is gone by what they lack.
-        """
-        for change in going:
-            if _is_made(change) and change.within is None:
-                with (
-                    Closing(open_top(self._layers[change.root].upper)) as top,
-                    Loosened(top) as upper,
-                    Closing(upper.open(change.path)) as directory,
-                ):
-                    set_opaque(directory)
-
-    def _copied(self, checkpoint: Run) -> list[str]:
-        """Copy what goes into layers of the checkpoint's own; return these."""
-        layers = layering.make(self._hood.store.places, checkpoint.run, checkpoint.roots, checkpoint.capture)
-        for number, (source, target) in enumerate(zip(self._layers, layers, strict=True)):
-            os.rmdir(target.work)
-            mine = [change for change in checkpoint.changed if change.root == number]
-            with Closing(open_top(source.upper)) as one, Closing(open_top(target.upper)) as other:
-                copy_versions(mine, one, other)
-        return [layer.upper for layer in layers]
-
-
-class _Amended:
-    """Earlier checkpoints that tell of later versions of the files they settled."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._changes: dict[str, dict[tuple[int, str], c.Change]] = {}
-        self.runs: list[Run] = []
-
-    def tells(self, name: str, change: c.Change) -> bool:
-        """Let a checkpoint tell of a change of what it left; False where that is not what it left."""
-        if change.change not in (c.MODIFIED, c.MODE) or change.kind != c.FILE:
-            return False
-        if name not in self._changes:
-            run = self._store.history.find(name)
-            self._changes[name] = {(each.root, each.path): each for each in run.changed}
-            self.runs.append(run)
-        old = self._changes[name].get((change.root, change.path))
-        if old is None or old.after is None or not old.after.same(change.before):
-            return False
-        old.after = change.after
-        if old.change == c.MODE:
-            old.change = c.MODIFIED
-        return True
-
-
-def _remove_versions(uppers: Sequence[str], changes: Sequence[c.Change]) -> None:
-    """Remove versions between two checkpoints, which nobody can want back, from the layers of the later one."""
-    for change in changes:
-        parent, name = split(change.path)
-        with (
-            Closing(open_top(uppers[change.root])) as top,
-            Loosened(top) as upper,
-            Closing(upper.open(parent)) as directory,
-        ):
-            os.unlink(name, dir_fd=directory)
-
-
-def _is_made(change: c.Change) -> bool:
-    return change.kind == c.DIRECTORY and change.change in (c.ADDED, c.TYPE)
-
-
-def _in_words(left: Sequence[c.Change]) -> str:
-    if not left:
-        return ""
-    named = [f"{printable(change.path)}: {change.reason}" for change in left]
-    return f"left to the end of the command: {first_of(named, _NAMED, '; ')}"

@@ -295,7 +295,7 @@ class Hood(Workplace):
         commands = None
         if request.each_command and seat is not None and seat.door is not None:
             from fumehood.service.agents import ShellCommands
-            from fumehood.service.now import Checkpoints
+            from fumehood.service.checkpoint import Checkpoints
 
             commands = ShellCommands(Checkpoints(*parts), request.agent, layering.init_file(layers))
             seat.door.hear = commands.hear
