@@ -32,20 +32,17 @@ from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import LISTING, remove_tree
 from fumehood.linux.process import number_in
 from fumehood.linux.usage import NotYet, inside_of, read
-from fumehood.service.checkpoint import Part
-from fumehood.service.profiles import Scratch, agents_directory, digest_of
+from fumehood.service.checkpoint import Checkpoints, Part
+from fumehood.service.profiles import Conditions, Scratch, Wanted, agents_directory, digest_of
 from fumehood.service.session import around_line
+from fumehood.store.places import Places, new_id
 from fumehood.store.places import home as user_home
-from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fumehood.core.policy import Policy
-    from fumehood.service.checkpoint import Checkpoints
-    from fumehood.service.profiles import Conditions, Wanted
-    from fumehood.store.places import Places
 
 
 _MOST = 16 << 20  # bytes of a file with credentials; those with a long history may be large

@@ -21,9 +21,9 @@ import time
 from typing import Protocol, cast
 
 from fumehood.core import questions
-from fumehood.core.inside import WRITE
+from fumehood.core.inside import WRITE, Widening
 from fumehood.core.masks import is_below, is_in
-from fumehood.core.questions import CANCELLED, DENY_ONCE, NOBODY, TOO_LATE, Question, understood
+from fumehood.core.questions import CANCELLED, DENY_ONCE, NOBODY, TOO_LATE, Decision, Key, Question, understood
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import RAISED_BY, BadRequest, Refused
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from typing import TypeVar
 
-    from fumehood.core.inside import Widening
-    from fumehood.core.questions import Decision, Key
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 

@@ -24,7 +24,7 @@ from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
 from fumehood.service.dialogue import Dialogue, LoopListener, attend_in_thread, has_begun
-from fumehood.service.opened import is_cleaning_due, upkeep
+from fumehood.service.opened import OpenedStore, is_cleaning_due, upkeep
 from fumehood.service.running import Wishes
 from fumehood.service.started import Started, terminal_of
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.linux.streams import Wish
     from fumehood.service.ask import Answering, Ask
-    from fumehood.service.opened import OpenedStore
     from fumehood.service.projects import Thrown
     from fumehood.service.sandbox import Hood
     from fumehood.store.projects import Project

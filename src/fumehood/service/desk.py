@@ -19,7 +19,7 @@ import weakref
 from fumehood.core.questions import ALLOW, DENY, Question, understood
 from fumehood.core.wording import Item
 from fumehood.errors import BadRequest
-from fumehood.store.places import LENGTH, make_private, new_id
+from fumehood.store.places import LENGTH, Places, make_private, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
     from fumehood.service.ask import Asked
-    from fumehood.store.places import Places
 
 _QUESTION, _ANSWER, _PRESENT, _NEW = ".question", ".answer", ".present", ".new"
 _LOOKS_EVERY_S = 0.1

@@ -15,7 +15,7 @@ import stat
 from fumehood.core import changes as c
 from fumehood.core.hunks import equal_lines, hunks, quoted
 from fumehood.core.judge import objects_of
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from fumehood.core.changes import Change
-    from fumehood.core.report import Run
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 

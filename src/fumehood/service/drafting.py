@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from fumehood.core import changes as c
-from fumehood.core.report import printable
+from fumehood.core.report import ReportedChange, Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, FumehoodError
 from fumehood.linux.libc import Closing
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.policy import Limits
-    from fumehood.core.report import ReportedChange, Run
     from fumehood.service.commands import Command, Paths
     from fumehood.service.drafts import Conflict, Merge, WholeDraft
     from fumehood.service.store import Store

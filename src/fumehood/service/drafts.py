@@ -16,7 +16,7 @@ from fumehood.core.hunks import MARKS, merged
 from fumehood.core.masks import is_in
 from fumehood.core.patterns import lies_in_cache
 from fumehood.core.report import Run, first_of, how_many, printable
-from fumehood.core.request import APPLY, DISCARD, HOLD, loopback_of
+from fumehood.core.request import APPLY, DISCARD, HOLD, Request, loopback_of
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
 from fumehood.linux.copying import copy_entry, copy_whole
@@ -36,10 +36,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fumehood.core.request import Request
     from fumehood.linux.namespaces import Layer
     from fumehood.service.store import Store
-    from fumehood.store.drafts import DraftRecord
     from fumehood.store.projects import Project
 
     Place = tuple[str, str]  # a root, and a path in it

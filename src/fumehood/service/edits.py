@@ -18,7 +18,7 @@ from fumehood.errors import FumehoodError
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import kind_of, look, make_parents, open_below, open_top, remove_tree, split, stamp_of
 from fumehood.store.edits import NO_WAY, Kept, OpenEdit, begun_ns, looked_at, note_end, open_edits, write
-from fumehood.store.places import make_private, new_id
+from fumehood.store.places import Places, make_private, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.service.store import Store
     from fumehood.store.edits import EditSeat, Flags, Looked
-    from fumehood.store.places import Places
 
     Spots = Collection[tuple[int, str]]  # of files, by root and path
 

@@ -10,12 +10,12 @@ import time
 from contextlib import contextmanager
 from typing import Any
 
-from fumehood.core.config import Complaint, dotted_name, in_order, line_numbers
+from fumehood.core.config import Checked, Complaint, dotted_name, in_order, line_numbers
 from fumehood.core.limits import TIME, amount_told
 from fumehood.core.masks import FRESH, is_below, is_in, masks
 from fumehood.core.network import FULL, NONE, decided
 from fumehood.core.policy import EVERYWHERE, HIDDEN, Policy
-from fumehood.core.request import arguments, checked, shown
+from fumehood.core.request import Request, arguments, checked, shown
 from fumehood.core.tool import Capabilities, limits_told, parsed, script
 from fumehood.core.value import Value
 from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, Unavailable, plain_error
@@ -32,7 +32,7 @@ from fumehood.rootfs.tree import HOST
 from fumehood.service import layers as layering
 from fumehood.service.running import Execution, Wishes
 from fumehood.service.store import Store
-from fumehood.service.surroundings import around
+from fumehood.service.surroundings import World, around
 from fumehood.service.verdicts import failed_on
 from fumehood.store import database
 from fumehood.store.config import policy_for
@@ -43,10 +43,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fumehood.core.config import Checked
-    from fumehood.core.request import Request
     from fumehood.service.sandbox import Hood
-    from fumehood.service.surroundings import World
 
 
 _WAYS = {

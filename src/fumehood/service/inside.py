@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.inside import ASK, BEGAN, ENDED, HELP, LONGEST, checked, is_of_a_shell, parsed, widenings
+from fumehood.core.inside import ASK, BEGAN, ENDED, HELP, LONGEST, Widening, checked, is_of_a_shell, parsed, widenings
 from fumehood.core.request import BIN, TOLD
 from fumehood.errors import Refused, plain_error
 from fumehood.linux.process import interpreter
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from subprocess import Popen
 
-    from fumehood.core.inside import Widening
     from fumehood.linux.process import QuestionsOpen
 
 REQUESTS, ANSWERS, CLOSED = "ask", "answer", "closed"

@@ -7,7 +7,7 @@ import marshal
 import os
 import stat
 
-from fumehood.core.changes import BOOKKEEPING, needs_layer
+from fumehood.core.changes import BOOKKEEPING, Change, needs_layer
 from fumehood.errors import FumehoodError
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE
@@ -15,18 +15,16 @@ from fumehood.linux.gitindex import SeenIndexes
 from fumehood.linux.libc import Closing
 from fumehood.linux.namespaces import Layer
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
-from fumehood.store.places import has_entries
+from fumehood.store.places import Places, has_entries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from fumehood.core.changes import Change
     from fumehood.core.report import Run
     from fumehood.linux.gitobjects import Refs
     from fumehood.linux.settled import Settled
     from fumehood.service.store import Store
-    from fumehood.store.places import Places
 
 _PARTS = ("upper", "work", "merged")
 _BELOW = "below"

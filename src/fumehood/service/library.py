@@ -6,12 +6,12 @@ import os
 from copy import copy
 from typing import TYPE_CHECKING
 
-from fumehood.core.inside import widenings
+from fumehood.core.inside import Widening, widenings
 from fumehood.core.limits import OUTPUT, is_of
-from fumehood.core.report import refusal
+from fumehood.core.report import Run, refusal
 from fumehood.core.request import encoded
-from fumehood.core.tool import NAME, asked_for, defined, every
-from fumehood.errors import BadRequest, lacking
+from fumehood.core.tool import NAME, Capabilities, asked_for, defined, every
+from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.linux import launcher
 from fumehood.service import decide
 from fumehood.service.ask import channels
@@ -43,12 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Self
 
-    from fumehood.core.inside import Widening
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Question
-    from fumehood.core.report import Run
-    from fumehood.core.tool import Capabilities
-    from fumehood.errors import FumehoodError
     from fumehood.linux.launch import Plan, Streams
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask

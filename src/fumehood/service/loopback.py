@@ -22,7 +22,7 @@ from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
 from fumehood.proxy.relay import carry
 from fumehood.service.layers import INIT, take_up
-from fumehood.store.places import make_private
+from fumehood.store.places import Places, make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fumehood.linux.process import Running
     from fumehood.proxy.neighbours import Neighbours
     from fumehood.service.store import Store
-    from fumehood.store.places import Places
 
     class Listening(Protocol):
         """A run's way to the network by its proxy, which is one among those of its session."""

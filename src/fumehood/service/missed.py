@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from fumehood.core.limits import may_be_cut_off, overflows
-from fumehood.core.network import FULL
-from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked
+from fumehood.core.network import FULL, Network
+from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import quoted
 from fumehood.store.database import shortage
 
@@ -14,9 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from fumehood.core.network import Network
     from fumehood.core.policy import Policy
-    from fumehood.core.report import Run
     from fumehood.service.running import Ended, Workplace
     from fumehood.service.session import Seat
     from fumehood.service.surroundings import World

@@ -9,9 +9,9 @@ import time
 
 from fumehood.core import network as n
 from fumehood.core.environment import shared, variables
-from fumehood.core.network import NOT_GRANTED, SAID_NO
+from fumehood.core.network import NOT_GRANTED, SAID_NO, Connection, Network
 from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE, Decision
-from fumehood.core.report import Blocked
+from fumehood.core.report import Blocked, Run
 from fumehood.core.wording import MOST_ITEMS
 from fumehood.errors import Unavailable
 
@@ -19,8 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fumehood.core.network import Connection, Network
-    from fumehood.core.report import Run
     from fumehood.linux.launch import Plan, Starter
     from fumehood.linux.process import Running
     from fumehood.proxy.neighbours import Neighbours

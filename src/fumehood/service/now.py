@@ -6,7 +6,7 @@ import os
 import time
 
 from fumehood.core.judge import HOLD_ALL
-from fumehood.core.report import NOT_YET, Blocked
+from fumehood.core.report import NOT_YET, Blocked, Run
 from fumehood.core.request import APPLY, WHOLE
 from fumehood.errors import BadRequest
 from fumehood.linux.capture import KERNEL, LABELS
@@ -19,7 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fumehood.core.report import Run
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
     from fumehood.service.agents import ShellCommands

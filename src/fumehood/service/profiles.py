@@ -9,29 +9,26 @@ import os
 
 from fumehood.core.masks import HOMES, UNSEEN, is_in
 from fumehood.core.network import FULL
-from fumehood.core.policy import fits
+from fumehood.core.policy import Policy, Profile, fits
 from fumehood.core.report import Blocked
 from fumehood.core.shell import may_be_kept, simple
 from fumehood.core.value import Value
 from fumehood.linux.capture import BWRAP, KERNEL
 from fumehood.linux.git_includes import followed
 from fumehood.linux.libc import Closing
-from fumehood.linux.mounts import Bind, Layered
+from fumehood.linux.mounts import Bind, Layered, Operation
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
 from fumehood.rootfs.tree import HOST
-from fumehood.store.places import home
+from fumehood.store.places import Places, home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-    from fumehood.core.policy import Policy, Profile
     from fumehood.core.request import Request
-    from fumehood.linux.mounts import Operation
     from fumehood.service.store import Store
-    from fumehood.store.places import Places
     from fumehood.store.projects import Project
 
 try:

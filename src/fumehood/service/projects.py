@@ -13,7 +13,7 @@ from copy import copy
 from fumehood.core.masks import is_in
 from fumehood.core.questions import root_question
 from fumehood.core.report import READ_ONLY, Blocked, how_many
-from fumehood.core.request import quoted
+from fumehood.core.request import Request, quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
@@ -25,17 +25,15 @@ from fumehood.service.drafts import discard_draft
 from fumehood.store.audit import DECIDED
 from fumehood.store.backups import Daily
 from fumehood.store.history import Reach
-from fumehood.store.places import Alone, make_private, new_id
+from fumehood.store.places import Alone, Places, make_private, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from fumehood.core.request import Request
     from fumehood.service.permission import Permissions
     from fumehood.service.running import Wishes, Workplace
     from fumehood.service.store import Store
-    from fumehood.store.places import Places
     from fumehood.store.projects import KnownProject, Project, Workspace
 
     Place = TypeVar("Place", bound=Workplace)

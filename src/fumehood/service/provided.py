@@ -13,14 +13,12 @@ from fumehood.linux.cache import replace
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_below, open_top, remove_tree
-from fumehood.rootfs.tree import WORKSPACE, is_program
+from fumehood.rootfs.tree import WORKSPACE, RootTree, is_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fumehood.linux.mounts import Operation
-    from fumehood.rootfs.tree import RootTree
     from fumehood.store.places import Places
 
 

@@ -34,7 +34,7 @@ from fumehood.service.files import LiveFiles, catch_up, record
 from fumehood.service.settle import meanings
 from fumehood.store.backups import Daily, Slots, digest_of, is_untouched, parsed, read_seals
 from fumehood.store.database import Days
-from fumehood.store.files import Files
+from fumehood.store.files import Files, Past, Record
 from fumehood.store.history import APPLYING, Reach
 from fumehood.store.places import new_id
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.service.store import Store
-    from fumehood.store.files import Past, Record
     from fumehood.store.projects import Project
 
 

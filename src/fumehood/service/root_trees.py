@@ -14,7 +14,7 @@ from fumehood.rootfs.installer import Installer, Order
 from fumehood.rootfs.layer import pins
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
-from fumehood.store.places import places
+from fumehood.store.places import Places, places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Rootfs
     from fumehood.rootfs.tree import Installed
     from fumehood.service.store import Store
-    from fumehood.store.places import Places
 
     Path = str | os.PathLike[str]
     Progress = Callable[[str, int, int], None]

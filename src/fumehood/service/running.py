@@ -13,7 +13,7 @@ from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, NoDirectory
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
 from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
-from fumehood.linux.mounts import Text, is_bubblewraps
+from fumehood.linux.mounts import Operation, Text, is_bubblewraps
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
 from fumehood.linux.process import KILLED, LAUNCHER_GONE, Attendance, Outcome
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.host import Host
     from fumehood.linux.launch import Starter, Streams
-    from fumehood.linux.mounts import Operation
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Guard, Partner, QuestionsOpen, Running, Watched
     from fumehood.linux.streams import Sink, Stdio, Wish

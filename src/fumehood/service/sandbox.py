@@ -8,8 +8,8 @@ from _thread import get_ident
 
 from fumehood.core.changes import HELD
 from fumehood.core.limits import STOPPED, cut_short
-from fumehood.core.network import NONE, OFFLINE, decided
-from fumehood.core.policy import HIDDEN, TOOLS, Policy, defaults, matching
+from fumehood.core.network import NONE, OFFLINE, Network, decided
+from fumehood.core.policy import HIDDEN, TOOLS, Limits, Policy, Profile, defaults, matching
 from fumehood.core.report import Run, printable
 from fumehood.core.request import (
     APPLY,
@@ -34,7 +34,7 @@ from fumehood.service.missed import lacked_room, missed
 from fumehood.service.permission import Permissions
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
 from fumehood.service.settle import AGAIN, FAILED, Looking, Overtaken, may_be_forgotten, settle
-from fumehood.service.surroundings import Surroundings, around
+from fumehood.service.surroundings import Surroundings, World, around
 from fumehood.store import database
 from fumehood.store.places import new_id
 
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.agents import Agent
     from fumehood.core.inside import Widening
-    from fumehood.core.network import Network
-    from fumehood.core.policy import Limits, Profile
     from fumehood.core.questions import Decision, Question
     from fumehood.linux.capture import Stranger
     from fumehood.linux.launch import Starter
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
     from fumehood.service.network import Access, Asking
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
-    from fumehood.service.surroundings import World
     from fumehood.store.projects import Project
 
     Variables = Callable[[], Mapping[str, str]]

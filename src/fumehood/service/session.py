@@ -18,15 +18,15 @@ import zlib
 from fumehood.core import request
 from fumehood.core.changes import APPLIED
 from fumehood.core.inside import BEGAN, ENDED
-from fumehood.core.report import END_UNKNOWN, NOT_FOLLOWED, Blocked
-from fumehood.core.request import BIN
+from fumehood.core.report import END_UNKNOWN, NOT_FOLLOWED, Blocked, Run
+from fumehood.core.request import BIN, Session
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.cache import replace
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import Closing
-from fumehood.linux.mounts import Bind, Text
+from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service import inside
 from fumehood.service.loopback import Loopback
@@ -37,9 +37,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from fumehood.core.report import Run
-    from fumehood.core.request import Session
-    from fumehood.linux.mounts import Operation
     from fumehood.service.inside import Door
     from fumehood.service.store import Store
     from fumehood.store.database import Days

@@ -6,8 +6,8 @@ import os
 
 from fumehood.core import changes as c
 from fumehood.core.network import FULL
-from fumehood.core.report import printable
-from fumehood.errors import ApplyFailed, BadRequest, TooDeep, Unfinished
+from fumehood.core.report import Run, printable
+from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
 from fumehood.service import layers as layering
 from fumehood.store.history import APPLYING, SETTLING
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from fumehood.core.policy import Again
-    from fumehood.core.report import Run
-    from fumehood.errors import FumehoodError
     from fumehood.linux.libc import InterruptsHeld
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.terminal import Signals

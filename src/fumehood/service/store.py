@@ -10,7 +10,7 @@ from fumehood.store.config import policy_for
 from fumehood.store.database import Database
 from fumehood.store.history import RUNNING, History
 from fumehood.store.places import Alone, places
-from fumehood.store.projects import Projects
+from fumehood.store.projects import Project, Projects, Workspaces
 from fumehood.store.sessions import Sessions
 
 TYPE_CHECKING = False
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
     from fumehood.store.drafts import Drafts
-    from fumehood.store.projects import Project, Workspaces
 
 
 class Store:

@@ -8,17 +8,17 @@ import sys
 
 from fumehood.core.environment import inherited
 from fumehood.core.masks import Masks, Sight, inside, is_below, is_in, masks
-from fumehood.core.policy import HIDDEN, PRETEND
+from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
 from fumehood.core.request import SHELL
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.bwrap import TMP
-from fumehood.linux.capture import BWRAP, COPY, KERNEL
+from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.homes import relevant
 from fumehood.linux.hostview import HostViews, kernel_masks
-from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Proc, Tmpfs, View, sealed
-from fumehood.linux.namespaces import mounts_inside
+from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Operation, Proc, Tmpfs, View, sealed
+from fumehood.linux.namespaces import Layer, mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs import tree as root_tree
 from fumehood.service.provided import (
@@ -34,22 +34,17 @@ from fumehood.service.provided import (
     resolver_in_sight,
     trusted_files,
 )
-from fumehood.store.places import home
+from fumehood.store.places import Places, home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from fumehood.core.policy import Policy
-    from fumehood.linux.capture import Capture
     from fumehood.linux.launch import Owner
-    from fumehood.linux.mounts import Operation
-    from fumehood.linux.namespaces import Layer
     from fumehood.rootfs.layer import RootLayer
     from fumehood.rootfs.tree import RootTree
     from fumehood.service.profiles import Scratch
     from fumehood.service.session import Seat
-    from fumehood.store.places import Places
 
 _OF_GIT = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
 _DECIDING = ("home", "show", "mask", "unmask", "devices")  # what of a policy decides what is seen

@@ -33,7 +33,7 @@ from fumehood.service.files import record, release
 from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, moved_on, versions
 from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
-from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED
+from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from fumehood.linux.gitobjects import Refs
     from fumehood.service.store import Store
     from fumehood.store.backups import Seals
-    from fumehood.store.history import Reach
     from fumehood.store.projects import Project
 
 UNDONE = "undone"

@@ -7,7 +7,7 @@ import time
 
 from fumehood.core.environment import inherited
 from fumehood.core.network import FULL, NONE
-from fumehood.core.questions import unsandboxed_question
+from fumehood.core.questions import Question, unsandboxed_question
 from fumehood.core.report import Run
 from fumehood.core.request import APPLY, SHELL, Request, arguments, checked, shown
 from fumehood.errors import BadRequest, NoDirectory, Unavailable, reason_of
@@ -18,7 +18,7 @@ from fumehood.rootfs.tree import HOST
 from fumehood.service import layers as layering
 from fumehood.service.profiles import resolved
 from fumehood.service.provided import PLAYGROUND, make_playground
-from fumehood.service.running import attend, printed, take_note
+from fumehood.service.running import Wishes, Workplace, attend, printed, take_note
 from fumehood.service.settle import APPLIED, FAILED
 from fumehood.service.surroundings import home_of
 
@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fumehood.core.policy import Policy
-    from fumehood.core.questions import Question
     from fumehood.linux.host import Host
     from fumehood.service.layers import Claim
-    from fumehood.service.running import Wishes, Workplace
 
 UNCAPTURED = "it ran without a sandbox: what it wrote was not captured and can't be undone"
 _CONTAINER = "container"

@@ -10,14 +10,14 @@ import os
 import sys
 
 from fumehood.core import changes as c
-from fumehood.core.concern import Facts, Own
+from fumehood.core.concern import Concern, Facts, Ground, Own, Protected
 from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
 from fumehood.core.danger_tables import PACKAGES, is_dot_git
-from fumehood.core.judge import judge, keep_replacements_whole
+from fumehood.core.judge import Waiting, judge, keep_replacements_whole
 from fumehood.core.limits import overflows
 from fumehood.core.loaders import SETTINGS, environments_of
 from fumehood.core.masks import is_in
-from fumehood.core.report import Blocked
+from fumehood.core.report import Blocked, Run
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import (
@@ -33,7 +33,7 @@ from fumehood.linux.capture import (
     user_name,
 )
 from fumehood.linux.git_includes import links_and_end
-from fumehood.linux.namespaces import mounts_below
+from fumehood.linux.namespaces import Layer, mounts_below
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
 from fumehood.linux.ways_in import (
     ProjectTree,
@@ -45,20 +45,15 @@ from fumehood.linux.ways_in import (
     protect_what_files_name,
     protect_what_git_runs,
 )
-from fumehood.store.places import home
+from fumehood.store.places import Places, home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from fumehood.core.concern import Concern, Ground, Protected
-    from fumehood.core.judge import Waiting
     from fumehood.core.policy import Rules
-    from fumehood.core.report import Run
     from fumehood.linux.host import Host
-    from fumehood.linux.namespaces import Layer
     from fumehood.service.store import Store
-    from fumehood.store.places import Places
     from fumehood.store.projects import Project
 
 

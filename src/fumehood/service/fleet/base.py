@@ -30,7 +30,7 @@ from fumehood.linux.nofollow import Parents, look, open_top
 from fumehood.service.files import ignore_rules, is_ignored
 from fumehood.service.fleet.jobs import KEPT_S, digest
 from fumehood.service.profiles import digest_of
-from fumehood.store.places import home, make_private
+from fumehood.store.places import Places, home, make_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from fumehood.core.policy import Policy
-    from fumehood.store.places import Places
 
     Ignored = tuple[tuple[int, Any], ...]
 

@@ -29,7 +29,7 @@ from rq.utils import now
 
 from fumehood.core import config_keys as kinds
 from fumehood.core.hosts import Hosts, parse
-from fumehood.core.policy import Limits
+from fumehood.core.policy import Limits, Policy
 from fumehood.core.report import printable
 from fumehood.core.request import checked
 from fumehood.core.value import Value
@@ -39,7 +39,6 @@ from fumehood.linux.signing import signer_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fumehood.core.policy import Policy
 
 FUNCTION = "fumehood.job"  # the one that a worker knows; there is no module of that name
 QUEUE = "fumehood"

@@ -25,17 +25,15 @@ from fumehood.core.changes import FILE
 from fumehood.core.report import Blocked, Run, printable
 from fumehood.errors import BadRequest
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
-from fumehood.service.drafting import BROKEN, FAILED, NUMBER, PASSED, SAME, Candidate, measured, scored, settled
+from fumehood.service.drafting import BROKEN, FAILED, NUMBER, PASSED, SAME, Best, Candidate, measured, scored, settled
 from fumehood.service.fleet import jobs
-from fumehood.service.fleet.base import Missing, opened, send, survey
+from fumehood.service.fleet.base import Base, Missing, opened, send, survey
 from fumehood.store.places import Alone, make_private, new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from fumehood.core.policy import Policy
-    from fumehood.service.drafting import Best
-    from fumehood.service.fleet.base import Base
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 

@@ -25,7 +25,7 @@ from rq.exceptions import AbandonedJobError
 from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
-from fumehood.core.report import printable, short
+from fumehood.core.report import Run, printable, short
 from fumehood.core.request import DISCARD, HOLD
 from fumehood.errors import BadRequest, FumehoodError, Refused, Unavailable, plain_error
 from fumehood.linux import libc
@@ -34,7 +34,7 @@ from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.signing import JOB, RESULT, sign
 from fumehood.service.bundles import export
 from fumehood.service.fleet import jobs
-from fumehood.service.fleet.base import BaseCache, clean, opened
+from fumehood.service.fleet.base import BaseCache, Blobs, clean, opened
 from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from fumehood.core.policy import Policy
-    from fumehood.core.report import Run
-    from fumehood.service.fleet.base import Blobs
 
 _MOST_OUTPUT = 1 << 20  # bytes of each output in a report
 _MOST_PIECES = 1000  # of an output in its stream
