@@ -8,6 +8,9 @@ import stat
 import time
 from binascii import crc32
 
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import open_below
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
 
 _OTHERS = 0o077
 _LARGEST = 8 << 20
+_PLAINLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SUM = 8  # bytes in front that tell whether the rest is whole
 
 
@@ -32,7 +36,7 @@ def keep(path: str, content: bytes) -> None:
 def read_own(path: str) -> bytes | None:
     """Return the content of a small file, or None where it is not ours alone."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = os.open(path, _PLAINLY)
     except OSError:
         return None
     try:
@@ -47,6 +51,18 @@ def read_own(path: str) -> bytes | None:
         return None
     finally:
         os.close(file)
+
+
+def plain_file(path: str, top: int | None = None, most: int = 1 << 16) -> bytes | None:
+    """Return a plain file's content; None where there is something else, or nothing."""
+    try:
+        with Closing(os.open(path, _PLAINLY) if top is None else open_below(top, path, _PLAINLY)) as file:
+            status = os.fstat(file)
+            # No more than there is, where that is known: for a large buffer, the kernel has to find memory.
+            size = min(most, status.st_size + 1) if status.st_size else most
+            return os.read(file, size) if stat.S_ISREG(status.st_mode) else None
+    except OSError:
+        return None
 
 
 def write_own(path: str, content: bytes) -> None:

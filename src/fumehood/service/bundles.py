@@ -22,14 +22,13 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from fumehood.core import changes as c
-from fumehood.core.hunks import quoted
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_below, open_top
 from fumehood.linux.signing import BUNDLE, sign, signer_of
-from fumehood.service.differences import each_difference, opened_versions
+from fumehood.service.differences import each_difference, git_mode, header, mode_lines, opened_versions
 from fumehood.service.store import Store
 from fumehood.store.projects import Project
 
@@ -296,15 +295,9 @@ def _binary_patch(change: c.Change, old: bytes, new: bytes) -> bytes:
         (stamp, hashlib.sha1(b"blob %d\0%b" % (len(data), data), usedforsecurity=False).hexdigest())
         for stamp, data in ((change.before, old), (change.after, new))
     ]
-    name = change.path
-    lines = [f"diff --git {quoted(f'a/{name}')} {quoted(f'b/{name}')}\n"]
-    modes = [None if stamp is None else "100755" if stamp.mode & 0o100 else "100644" for stamp, _ in sides]
-    if modes[0] is None or modes[1] is None:
-        lines.append(f"new file mode {modes[1]}\n" if modes[0] is None else f"deleted file mode {modes[0]}\n")
-    elif modes[0] != modes[1]:
-        lines += [f"old mode {modes[0]}\n", f"new mode {modes[1]}\n"]
+    lines = [header(change.path), *mode_lines(change.before, change.after)]
     digests = ["0" * 40 if stamp is None else digest for stamp, digest in sides]
-    mode = f" {modes[0]}" if modes[0] == modes[1] else ""
+    mode = f" {git_mode(change.before)}" if change.before is not None and len(lines) == 1 else ""
     lines.append(f"index {digests[0]}..{digests[1]}{mode}\nGIT binary patch\n")
     return "".join(lines).encode("utf-8", "surrogateescape") + _literal(new) + _literal(old)
 

@@ -18,6 +18,7 @@ from fumehood.core.judge import objects_of
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_below, open_top, stamp_of
 from fumehood.service.held import trees
@@ -76,21 +77,15 @@ def differences(store: Store, run: Run, paths: Sequence[str] = (), *, here: str 
 def each_difference(store: Store, run: Run, paths: Sequence[str] = (), *, here: str = "") -> Iterator[Difference]:
     """Yield what a run changed, one path at a time, so that memory stays bounded however much it is."""
     wanted = chosen(run, paths, here=here)
-    versions = _Versions(store, run)
-    try:
+    with _Versions(store, run) as versions:
         for change in wanted:
             yield _difference(run, change, versions)
-    finally:
-        versions.close()
 
 
 def difference_of(store: Store, run: Run, change: c.Change) -> Difference:
     """Return what a run did to one path."""
-    versions = _Versions(store, run)
-    try:
+    with _Versions(store, run) as versions:
         return _difference(run, change, versions)
-    finally:
-        versions.close()
 
 
 def opened_versions(
@@ -100,8 +95,7 @@ def opened_versions(
 
     That is a file that is open until the next one, what a link says, or nothing.
     """
-    versions = _Versions(store, run, _opened)
-    try:
+    with _Versions(store, run, _opened) as versions:
         for change in changes:
             version = versions.old(change) if before else versions.new(change)
             if version.has_content and version.file < 0 and version.data is None:
@@ -109,31 +103,21 @@ def opened_versions(
             if version.file < 0:
                 yield change, version.data if version.kind == c.SYMLINK else None
                 continue
-            try:
-                yield change, version.file
-            finally:
-                os.close(version.file)
-    finally:
-        versions.close()
+            with Closing(version.file) as file:
+                yield change, file
 
 
 def contents(store: Store, run: Run, change: c.Change) -> tuple[bytes, bytes]:
     """Return what was at a path before a run, and what the run left, as bytes; empty where it is absent or gone."""
-    versions = _Versions(store, run, _bytes_of)
-    try:
+    with _Versions(store, run, _bytes_of) as versions:
         return versions.old(change).data or b"", versions.new(change).data or b""
-    finally:
-        versions.close()
 
 
 def three_versions(store: Store, run: Run, change: c.Change) -> tuple[bytes | None, bytes, bytes]:
     """Return what a change that waits was made from, None if that is gone, what the project has, what the run wrote."""
-    versions = _Versions(store, run, _bytes_of)
-    try:
+    with _Versions(store, run, _bytes_of) as versions:
         base = versions.base(change).data
         return base, versions.old(change).data or b"", versions.new(change).data or b""
-    finally:
-        versions.close()
 
 
 def _difference(run: Run, change: c.Change, versions: _Versions) -> Difference:
@@ -142,8 +126,8 @@ def _difference(run: Run, change: c.Change, versions: _Versions) -> Difference:
     name = change.path if change.root == 0 else f"{root[1:]}/{change.path}"
     old, new = change.before, change.after
     if change.change == c.MODE and old is not None and new is not None:
-        modes = _modes(old, new)
-        parts = [_Part(text="".join([*_mode_note(name, old, new), *([_header(name), *modes] if modes else [])]))]
+        modes = mode_lines(old, new)
+        parts = [_Part(text="".join([*_mode_note(name, old, new), *([header(name), *modes] if modes else [])]))]
     elif change.change == c.TYPE:
         parts = [_part(name, versions.old(change), _ABSENT), _part(name, _ABSENT, versions.new(change))]
     else:
@@ -177,7 +161,7 @@ _ABSENT = _Version(stamp=None)
 
 
 class _Versions:
-    """Where the versions of a run's paths lie."""
+    """Where the versions of a run's paths lie, for a `with` block."""
 
     def __init__(self, store: Store, run: Run, read: Reader | None = None) -> None:
         self._store = store
@@ -187,6 +171,14 @@ class _Versions:
         self._below = trees(store, run.below, run.roots)
         self._later: dict[str, _Later] = {}
         self._tops: dict[str, int] = {}
+
+    def __enter__(self) -> _Versions:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for top in self._tops.values():
+            os.close(top)
+        self._tops.clear()
 
     def old(self, change: c.Change) -> _Version:
         """Return what was there before the run; for a change that waits, what is there now counts."""
@@ -280,15 +272,9 @@ class _Versions:
     def _top(self, path: str) -> int:
         if path not in self._tops:
             if len(self._tops) >= _MOST_OPEN:
-                self.close()
+                self.__exit__()
             self._tops[path] = open_top(path)
         return self._tops[path]
-
-    def close(self) -> None:
-        """Let go of the directories."""
-        for top in self._tops.values():
-            os.close(top)
-        self._tops.clear()
 
 
 class _Later:
@@ -372,7 +358,7 @@ def _part(name: str, old: _Version, new: _Version) -> _Part:
     """Write how one version becomes another; where kinds differ, one of them is absent."""
     if not old.has_content and not new.has_content:
         return _Part(text=_other(name, old, new))
-    modes = _modes(old.stamp, new.stamp)
+    modes = mode_lines(old.stamp, new.stamp)
     notes = [f"{note}: {quoted(name)}\n" for note in dict.fromkeys((old.note, new.note)) if note]
     notes += _mode_note(name, old.stamp, new.stamp)
     unshown = [version.why for version in (old, new) if version.data is None]
@@ -384,14 +370,14 @@ def _part(name: str, old: _Version, new: _Version) -> _Part:
         why = "binary" if is_binary else unshown[0]
         # What is left out is not begun like a patch: a program that takes it for one would make an empty file of it.
         # Of git's words for a binary file, git itself says that it can't.
-        begun = [_header(name), *modes, _binary(name, old, new)] if is_binary else [*modes, *_sides(name, old, new)]
+        begun = [header(name), *modes, _binary(name, old, new)] if is_binary else [*modes, *_sides(name, old, new)]
         text = "".join([*notes, *begun, f"not shown: {why} ({_sizes(old, new)})\n"])
         return _Part(text=text, binary=is_binary, shown=False)
     if is_alike and not modes and not notes:
         return _Part(text=f"touched: {quoted(name)} (its content is the same)\n")
     lines = list(hunks(*((version.data or b"").decode(errors="surrogateescape") for version in (old, new))))
     sides = _sides(name, old, new) if lines else []
-    begun = [_header(name), *modes, *sides, *lines] if lines or modes else []
+    begun = [header(name), *modes, *sides, *lines] if lines or modes else []
     return _Part(text="".join([*notes, *begun]))
 
 
@@ -405,7 +391,8 @@ def _other(name: str, old: _Version, new: _Version) -> str:
     return f"{act} {stamp.kind} {quoted(name + slash)} (mode {stamp.mode:04o})\n"
 
 
-def _header(name: str) -> str:
+def header(name: str) -> str:
+    """Write the line that begins a file's part of a patch, as git does."""
     return f"diff --git {quoted(f'a/{name}')} {quoted(f'b/{name}')}\n"
 
 
@@ -417,15 +404,16 @@ def _mode_note(name: str, old: c.Stamp | None, new: c.Stamp | None) -> list[str]
     return [f"mode {old.mode:04o} → {new.mode:04o}: {quoted(name + slash)}\n"]
 
 
-def _modes(old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
+def mode_lines(old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
     """Write git's lines about modes: of a file it knows only whether it can be executed."""
-    was, now = (None if stamp is None else _mode(stamp) for stamp in (old, new))
+    was, now = (None if stamp is None else git_mode(stamp) for stamp in (old, new))
     if was is None or now is None:
         return [f"new file mode {now}\n" if was is None else f"deleted file mode {was}\n"]
     return [] if was == now else [f"old mode {was}\n", f"new mode {now}\n"]
 
 
-def _mode(stamp: c.Stamp) -> str:
+def git_mode(stamp: c.Stamp) -> str:
+    """Return the mode that git has for a version."""
     if stamp.kind == c.SYMLINK:
         return "120000"
     return "100755" if stamp.kind == c.FILE and stamp.mode & stat.S_IXUSR else "100644"
@@ -487,12 +475,11 @@ def content_of(store: Store, project: Project, root: str, path: str, source: str
 
 
 def _text_at(top: str, path: str) -> bytes | None:
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        with Closing(open_top(top)) as directory, open(open_below(directory, path, flags), "rb") as file:
-            return file.read(LONGEST + 1)
+        with Closing(open_top(top)) as directory:
+            return plain_file(path, directory, LONGEST + 1)
     except OSError:
-        return None  # gone, or nothing that has a content
+        return None  # all of it is gone
 
 
 def blamed(store: Store, project: Project, root: str, path: str) -> list[tuple[str, Run | None]] | None:

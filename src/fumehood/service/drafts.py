@@ -7,6 +7,7 @@ all of it or nothing. Should we die on the way, the new run is taken back and fo
 
 from __future__ import annotations
 
+import marshal
 import os
 import stat
 import time
@@ -135,8 +136,6 @@ class _Bases:
 
 def rebased_by(store: Store, run: Run) -> Iterator[tuple[Place, c.Stamp | None]]:
     """Yield what a run that brought a draft up to date has merged, with the versions that the project had."""
-    import marshal
-
     try:
         with open(f"{store.places.run(run.run)}/0/{REBASED}", "rb") as file:
             noted = marshal.load(file)  # noqa: S302 - ours

@@ -17,6 +17,7 @@ from fumehood.core.changes import FILE, SYMLINK
 from fumehood.core.patterns import LARGEST, MARKERS, IgnoreRules, is_skipped, lies_in_skipped
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.linux.cache import plain_file
 from fumehood.linux.nofollow import Parents, look, open_top, stamp_of
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots, seal
@@ -497,17 +498,8 @@ class _ProjectScan:
 
 def ignore_rules(directory: int, path: str) -> Ignored:
     """Return what a directory's own .gitignore says, if it has one; a long one is read in part."""
-    try:
-        file = os.open(
-            ".gitignore", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory
-        )
-    except OSError:
-        return ()
-    try:
-        text = os.fsdecode(os.read(file, LARGEST)) if stat.S_ISREG(os.fstat(file).st_mode) else ""
-    finally:
-        os.close(file)
-    return ((len(path) + 1 if path else 0, IgnoreRules(text)),)
+    text = plain_file(".gitignore", directory, LARGEST)
+    return () if text is None else ((len(path) + 1 if path else 0, IgnoreRules(os.fsdecode(text))),)
 
 
 def is_ignored(path: str, ignored: Ignored, *, is_directory: bool) -> bool:

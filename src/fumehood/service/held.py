@@ -122,10 +122,7 @@ def layers(store: Store, run: Run) -> tuple[Layer, ...]:
 def set_apart(store: Store, run: Run) -> None:
     """Move what waits out of the layer into the tree that later commands see; may be repeated."""
     give_back(store.places.modes)
-    for number, root in enumerate(run.roots):
-        mine = [change for change in run.changed if change.root == number]
-        waits = [change for change in mine if change.verdict in c.WAITING]
-        upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
+    for number, mine, waits, upper, held in _by_root(store, run):
         if not waits:
             continue
         if len(waits) == len(mine) and not os.path.isdir(held):
@@ -133,7 +130,7 @@ def set_apart(store: Store, run: Run) -> None:
         for part in (upper, held):
             if not os.path.isdir(part):
                 os.mkdir(part, 0o700)
-                layering.resemble(part, root)
+                layering.resemble(part, run.roots[number])
         # Among directories that stay in the layer, some may be full of what waits.
         _carried(upper, held, waits, ())
 
@@ -144,11 +141,8 @@ def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
     Where `others` may run on top of it, it is moved piece by piece: what leaves the tree that they see is in the
     project a moment later, whereas originals must not come to lie there.
     """
-    for number in range(len(run.roots)):
-        mine = [change for change in run.changed if change.root == number]
+    for _, mine, staying, upper, held in _by_root(store, run):
         going = [change for change in mine if change.verdict == c.APPLIED]
-        staying = [change for change in mine if change.verdict in c.WAITING]
-        upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
         if not going or not os.path.isdir(held):
             continue
         if not others and len(going) == len(mine) and _is_gone_or_empty(upper):
@@ -161,12 +155,10 @@ def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
 
 def count_links(store: Store, run: Run) -> None:
     """Find out which files that go have other names in a fold that a running command sees: they are copied then."""
-    for number in range(len(run.roots)):
-        held = store.places.layer(run.run, number, "held")
-        if not os.path.isdir(held):
-            continue
-        going = [change for change in run.changed if change.root == number and change.verdict == c.APPLIED]
-        note_links(held, going, lambda change: change.after)
+    for _, mine, _, _, held in _by_root(store, run):
+        if os.path.isdir(held):
+            going = [change for change in mine if change.verdict == c.APPLIED]
+            note_links(held, going, lambda change: change.after)
 
 
 def note_links(top: str, changes: Sequence[c.Change], version: Callable[[c.Change], c.Stamp | None]) -> None:
@@ -190,15 +182,21 @@ def _is_gone_or_empty(directory: str) -> bool:
 
 def throw_away(store: Store, run: Run) -> None:
     """Remove what a person does not want from the tree that later commands see; may be repeated."""
-    for number in range(len(run.roots)):
-        mine = [change for change in run.changed if change.root == number]
+    for _, mine, staying, _, held in _by_root(store, run):
         gone = [change for change in mine if change.verdict == c.DISCARDED]
-        staying = [change for change in mine if change.verdict in c.WAITING]
-        held = store.places.layer(run.run, number, "held")
         if gone and os.path.isdir(held):
             with Closing(open_top(held)) as top:
                 held_layers.throw_away(top, gone, staying)
             _pruned(held, staying)
+
+
+def _by_root(store: Store, run: Run) -> Iterator[tuple[int, list[c.Change], list[c.Change], str, str]]:
+    """Yield each root's changes, those of them that wait, its layer, and its tree of what waits."""
+    for number in range(len(run.roots)):
+        mine = [change for change in run.changed if change.root == number]
+        waits = [change for change in mine if change.verdict in c.WAITING]
+        upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
+        yield number, mine, waits, upper, held
 
 
 def _carried(source: str, target: str, moving: Sequence[c.Change], staying: Sequence[c.Change]) -> None:

@@ -8,6 +8,8 @@ of its own that reaches this session's runs only; a person is asked by whoever c
 from __future__ import annotations
 
 import os
+import select
+import time
 
 from fumehood.core.inside import ASK, BEGAN, ENDED, HELP, LONGEST, Widening, checked, is_of_a_shell, parsed, widenings
 from fumehood.core.request import BIN, TOLD
@@ -191,9 +193,6 @@ class Door:
 
     def _answer(self, data: bytes) -> None:
         """Write to the pipe that the script reads from; gives up where nobody does."""
-        import select
-        import time
-
         until = time.monotonic() + _PATIENCE_S
         pipe = -1
         while pipe < 0:
@@ -217,9 +216,6 @@ class Door:
 
 def _read(child: Popen[bytes], patience_s: float) -> tuple[bytes, bool]:
     """Return what a process prints, within bounds of size and time, and whether that is all."""
-    import select
-    import time
-
     assert child.stdout is not None
     until = time.monotonic() + patience_s
     text = b""

@@ -6,6 +6,7 @@ import errno
 import marshal
 import os
 import stat
+from binascii import crc32
 
 from fumehood.core.changes import BOOKKEEPING, Change, needs_layer
 from fumehood.errors import FumehoodError
@@ -78,8 +79,6 @@ def frozen_copy(frozen: str, number: int, root: str) -> str:
 
 def name_of_frozen(frozen: str, number: int, root: str) -> str:
     """Return where the copy of a root lies, or is to lie, among frozen ones."""
-    from binascii import crc32
-
     return f"{frozen}/{crc32(os.fsencode(root)):08x}" if number else f"{frozen}/0"
 
 

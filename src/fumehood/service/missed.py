@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.limits import may_be_cut_off, overflows
+from fumehood.core.limits import OUTPUT, hit, may_be_cut_off, overflows
 from fumehood.core.network import FULL, Network
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import quoted
@@ -35,8 +35,6 @@ def missed(
     if ended.outcome.limit is not None:
         blocked.append(ended.outcome.limit)
     if any(stream.size > stream.saved > 0 for stream in (ended.stdout, ended.stderr)):
-        from fumehood.core.limits import OUTPUT, hit
-
         blocked.append(hit(OUTPUT, place.policy.output_limit))
     home = "" if ended.seen is None else ended.seen.home
     complaints = run.stdout if run.one_stream else run.stderr

@@ -44,15 +44,11 @@ def running(store: Store, *reaches: Reach) -> list[LiveCommand]:
 
 def live(store: Store, run: Run) -> LiveCommand:
     """Return a command that runs now, with what it uses at this moment."""
-    return LiveCommand(run=run, **_use(store, run))
-
-
-def _use(store: Store, run: Run) -> dict[str, int]:
     init = number_in(read(None, store.places.layer(run.run, 0, INIT)), b'"child-pid": ')
     if init is None or not is_first_inside(init):
-        return {"memory": 0, "processes": 0}  # it is being set up, or has just ended
+        return LiveCommand(run=run, memory=0, processes=0)  # it is being set up, or has just ended
     processes = descendants(init)
-    return {"memory": sum(map(_resident, processes)), "processes": len(processes)}
+    return LiveCommand(run=run, memory=sum(map(_resident, processes)), processes=len(processes))
 
 
 def _resident(process: int) -> int:

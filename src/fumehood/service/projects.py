@@ -16,6 +16,7 @@ from fumehood.core.report import READ_ONLY, Blocked, how_many
 from fumehood.core.request import Request, quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree, walk
 from fumehood.rootfs.layer import RootLayer
@@ -125,12 +126,9 @@ def git_directory(project: str) -> str | None:
 
 
 def _line(path: str) -> str | None:
-    """Return the one line of a small file; follows no symlink, waits for nothing."""
-    try:
-        with Closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
-            return os.fsdecode(os.read(file, _LONGEST)).rstrip("\n")
-    except OSError:
-        return None  # also a directory: an ordinary repository
+    """Return the one line of a small file; a directory has none, as in an ordinary repository."""
+    text = plain_file(path, most=_LONGEST)
+    return None if text is None else os.fsdecode(text).rstrip("\n")
 
 
 def layer_of(store: Store, project: Project) -> RootLayer:

@@ -9,10 +9,10 @@ from binascii import crc32
 from fumehood.core.masks import UNSEEN, is_below, is_in
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
-from fumehood.linux.cache import replace
+from fumehood.linux.cache import plain_file, replace
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Operation, Text
-from fumehood.linux.nofollow import entries, open_below, open_top, remove_tree
+from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.rootfs.tree import WORKSPACE, RootTree, is_program
 
 TYPE_CHECKING = False
@@ -33,8 +33,6 @@ _RESOLVER, _HOSTS = "/etc/resolv.conf", "/etc/hosts"
 # An address for documentation (RFC 5737). Some resolvers wait for an answer although nothing could be sent.
 _NOWHERE = b"nameserver 192.0.2.53\noptions timeout:1 attempts:1\n"
 _NO_NETWORK = "there is no network"
-_LONGEST = 1 << 16
-_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def names_of_host(cache: str) -> list[Operation]:
@@ -97,18 +95,6 @@ def in_place(cache: str, target: str, content: bytes, why: str) -> list[Operatio
         except OSError:
             return []
     return [Bind(target=target, source=path, why=why)]
-
-
-def plain_file(path: str, top: int | None = None, most: int = _LONGEST) -> bytes | None:
-    """Return a plain file's content; None where there is something else, or nothing."""
-    try:
-        with Closing(os.open(path, _READING) if top is None else open_below(top, path, _READING)) as file:
-            status = os.fstat(file)
-            # No more than there is, where that is known: for a large buffer, the kernel has to find memory.
-            size = min(most, status.st_size + 1) if status.st_size else most
-            return os.read(file, size) if stat.S_ISREG(status.st_mode) else None
-    except OSError:
-        return None
 
 
 # ---- Who a command is, in a system that does not know it: its user's name, the author of its commits, whom it trusts.

@@ -401,16 +401,12 @@ def _chosen(store: Store, project: Project, root: str, path: str, source: str) -
         sound = [version for version in kept if version.is_sound]
         return sound[0] if sound else _sound(kept[0], shown, "there is no other")
     day = _day_meant(source)
-    if day:
-        for version in kept:
-            if version.source == day:
-                return _sound(version, shown, hint)
-        raise BadRequest(f"there is no backup of {shown} from {source}", hint=hint)
-    run = store.history.find(source, Reach(project=project.id))
+    run = None if day else store.history.find(source, Reach(project=project.id))
     for version in kept:
-        if version.source == run.run:
+        if version.source == (day if run is None else run.run):
             return _sound(version, shown, hint)
-    raise BadRequest(_why_not(store, project, root, path, run), hint=hint)
+    why = f"there is no backup of {shown} from {source}"
+    raise BadRequest(why if run is None else _why_not(store, project, root, path, run), hint=hint)
 
 
 def _sound(version: Version, shown: str, hint: str) -> Version:

@@ -10,10 +10,12 @@ from fumehood.core.environment import apart
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, NoDirectory, Refused, Unavailable
+from fumehood.linux.cache import plain_file
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
 from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
 from fumehood.linux.mounts import Operation, Text, is_bubblewraps
+from fumehood.linux.namespaces import from_inside
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
 from fumehood.linux.process import KILLED, LAUNCHER_GONE, Attendance, Outcome
@@ -391,8 +393,6 @@ def attend(
 
 def _listening_inside(access: Access, command: tuple[str, ...], world: World) -> tuple[str, ...]:
     """Have the listeners made inside the sandbox, where only bubblewrap can make the namespaces for them."""
-    from fumehood.linux.namespaces import from_inside
-
     if world.tree is not None:
         raise LaunchFailed(
             "a command in a root tree can't have hosts here: only bubblewrap may make user namespaces",
@@ -475,20 +475,8 @@ def _new(directory: int, below: str, inside: Mapping[str, Operation], ways: set[
                     yield path
             else:
                 made = inside.get(path)
-                if made is None or (isinstance(made, Text) and not _holds(directory, name, made.content)):
+                content = made.content if isinstance(made, Text) else None
+                if made is None or (content is not None and plain_file(name, directory, len(content) + 1) != content):
                     yield path
     finally:
         os.close(directory)
-
-
-def _holds(directory: int, name: str, content: bytes) -> bool:
-    try:
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    except OSError:
-        return False
-    try:
-        return os.read(file, len(content) + 1) == content
-    except OSError:
-        return False
-    finally:
-        os.close(file)

@@ -8,6 +8,8 @@ from fumehood.core import changes as c
 from fumehood.core.network import FULL
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
+from fumehood.linux.libc import Closing, InterruptsHeld
+from fumehood.linux.nofollow import is_version, looks, open_top
 from fumehood.service import layers as layering
 from fumehood.store.history import APPLYING, SETTLING
 
@@ -17,7 +19,6 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from fumehood.core.policy import Again
-    from fumehood.linux.libc import InterruptsHeld
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.terminal import Signals
     from fumehood.service.store import Store
@@ -364,9 +365,6 @@ def give_way(store: Store, run: Run) -> None:
 
     The project's lock is held. What a person changed after such a run is a conflict with the person.
     """
-    from fumehood.linux.libc import Closing
-    from fumehood.linux.nofollow import looks, open_top
-
     first = place = ""
     for number, root in enumerate(run.roots):
         conflicts = [change for change in run.changed if change.root == number and change.verdict == c.CONFLICT]
@@ -405,8 +403,6 @@ def _forget(store: Store, run: Run, reason: str, place: str) -> NoReturn:
 
 def _maker(store: Store, run: Run, conflict: c.Change, status: os.stat_result | None) -> str:
     """Return the run that left a path as it is, or nothing where none did."""
-    from fumehood.linux.nofollow import is_version
-
     for name, change in store.history.applied_at(run, run.roots[conflict.root], conflict.path):
         if change.after is None if status is None else change.after is not None and is_version(change.after, status):
             return name

@@ -14,7 +14,7 @@ from fumehood.core.request import SHELL
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.bwrap import TMP
-from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
+from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture, user_name
 from fumehood.linux.homes import relevant
 from fumehood.linux.hostview import HostViews, kernel_masks
 from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Operation, Proc, Tmpfs, View, sealed
@@ -277,8 +277,6 @@ def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
         )
     installed = root_tree.find(root_tree.collection(places.data), pinned or root)
     if layer and os.stat(installed.path).st_uid != os.geteuid():
-        from fumehood.linux.capture import user_name
-
         # No file of it could be changed: in the sandbox it is nobody's.
         whose = user_name(os.stat(installed.path).st_uid)
         raise BadRequest(

@@ -305,23 +305,19 @@ class FleetSender:
             self._write(note | judged | {"run": run.run})
         return run
 
-    def _take(self, path: str, title: str, signed: str, name: str) -> Run:
-        """Take up a job's changes in a draft of that name; what was begun of that before is thrown away."""
-        if self._store.drafts.at(self._project.id, name) is not None:
-            self._sandbox.draft(name).discard()
-        draft = self._sandbox.draft(name)
-        run: Run = draft._imported(path, title, signed)
-        if run.state == "empty":
-            draft.discard()
-        return run
-
     def _held(self, job: str, title: str, outcome: Outcome) -> Run:
-        bundle, report = outcome["bundle"], outcome["report"]
+        """Take up a job's changes in a draft of its own; what was begun of that before is thrown away."""
+        bundle, report, name = outcome["bundle"], outcome["report"], _draft(job)
         with tempfile.NamedTemporaryFile(dir=self._store.places.state) as file:
             for _, data in self._blobs.get([(str(bundle["name"]), _LARGEST_BUNDLE)]):
                 file.write(data)
             file.flush()
-            run = self._take(file.name, title, outcome["signed"], _draft(job))
+            if self._store.drafts.at(self._project.id, name) is not None:
+                self._sandbox.draft(name).discard()
+            draft = self._sandbox.draft(name)
+            run: Run = draft._imported(file.name, title, outcome["signed"])
+        if run.state == "empty":
+            draft.discard()
         run.exit_code, run.timed_out = report["exit_code"], bool(report["timed_out"])
         run.duration_s, run.network = float(report["duration_s"]), str(report["network"])
         run.blocked = tuple(Blocked(**each) for each in report["blocked"])
