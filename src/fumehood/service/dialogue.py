@@ -188,13 +188,13 @@ class Dialogue(Bell):
         self.has_begun = False
         self.lock = threading.Condition()
         numbers = count()
-        self.outputs = {name: Unread(name, numbers, as_text=as_text) for name in ("stdout", "stderr")}
+        self.outputs = {name: Unread(name, numbers, self.ring, as_text=as_text) for name in ("stdout", "stderr")}
         # On a terminal, both are one.
         self.outputs["stderr"].is_ended = terminal is not None
         self._tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._who_wait: list[_Waits] = []
+        self._who_wait: list[tuple[object, tuple[Unread, ...]]] = []  # and for which outputs, or for something else
         self._sink = -1
-        self._typed: deque[_Typed] = deque()
+        self._typed: deque[bytearray] = deque()  # what is to be written yet
         self._is_input_closed = False
         self._is_input_gone = False
         self._failure: Exception | None = None
@@ -252,7 +252,7 @@ class Dialogue(Bell):
             return False
         with self.lock:
             # Who waits for this output goes on with what is there by now.
-            elsewhere = [each.who for each in self._who_wait if output not in each.outputs]
+            elsewhere = [who for who, outputs in self._who_wait if output not in outputs]
             readers = [each for each in output.readers if _is_alive(each)]
             if not self._who_wait or any(each not in elsewhere for each in readers):
                 output.stuck_since = None
@@ -277,12 +277,12 @@ class Dialogue(Bell):
                 return not self._is_input_closed
             typed = self._typed[0]
             try:
-                typed.written += os.write(self._sink, typed.data[typed.written : typed.written + PIECE])
+                del typed[: os.write(self._sink, typed[:PIECE])]
             except BlockingIOError:
                 return True
             except OSError:
                 return False  # the command does not want it, or its terminal is gone
-            if typed.written == len(typed.data):
+            if not typed:
                 self._typed.popleft()
                 self.tell()
             return bool(self._typed) or not self._is_input_closed
@@ -339,11 +339,15 @@ class Dialogue(Bell):
             result = take()
             if result is not None:
                 return result
-            with self.waiting(threading.current_thread(), outputs, is_idle=is_idle):
+            waits = self._wait_idly(threading.current_thread(), outputs) if is_idle else None
+            try:
                 while (result := take()) is None:
                     if not self.lock.wait(None if until is None else max(0.0, until - monotonic())):
                         raise TimeoutError("the command has not ended yet")
                 return result
+            finally:
+                if waits is not None:
+                    self._who_wait.remove(waits)
 
     async def await_(self, take: Callable[[], Result | None], *outputs: Unread, is_idle: bool = True) -> Result:
         """Do the same in an event loop, which goes on meanwhile."""
@@ -356,28 +360,26 @@ class Dialogue(Bell):
                     return result
                 future: asyncio.Future[None] = loop.create_future()
                 self._tasks.append((loop, future))
-                waits = self.waiting(asyncio.current_task(), outputs, is_idle=is_idle)
-                waits.__enter__()
+                waits = self._wait_idly(asyncio.current_task(), outputs) if is_idle else None
             try:
                 await future
             finally:
                 with self.lock:
-                    waits.__exit__()
+                    if waits is not None:
+                        self._who_wait.remove(waits)
                     self._tasks = [each for each in self._tasks if each[1] is not future]
 
-    def waiting(self, who: object, outputs: tuple[Unread, ...], *, is_idle: bool) -> _Waits:
-        """Return what notes for a `with` block that somebody waits, for some outputs or for something else.
-
-        Who is not idle goes on before the command has ended, and may then read.
-        """
+    def _wait_idly(self, who: object, outputs: tuple[Unread, ...]) -> tuple[object, tuple[Unread, ...]]:
+        """Note that somebody waits; who is not idle goes on before the command has ended, and may then read."""
         if any(output.is_much for output in self.outputs.values()):
             self.ring()
-        return _Waits(who, outputs, self._who_wait if is_idle else [])
+        self._who_wait.append((who, outputs))
+        return self._who_wait[-1]
 
     def write(self, data: bytes) -> Callable[[], bool | None]:
         """Have something written; returns what tells that it is, and raises where it can't be."""
         self._check_owner()
-        typed = _Typed(data)
+        typed = bytearray(data)
         with self.lock:
             if self._is_input_closed:
                 raise ValueError("the command's input is closed")
@@ -386,9 +388,9 @@ class Dialogue(Bell):
         self.ring()
 
         def taken() -> bool | None:
-            if typed.written < len(data) and self._is_input_gone:
+            if typed and self._is_input_gone:
                 raise BrokenPipeError("the command takes no more input")
-            return True if typed.written == len(data) else None
+            return None if typed else True
 
         return taken
 
@@ -426,14 +428,6 @@ class Dialogue(Bell):
             raise BadRequest("a started command belongs to the process that started it", hint=hint)
 
 
-class _Typed:
-    """Something that is written to a command's input."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.written = 0
-
-
 class _Piece:
     """What was printed at once; the number tells when, among the pieces of both outputs."""
 
@@ -442,30 +436,16 @@ class _Piece:
         self.data = data
 
 
-class _Waits:
-    """Somebody who waits, for a `with` block; the lock is held at both ends."""
-
-    def __init__(self, who: object, outputs: tuple[Unread, ...], among: list[_Waits]) -> None:
-        self.who = who
-        self.outputs = outputs
-        self._among = among
-
-    def __enter__(self) -> None:
-        self._among.append(self)
-
-    def __exit__(self, *_error: object) -> None:
-        self._among.remove(self)
-
-
 class Unread:
     """What one output printed and nobody has read yet; all of it is done with the dialogue's lock held."""
 
-    def __init__(self, name: str, numbers: Iterator[int], *, as_text: bool) -> None:
+    def __init__(self, name: str, numbers: Iterator[int], ring: Callable[[], None], *, as_text: bool) -> None:
         self.name = name
         self.is_ended = False
         self.stuck_since: float | None = None  # when nobody was left who would read it
         self.readers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._numbers = numbers
+        self._ring = ring
         self._pieces: deque[_Piece] = deque()
         self._size = 0
         self._passed_over = 0
@@ -529,8 +509,11 @@ class Unread:
         return self._decoded(b"", is_end=True)
 
     def _removed(self, size: int) -> bytes:
+        was_much = self.is_much
         self._size -= size
         self.stuck_since = None
+        if was_much and not self.is_much:
+            self._ring()  # the command may go on
         taken = bytearray()
         while len(taken) < size:
             data = self._pieces[0].data

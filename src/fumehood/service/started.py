@@ -48,34 +48,29 @@ class Output:
         self._started = started
         self._unread = unread
 
-    def _taking(self, take: Callable[[], Any]) -> Callable[[], Any]:
-        dialogue = self._started._dialogue
+    def _wait(self, take: Callable[[], Any]) -> Any:
         self._unread.readers.add(_reader())
+        return self._started._dialogue.wait(take, self._unread)
 
-        def taken() -> Any:
-            was_much = self._unread.is_much
-            result = take()
-            if was_much and not self._unread.is_much:
-                dialogue.ring()
-            return result
-
-        return taken
+    async def _await(self, take: Callable[[], Any]) -> Any:
+        self._unread.readers.add(_reader())
+        return await self._started._dialogue.await_(take, self._unread)
 
     def read(self, size: int = PIECE) -> Any:
         """Return what has come, at most so many bytes of it; waits for something, and returns nothing at the end."""
-        return self._started._dialogue.wait(self._taking(lambda: self._unread.piece(size)), self._unread)
+        return self._wait(lambda: self._unread.piece(size))
 
     def readline(self) -> Any:
         """Return the next line with its end, nothing at the end; a line of more than a megabyte comes in parts."""
-        return self._started._dialogue.wait(self._taking(self._unread.line), self._unread)
+        return self._wait(self._unread.line)
 
     async def aread(self, size: int = PIECE) -> Any:
         """Do as `read` does, in an event loop."""
-        return await self._started._dialogue.await_(self._taking(lambda: self._unread.piece(size)), self._unread)
+        return await self._await(lambda: self._unread.piece(size))
 
     async def areadline(self) -> Any:
         """Do as `readline` does, in an event loop."""
-        return await self._started._dialogue.await_(self._taking(self._unread.line), self._unread)
+        return await self._await(self._unread.line)
 
     def __iter__(self) -> Iterator[Any]:
         while line := self.readline():
@@ -210,11 +205,7 @@ class Started:
         for each in outputs:
             each.readers.add(_reader())
         for each in sorted((each for each in outputs if each.first is not None), key=lambda each: each.first or 0):
-            was_much = each.is_much
-            text = each.piece(PIECE)
-            if was_much:
-                self._dialogue.ring()
-            if text:
+            if text := each.piece(PIECE):
                 return each.name, text
         if not all(each.is_ended for each in outputs):
             return None
