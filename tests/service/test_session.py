@@ -72,7 +72,7 @@ def test_whatever_a_command_does_to_its_shell_its_directory_and_its_output_are_k
         ("cd d; eval if", ""),
     ):
         plain = subprocess.run([path, "-c", line], cwd=project, capture_output=True, text=True, check=False)
-        request = agent._request(line, project, False, None, None, None, None).replace(shell=path)
+        request = agent._request(line, cwd=project).replace(shell=path)
         run = agent._hood.run(request, Wishes())
         assert (run.exit_code, run.stdout) == (plain.returncode, plain.stdout) == (plain.returncode, printed), line
         assert (agent.cwd, run.blocked) == (f"{project}/d", ()), line
