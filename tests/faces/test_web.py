@@ -17,7 +17,7 @@ from starlette.requests import Request
 from conftest import command_line
 from fumehood import Sandbox
 from fumehood.errors import ChangedMeanwhile
-from fumehood.faces.web import api, runs, views
+from fumehood.faces.web import api, views
 from fumehood.faces.web.house import House
 from fumehood.service import overview
 from fumehood.service.opened import OpenedStore
@@ -161,7 +161,7 @@ def test_a_held_hook_is_refused_and_a_source_file_accepted(cli: Any, project: Pa
     ("module", "name", "view"),
     [
         (views, "page_of_changes", lambda house, asked: views.waiting(house, asked)[1]["runs"][0]),
-        (runs, "page_of_changes", lambda house, asked: runs.run(house, asked)[1]),
+        (views, "page_of_changes", lambda house, asked: views.run(house, asked)[1]),
         (api, "count_waiting", lambda house, asked: _call("/api/waiting").answer(house, asked, {})["waiting"][0]),
     ],
 )

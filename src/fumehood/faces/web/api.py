@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +15,7 @@ from fumehood import __version__
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.web import runs
+from fumehood.faces.web import views
 from fumehood.faces.web.house import House, asked_number
 from fumehood.linux.doctor import examine
 from fumehood.service import decide, overview, provided
@@ -23,10 +24,16 @@ from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions
 from fumehood.store.config import file_of, text_of, write_checked
 from fumehood.store.files import Files
-from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search
+from fumehood.store.search import change_at, count_waiting, page_of_changes, search
 
 _MOST = 200  # in one answer
-_SEARCH = ("words", "path", "text", "session", "state", "project")
+# What a field of a request may be, and how OpenAPI calls it.
+_KINDS: dict[str, tuple[tuple[type, ...], dict[str, Any]]] = {
+    "string": ((str,), {"type": "string"}), "boolean": ((bool,), {"type": "boolean"}),
+    "answer": ((str, bool), {"type": ["string", "boolean"]}),
+    "strings": ((list,), {"type": "array", "items": {"type": "string"}}),
+    "numbers": ((list,), {"type": "array", "items": {"type": "integer"}}),
+}  # fmt: skip
 
 
 class Call(Value):
@@ -37,6 +44,11 @@ class Call(Value):
     answer: Callable[[House, Request, dict[str, Any]], dict[str, Any]]
     query: tuple[str, ...] = ()
     body: dict[str, str] | None = None  # the fields of what is sent, with their kinds; None: it only reads
+
+    @property
+    def method(self) -> str:
+        """How it is called."""
+        return "GET" if self.body is None else "POST"
 
 
 class AsciiJSONResponse(JSONResponse):
@@ -55,24 +67,12 @@ def refusal(error: FumehoodError, status: int) -> JSONResponse:
 def routes(house: House) -> list[Route]:
     """Return the addresses of the interface."""
     described = Route("/api/openapi.json", lambda _request: AsciiJSONResponse(description()))
-    return [described, *(Route(each.path, _answered(house, each), methods=[_method(each)]) for each in CALLS)]
+    return [described, *(Route(each.path, partial(_answered, house, each), methods=[each.method]) for each in CALLS)]
 
 
-def _method(call: Call) -> str:
-    return "GET" if call.body is None else "POST"
-
-
-def _answered(house: House, call: Call) -> Callable[..., Any]:
-    async def answer(request: Request) -> JSONResponse:
-        body = {} if call.body is None else _fitting(call, await request.body())
-        return AsciiJSONResponse(await house.in_thread(lambda: call.answer(house, request, body)))
-
-    return answer
-
-
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "string": str, "boolean": bool, "strings": list, "numbers": list, "answer": (str, bool),
-}  # fmt: skip
+async def _answered(house: House, call: Call, request: Request) -> JSONResponse:
+    body = {} if call.body is None else _fitting(call, await request.body())
+    return AsciiJSONResponse(await house.in_thread(lambda: call.answer(house, request, body)))
 
 
 def _fitting(call: Call, sent: bytes) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _fitting(call: Call, sent: bytes) -> dict[str, Any]:
         raise BadRequest("the request is not an object", hint='{"answer": "allow_once"}')
     fields = call.body or {}
     for name, value in body.items():
-        if name not in fields or not isinstance(value, _KINDS[fields[name]]):
+        if name not in fields or not isinstance(value, _KINDS[fields[name]][0]):
             raise BadRequest(f"{name!r} is not known here, or of another kind", hint=f"one of: {', '.join(fields)}")
     return body
 
@@ -113,10 +113,8 @@ def _after(request: Request) -> tuple[int, int]:
 
 
 def _runs(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    asked = request.query_params
-    fields = {name: asked.get(name, "") for name in _SEARCH if name != "project"}
-    project = house.number_of(asked["project"]) if asked.get("project") else None
-    what = Search(**fields, project=project)
+    path = request.query_params.get("project")
+    what = views.asked_search(request, house.number_of(path) if path else None)
     names, before = search(house.store.history, what, most=_limit(request), before=asked_number(request, "before"))
     return {"runs": [_summary(run) for run in house.store.history.runs(among=names)], "before": before or None}
 
@@ -197,14 +195,14 @@ def _act(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]
 
 
 def _draft(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    project, record = runs.chosen_draft(house, request)
-    about = runs.draft_fields(house, project.path, record)  # with its state, before what it holds is looked at
-    run, _, conflicts = runs.compared_draft(house, project, record)
+    project, record = views.chosen_draft(house, request)
+    about = views.draft_fields(house, project.path, record)  # with its state, before what it holds is looked at
+    run, _, conflicts = views.compared_draft(house, project, record)
     return {**about, "changes": run.fields_of(run.changed), "conflicts": [each.as_dict() for each in conflicts]}
 
 
 def _do_to_draft(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    done = runs.perform_on_draft(house, request, {name: value for name, value in body.items() if value})
+    done = views.perform_on_draft(house, request, {name: value for name, value in body.items() if value})
     return {} if done is None else done.as_dict()
 
 
@@ -225,7 +223,7 @@ def _configure(house: House, request: Request, body: dict[str, Any]) -> dict[str
 
 CALLS = (
     Call(path="/api/runs", about="Runs, the latest first; `before` goes on", answer=_runs,
-         query=(*_SEARCH, "limit", "before")),
+         query=(*views.SEARCHED, "project", "limit", "before")),
     Call(path="/api/runs/{run}", about="A run, as `fumehood show --json` tells it",
          answer=lambda house, request, _body: house.run(request).as_dict()),
     Call(path="/api/runs/{run}/changes", answer=_changes, query=("verdict", "limit", "after"),
@@ -246,11 +244,12 @@ CALLS = (
         "sessions": [{"name": each.name, "started_at": each.started_at, "runs": count}
                      for each, count in house.store.sessions.counts()]}),
     Call(path="/api/drafts", about="Every open draft", answer=lambda house, _request, _body: {
-        "drafts": list(runs.open_drafts(house))}),
+        "drafts": list(views.open_drafts(house))}),
     Call(path="/api/drafts/{project:int}/{draft}", about="What a draft would change, and what stands in its way",
          answer=_draft),
-    Call(path="/api/drafts/{project:int}/{draft}/{act}", about=f"Do something to a draft: {', '.join(runs.DRAFT_ACTS)}",
-         body={"seen": "string", "force": "boolean", "branch": "string", "message": "string"}, answer=_do_to_draft),
+    Call(path="/api/drafts/{project:int}/{draft}/{act}", answer=_do_to_draft,
+         about=f"Do something to a draft: {', '.join(views.DRAFT_ACTS)}",
+         body={"seen": "string", "force": "boolean", "branch": "string", "message": "string"}),
     Call(path="/api/files", about="The files of a project that runs changed", answer=_files,
          query=("project", "words", "limit", "after")),
     Call(path="/api/versions", about="What a file can be restored from", answer=_versions,
@@ -271,18 +270,14 @@ CALLS = (
 
 def description() -> dict[str, Any]:
     """Describe the interface, by OpenAPI's rules."""
-    kinds: dict[str, Any] = {
-        "string": {"type": "string"}, "boolean": {"type": "boolean"}, "answer": {"type": ["string", "boolean"]},
-        "strings": {"type": "array", "items": {"type": "string"}},
-        "numbers": {"type": "array", "items": {"type": "integer"}},
-    }  # fmt: skip
+    text = _KINDS["string"][1]
     paths: dict[str, Any] = {}
     for call in CALLS:
         path = call.path.replace(":int", "")
         named = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         parameters = [
-            *({"name": name, "in": "path", "required": True, "schema": kinds["string"]} for name in named),
-            *({"name": name, "in": "query", "schema": kinds["string"]} for name in call.query),
+            *({"name": name, "in": "path", "required": True, "schema": text} for name in named),
+            *({"name": name, "in": "query", "schema": text} for name in call.query),
         ]
         failed = {"description": "an object with `error` and `hint`"}
         answers = {"200": {"description": "an object"}, "401": {"description": "the token is missing"}}
@@ -290,10 +285,10 @@ def description() -> dict[str, Any]:
             "summary": call.about, "parameters": parameters, "responses": answers | {"4XX": failed},
         }  # fmt: skip
         if call.body:
-            fields = {name: kinds[kind] for name, kind in call.body.items()}
+            fields = {name: _KINDS[kind][1] for name, kind in call.body.items()}
             schema = {"type": "object", "properties": fields, "additionalProperties": False}
             described["requestBody"] = {"content": {"application/json": {"schema": schema}}}
-        paths.setdefault(path, {})[_method(call).lower()] = described
+        paths.setdefault(path, {})[call.method.lower()] = described
     return {
         "openapi": "3.1.0", "info": {"title": "Fumehood", "version": __version__}, "paths": paths,
         "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},

@@ -6,7 +6,8 @@ import hmac
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qs
 
@@ -21,8 +22,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
-from fumehood.faces.web import api, runs, views
-from fumehood.faces.web.house import House, View, received
+from fumehood.faces.web import api, views
+from fumehood.faces.web.house import House, View, attending, news, output, received, streamed
 from fumehood.linux.cache import replace
 from fumehood.service import overview, provided
 from fumehood.service.opened import OpenedStore
@@ -108,12 +109,12 @@ def _api_token(places: Places) -> str:
 def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gate:
     """Return the whole page, behind its gate."""
     views_at = {
-        "/": views.now, "/questions": views.questions, "/waiting": views.waiting, "/history": runs.history,
-        "/files": runs.files, "/file": runs.file, "/file/version": runs.version, "/file/lines": runs.lines,
-        "/settings": views.settings, "/settings/doctor": views.doctor, "/runs/{run}": runs.run,
-        "/runs/{run}/diff": runs.difference, "/runs/{run}/changes": runs.changes,
-        "/runs/{run}/held": views.more_waiting, "/drafts": runs.every_draft, _DRAFT: runs.draft,
-        f"{_DRAFT}/diff": runs.draft_difference,
+        "/": views.now, "/questions": views.questions, "/waiting": views.waiting, "/history": views.history,
+        "/files": views.files, "/file": views.file, "/file/version": views.version, "/file/lines": views.lines,
+        "/settings": views.settings, "/settings/doctor": views.doctor, "/runs/{run}": views.run,
+        "/runs/{run}/diff": views.difference, "/runs/{run}/changes": views.changes,
+        "/runs/{run}/held": views.more_waiting, "/drafts": views.every_draft, _DRAFT: views.draft,
+        f"{_DRAFT}/diff": views.difference,
     }  # fmt: skip
     acts_at: dict[str, Callable[[House, Request, FormData], str]] = {
         "/runs/{run}/{act}": _act, "/questions/{question}": _answer, "/missed/{number:int}": _forget,
@@ -121,79 +122,62 @@ def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gat
         "/playground/clean": _clean_playground, f"{_DRAFT}/{{act}}": _draft,
     }  # fmt: skip
     routes: list[Route | Mount] = [
-        *(Route(path, _shown(house, view)) for path, view in views_at.items()),
-        Route("/link", _another_browser(house), methods=["POST"]),
-        Route("/events", views.events(house)),
-        Route("/runs/{run}/events", views.output(house)),
-        Route("/runs/{run}/output", _output(house)),
-        Route("/runs/{run}/content", _picture(house, runs.versions)),
-        Route(f"{_DRAFT}/content", _picture(house, runs.draft_versions)),
+        *(Route(path, partial(_shown, house, view)) for path, view in views_at.items()),
+        Route("/link", partial(_another_browser, house), methods=["POST"]),
+        Route("/events", partial(streamed, house, news)),
+        Route("/runs/{run}/events", partial(streamed, house, output)),
+        Route("/runs/{run}/output", partial(_whole_output, house)),
+        Route("/runs/{run}/content", partial(_picture, house)),
+        Route(f"{_DRAFT}/content", partial(_picture, house)),
         *api.routes(house),
-        *(Route(path, _done(house, act), methods=["POST"]) for path, act in acts_at.items()),
+        *(Route(path, partial(_done, house, act), methods=["POST"]) for path, act in acts_at.items()),
         Mount("/static", StaticFiles(directory=f"{_HERE}/static")),
     ]
-    error_page = _error_page(house)
-    app: ASGIApp = Starlette(
-        routes=routes, lifespan=views.attending(house),
-        exception_handlers=dict.fromkeys((FumehoodError, OSError, HTTPException, Exception), error_page),
-    )  # fmt: skip
+    tells_errors = dict.fromkeys((FumehoodError, OSError, HTTPException, Exception), partial(_error_page, house))
+    app = Starlette(routes=routes, lifespan=partial(attending, house), exception_handlers=tells_errors)
     return Gate(app, house, port, hosts, api_token)
 
 
-def _shown(house: House, view: Callable[[House, Request], View]) -> Callable[..., Response]:
-    """Return what answers with a template that a view fills; it runs in a thread, for it reads the records."""
-
-    def answer(request: Request) -> Response:
-        template, context = view(house, request)
-        if template in _PARTS and not request.headers.get("hx-request"):
-            template, context = "part_page.html", {**context, "part": template}
-        return HTMLResponse(house.render(template, request, **context), headers={"cache-control": "no-store"})
-
-    return answer
+def _shown(house: House, view: Callable[[House, Request], View], request: Request) -> Response:
+    """Answer with a template that a view fills; this runs in a thread, for it reads the records."""
+    template, context = view(house, request)
+    if template in _PARTS and not request.headers.get("hx-request"):
+        template, context = "part_page.html", {**context, "part": template}
+    return HTMLResponse(house.render(template, request, **context), headers={"cache-control": "no-store"})
 
 
-def _error_page(house: House) -> Callable[[Request, Exception], Response]:
-    """Return what tells of an error: in one line, with what to do about it."""
-
-    def tell(request: Request, error: Exception) -> Response:
-        if isinstance(error, HTTPException):
-            plain: FumehoodError = BadRequest(f"{request.url.path}: {error.detail}", hint="choose one of the views")
-            status = error.status_code
-        else:
-            plain = plain_error(error)
-            was_asked = isinstance(error, BadRequest if request.method == "GET" else FumehoodError)
-            status = 500 if not was_asked else 404 if request.method == "GET" else 409
-        if request.url.path.startswith("/api/"):
-            return api.refusal(plain, status)
-        if request.headers.get("hx-request"):
-            return HTMLResponse(house.fragment("error_part.html", error=plain), status)
-        back = request.headers.get("referer", "").partition(request.url.netloc)[2]
-        # What can't be read now may be what other pages show of it all: this one shows only what is wrong.
-        shown = house.fragment(
-            "error.html", error=plain, title="That did not work", back=back if back.startswith("/") else "/",
-            is_stale=isinstance(error, ChangedMeanwhile), path=request.url.path, open_questions=(),
-            counts={"questions": "", "waiting": ""},
-        )  # fmt: skip
-        return HTMLResponse(shown, status)
-
-    return tell
+def _error_page(house: House, request: Request, error: Exception) -> Response:
+    """Tell of an error: in one line, with what to do about it."""
+    if isinstance(error, HTTPException):
+        plain: FumehoodError = BadRequest(f"{request.url.path}: {error.detail}", hint="choose one of the views")
+        status = error.status_code
+    else:
+        plain = plain_error(error)
+        was_asked = isinstance(error, BadRequest if request.method == "GET" else FumehoodError)
+        status = 500 if not was_asked else 404 if request.method == "GET" else 409
+    if request.url.path.startswith("/api/"):
+        return api.refusal(plain, status)
+    if request.headers.get("hx-request"):
+        return HTMLResponse(house.fragment("error_part.html", error=plain), status)
+    back = request.headers.get("referer", "").partition(request.url.netloc)[2]
+    # What can't be read now may be what other pages show of it all: this one shows only what is wrong.
+    shown = house.fragment(
+        "error.html", error=plain, title="That did not work", back=back if back.startswith("/") else "/",
+        is_stale=isinstance(error, ChangedMeanwhile), path=request.url.path, open_questions=(),
+        counts={"questions": "", "waiting": ""},
+    )  # fmt: skip
+    return HTMLResponse(shown, status)
 
 
 # ---- What a person does: each act is a form, and leads to where its outcome is seen.
 
-def _done(
-    house: House, act: Callable[[House, Request, FormData], str]
-) -> Callable[[Request], Awaitable[Response]]:
-    """Return what does an act in a thread, for it may wait for a lock; it returns where to go then, or a sentence."""
-
-    async def answer(request: Request) -> Response:
-        async with request.form(max_files=0, max_part_size=_MOST_SENT) as form:
-            outcome = await house.in_thread(lambda: act(house, request, form))
-        if request.headers.get("hx-request"):
-            return HTMLResponse(house.fragment("note.html", text=outcome))
-        return RedirectResponse(outcome if outcome.startswith("/") else "/questions", 303)
-
-    return answer
+async def _done(house: House, act: Callable[[House, Request, FormData], str], request: Request) -> Response:
+    """Do an act in a thread, for it may wait for a lock; it returns where to go then, or a sentence."""
+    async with request.form(max_files=0, max_part_size=_MOST_SENT) as form:
+        outcome = await house.in_thread(lambda: act(house, request, form))
+    if request.headers.get("hx-request"):
+        return HTMLResponse(house.fragment("note.html", text=outcome))
+    return RedirectResponse(outcome if outcome.startswith("/") else "/questions", 303)
 
 
 def _act(house: House, request: Request, form: FormData) -> str:
@@ -221,7 +205,7 @@ def _answer(house: House, request: Request, form: FormData) -> str:
 
 
 def _draft(house: House, request: Request, form: FormData) -> str:
-    done = runs.perform_on_draft(house, request, {name: str(value) for name, value in form.items()})
+    done = views.perform_on_draft(house, request, {name: str(value) for name, value in form.items()})
     if done is not None:
         return f"/runs/{done.run}" if done.state != "empty" else "/drafts"
     address = request.url.path.rpartition("/")[0]
@@ -255,41 +239,30 @@ def _clean_playground(house: House, _request: Request, _form: FormData) -> str:
     return "/settings#playground"
 
 
-def _another_browser(house: House) -> Callable[[Request], Response]:
+def _another_browser(house: House, request: Request) -> Response:
     """Show a new link, for one more browser; the one before counts no more."""
-
-    def show(request: Request) -> Response:
-        address = f"{request.headers['origin']}{house.new_link()}"
-        shown = house.render("link.html", request, title="Another browser", address=address)
-        return HTMLResponse(shown, headers={"cache-control": "no-store"})
-
-    return show
+    address = f"{request.headers['origin']}{house.new_link()}"
+    shown = house.render("link.html", request, title="Another browser", address=address)
+    return HTMLResponse(shown, headers={"cache-control": "no-store"})
 
 
 # ---- What is not a page.
 
-def _output(house: House) -> Callable[[Request], Response]:
-    def whole(request: Request) -> Response:
-        run = house.run(request)
-        stream = "stderr" if request.query_params.get("stream") == "stderr" else "stdout"
-        name = f'attachment; filename="{run.number}-{stream}.txt"'
-        pieces = (piece or b"" for piece in house.store.history.printed(run.run, stream))
-        return StreamingResponse(pieces, media_type="text/plain", headers={"content-disposition": name})
-
-    return whole
+def _whole_output(house: House, request: Request) -> Response:
+    run = house.run(request)
+    stream = "stderr" if request.query_params.get("stream") == "stderr" else "stdout"
+    name = f'attachment; filename="{run.number}-{stream}.txt"'
+    pieces = (piece or b"" for piece in house.store.history.printed(run.run, stream))
+    return StreamingResponse(pieces, media_type="text/plain", headers={"content-disposition": name})
 
 
-def _picture(house: House, versions: Callable[[House, Request], tuple[bytes, bytes]]) -> Callable[[Request], Response]:
+def _picture(house: House, request: Request) -> Response:
     """Show one version of a picture; nothing else is given out as what it may be."""
-
-    def picture(request: Request) -> Response:
-        data = versions(house, request)[request.query_params.get("side") == "new"]
-        kind = next((kind for start, kind in _IMAGES.items() if data.startswith(start)), None)
-        if kind is None:
-            return PlainTextResponse("This is not a picture.\n", 404)
-        return Response(data, media_type=kind)
-
-    return picture
+    data = views.versions(house, request)[request.query_params.get("side") == "new"]
+    kind = next((kind for start, kind in _IMAGES.items() if data.startswith(start)), None)
+    if kind is None:
+        return PlainTextResponse("This is not a picture.\n", 404)
+    return Response(data, media_type=kind)
 
 
 # ---- Who may use the page: this machine's own person, by a link that works once, and no other page's script.

@@ -1,28 +1,36 @@
-"""What every view of the page has: the records, the desk, what is new, and how a template is filled."""
+"""What every view of the page has: the records, the desk, how a template is filled, and what is new while one looks.
+
+That is sent to the page as it happens (server-sent events).
+"""
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from typing import TypeVar
 from urllib.parse import quote, unquote, urlencode
 
 import anyio.to_thread
 import jinja2
+from starlette.applications import Starlette
 from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from fumehood.core import changes as c
 from fumehood.core.limits import size_told
 from fumehood.core.questions import Question, question_lines
 from fumehood.core.report import Run, printable
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.web.text import coloured
 from fumehood.service import overview
 from fumehood.service.desk import Desk
 from fumehood.service.store import Store
+from fumehood.store.history import UNFINISHED
 from fumehood.store.projects import Project
 
 Done = TypeVar("Done")
@@ -33,6 +41,11 @@ _SIGNS = {c.ADDED: "+", c.MODIFIED: "~", c.DELETED: "-", c.MODE: "m", c.TYPE: "t
 _ID = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{26}\b")
 _TAIL = 4  # lines of what a command printed last that are shown beside it
 _LATEST_WRITTEN = 5
+_EVERY_S = 0.5
+_AWAY_S = 5.0  # how long somebody counts as present while a page is loaded anew
+_MOST_AT_ONCE = 1 << 16  # bytes of output in one event; a command that prints more than that is followed with gaps
+_MOST_WRITTEN = 200
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class House:
@@ -65,10 +78,17 @@ class House:
 
     def look(self) -> None:
         """Find out what is new for every page that is open."""
-        self.store.recover()
+        try:
+            self.store.recover()
+            self.news = self._new()
+        except (FumehoodError, OSError) as error:
+            # The records can't be read now, perhaps for want of room: the page says so, and goes on trying.
+            self.news = {**self.news, "trouble": self.fragment("trouble.html", message=str(error))}
+
+    def _new(self) -> dict[str, str]:
         questions = self.desk.waiting()
         waiting = overview.count_waiting(self.store)
-        self.news = {
+        return {
             "questions": self.fragment("questions_open.html", questions=questions),
             "running": self.fragment("running.html", running=self.running(), now=time.time()),
             "count-questions": str(len(questions) or ""), "count-waiting": str(waiting or ""),
@@ -176,3 +196,101 @@ def _clock(at: float) -> str:
 def _link(path: str, /, **query: object) -> str:
     asked = {key: value for key, value in query.items() if value not in ("", None)}
     return f"{path}?{urlencode(asked)}" if asked else path
+
+
+# ---- What changes while somebody looks.
+
+@asynccontextmanager
+async def attending(house: House, _app: Starlette) -> AsyncIterator[None]:
+    """Be at the desk, and look for what is new, as long as a page is open."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_attend, house)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def _attend(house: House) -> None:
+    seen_at, is_present = 0.0, False
+    with ExitStack() as presence:
+        while True:
+            now = time.monotonic()
+            seen_at = now if house.watchers else seen_at
+            was_present, is_present = is_present, bool(seen_at) and now - seen_at < _AWAY_S
+            if is_present and not was_present:
+                presence.enter_context(house.desk.attend())
+            elif was_present and not is_present:
+                presence.close()
+            if house.watchers:
+                await house.in_thread(house.look)
+            await anyio.sleep(_EVERY_S / 2)
+
+
+def _event(name: str, html: str) -> str:
+    lines = "".join(f"data: {line}\n" for line in html.split("\n"))
+    return f"event: {name}\n{lines}\n"
+
+
+async def streamed(
+    house: House, events: Callable[[House, Request], AsyncIterator[str]], request: Request
+) -> StreamingResponse:
+    """Answer with what happens, as it does."""
+    shown = events(house, request)
+    return StreamingResponse(shown, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+async def news(house: House, request: Request) -> AsyncIterator[str]:
+    """Tell a browser what is asked, what runs, and how much waits, whenever that is new."""
+    before: dict[str, str] = {}
+    house.watchers += 1
+    try:
+        while not await request.is_disconnected():
+            for name, html in house.news.items():
+                if before.get(name) != html:
+                    yield _event(name, html)
+            yield ":\n\n"  # so that a page that is gone is noticed
+            before = house.news
+            await anyio.sleep(_EVERY_S)
+    finally:
+        house.watchers -= 1
+
+
+async def output(house: House, request: Request) -> AsyncIterator[str]:
+    """Tell a run's page what its command prints and writes, until it has ended; goes on after what it was told."""
+    run = await house.in_thread(lambda: house.run(request))
+    counts = (request.headers.get("last-event-id") or request.query_params.get("after", "")).split("-")
+    read = [int(each) if each.isdecimal() else 0 for each in (*counts, "0")[:2]]
+    before = ""
+    while run.state in UNFINISHED and not await request.is_disconnected():
+        shown = await house.in_thread(lambda run=run: _new_of(house, run, read))  # type: ignore[misc]
+        for name, html in shown.items():
+            if name != "written" or html != before:
+                yield f"id: {read[0]}-{read[1]}\n{_event(name, html)}"
+        yield ":\n\n"
+        before = shown["written"]
+        await anyio.sleep(_EVERY_S)
+        run = await house.in_thread(lambda run=run: house.store.history.find(run.run))  # type: ignore[misc]
+    yield _event("ended", "")
+
+
+def _new_of(house: House, run: Run, read: list[int]) -> dict[str, str]:
+    """Return what a command printed since so many bytes of each output, and what it wrote."""
+    shown = {}
+    for number, stream in enumerate(("stdout", "stderr")):
+        try:
+            with open(house.store.places.output(run.run, stream), "rb") as file:
+                passed = max(0, os.fstat(file.fileno()).st_size - _MOST_AT_ONCE - read[number])
+                file.seek(read[number] + passed)
+                piece = file.read(_MOST_AT_ONCE)
+        except FileNotFoundError:
+            continue  # nothing yet, or all of it is in the record now
+        decoder = _UTF8("replace")
+        text = decoder.decode(piece)
+        read[number] += passed + len(piece) - len(decoder.getstate()[0])  # the rest of a letter is still to come
+        if text:
+            note = f"\n… {size_told(passed)} more …\n" if passed else ""
+            shown[stream] = str(coloured(note + text))
+    each = overview.live(house.store, run)
+    shown["use"] = house.fragment("use.html", each=each, now=time.time())
+    paths, is_more = overview.written(house.store, run, _MOST_WRITTEN)
+    shown["written"] = house.fragment("written.html", written=paths, is_more=is_more)
+    return shown

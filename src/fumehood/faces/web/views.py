@@ -1,44 +1,59 @@
-"""The views of the present: what runs, what is asked, what waits, how things are set; and what is new while one looks.
-
-That is sent to the page as it happens (server-sent events).
-"""
+"""The views of the page: what runs, is asked and waits, the history, one run, files over time, drafts, and settings."""
 
 from __future__ import annotations
 
-import codecs
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-import anyio
-from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
 
-from fumehood.core.changes import Change
-from fumehood.core.limits import size_told
-from fumehood.core.report import Run
-from fumehood.errors import FumehoodError
+from fumehood.core import changes as c
+from fumehood.core.hunks import hunks, merged
+from fumehood.core.report import Run, printable
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
 from fumehood.faces.web.house import House, View, asked_number, asked_path
-from fumehood.faces.web.text import coloured
+from fumehood.faces.web.text import hex_lines, hunks_of, numbered, readable
 from fumehood.linux.doctor import examine
-from fumehood.service import overview, provided
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import LISTING, kind_of, open_below, open_top
+from fumehood.service import decide, differences, drafts, overview, provided
+from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
+from fumehood.service.drafts import Conflict
+from fumehood.service.files import catch_up
+from fumehood.service.library import Sandbox
 from fumehood.service.overview import shown_at
+from fumehood.service.restore import versions as kept_versions
+from fumehood.service.undo import has_backups
+from fumehood.store.audit import WEB
 from fumehood.store.config import file_of, text_of
-from fumehood.store.history import UNFINISHED
-from fumehood.store.search import Search, count_waiting, page_of_changes, search
+from fumehood.store.drafts import DraftRecord
+from fumehood.store.files import Files, Record
+from fumehood.store.history import Reach
+from fumehood.store.projects import Project
+from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search
 
+SEARCHED = ("words", "path", "text", "session", "state")
+DRAFT_ACTS = ("apply", "discard", "rebase", "commit")
 _LATEST = 8
 _HELD_RUNS = 10  # on one page of what waits
 _HELD = 60  # changes of each
 _MOST_IN_PLAYGROUND = 200
-_EVERY_S = 0.5
-_AWAY_S = 5.0  # how long somebody counts as present while a page is loaded anew
-_MOST_AT_ONCE = 1 << 16  # bytes of output in one event; a command that prints more than that is followed with gaps
-_MOST_WRITTEN = 200
-_UTF8 = codecs.getincrementaldecoder("utf-8")
+_RUNS = 50  # on one page of the history
+_RUNS_OF_DRAFT = 100
+_MOST_LINES = 8  # beside each other, in the graph
+_CHANGES = 200  # on one page of a run or a draft
+_FILES = 200
+_MOST_PRINTED = 200_000  # characters of an output that the page shows; all of it can be saved
+_REPEATS = ("diff --git ", "--- ", "+++ ", "Binary files ")
+_PICTURES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+_ENDED = ("applied", "held", "undone", "discarded", "empty", "failed", "refused", "running")
 
+
+# ---- The present, and how things are set.
 
 def now(house: House, _request: Request) -> View:
     """What runs now, in every project, and where things stand."""
@@ -77,14 +92,14 @@ def _held(house: House, run: Run, after: tuple[int, int]) -> dict[str, object]:
     seen = shown_at(house.store, run)
     changes, rest = page_of_changes(house.store.database, run.run, after, most=_HELD, waiting=True)
     return {
-        "run": run, "directories": by_directory(run, changes), "rest": rest, "seen": seen,
+        "run": run, "directories": _by_directory(run, changes), "rest": rest, "seen": seen,
         "total": count_waiting(house.store.database, run.run), "lines": overview.lines_of_rules(house.store, changes),
     }  # fmt: skip
 
 
-def by_directory(run: Run, changes: Iterable[Change]) -> dict[str, list[Change]]:
+def _by_directory(run: Run, changes: Iterable[c.Change]) -> dict[str, list[c.Change]]:
     """Return changes by the directory that they are in, named as a decision on it names it."""
-    groups: dict[str, list[Change]] = {}
+    groups: dict[str, list[c.Change]] = {}
     for change in changes:
         directory = change.path.rpartition("/")[0]
         if change.root:
@@ -107,9 +122,6 @@ def settings(house: House, request: Request) -> View:
 
 def _listed(place: str, below: str) -> tuple[list[tuple[str, str, int]], bool]:
     """Return some of what is in a directory of the playground: name, kind and size; no link is followed."""
-    from fumehood.linux.libc import Closing
-    from fumehood.linux.nofollow import LISTING, kind_of, open_below, open_top
-
     try:
         with Closing(open_top(place)) as top, Closing(open_below(top, below, LISTING)) as directory:
             names = sorted(os.listdir(directory))
@@ -127,120 +139,333 @@ def doctor(house: House, _request: Request) -> View:
     return "doctor.html", {"title": "Doctor", "abilities": examine(house.store.places.state)}
 
 
-# ---- What changes while somebody looks.
+# ---- The history, and its graph.
 
-def attending(house: House) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Return what is at the desk, and looks for what is new, as long as a page is open."""
-
-    async def attend() -> None:
-        seen_at, is_present = 0.0, False
-        with ExitStack() as presence:
-            while True:
-                now = time.monotonic()
-                seen_at = now if house.watchers else seen_at
-                was_present, is_present = is_present, bool(seen_at) and now - seen_at < _AWAY_S
-                if is_present and not was_present:
-                    presence.enter_context(house.desk.attend())
-                elif was_present and not is_present:
-                    presence.close()
-                if house.watchers:
-                    await house.in_thread(lambda: _look(house))
-                await anyio.sleep(_EVERY_S / 2)
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(attend)
-            yield
-            tasks.cancel_scope.cancel()
-
-    return lifespan
+def history(house: House, request: Request) -> View:
+    """What ran, found by search."""
+    projects = house.store.projects.listed()
+    chosen = next((each for each in projects if each.path == asked_path(request, "project")), None)
+    what = asked_search(request, None if chosen is None else chosen.id)
+    before = asked_number(request, "before")
+    names, later = search(house.store.history, what, most=_RUNS, before=before)
+    runs = house.store.history.runs(among=names)
+    is_more = bool(request.headers.get("hx-request") and before)
+    return "history_rows.html" if is_more else "history.html", {
+        "title": "History", "rows": list(zip(runs, graph(runs), strict=True)), "projects": projects,
+        "others": _others(house, runs),
+        "counts_of": house.store.history.count_changes(names), "later": later, "states": _ENDED,
+        "taken_back": _taken_back(house, runs),
+        "asked": what.fields() | {"project": "" if chosen is None else chosen.path},
+    }  # fmt: skip
 
 
-def _look(house: House) -> None:
+def asked_search(request: Request, project: int | None) -> Search:
+    """Return what an address looks for, of a project or of all."""
+    return Search(**{name: request.query_params.get(name, "") for name in SEARCHED}, project=project)
+
+
+def _others(house: House, runs: Sequence[Run]) -> dict[str, int]:
+    """Return the numbers of the runs that these take back or are built on."""
+    names = {name for run in runs for name in (run.of, *run.below) if name}
+    query = "SELECT id, project_number FROM runs WHERE id IN (?)"
+    return dict(house.store.database.rows_for(query, sorted(names)))
+
+
+def _taken_back(house: House, runs: Sequence[Run]) -> dict[str, tuple[str, int]]:
+    """Return by which run each of these was taken back, with its number."""
+    query = "SELECT of, id, project_number FROM runs WHERE act = 'undo' AND state = 'applied' AND of IN (?)"
+    rows = house.store.database.rows_for(query, [run.run for run in runs])
+    return {of: (name, number) for of, name, number in rows}
+
+
+class GraphCell(Value):
+    """One cell of the graph beside a run: which lines lead out of it, and whether the run itself is there."""
+
+    up: bool = False
+    down: bool = False
+    left: bool = False
+    right: bool = False
+    is_run: bool = False
+
+
+def graph(runs: Sequence[Run]) -> list[list[GraphCell]]:
+    """Draw lines from each run to those that it takes back or is built on, which are further down.
+
+    The first column has the runs; each line has a column to the right of it until its end.
+    """
+    lanes: list[str | None] = []  # what each column leads to
+    rows = []
+    for run in runs:
+        ending = [at for at, target in enumerate(lanes) if target == run.run]
+        through = [at for at, target in enumerate(lanes) if target is not None and at not in ending]
+        for at in ending:
+            lanes[at] = None
+        joining, opening = [], []
+        for target in dict.fromkeys(name for name in (run.of, *run.below) if name):
+            if target in lanes:
+                joining.append(lanes.index(target))
+                continue
+            free = [at for at, taken in enumerate(lanes) if taken is None and at not in ending]
+            if not free and len(lanes) == _MOST_LINES:
+                continue  # more would leave no room for the words, which name the runs anyway
+            if not free:
+                lanes.append(None)
+                free = [len(lanes) - 1]
+            lanes[free[0]] = target
+            opening.append(free[0])
+        reached = max((*ending, *joining, *opening), default=-1)
+        cells = [GraphCell(is_run=True, right=reached >= 0)]
+        for at in range(len(lanes)):
+            touches = at in ending or at in joining or at in opening
+            cells.append(GraphCell(
+                up=at in through or at in ending, down=at in through or at in opening,
+                left=at <= reached and (touches or at < reached), right=at < reached,
+            ))  # fmt: skip
+        rows.append(cells)
+        while lanes and lanes[-1] is None:
+            lanes.pop()
+    return rows
+
+
+# ---- One run.
+
+def run(house: House, request: Request) -> View:
+    """All of one run."""
+    chosen = house.run(request)
+    store = house.store
+    seen = shown_at(store, chosen)
+    changes, rest = page_of_changes(store.database, chosen.run, most=_CHANGES)
+    is_held = chosen.state == "held" and chosen.draft is None  # a draft is taken over as a whole
+    held = count_waiting(store.database, chosen.run) if is_held else 0
+    written, is_more = overview.written(store, chosen, _CHANGES) if chosen.state == "running" else ([], False)
+    users = [name for name in store.history.users_of(chosen.layer or chosen.run) if name != chosen.run]
+    about = [name for (name,) in store.database.rows("SELECT id FROM runs WHERE of = ?", (chosen.run,))]
+    others = store.history.runs(among=sorted({*users, *about, *([chosen.of] if chosen.of else ()), *chosen.below}))
+    kinds = store.history.count_changes([chosen.run]).get(chosen.run, {})
+    return "run.html", {
+        "title": _title_of(chosen), "run": chosen, "held": held, "seen": seen,
+        "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
+        "others": others, "shown": changes, "rest": rest, "kinds": kinds,
+        "can_undo": chosen.state in ("applied", "held") and store.history.has_applied(chosen) and has_backups(chosen),
+        "is_back": chosen.act == "undo" and chosen.state == "applied" and has_backups(chosen),
+        "stdout": chosen.stdout[-_MOST_PRINTED:], "stderr": chosen.stderr[-_MOST_PRINTED:],
+        "limits": [each for each in chosen.blocked if each.what in ("memory", "processes", "time", "output", "disk")],
+    }  # fmt: skip
+
+
+def _title_of(run: Run) -> str:
+    return f"#{run.number} {printable(run.command)[:60]}"
+
+
+def changes(house: House, request: Request) -> View:
+    """Some more of what a run changed."""
+    chosen = house.run(request)
+    after = asked_number(request, "row"), asked_number(request, "entry")
+    shown, rest = page_of_changes(house.store.database, chosen.run, after, most=_CHANGES)
+    return "changes.html", {"run": chosen, "shown": shown, "rest": rest, "title": _title_of(chosen)}
+
+
+@contextmanager
+def _named(house: House, request: Request) -> Iterator[tuple[Run, c.Change]]:
+    """Return the change that an address names, and its run; a draft is one, as long as it is looked at."""
+    number, path = asked_number(request, "root"), asked_path(request)
+    if "draft" not in request.path_params:
+        run = house.run(request)
+        change = change_at(house.store.database, run.run, number, path)
+        if change is None:
+            raise BadRequest(f"run {run.number} did not change {printable(path)}", hint="choose one of its changes")
+        yield run, change
+        return
+    with drafts.Preview(house.store, *chosen_draft(house, request)) as whole:
+        change = next((each for each in whole.run.changed if (each.root, each.path) == (number, path)), None)
+        if change is None:
+            raise BadRequest("the draft does not change that any more", hint="look at the draft again")
+        yield whole.run, change
+
+
+def versions(house: House, request: Request) -> tuple[bytes, bytes]:
+    """One path that a run changed, or a draft would, before and after."""
+    with _named(house, request) as (run, change):
+        return contents(house.store, run, change)
+
+
+def difference(house: House, request: Request) -> View:
+    """What a run did to one path, or a draft would."""
+    with _named(house, request) as (run, change):
+        return _difference(house, request, run, change)
+
+
+def _difference(house: House, request: Request, chosen: Run, change: c.Change) -> View:
+    """One path before and after: words, a picture, a notebook's cells, or a few bytes."""
+    names = request.path_params
+    draft = names.get("draft", "")
+    address = f"/drafts/{names['project']}/{draft}" if draft else f"/runs/{chosen.run}"
+    place = change.path if change.root == 0 else f"{chosen.roots[change.root]}/{change.path}"
+    shown = difference_of(house.store, chosen, change)
+    old, new = contents(house.store, chosen, change)
+    text = shown.text
+    is_notebook = change.path.endswith(".ipynb") and shown.shown
+    if is_notebook:
+        text = "".join(hunks(readable(change.path, old), readable(change.path, new)))
+    head, pieces = hunks_of(text, change.path)
+    head = [line for line in head if not line.startswith(_REPEATS)]  # the path, which stands above it
+    is_held = change.verdict in c.WAITING and chosen.state == "held" and not draft and chosen.draft is None
+    is_text = is_held and change.kind == c.FILE and not shown.binary and shown.shown
+    is_picture = shown.binary and change.path.lower().endswith(_PICTURES)
+    some_bytes = hex_lines(old, new) if shown.binary and not is_picture else []
+    if some_bytes or (is_picture and (old or new)):
+        head = [line for line in head if not line.startswith("not shown: ")]
+    is_alone = bool(request.headers.get("hx-request"))
+    return "diff.html" if is_alone else "diff_page.html", {
+        "title": change.path, "run": chosen, "change": change, "address": address, "draft": draft,
+        "head": head, "hunks": pieces, "place": place,
+        "is_side": request.query_params.get("view") == "side", "old": old, "new": new,
+        "is_picture": is_picture, "bytes": some_bytes,
+        "can_choose": is_text and change.change == c.MODIFIED and not is_notebook and len(pieces) > 0,
+        "digest": decide.versions_digest(chosen, change, old, new) if is_text else "",
+        "conflict": _three(house, chosen, change) if is_text and change.verdict == c.CONFLICT else None,
+    }  # fmt: skip
+
+
+def _three(house: House, run: Run, change: c.Change) -> dict[str, object]:
+    """Return what a conflict is between, and a merge to go on with; what can't be edited here says why."""
+    base, live, wrote = three_versions(house.store, run, change)
     try:
-        house.look()
-    except (FumehoodError, OSError) as error:
-        # The records can't be read now, perhaps for want of room: the page says so, and goes on trying.
-        house.news = {**house.news, "trouble": house.fragment("trouble.html", message=str(error))}
+        texts = [None if each is None else each.decode() for each in (base, live, wrote)]
+    except UnicodeDecodeError:
+        return {"why": "it is not UTF-8, so it can't be edited here"}
+    ends = {each.count("\r\n") == each.count("\n") for each in texts[1:] if each and "\n" in each}
+    if len(ends) > 1 or any(each and "\r" in each.replace("\r\n", "") for each in texts):
+        return {"why": "its lines end in several ways, so it can't be edited here"}
+    before, now, after = texts
+    merge, places = merged(before, now or "", after or "", ("in the project", f"run {run.number}"))
+    return {
+        "why": "", "base": before, "now": now, "run": after, "merge": merge, "places": places,
+        "is_dos": "\r\n" in (now or ""),
+    }  # fmt: skip
 
 
-def _event(name: str, html: str) -> str:
-    lines = "".join(f"data: {line}\n" for line in html.split("\n"))
-    return f"event: {name}\n{lines}\n"
+# ---- Files over time.
+
+def files(house: House, request: Request) -> View:
+    """The files that runs changed, of one project."""
+    projects = house.store.projects.listed()
+    path = asked_path(request, "project") or (max(projects, key=lambda each: each.runs).path if projects else "")
+    words, after = request.query_params.get("words", ""), asked_path(request, "after")
+    listed: list[Record] = []
+    is_more = False
+    if path:
+        number = house.number_of(path)
+        catch_up(house.store, number, wait=False)
+        listed, is_more = Files(house.store.database).page(number, words, after, most=_FILES)
+    return "files.html", {
+        "title": "Files", "projects": projects, "project": path, "files": listed, "is_more": is_more, "words": words,
+    }  # fmt: skip
 
 
-def _streamed(events: AsyncIterator[str]) -> StreamingResponse:
-    return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+def _place(house: House, request: Request) -> tuple[Project, str, str]:
+    project = house.project(asked_path(request, "project"))
+    return project, asked_path(request, "root") or project.path, asked_path(request)
 
 
-def events(house: House) -> Callable[[Request], object]:
-    """Tell a browser what is asked, what runs, and how much waits, whenever that is new."""
-
-    async def stream(request: Request) -> AsyncIterator[str]:
-        before: dict[str, str] = {}
-        house.watchers += 1
-        try:
-            while not await request.is_disconnected():
-                for name, html in house.news.items():
-                    if before.get(name) != html:
-                        yield _event(name, html)
-                yield ":\n\n"  # so that a page that is gone is noticed
-                before = house.news
-                await anyio.sleep(_EVERY_S)
-        finally:
-            house.watchers -= 1
-
-    async def answer(request: Request) -> StreamingResponse:
-        return _streamed(stream(request))
-
-    return answer
+def file(house: House, request: Request) -> View:
+    """One file over time: its versions, who made each line, and what brings one back."""
+    project, root, path = _place(house, request)
+    return "file.html", {
+        "title": path, "project": project, "root": root, "file": path,
+        "versions": kept_versions(house.store, project, root, path),
+        "runs": differences.changes_of(house.store, project, root, path),
+    }  # fmt: skip
 
 
-def output(house: House) -> Callable[[Request], object]:
-    """Tell a run's page what its command prints and writes, until it has ended; goes on after what it was told."""
-
-    async def stream(request: Request) -> AsyncIterator[str]:
-        run = await house.in_thread(lambda: house.run(request))
-        counts = (request.headers.get("last-event-id") or request.query_params.get("after", "")).split("-")
-        read = [int(each) if each.isdecimal() else 0 for each in (*counts, "0")[:2]]
-        before = ""
-        while run.state in UNFINISHED and not await request.is_disconnected():
-            shown = await house.in_thread(lambda run=run: _new_of(house, run, read))  # type: ignore[misc]
-            for name, html in shown.items():
-                if name != "written" or html != before:
-                    yield f"id: {read[0]}-{read[1]}\n{_event(name, html)}"
-            yield ":\n\n"
-            before = shown["written"]
-            await anyio.sleep(_EVERY_S)
-            run = await house.in_thread(lambda run=run: house.store.history.find(run.run))  # type: ignore[misc]
-        yield _event("ended", "")
-
-    async def answer(request: Request) -> StreamingResponse:
-        return _streamed(stream(request))
-
-    return answer
+def version(house: House, request: Request) -> View:
+    """What one version of a file holds."""
+    project, root, path = _place(house, request)
+    source = request.query_params.get("source", "")
+    data = differences.content_of(house.store, project, root, path, source)
+    shown: object = None
+    if data is not None and b"\0" not in data and len(data) <= LONGEST:
+        shown = numbered(data.decode("utf-8", "replace"), path)
+    return "version.html", {"title": path, "lines": shown, "size": None if data is None else len(data)}
 
 
-def _new_of(house: House, run: Run, read: list[int]) -> dict[str, str]:
-    """Return what a command printed since so many bytes of each output, and what it wrote."""
-    shown = {}
-    for number, stream in enumerate(("stdout", "stderr")):
-        try:
-            with open(house.store.places.output(run.run, stream), "rb") as file:
-                passed = max(0, os.fstat(file.fileno()).st_size - _MOST_AT_ONCE - read[number])
-                file.seek(read[number] + passed)
-                piece = file.read(_MOST_AT_ONCE)
-        except FileNotFoundError:
-            continue  # nothing yet, or all of it is in the record now
-        decoder = _UTF8("replace")
-        text = decoder.decode(piece)
-        read[number] += passed + len(piece) - len(decoder.getstate()[0])  # the rest of a letter is still to come
-        if text:
-            note = f"\n… {size_told(passed)} more …\n" if passed else ""
-            shown[stream] = str(coloured(note + text))
-    each = overview.live(house.store, run)
-    shown["use"] = house.fragment("use.html", each=each, now=time.time())
-    paths, is_more = overview.written(house.store, run, _MOST_WRITTEN)
-    shown["written"] = house.fragment("written.html", written=paths, is_more=is_more)
-    return shown
+def lines(house: House, request: Request) -> View:
+    """Which run wrote each line of a file."""
+    project, root, path = _place(house, request)
+    blamed = differences.blamed(house.store, project, root, path)
+    shown = None if blamed is None else numbered("".join(line for line, _ in blamed), path)
+    return "blame.html", {"title": os.path.basename(path), "lines": shown, "blamed": blamed}
+
+
+# ---- Drafts, and what a person does to one: take it over, bring it up to date, or drop it.
+
+def open_drafts(house: House) -> Iterator[dict[str, Any]]:
+    """Yield every open draft, of all projects."""
+    for project in house.store.projects.listed():
+        for draft in house.store.drafts.open_ones(project.id):
+            yield draft_fields(house, project.path, draft)
+
+
+def draft_fields(house: House, project: str, draft: DraftRecord) -> dict[str, Any]:
+    """Return what is told of a draft without looking at what it would change."""
+    return {
+        "name": draft.name, "project": project, "address": f"{draft.project}/{draft.name}",
+        "frozen": draft.base is not None, "created_at": draft.created_at,
+        "runs": len(house.store.history.held(draft.project, draft.id)),
+        "running": house.store.drafts.runs_now(draft), "seen": house.store.drafts.shown_at(draft),
+    }  # fmt: skip
+
+
+def chosen_draft(house: House, request: Request) -> tuple[Project, DraftRecord]:
+    """Return the project and the draft that an address names."""
+    number, name = request.path_params["project"], request.path_params["draft"]
+    path = next((each.path for each in house.store.projects.listed() if each.id == number), None)
+    if path is None:
+        raise BadRequest(f"there is no project {number}", hint="choose a draft of the list")
+    return house.project(path), house.store.drafts.find(number, name)
+
+
+def every_draft(house: House, _request: Request) -> View:
+    """All drafts."""
+    return "drafts.html", {"title": "Drafts", "drafts": list(open_drafts(house))}
+
+
+def compared_draft(house: House, project: Project, record: DraftRecord) -> tuple[Run, set[str], list[Conflict]]:
+    """Return what a draft would change, as a run, which of it is merged with the project's, and what is in the way."""
+    with drafts.Preview(house.store, project, record) as whole:
+        merges, conflicts = drafts.compared(house.store, record, whole)
+        return whole.run, {merge.change.path for merge in merges if not merge.places}, conflicts
+
+
+def draft(house: House, request: Request) -> View:
+    """What a draft would change in the project as that is now, what stands in its way, and its runs."""
+    project, record = chosen_draft(house, request)
+    first = asked_number(request, "from")
+    about = draft_fields(house, project.path, record)  # with its state, before what it holds is looked at
+    run, merged, conflicts = compared_draft(house, project, record)
+    return "draft.html", {
+        "title": f"Draft {record.name}", "draft": about, "conflicts": conflicts,
+        "merged": merged, "run": run, "shown": run.changed[first : first + _CHANGES], "total": len(run.changed),
+        "later": first + _CHANGES if len(run.changed) > first + _CHANGES else 0,
+        "runs": house.store.history.runs(Reach(draft=record.id), limit=_RUNS_OF_DRAFT),
+    }  # fmt: skip
+
+
+def perform_on_draft(house: House, request: Request, wishes: dict[str, str]) -> Run | None:
+    """Do something to a draft, if nothing ran in it since it was shown; returns the run that did, if one did."""
+    project, record = chosen_draft(house, request)
+    act, seen = request.path_params["act"], wishes.get("seen", "")
+    if act == "apply":
+        return drafts.apply_draft(house.store, project, record, force=bool(wishes.get("force")), seen=seen)
+    if act == "discard":
+        drafts.discard_draft(house.store, project, record, seen=seen)
+        return None
+    if act not in DRAFT_ACTS:
+        raise BadRequest(f"nothing can be done to a draft by {act!r}", hint=f"one of: {', '.join(DRAFT_ACTS)}")
+    drafts.refuse_another(house.store, record, seen)  # the others are commands in the draft, which wait for no lock
+    with Sandbox(project.path, face=WEB) as sandbox:
+        mine = sandbox.draft(record.name)
+        if act == "rebase":
+            mine.rebase()
+            return None
+        return mine.commit(wishes.get("branch", ""), message=wishes.get("message", ""))
