@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.faces.cli.escapes import Filter
+from fumehood.faces.cli.screen import Filter
 
 COLOUR = b"\x1b[1;31mred\x1b[0m \x1b[38;2;1;2;3mtrue\x1b[m \x1b[4:3mcurly\x1b[0m\n"
 DANGEROUS = {

@@ -24,9 +24,9 @@ from at_terminal import Terminal
 from conftest import command_line
 from fumehood.core.wording import quoted
 from fumehood.errors import ChangedMeanwhile
-from fumehood.faces.terminal import changes, present
-from fumehood.faces.terminal.app import Views, WaitingView
-from fumehood.faces.terminal.changes import Branch, ChangesTree
+from fumehood.faces.terminal import changes, views
+from fumehood.faces.terminal.app import Views
+from fumehood.faces.terminal.changes import Branch, ChangesTree, ChangesView
 from fumehood.faces.terminal.widgets import AskFirst, Lines, Pieces
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
@@ -92,7 +92,7 @@ class Watcher:
 
     async def until_shown_as_it_is(self, run: str) -> None:
         """Wait until what waits is shown with all that was done to a run: what is done next is for that."""
-        view = self.app.screen.query_one(WaitingView)
+        view = self.app.screen.query_one(ChangesView)
 
         def is_shown() -> bool:
             each = view._runs.get(run)
@@ -152,7 +152,9 @@ def test_where_nothing_is_new_nothing_is_drawn(cli: Any, opened: OpenedStore, pr
             await watcher.press(key)
             before = app.looks
             await watcher.until(lambda before=before: app.looks > before + 2)
-            assert app._what_to_look_at()() is None
+            view = app.in_sight
+            assert view is not None
+            assert view.look() is None
 
     at(app, look)
 
@@ -222,7 +224,7 @@ def test_what_changed_since_it_was_shown_is_not_accepted(cli: Any, opened: Opene
     async def decide(watcher: Watcher) -> None:
         await watcher.press("3")
         await watcher.go_to("app.py")
-        view = app.screen.query_one(WaitingView)
+        view = app.screen.query_one(ChangesView)
         before = view._runs[run]
         cli("discard", run, "sub")
         await watcher.until(lambda: "sub" not in watcher.paths)
@@ -324,7 +326,7 @@ def test_a_command_is_watched_as_it_prints_and_stopped(
 def test_a_question_comes_rings_and_is_answered_by_one_key(
     home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(present, "_NOT_YET_S", 0.0)
+    monkeypatch.setattr(views, "_NOT_YET_S", 0.0)
     app = Views(opened)
     rings: list[bool] = []
     monkeypatch.setattr(app, "bell", lambda: rings.append(True))

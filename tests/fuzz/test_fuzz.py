@@ -29,7 +29,7 @@ from fumehood.core.report import Run, printable
 from fumehood.core.request import APPLY
 from fumehood.core.shell import named_paths
 from fumehood.errors import FumehoodError
-from fumehood.faces.cli.escapes import Filter
+from fumehood.faces.cli.screen import Filter
 from fumehood.linux.layer import scan
 from fumehood.rootfs.unpack import unpack
 

@@ -13,7 +13,7 @@ from fumehood.core.report import how_many, printable
 from fumehood.errors import BadConfiguration, BadRequest
 from fumehood.faces.cli.commands import Add, Context, paint
 from fumehood.faces.cli.output import Paint, confirmed, whole_number
-from fumehood.faces.cli.progress import Ticking
+from fumehood.faces.cli.screen import Ticking
 from fumehood.linux import doctor
 from fumehood.linux.doctor import Ability
 from fumehood.service import recover

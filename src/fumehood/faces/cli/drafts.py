@@ -21,7 +21,7 @@ from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.look import by_directory, changed_place, deletions, tell_differences, tell_run, write_difference
 from fumehood.faces.cli.output import Paint, tell_error, whole_number
-from fumehood.faces.cli.progress import Ticking
+from fumehood.faces.cli.screen import Ticking
 from fumehood.service import bundles, drafts
 from fumehood.service import drafting as comparing
 from fumehood.service.drafting import Best, Candidate

@@ -14,7 +14,7 @@ from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.look import tell_run
 from fumehood.faces.cli.output import Paint, confirmed, here
-from fumehood.faces.cli.progress import Ticking
+from fumehood.faces.cli.screen import Ticking
 from fumehood.service.files import scan_project
 from fumehood.service.projects import forget, loss
 from fumehood.service.restore import EMPTY, KnownFile, known_file, known_files, made_by, place_of, restore, versions

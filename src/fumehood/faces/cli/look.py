@@ -68,6 +68,12 @@ def numbered(run: Run) -> str:
     return run.name if run.name == run.run else f"#{run.name}"
 
 
+def place_of(run: Run, change: c.Change) -> str:
+    """Name a path as an act on it does."""
+    root = run.roots[change.root]
+    return root if change.path == "." else f"{root}/{change.path}"
+
+
 def line_of(run: Run, shown: Callable[[str], str]) -> str:
     """Write to which line of runs one belongs: a draft, or else a session, or none."""
     if run.draft_name is not None:

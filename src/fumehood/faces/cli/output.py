@@ -1,6 +1,6 @@
 """What every command of the command line shares: reading a word, saying what failed, colours, and where output goes.
 
-A pipe or file gets every byte of a command's output, a terminal only what shows text (escapes.py), a model nothing
+A pipe or file gets every byte of a command's output, a terminal only what shows text (screen.py), a model nothing
 that is invisible.
 """
 
@@ -156,7 +156,7 @@ class _ToTerminal(_To):
     def __init__(self, fd: int, *, screen: bool = False) -> None:
         super().__init__(fd)
         # Here, because it takes a while to load, and a command that an agent runs has no terminal.
-        from fumehood.faces.cli.escapes import Filter
+        from fumehood.faces.cli.screen import Filter
 
         self._filter = Filter(screen=screen)
 
@@ -176,7 +176,7 @@ class GuardedText:
     def write(self, text: str) -> int:
         """Write a text, its line ends and colours included."""
         if not text.replace("\n", "").isprintable():
-            from fumehood.faces.cli.escapes import Filter
+            from fumehood.faces.cli.screen import Filter
 
             text = Filter().feed(text.encode("utf-8", "backslashreplace")).decode()
         self._stream.write(text)

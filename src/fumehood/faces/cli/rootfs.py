@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 from typing import Any
 
 from fumehood.core.report import printable
-from fumehood.core.wording import elapsed
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, add_act
+from fumehood.faces.cli.screen import Progress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -146,32 +143,6 @@ def _check(context: Context) -> int:
             print(f"Alpine {newer} is out, {used} is in use: fumehood rootfs update")
 
     return context.say({"current": used, "newer": newer}, show)
-
-
-class Progress:
-    """Shows on standard error what an installation is doing; on a terminal also how far a download is."""
-
-    def __init__(self, indent: str = "", *, is_shown: bool = True) -> None:
-        self._indent = indent
-        self._is_shown = is_shown
-        self._shown = -1
-        self._began = time.monotonic()
-
-    def __call__(self, line: str, done: int, total: int) -> None:
-        """Take note of a line, or of how many bytes are there."""
-        if not self._is_shown:
-            return
-        taken = time.monotonic() - self._began
-        since = f"  {elapsed(taken)}" if taken >= 1 and os.isatty(2) else ""
-        if not done:
-            sys.stderr.write(f"{self._indent}{printable(line)}{since}\n")
-        elif os.isatty(2):
-            part = done * 100 // total if total else done >> 20
-            if part != self._shown:
-                self._shown = part
-                amount = f"{part:3} % of {total / (1 << 20):.1f} MiB" if total else f"{part} MiB"
-                sys.stderr.write(f"\r{self._indent}  {amount}{since}\x1b[K{chr(10) if total and done == total else ''}")
-        sys.stderr.flush()
 
 
 def add_workspaces(add: Add) -> None:

@@ -436,7 +436,7 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
         return plain.replace(is_one_stream=True, on_stdout=brief.sink(1), on_again=brief.tell_again)
     if "--quiet" in options.flags or not os.isatty(2) or os.environ.get("TERM") == "dumb":
         return plain.replace(on_stdout=sink_to(1), on_stderr=sink_to(2), on_again=_tell_again)
-    from fumehood.faces.cli.live import LiveLine
+    from fumehood.faces.cli.screen import LiveLine
 
     live = LiveLine()
     out, err = live.around(sink_to(1)), live.around(sink_to(2))
@@ -449,7 +449,7 @@ def _installing() -> Callable[[str, int, int], None]:
 
     def tell(line: str, done: int, total: int) -> None:
         if not shown:
-            from fumehood.faces.cli.rootfs import Progress
+            from fumehood.faces.cli.screen import Progress
 
             shown.append(Progress("fumehood: "))
         shown[0](line, done, total)

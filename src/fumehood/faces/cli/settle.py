@@ -17,10 +17,10 @@ from fumehood.core.report import REDO, Run, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
-from fumehood.faces.cli.look import apply_line, headline, numbered, tell_run, write_difference
+from fumehood.faces.cli.look import apply_line, headline, numbered, place_of, tell_run, write_difference
 from fumehood.faces.cli.output import here
-from fumehood.faces.cli.progress import Ticking
 from fumehood.faces.cli.prompt import Keys, columns, turn
+from fumehood.faces.cli.screen import Ticking
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import upkeep
@@ -308,7 +308,7 @@ def _lies_in(place: tuple[int, str], change: c.Change) -> bool:
 
 
 def _as_object(context: Context, run: Run) -> dict[str, Any]:
-    places = [_place(run, change) for change in _waiting(run)]
+    places = [place_of(run, change) for change in _waiting(run)]
     texts = {(each.root, each.path): each.text for each in each_difference(context.store, run, places)}
     changes = [change for change in run.changes if change.verdict in c.WAITING]
     return {
@@ -357,17 +357,12 @@ def _go_through(context: Context, run: Run) -> bool:
 
 def _decide(context: Context, run: Run, change: c.Change, key: str) -> Run:
     project = context.project_of(run)
-    paths = [] if key in "AD" else [_place(run, change)]
+    paths = [] if key in "AD" else [place_of(run, change)]
     # The key is for what was shown: another process may have changed what the run holds since.
     expected = decide.shown_digest(run, paths, forth=key not in "dD")
     if key in "dD":
         return decide.discard_held(context.store, project, run, paths, expected=expected)
     return decide.apply_held(context.store, project, run, paths, force=key == "f", expected=expected)
-
-
-def _place(run: Run, change: c.Change) -> str:
-    root = run.roots[change.root]
-    return root if change.path == "." else f"{root}/{change.path}"
 
 
 def _say_run(run: Run) -> None:
@@ -390,17 +385,18 @@ def _say_items(items: Sequence[Item], run: Run) -> None:
 
 def _say_change(context: Context, run: Run, change: c.Change) -> None:
     colour = paint()
-    place = quoted(change.path if change.root == 0 else _place(run, change))
+    place = quoted(change.path if change.root == 0 else place_of(run, change))
     why = quoted(change.reason, MOST_OF_A_NAME)
     print(f"{colour(change.verdict, 'yellow')} {change.change} {colour(place, 'bold')}: {why}")
-    for each in each_difference(context.store, run, [_place(run, change)]):
+    for each in each_difference(context.store, run, [place_of(run, change)]):
         write_difference(each.text)
     sys.stdout.flush()
 
 
 def _say_companions(run: Run, change: c.Change) -> None:
     """Name what can't stay behind when this change is applied, and so goes with it."""
-    others = [each for each in decide.meant(run, [_place(run, change)]) if not _lies_in((each.root, each.path), change)]
+    meant = decide.meant(run, [place_of(run, change)])
+    others = [each for each in meant if not _lies_in((each.root, each.path), change)]
     if others:
         print("applying it also applies:")
         _say_items([held_item(run, each) for each in others], run)

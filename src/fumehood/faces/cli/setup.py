@@ -149,7 +149,7 @@ class _Wizard:
 
     def _install(self) -> bool:
         """Install an Alpine root where there is none; tell whether there is one then."""
-        from fumehood.faces.cli.rootfs import Progress
+        from fumehood.faces.cli.screen import Progress
         from fumehood.service import root_trees
 
         store = self._context.store

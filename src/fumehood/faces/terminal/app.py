@@ -20,8 +20,8 @@ from fumehood.core.report import Run, printable
 from fumehood.core.wording import quoted
 from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.terminal.changes import ChangesView
-from fumehood.faces.terminal.history import HistoryView, RunScreen
-from fumehood.faces.terminal.present import QuestionsView, RunningView
+from fumehood.faces.terminal.views import HistoryView, QuestionsView, RunningView, RunScreen
+from fumehood.faces.terminal.widgets import Acting
 from fumehood.service import overview
 from fumehood.service.desk import Desk, OpenQuestion
 from fumehood.service.store import Store
@@ -32,10 +32,6 @@ _NAMES = {NOW: "Now", QUESTIONS: "Questions", WAITING: "Waiting", HISTORY: "Hist
 _EVERY_S = 0.5
 _MOMENT_S = 0.02
 _MOST_HELD = 100  # runs that are listed
-
-
-class WaitingView(ChangesView):
-    """What is held, with the reason of each."""
 
 
 class Views(App[None]):
@@ -80,20 +76,15 @@ class Views(App[None]):
     def compose(self) -> ComposeResult:
         """The line about questions, the views, and the keys."""
         yield Static("", markup=False, id="bell")
+        views = (
+            RunningView(self.store, Reach(project=self._project)), QuestionsView(self.store, self.desk),
+            ChangesView(self.store, self._held, only_waiting=True), HistoryView(self.store, self._project),
+        )  # fmt: skip
         with TabbedContent(initial=self._first):
-            for number, view in enumerate(VIEWS, 1):
-                with TabPane(f"{number} {_NAMES[view]}", id=view):
-                    yield self._made(view)
+            for number, (name, view) in enumerate(zip(VIEWS, views, strict=True), 1):
+                with TabPane(f"{number} {_NAMES[name]}", id=name):
+                    yield view
         yield Footer(show_command_palette=False)
-
-    def _made(self, view: str) -> ChangesView | RunningView | QuestionsView | HistoryView:
-        if view == NOW:
-            return RunningView(self.store, Reach(project=self._project))
-        if view == QUESTIONS:
-            return QuestionsView(self.store, self.desk)
-        if view == WAITING:
-            return WaitingView(self.store, only_waiting=True)
-        return HistoryView(self.store, self._project)
 
     def on_mount(self) -> None:
         """Look for what is new, from now on."""
@@ -113,16 +104,25 @@ class Views(App[None]):
     def look_again(self) -> None:
         """Look in a thread, unless one still does, or not everything is in its place yet."""
         tabs = self.screen_stack[0].query(Tab)
-        if not self._is_looking and len(tabs) == len(VIEWS) and all(tab.is_mounted for tab in tabs):
+        if self._is_looking or len(tabs) != len(VIEWS) or not all(tab.is_mounted for tab in tabs):
+            return
+        view = self.in_sight
+        if view is not None:
             self._is_looking = True
-            look = self._what_to_look_at()
-            self.run_worker(lambda: self._look(look), thread=True, group="news")
+            self.run_worker(lambda: self._look(view), thread=True, group="news")
 
-    def _look(self, look: Callable[[], Callable[[], None] | None]) -> None:
+    @property
+    def in_sight(self) -> Acting | None:
+        """The view that the person is at; None while that is being made."""
+        tabs = self.screen_stack[0].query_one(TabbedContent)
+        place = self.screen if isinstance(self.screen, RunScreen) else tabs.get_pane(tabs.active)
+        return next(iter(place.query(Acting)), None)
+
+    def _look(self, view: Acting) -> None:
         try:
             self.store.recover()
             asked, waiting = self.desk.waiting(), overview.count_waiting(self.store)
-            show = look()
+            show = view.look()
         except (FumehoodError, OSError) as error:
             # The records can't be read now, perhaps for want of room: it is said, and tried again.
             self.call_from_thread(self._tell_trouble, plain_error(error))
@@ -130,18 +130,6 @@ class Views(App[None]):
         finally:
             self._is_looking = False
         self.call_from_thread(self._show_news, asked, waiting, show)
-
-    def _what_to_look_at(self) -> Callable[[], Callable[[], None] | None]:
-        """Return what reads, in a thread, all that the view shows that the person is at."""
-        if isinstance(self.screen, RunScreen):
-            return self.screen.look
-        first = self.screen_stack[0]
-        views: dict[str, Callable[[], Callable[[], None] | None]] = {
-            NOW: first.query_one(RunningView).look, QUESTIONS: first.query_one(QuestionsView).look,
-            WAITING: lambda: first.query_one(WaitingView).look(self._held()),
-            HISTORY: first.query_one(HistoryView).look,
-        }  # fmt: skip
-        return views[first.query_one(TabbedContent).active]
 
     def _show_news(self, asked: list[OpenQuestion], waiting: int, show: Callable[[], None] | None) -> None:
         if not self.is_running:

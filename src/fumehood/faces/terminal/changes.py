@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from rich.style import Style
 from rich.text import Text
-from textual.binding import Binding
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.widgets import Tree
+from textual.widgets.tree import TreeNode
 
 from fumehood.core import changes as c
 from fumehood.core.questions import held_item
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.core.wording import by_kind, fitted, listed, quoted
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.look import SIGNS
+from fumehood.faces.cli.look import SIGNS, place_of
 from fumehood.faces.terminal.widgets import Acting, Pieces, shown
 from fumehood.service import decide, overview
 from fumehood.service.differences import contents, difference_of
 from fumehood.service.overview import Chosen, shown_at
+from fumehood.service.store import Store
 from fumehood.store.search import count_waiting, page_of_changes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from textual.app import ComposeResult
-    from textual.binding import BindingType
-    from textual.widgets.tree import TreeNode
-
-    from fumehood.core.report import Run
-    from fumehood.service.store import Store
-
-    _Key = tuple[str, tuple[str, ...], bool]
+_Key = tuple[str, tuple[str, ...], bool]
 
 _PAGE = 200  # changes of one run that are listed at first, and more each time
 _COMMAND = 120  # columns of a command in the tree
@@ -85,12 +79,6 @@ def read_run(store: Store, run: Run, *, only_waiting: bool, most: int = _PAGE) -
     )  # fmt: skip
 
 
-def place_of(run: Run, change: c.Change) -> str:
-    """Name a path as an act on it does."""
-    root = run.roots[change.root]
-    return root if change.path == "." else f"{root}/{change.path}"
-
-
 class ChangesTree(Tree[Branch]):
     """Runs with their directories and paths."""
 
@@ -139,9 +127,9 @@ class ChangesView(Acting):
         Binding("r", "bring_back", "Redo"),
     ]
 
-    def __init__(self, store: Store, *, only_waiting: bool) -> None:
-        super().__init__()
-        self.store = store
+    def __init__(self, store: Store, listed_runs: Callable[[], Sequence[Run]], *, only_waiting: bool) -> None:
+        super().__init__(store)
+        self._listed_runs = listed_runs
         self._only_waiting = only_waiting
         self._runs: dict[str, RunChanges] = {}
         self._most: dict[str, int] = {}
@@ -155,8 +143,9 @@ class ChangesView(Acting):
 
     # ---- What is shown.
 
-    def look(self, runs: Sequence[Run]) -> Callable[[], None] | None:
-        """Read runs in a thread, if anything happened to any of them; returns what then shows them."""
+    def look(self) -> Callable[[], None] | None:
+        """Read the runs as they are now, if anything happened to any of them."""
+        runs = self._listed_runs()
         versions = [(run.run, shown_at(self.store, run), self._most.get(run.run, _PAGE)) for run in runs]
         if versions == self._versions:
             return None
@@ -248,10 +237,8 @@ class ChangesView(Acting):
 
     def _settle(self, branch: Branch, act: str) -> None:
         each = self._runs[branch.run]
-        chosen = Chosen(
-            act="discard" if act == "discard" else "apply", paths=branch.paths, force=act == "force",
-            seen=each.seen,
-        )  # fmt: skip
+        name = "discard" if act == "discard" else "apply"
+        chosen = Chosen(act=name, paths=branch.paths, force=act == "force", seen=each.seen)
         if act == "discard" and branch.change is None:
             what = printable(branch.paths[0]) if branch.paths else "all that it holds"
             self.ask_first(f"Throw away {what}, of run #{each.run.number}?", lambda: self.act(each.run, chosen))
@@ -265,9 +252,7 @@ class ChangesView(Acting):
             self._settle(branch, act)
             return
         left = count - len(taken)
-        chosen = Chosen(
-            act="hunks", paths=branch.paths, hunks=tuple(sorted(taken)), expected=self._versions_digest
-        )  # fmt: skip
+        chosen = Chosen(act="hunks", paths=branch.paths, hunks=tuple(sorted(taken)), expected=self._versions_digest)
         if not left:
             self.act(each.run, chosen)
             return
@@ -399,5 +384,3 @@ def _companions(run: Run, place: str, change: c.Change) -> list[Text]:
         return []
     items = [held_item(run, each) for each in others]
     return [Text("accepting it also accepts:"), *(shown(f"  {line}") for line in listed(items))]
-
-

@@ -21,8 +21,8 @@ from textual.widgets import Static
 
 from fumehood.core.report import Run, printable
 from fumehood.errors import FumehoodError, plain_error
-from fumehood.faces.cli.escapes import Filter
 from fumehood.faces.cli.look import headline
+from fumehood.faces.cli.screen import Filter
 from fumehood.service import overview
 from fumehood.service.opened import upkeep
 from fumehood.service.overview import Chosen
@@ -227,7 +227,13 @@ class AskFirst(ModalScreen[bool]):
 class Acting(Container):
     """A view that acts on runs."""
 
-    store: Store
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store
+
+    def look(self) -> Callable[[], None] | None:
+        """Read what the view shows, in a thread; returns what then shows it, or None if there is nothing new."""
+        raise NotImplementedError
 
     def ask_first(self, question: str, act: Callable[[], None]) -> None:
         """Do something once the person says yes."""

@@ -1,0 +1,283 @@
+"""What a person's terminal is shown: text and nothing that makes it act, and a line about what is under way.
+
+A terminal that is sent the right bytes writes to the clipboard, answers as if the person typed, prints, moves its
+window, or reads a file by name (kitty's graphics). So what may pass is listed here, and the rest is dropped; so are
+the characters that turn the direction of text round, and with it what a line seems to say.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import sys
+import time
+
+from fumehood.core.report import printable
+from fumehood.core.wording import elapsed, fitted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+    from typing import Self
+
+    from fumehood.linux.namespaces import Layer
+    from fumehood.linux.process import Watched
+    from fumehood.linux.streams import Sink
+
+_TOKEN = re.compile(
+    r"(?P<text>[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+)"
+    r"|(?P<plain>[\n\r\t\b\a])"
+    r"|\x1b\[(?P<parameters>[0-?]*)(?P<between>[ -/]*)(?P<final>[@-~])"
+    r"|\x1b\](?P<command>[^\x00-\x1f\x7f-\x9f]*)(?:\x07|\x1b\\)"
+    r"|(?P<string>\x1b[\]PX^_][^\x07\x18\x1a\x1b]*(?:\x07|\x1b\\))"
+    r"|(?P<unfinished>\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x18\x1a\x1b]*\x1b?|[ -/]*)?\Z)"
+    r"|(?P<escape>\x1b(?:[ -/]+[0-~]|[0-OQ-WYZ\\`-~]))"
+    r"|(?P<other>.)",
+    re.DOTALL,
+)
+_LONGEST = 8192  # characters of a sequence that has not ended yet
+_HARMLESS = bytes(range(0x20, 0x7F)) + b"\n\r\t\b\a"
+_COLOUR = frozenset("0123456789;:")
+_ERASE = frozenset({"", "0", "1", "2"})
+# On a screen of the command's own, besides what any output may use. What makes the terminal answer with text that
+# the command chose, print, or move its window is not among it: CSI t, i, x, *y; DCS, APC, PM and SOS as a whole.
+_SCREEN_FINALS = frozenset("ABCDEFGHIJKLMPSTXZ@`abcdefghlmnpqrsu")
+_SCREEN_BETWEEN = frozenset({"", " q", "!p", "$p"})
+_SCREEN_COMMANDS = frozenset({"0", "1", "2", "4", "8", "10", "11", "12", "104", "110", "111", "112", "133"})
+_SCREEN_ESCAPES = frozenset({"7", "8", "=", ">", "D", "E", "H", "M", "c", "(B", "(0", ")B", ")0"})
+_SHIFTS = frozenset("\x0e\x0f")
+# Modes that a program which was ended leaves on, and the person then has to live with.
+_LEFT_ON = ("1", "9", "47", "1000", "1001", "1002", "1003", "1004", "1005", "1006", "1015", "1047", "1049", "2004")
+
+
+class Filter:
+    """Bytes as they come from a command in, bytes for a terminal out; sequences may be cut anywhere between."""
+
+    def __init__(self, *, screen: bool = False) -> None:
+        self._screen = screen
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._waiting = ""
+        self._split = False
+        self._coloured = False
+        self._shifted = False
+        self._modes: set[str] = set()
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what of this piece may be shown."""
+        if not self._waiting and not self._split and not data.translate(None, _HARMLESS):
+            return data
+        text = self._waiting + self._decode(data)
+        # A character may be cut as well.
+        self._split = not data[-1:].isascii()
+        self._waiting = ""
+        return "".join(map(self._kept, _TOKEN.finditer(text))).encode("utf-8", "replace")
+
+    def close(self) -> bytes:
+        """Return what puts the terminal back to where it was, as far as the command changed it."""
+        modes = "".join(f"\x1b[?{mode}l" for mode in _LEFT_ON if mode in self._modes)
+        shown = "\x1b[?25h" if "25" in self._modes else ""
+        letters = "\x1b(B\x0f" if self._shifted else ""
+        colour = "\x1b[0m" if self._coloured else ""
+        self._waiting, self._coloured, self._shifted = "", False, False
+        self._modes.clear()
+        return f"{modes}{shown}{letters}{colour}".encode()
+
+    def _kept(self, token: re.Match[str]) -> str:
+        """Return a token if it may pass, else nothing."""
+        kind, whole = token.lastgroup, token.group()
+        passes = kind in ("text", "plain")
+        if kind == "unfinished":
+            self._waiting = whole if len(whole) < _LONGEST else ""
+        elif kind == "final":
+            passes = self._is_harmless(token)
+        elif kind == "command":
+            passes = self._screen and token["command"].partition(";")[0] in _SCREEN_COMMANDS
+        elif kind == "escape":
+            passes = self._screen and whole[1:] in _SCREEN_ESCAPES
+            self._shifted = self._shifted or (passes and whole[1:] in ("(0", ")0"))
+        elif kind == "other":
+            passes = self._screen and whole in _SHIFTS
+            self._shifted = self._shifted or passes
+        return whole if passes else ""
+
+    def _is_harmless(self, token: re.Match[str]) -> bool:
+        parameters, between, final = token.group("parameters", "between", "final")
+        if final == "m" and not between and _COLOUR.issuperset(parameters):
+            self._coloured = parameters.strip("0;") != ""
+            return True
+        if final == "K" and not between and parameters in _ERASE:
+            return True
+        if not self._screen or (f"{between}{final}" if between else "") not in _SCREEN_BETWEEN:
+            return False
+        if final in "hl" and parameters.startswith("?"):
+            for mode in parameters[1:].split(";"):
+                # The cursor is shown where nobody says otherwise.
+                (self._modes.add if (final == "h") != (mode == "25") else self._modes.discard)(mode)
+        return bool(between) or final in _SCREEN_FINALS
+
+
+# ---- A line that tells what is under way.
+
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_PAUSE_S = 0.05  # between two writings of the line, so that a busy command does not wait for the terminal
+_SIGNS = {"added": "+", "updated": "~", "removed": "-", "cancelled": "!"}
+_AFTER_S = 1.0  # what takes less needs no word
+_EVERY_S = 0.2
+
+
+class _Line:
+    """One line, which makes way for whatever is written next."""
+
+    def __init__(self) -> None:
+        self._is_shown = False
+        self._began = time.monotonic()
+
+    def _draw(self, turn: int, text: str) -> None:
+        self._write(f"\r\033[K{_SPINNER[turn % len(_SPINNER)]} {text}")
+        self._is_shown = True
+
+    def _clear(self) -> None:
+        if self._is_shown:
+            self._write("\r\033[K")
+            self._is_shown = False
+
+    def _write(self, line: str) -> None:
+        try:
+            os.write(2, line.encode(errors="replace"))
+        except OSError:
+            return  # only a decoration: nothing must fail for it
+
+    @staticmethod
+    def _width() -> int:
+        """Return how wide the terminal is; 0 where it is gone."""
+        try:
+            return os.get_terminal_size(2).columns or 80
+        except OSError:
+            return 0
+
+
+class LiveLine(_Line):
+    """What a running command is writing; it is read as a watch on the layers."""
+
+    _watched: Watched
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = 0
+        self._at_line_start = True
+        self._next = 0.0
+
+    def watch(self, layers: Sequence[Layer]) -> Watched:
+        """Start telling."""
+        from fumehood.linux.monitor import watcher
+
+        self._watched = watcher(self._tell)(layers)
+        self.fileno = self._watched.fileno
+        self.drain = self._watched.drain
+        return self
+
+    def stop(self) -> None:
+        """Read the rest and stop, and leave no line behind."""
+        self._watched.stop()
+        self._clear()
+
+    def around(self, sink: Sink) -> Callable[[bytes], None]:
+        """Return a sink that clears the line before the command's output."""
+
+        def clearing(data: bytes) -> None:
+            if data:
+                self._clear()
+                self._at_line_start = data.endswith(b"\n")
+            sink(data)
+
+        return clearing
+
+    def _tell(self, what: str, path: str) -> None:
+        self._count += 1
+        now = time.monotonic()
+        # In the middle of one of the command's own lines, nothing is written.
+        if not self._at_line_start or now < self._next:
+            return
+        self._next = now + _PAUSE_S
+        if not (width := self._width()):
+            return  # and the command with it
+        room = max(width - 25, 8)
+        name = printable(path)
+        name = name if len(name) <= room else "…" + name[1 - room :]
+        since = f"{elapsed(now - self._began)} " if now - self._began >= 1 else ""
+        self._draw(self._count, f"{since}{self._count} {_SIGNS[what]} {name}")
+
+
+class Ticking(_Line):
+    """What is being done in a `with` block, for how long, and how far it has come, from its second second on.
+
+    Only at a terminal, and not where it is quiet.
+    """
+
+    def __init__(self, what: str, options: argparse.Namespace, amount: Callable[[], str] | None = None) -> None:
+        import threading
+
+        super().__init__()
+        self._what = what
+        self._amount = amount or _of_how_many
+        self._is_on = os.isatty(2) and os.environ.get("TERM") != "dumb" and not getattr(options, "quiet", False)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="fumehood-progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        from fumehood.service import apply
+
+        apply.note_progress((), 0)
+        if self._is_on:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._ended.set()
+        if self._is_on:
+            self._thread.join()
+        self._clear()
+
+    def _tick(self) -> None:
+        turn, wait = 0, _AFTER_S
+        while not self._ended.wait(wait):
+            turn, wait = turn + 1, _EVERY_S
+            words = [self._what, self._amount(), elapsed(time.monotonic() - self._began)]
+            if not (width := self._width()):
+                return
+            self._draw(turn, fitted(printable("  ".join(word for word in words if word)), width - 3))
+
+
+def _of_how_many() -> str:
+    from fumehood.service import apply
+
+    done, total = apply.progress()
+    return f"{done} of {total}" if total else ""
+
+
+class Progress:
+    """Shows on standard error what an installation is doing; on a terminal also how far a download is."""
+
+    def __init__(self, indent: str = "", *, is_shown: bool = True) -> None:
+        self._indent = indent
+        self._is_shown = is_shown
+        self._shown = -1
+        self._began = time.monotonic()
+
+    def __call__(self, line: str, done: int, total: int) -> None:
+        """Take note of a line, or of how many bytes are there."""
+        if not self._is_shown:
+            return
+        taken = time.monotonic() - self._began
+        since = f"  {elapsed(taken)}" if taken >= 1 and os.isatty(2) else ""
+        if not done:
+            sys.stderr.write(f"{self._indent}{printable(line)}{since}\n")
+        elif os.isatty(2):
+            part = done * 100 // total if total else done >> 20
+            if part != self._shown:
+                self._shown = part
+                amount = f"{part:3} % of {total / (1 << 20):.1f} MiB" if total else f"{part} MiB"
+                sys.stderr.write(f"\r{self._indent}  {amount}{since}\x1b[K{chr(10) if total and done == total else ''}")
+        sys.stderr.flush()
