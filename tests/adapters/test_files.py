@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import Sandbox
-from fumehood.adapters.common import for_agent, is_cut, notes, printed, read, write
+from fumehood.adapters import for_agent, is_cut, notes, printed, read, write
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 

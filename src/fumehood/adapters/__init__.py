@@ -1,1 +1,147 @@
-"""Other people's interfaces to an agent's place of work, each over the Python face and each an optional extra."""
+"""Other people's interfaces to an agent's place of work, each over the Python face and each an optional extra.
+
+Here is what they share: an agent's own session on a project, what a model is told, files as a command sees them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fumehood import BadRequest, FumehoodError, Run, Sandbox
+from fumehood.core.changes import APPLIED
+from fumehood.core.limits import OUTPUT, is_of
+from fumehood.core.report import joined, line_of, one_line, summary, told_ahead, visible
+
+_SHOWN = 20  # blocked things and changes in the notes
+_DEFAULT_LIMIT = 64 << 20
+_ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.EFBIG})
+# The exit status is the error's number, so that it does not depend on the language of a message.
+_READ = """
+[ -d "$1" ] && exit 21
+[ -e "$1" ] || exit 2
+[ -r "$1" ] || exit 13
+size=$(wc -c <"$1") || exit 5
+[ "$size" -le "$2" ] || exit 27
+echo "$size" >&2
+exec cat -- "$1"
+"""
+_WRITE = """
+[ -d "$1" ] && exit 21
+case $1 in */*) mkdir -p -- "${1%/*}/" || exit 13 ;; esac
+[ -e "$1" ] && [ ! -w "$1" ] && exit 13
+: >>"$1" || exit 13
+exec cat >"$1"
+"""
+
+def opened(project: str | os.PathLike[str] | Sandbox, session: str | None) -> tuple[Sandbox, Callable[[], None]]:
+    """Open a session with a /tmp of its own; the second closes the records, unless the caller's Sandbox was given."""
+    if isinstance(project, Sandbox):
+        return project.session(session, own_tmp=True), lambda: None
+    whole = Sandbox(project)
+    return whole.session(session, own_tmp=True), whole.close
+
+
+def printed(sandbox: Sandbox, run: Run) -> tuple[str, str]:
+    """Return both outputs in full: a run itself holds only the head and the tail of a long one."""
+    if not run.output_truncated:
+        return run.stdout, run.stderr
+    return sandbox.output(run).decode("utf-8", "replace"), sandbox.output(run, "stderr").decode("utf-8", "replace")
+
+
+def is_cut(run: Run) -> bool:
+    """Return True if the command printed more than the limit lets anyone keep."""
+    return any(is_of(each, OUTPUT) for each in run.blocked)
+
+
+def notes(run: Run) -> str:
+    """Write what was blocked and what did not reach the project, or nothing if all went through.
+
+    Each line has the mark, because frameworks put streams together as they like.
+    """
+    waiting = [change for change in run.changed if change.verdict != APPLIED]
+    lines, left_out = summary(waiting, _SHOWN)
+    said = [each.line for each in run.blocked[:_SHOWN]]
+    said += [one_line(line) for line in lines]
+    said += [f"and {count} more: {kind}" for kind, count in left_out.items()]
+    if run.timed_out:
+        said.append("the time limit was reached and the command was ended")
+    return "\n".join(f"{line_of(run.mark)} {line}" for line in said)
+
+
+def for_agent(sandbox: Sandbox, run: Run) -> str:
+    """Return all that the command printed, and the notes after it."""
+    return joined(visible(joined(*printed(sandbox, run)), run.mark), notes(run))
+
+
+def own_tools(sandbox: Sandbox) -> list[dict[str, Any]]:
+    """Return the tools of the person's configuration (`[[tool]]`), each with name, description and input_schema."""
+    return sandbox.tools("anthropic")[1:]
+
+
+def called(sandbox: Sandbox, name: str, /, **arguments: Any) -> str:
+    """Run what a model asks of one of these tools; returns what the model is told."""
+    try:
+        return sandbox.run_tool(name, arguments).for_model()
+    except FumehoodError as error:
+        return sandbox.refusal(error)
+
+
+async def acalled(sandbox: Sandbox, name: str, /, **arguments: Any) -> str:
+    """Do the same without blocking the event loop."""
+    try:
+        return (await sandbox.arun_tool(name, arguments)).for_model()
+    except FumehoodError as error:
+        return sandbox.refusal(error)
+
+
+def instructions(sandbox: Sandbox) -> str:
+    """Say to a model how our words are told from a command's; for its prompt."""
+    return told_ahead(sandbox.mark)
+
+
+def read(sandbox: Sandbox, path: str, limit: int = _DEFAULT_LIMIT, *, cwd: str | None = None) -> bytes:
+    """Return a file's content; raises FileNotFoundError, PermissionError, IsADirectoryError, or OSError over the limit.
+
+    Nothing is read around the sandbox: what a command may not see, this does not return.
+    """
+    run = sandbox.run(["sh", "-c", _READ, "sh", _named(path), str(limit)], apply="discard", cwd=cwd)
+    _check(run, path)
+    data = sandbox.output(run)
+    if len(data) != int(run.stderr):  # the policy keeps less of an output than the caller would take
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+    return data
+
+
+def write(sandbox: Sandbox, path: str, data: bytes, *, cwd: str | None = None) -> Run:
+    """Write a file and the directories it needs, as a run of its own: captured, judged and undoable."""
+    run = sandbox.run(["sh", "-c", _WRITE, "sh", _named(path)], stdin=data, cwd=cwd)
+    _check(run, path)
+    return run
+
+
+def fresh_project(prefix: str) -> tuple[tempfile.TemporaryDirectory[str], Path]:
+    """Make a project that is thrown away: not in /tmp, which commands see as their own."""
+    place = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else None  # noqa: S108
+    folder = tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
+    project = Path(folder.name, "project")
+    project.mkdir()
+    return folder, project
+
+
+def _named(path: str) -> str:
+    if not path or "\0" in path:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+    # A test in sh would take a leading dash or parenthesis for its own.
+    return path if path.startswith("/") else f"./{path}"
+
+
+def _check(run: Run, path: str) -> None:
+    if run.exit_code in _ERRORS:
+        raise OSError(run.exit_code, os.strerror(run.exit_code), path)
+    if run.exit_code != 0:
+        raise BadRequest(f"{path} can't be reached in the sandbox: {run.stderr.strip() or run.reason or run.state}")

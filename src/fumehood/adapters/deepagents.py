@@ -7,30 +7,17 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, FileUploadResponse
 from deepagents.backends.sandbox import BaseSandbox
 from langchain_core.tools import StructuredTool
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.common import (
-    acalled,
-    called,
-    instructions,
-    is_cut,
-    notes,
-    opened,
-    own_tools,
-    printed,
-    read,
-    write,
-)
+from fumehood.adapters import acalled, called, instructions, is_cut, notes, opened, own_tools, printed, read, write
 from fumehood.core.report import NOT_OURS, joined, visible
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _ERRORS = {
     errno.ENOENT: "file_not_found", errno.EACCES: "permission_denied", errno.EISDIR: "is_directory",

@@ -14,18 +14,15 @@ import stat
 import tarfile
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harbor.environments.base import BaseEnvironment, ExecResult, transfer_tar_filter
 from harbor.environments.capabilities import EnvironmentCapabilities
 
-from fumehood import FumehoodError, Policy, Run, Sandbox
-from fumehood.adapters.common import fresh_project, notes, printed, read, write
+from fumehood import FumehoodError, Policy, Question, Run, Sandbox
+from fumehood.adapters import fresh_project, notes, printed, read, write
 from fumehood.core.policy import Rootfs
 from fumehood.core.report import NOT_OURS, joined
-
-if TYPE_CHECKING:
-    from fumehood import Question
 
 _LARGEST = 1 << 30  # bytes of a file or an archive that is brought out
 _UNPACK = 'mkdir -p -- "$1" && exec tar -xf - -C "$1"'

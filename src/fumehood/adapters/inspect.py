@@ -10,13 +10,14 @@ import asyncio
 import os
 import pwd
 import shutil
-from typing import TYPE_CHECKING, Literal, overload
+from typing import Literal, overload
 
 from inspect_ai.tool import Tool, ToolDef, ToolParams
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
     SandboxEnvironment,
+    SandboxEnvironmentConfigType,
     SandboxEnvironmentLimits,
     SandboxUnavailableError,
     SandboxUserUnsupportedError,
@@ -25,13 +26,10 @@ from inspect_ai.util import (
 )  # fmt: skip
 
 from fumehood import FumehoodError, Policy, Refused, Run, Sandbox
-from fumehood.adapters.common import fresh_project, is_cut, printed, read, write
+from fumehood.adapters import fresh_project, is_cut, printed, read, write
 from fumehood.core.tool import Template, templates
 from fumehood.store.config import policy_for
 from fumehood.store.places import places
-
-if TYPE_CHECKING:
-    from inspect_ai.util import SandboxEnvironmentConfigType
 
 _CANNOT_EXECUTE = 126
 

@@ -14,7 +14,7 @@ from minisweagent.utils.serialize import recursive_merge
 from pydantic import BaseModel
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.common import for_agent, instructions, opened
+from fumehood.adapters import for_agent, instructions, opened
 
 _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

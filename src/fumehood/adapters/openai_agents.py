@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Sequence
+from typing import Any
 
-from agents import FunctionTool, ShellCallOutcome, ShellCommandOutput, ShellResult
+from agents import FunctionTool, ShellCallOutcome, ShellCommandOutput, ShellCommandRequest, ShellResult
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters.common import acalled, instructions, notes, opened, own_tools, printed
+from fumehood.adapters import acalled, instructions, notes, opened, own_tools, printed
 from fumehood.core.report import joined, visible
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
-
-    from agents import ShellCommandRequest
 
 
 class ShellExecutor:
