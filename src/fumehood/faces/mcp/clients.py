@@ -8,24 +8,24 @@ The project is the one named at the start, else the client's roots, else where t
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit, ListRoots, Resolve
+from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit, ElicitationResult, ListRoots, Resolve
 from mcp.types import ListRootsResult
 from pydantic import BaseModel, Field
 
 from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, INTRODUCTION, TITLES, Question
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
-from fumehood.faces.mcp.results import MARK
 from fumehood.service.desk import Desk
-from fumehood.store.places import new_id, places
+from fumehood.store.places import new_id, new_mark, places
 
 if TYPE_CHECKING:
     from fumehood import Run, Sandbox
     from fumehood.service.ask import Ask, Asked
 
+MARK = new_mark()  # this server's, for as long as it runs: its instructions and its tool's description tell it
 _SESSION_HEADER = "mcp-session-id"
 _MOST_JOBS = 64  # remembered
 _MOST_OUTPUT = 1 << 20  # characters kept of each
@@ -354,7 +354,7 @@ class OpenQuestions:
         self._numbers.pop(question.digest, None)
 
 
-def asked_before(
+def _asked_before(
     context: Context[Any, Any], question: Question | None, open_questions: OpenQuestions
 ) -> Elicit[Any] | None:
     """Put a question into the shape that the client shows before the call; None where it can't, or need not.
@@ -437,14 +437,27 @@ class PersonBehindClient:
         asked.answer(answer if answer in options else DENY_ONCE)
 
 
-def who_answers(
-    context: Context[Any, Any], question: Question | None, outcome: Any, others: "Sequence[Ask]"
-) -> "list[Ask]":
-    """Return who may answer for this call: who was asked `question` before it, the client while it runs, or others."""
-    can_ask_now = can_elicit(context) and context.session.can_send_request
-    client = PersonBehindClient(context, asyncio.get_running_loop()) if can_ask_now else None
-    was_asked = getattr(outcome, "action", "") != "accept" or outcome.data is not None
-    if question is not None and was_asked:
-        answer = outcome.data.answer if isinstance(outcome, AcceptedElicitation) else DENY_ONCE
-        return [AnsweredBefore(question, answer, client)]
-    return list(others) if client is None else [client]
+def answering(question_of: Callable[..., Awaitable[Question | None]]) -> "Callable[..., Awaitable[list[Ask]]]":
+    """Return what finds out who may answer for a call: who was asked before it, the client while it runs, or others.
+
+    `question_of` finds out what can be foreseen. A question that was asked before the call is settled with that.
+    """
+
+    async def asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(question_of)]) -> Any:
+        return _asked_before(ctx, question, clients_of(ctx).open_questions)
+
+    async def who_answers(
+        ctx: Context[Any, Any], question: Annotated[Any, Resolve(question_of)],
+        outcome: Annotated[ElicitationResult[Any], Resolve(asked)],
+    ) -> list[Any]:  # fmt: skip
+        clients = clients_of(ctx)
+        can_ask_now = can_elicit(ctx) and ctx.session.can_send_request
+        client = PersonBehindClient(ctx, asyncio.get_running_loop()) if can_ask_now else None
+        if question is not None:
+            clients.open_questions.close(question)
+            if outcome.action != "accept" or outcome.data is not None:
+                answer = outcome.data.answer if isinstance(outcome, AcceptedElicitation) else DENY_ONCE
+                return [AnsweredBefore(question, answer, client)]
+        return list(clients.others) if client is None else [client]
+
+    return who_answers

@@ -1,4 +1,4 @@
-"""The MCP server: what it tells of itself, and how it is served, on standard input and output or as HTTP.
+"""The MCP server: what it tells of itself, how a call is checked, and how it is served, on streams or as HTTP.
 
 HTTP is for this machine alone, and for who has a token.
 """
@@ -10,24 +10,25 @@ import hmac
 import os
 import secrets
 import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
+from pydantic import Field, ValidationError
 
 from fumehood import __version__
 from fumehood.core import tool as described
 from fumehood.core.report import line_of
-from fumehood.errors import BadRequest, Unavailable
+from fumehood.errors import BadConfiguration, BadRequest, FumehoodError, Unavailable
 from fumehood.faces.mcp import tools
-from fumehood.faces.mcp.clients import Clients
-from fumehood.faces.mcp.results import MARK
+from fumehood.faces.mcp.clients import MARK, Clients
+from fumehood.store.config import policy_for
+from fumehood.store.places import places
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-
-    from mcp.server.mcpserver.tools import Tool
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from fumehood.service.ask import Ask
@@ -73,6 +74,66 @@ _TOOLS = (
 )
 
 
+class CheckedTool(Tool):
+    """A tool that tells the model in our own words what is wrong with a call, and that nothing ran."""
+
+    async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
+        """Call it, if these arguments make sense."""
+        try:
+            checked = self.checked(arguments)
+        except FumehoodError as error:
+            result = tools.refused(error)
+            return self.fn_metadata.convert_result(result) if convert_result else result
+        return await super().run(checked, context, convert_result)
+
+    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return what is to be passed on; raises BadRequest where that is not what the schema says.
+
+        What the schema does not name would be ignored: a command that is sent with a `cwd` would run elsewhere.
+        """
+        names = self.parameters["properties"]
+        for name in arguments:
+            if name not in names:
+                raise BadRequest(f"{self.name} takes no {name!r:.100}", hint=f"it takes: {', '.join(names)}")
+        sent = {name: value for name, value in arguments.items() if value is not None}  # null: left out
+        try:
+            self.fn_metadata.validate_arguments(sent)
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_context=False)[0]
+            where = ".".join(map(str, wrong["loc"]))
+            raise BadRequest(f"{self.name} can't be called like this: {where}: {wrong['msg']}") from error
+        return sent
+
+
+# ---- Tools of the person's own (`[[tool]]`): a call becomes a command, and goes the way of `run_command` from there.
+
+class TemplateTool(CheckedTool):
+    """A tool whose arguments are words of a command."""
+
+    template: Any = Field(exclude=True)
+
+    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return the command that these arguments make."""
+        return {"command": self.template.line(arguments)}
+
+
+def _own_tools(project: str | None) -> list[Tool]:
+    """Return the tools that the configuration has, for every project or also for the one that is served."""
+    try:
+        policy = policy_for(places(), () if project is None else (project,))
+    except BadConfiguration:
+        return []  # each command says what is wrong with it
+    own: list[Tool] = []
+    for each in described.templates(policy.tools).values():
+        about: dict[str, Any] = {"name": each.name, "description": each.description, "annotations": _RUNNING}
+        plain = Tool.from_function(tools.run_command, **about)
+        fields = {name: getattr(plain, name) for name in Tool.model_fields}
+        own.append(TemplateTool(**(fields | {"parameters": each.schema}), template=each))
+    return own
+
+
+# ---- Serving.
+
 def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
     """Make the server, with tools of the person's own besides ours."""
 
@@ -92,7 +153,7 @@ def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
 def _our_tools() -> Iterator[Tool]:
     for function, title, hints in _TOOLS:
         description = _DESCRIPTION if function is tools.run_command else None
-        tool = tools.CheckedTool.from_function(function, title=title, description=description, annotations=hints)
+        tool = CheckedTool.from_function(function, title=title, description=description, annotations=hints)
         tool.parameters["additionalProperties"] = False
         yield tool
 
@@ -109,7 +170,6 @@ def _add_resources(server: MCPServer[Any]) -> None:
         import json
 
         from fumehood.linux.probe import host
-        from fumehood.store.places import places
 
         where = places()
         machine = host(where.cache, where.state)
@@ -128,11 +188,11 @@ def serve(
     if http is not None and os.isatty(2):
         # Who is asked where a client can't: the person who started us in a terminal of their own. On standard input
         # we were started by the client, whose own screen the terminal shows.
-        from fumehood.faces.cli.prompt import terminal
+        from fumehood.faces.cli.screen import terminal
 
         others = terminal()
     clients = Clients(project, session, own_tmp=own_tmp, draft=draft, others=others)
-    server = build(clients, tools.own_tools(None if project is None else os.path.realpath(project), _RUNNING))
+    server = build(clients, _own_tools(None if project is None else os.path.realpath(project)))
     gc.freeze()  # all that was loaded stays; looking through it again and again would hold up calls
     try:
         if http is None:

@@ -1,7 +1,8 @@
-"""The tools: running commands, at once or in the background, and what is done about runs that were.
+"""The tools: running commands, at once or in the background, what is done about runs that were, and what each returns.
 
-What a tool says it wants in its signature, the SDK finds out before it calls the tool: where the client works, and
-what the person says to what can be foreseen.
+What a tool says it wants in its signature, the SDK finds out before it calls the tool: where the client works, and who
+may answer for it, when the person has said something to what can be foreseen. What it returns is structured and holds
+everything, because clients may drop the text.
 """
 
 # No `from __future__ import annotations`: the SDK reads these, resolvers among them.
@@ -9,25 +10,35 @@ what the person says to what can be foreseen.
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import anyio.to_thread
-from mcp.server.mcpserver import Context, ElicitationResult, Resolve
-from mcp.server.mcpserver.tools import Tool
-from mcp.types import CallToolResult, TextContent, ToolAnnotations
-from pydantic import Field, ValidationError
+from mcp.server.mcpserver import Context, Resolve
+from mcp.types import CallToolResult, TextContent
+from pydantic import BaseModel, Field, WithJsonSchema
 
 from fumehood.core import tool as described
 from fumehood.core.changes import HELD
 from fumehood.core.questions import Question, apply_question
-from fumehood.core.report import model_texts, refusal, set_apart, short, visible
-from fumehood.core.tool import templates
-from fumehood.errors import BadConfiguration, BadRequest, ChangedMeanwhile, FumehoodError, plain_error
-from fumehood.faces.mcp import results as r
-from fumehood.faces.mcp.clients import Job, Place, Where, WhereBefore, asked_before, clients_of, who_answers
+from fumehood.core.report import (
+    MODEL_OUTPUT,
+    NO_OUTPUT,
+    NOT_OURS,
+    foremost,
+    line_of,
+    model_texts,
+    printable,
+    refusal,
+    set_apart,
+    short,
+    shown_output,
+    visible,
+)  # fmt: skip
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
+from fumehood.faces.mcp.clients import MARK, Job, Place, Where, WhereBefore, answering
 from fumehood.store.history import LAST
 
 if TYPE_CHECKING:
@@ -40,6 +51,14 @@ _FIRST_LOOK_S = 0.2  # most that fails fails at once
 _PROGRESS_S = 0.1
 _MOST_LINES = 20  # told at once
 _MOST_ASKED = 3  # times that a person is asked about what changes while they think
+
+_MOST_CHANGES = 200
+_MOST_BLOCKED = 30
+_SAME = (
+    "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network",
+    "session",
+)  # fmt: skip
+_LEFT_OUT_IF_EMPTY = ("reason", "timed_out", "output_truncated", "changes_left_out", "left_out", "blocked", "session")
 
 _PROPERTIES = described.schema()["properties"]
 Command = Annotated[str, Field(description=_PROPERTIES["command"]["description"])]
@@ -57,62 +76,216 @@ WholeSession = Annotated[bool, Field(description="Every run of this session inst
 Paths = Annotated[list[str] | None, Field(description="Only these paths, relative to the project.")]
 
 
+# ---- What the tools return.
+
+class Answer(BaseModel):
+    """What every tool may return besides its own."""
+
+    notices: list[str] = Field([], description="What the user should know: tell them. Each comes once.")
+
+
+class ListedChange(BaseModel, title="ReportedChange"):  # the title is what clients see
+    """One path's difference."""
+
+    path: str
+    root: str = Field(description="The directory that the path is relative to.")
+    change: str = Field(description="added, modified, deleted, mode or type")
+    kind: str
+    verdict: str = Field(description="applied, held, conflict, discarded or unsupported")
+    reason: str = ""
+    flags: list[str] = []
+
+
+class ReportedBlock(BaseModel):
+    """Something the command was refused, and how a person can allow it."""
+
+    what: str
+    detail: str
+    hint: str = ""
+
+
+class Report(Answer):
+    """One run: what it printed, how it ended, what it changed."""
+
+    run: str = Field(description="The run's id: undo, diff, changes and read_output take it.")
+    project: str
+    command: str
+    cwd: str
+    state: str = Field(description="applied, held (waits for the user), discarded, empty, undone, failed or refused")
+    reason: str = ""
+    exit_code: Annotated[int | None, WithJsonSchema({"type": ["integer", "null"]})] = None
+    timed_out: bool = False
+    sandboxed: bool = True
+    network: str = "none"
+    duration_s: float = 0.0
+    output: str = Field(description="Standard output, then standard error, the middle left out if long.")
+    output_truncated: bool = Field(
+        False, description="Whether some of it is left out: read_output has all that is kept."
+    )
+    changes: list[ListedChange] = []
+    changes_left_out: int = Field(0, description="How many more there are that are not listed.")
+    left_out: dict[str, int] = Field({}, description="These, counted by kind.")
+    blocked: list[ReportedBlock] = []
+    session: str = ""
+
+
+class DiffText(Answer, title="Difference"):
+    """What a run changed, line by line."""
+
+    run: str
+    text: str
+    truncated: bool = False
+
+
+class OutputPiece(Answer):
+    """A piece of what a run printed, by byte offsets."""
+
+    run: str
+    stream: str
+    offset: int
+    next_offset: int | None = Field(description="Where the next piece begins; none at the end.")
+    total: int
+    text: str
+
+
+class TakenBack(Answer):
+    """What was taken back, or brought back."""
+
+    runs: list[Report] = Field(description="The undos or redos: each is a run of its own, and can be undone.")
+
+
+class AccessSaid(Answer):
+    """What the user said to what was asked for."""
+
+    said: list[str]
+
+
+class JobStatus(Answer):
+    """A command that runs in the background."""
+
+    job: str
+    running: bool
+    offset: int = 0
+    next_offset: int = 0
+    output: str = Field("", description="What it printed since `offset`.")
+    report: Report | None = Field(None, description="Once it has ended.")
+    error: str = ""
+
+
+class RunningCommand(Answer, title="Running command"):
+    """A command that runs now."""
+
+    run: str
+    command: str
+    cwd: str
+    seconds: int = Field(description="For how long it has run.")
+
+
+class RunningCommands(Answer, title="Running commands"):
+    """What runs now."""
+
+    commands: list[RunningCommand]
+
+
+def _report_of(run: "Run") -> dict[str, Any]:
+    """Put a run into the shape of a Report; what has nothing to tell is left out, for a model reads every word."""
+    listed, left_out = foremost(run.changed, _MOST_CHANGES)
+    fields = {
+        **{name: _text(getattr(run, name)) for name in _SAME}, "duration_s": round(run.duration_s, 6),
+        "output": shown_output(run.output, MARK),
+        "output_truncated": run.output_truncated or len(run.output) > MODEL_OUTPUT,
+        "changes": [
+            {
+                "path": _text(each.path), "root": _text(run.roots[each.root]), "change": each.change,
+                "kind": each.kind, "verdict": each.verdict, "reason": _text(each.reason), "flags": list(each.flags),
+            }
+            for each in listed
+        ],
+        "changes_left_out": sum(left_out.values()), "left_out": left_out,
+        "blocked": [
+            {name: _text(value) for name, value in each.fields().items()} for each in run.blocked[:_MOST_BLOCKED]
+        ],
+    }  # fmt: skip
+    return {name: value for name, value in fields.items() if value or name not in _LEFT_OUT_IF_EMPTY}
+
+
+def _text(value: Any) -> Any:
+    """Write a name or a sentence so that nothing in it is invisible, and not too long."""
+    return short(value).replace(MARK, NOT_OURS) if isinstance(value, str) else value
+
+
+def _reported(run: "Run") -> CallToolResult:
+    return _returned(run.for_model(), **_report_of(run))
+
+
+def _returned(text: str, /, **fields: Any) -> CallToolResult:
+    """Return both: the text for people and older clients, the object for the model.
+
+    The SDK holds the object against the class that the tool names, so no instance of that is made here.
+    """
+    if text in ("", NO_OUTPUT):
+        text = f"{line_of(MARK)}\n{NO_OUTPUT}"  # these words are ours
+    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=fields)
+
+
+def _with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResult:
+    """Add what the user should know to a result, in both of its forms, as words of ours."""
+    if not notices:
+        return result
+    lines = [printable(notice).replace(MARK, NOT_OURS) for notice in notices]
+    (block,) = result.content
+    assert isinstance(block, TextContent)
+    # No command's output holds the mark, so where there is such a line our part has begun.
+    head = [] if line_of(MARK) in block.text.split("\n") else [line_of(MARK)]
+    text = "\n".join([block.text, *head, *(f"Note for the user: {line}" for line in lines)])
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)],
+        structured_content={**(result.structured_content or {}), "notices": lines},
+    )
+
+
 def answering_in_words(tool: Callable[..., Awaitable[CallToolResult]]) -> Callable[..., Awaitable[CallToolResult]]:
     """Turn errors into results that a model reads, and add what the person should know, once."""
 
     @wraps(tool)
-    async def answering(where: Place, **arguments: Any) -> CallToolResult:
+    async def in_words(where: Place, **arguments: Any) -> CallToolResult:
         try:
             result = await tool(where=where, **arguments)
         except Exception as error:  # noqa: BLE001 - a model reads whatever went wrong as one line
-            text = refusal(plain_error(error), r.MARK)
-            return CallToolResult(content=[TextContent(type="text", text=text)], is_error=True)
-        return r.with_notices(result, where.take_notices())
+            return refused(plain_error(error))
+        return _with_notices(result, where.take_notices())
 
-    return answering
+    return in_words
 
 
-# ---- What is asked before a tool is called.
+def refused(error: FumehoodError) -> CallToolResult:
+    """Say what is wrong, so that a model reads it."""
+    return CallToolResult(content=[TextContent(type="text", text=refusal(error, MARK))], is_error=True)
+
+
+# ---- What is asked before a tool is called; None where nothing is, or where the tool itself says what is wrong.
 
 async def foreseen_question(where: Where, command: str, working_dir: str | None, network: bool) -> Question | None:
     """Find out what this command needs a person's word for; the tool gets the very question that is asked."""
-    try:
+    with suppress(FumehoodError):
         sandbox = where.sandbox(working_dir)
         questions = sandbox.questions(command, cwd=working_dir or sandbox.project, network=network)
-    except FumehoodError:
-        return None  # the tool itself says what is wrong
-    return questions[0] if questions else None
-
-
-async def permission_asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(foreseen_question)]) -> Any:
-    """Ask the person, through the client, for what this command needs their word for."""
-    return asked_before(ctx, question, clients_of(ctx).open_questions)
+        return questions[0] if questions else None
+    return None
 
 
 async def held_question(where: Where, run: str) -> Question | None:
     """Find out which run is meant and what it holds, once: `last` may be another by the time of the answer."""
-    try:
+    with suppress(FumehoodError):
         return _question_to_apply(where.holding(run), run)
-    except FumehoodError:
-        return None  # the tool itself says what is wrong
-
-
-async def consent_asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(held_question)]) -> Any:
-    """Ask the person, through the client, whether to apply what a run had to hold."""
-    return asked_before(ctx, question, clients_of(ctx).open_questions)
+    return None
 
 
 async def access_question(where: Where, host: str, show: str, write: str, reason: str) -> Question | None:
     """Put what an agent asks to be allowed into words."""
-    try:
+    with suppress(FumehoodError):
         return where.sandbox().access_question(host=host, show=show, write=write, reason=reason)
-    except FumehoodError:
-        return None  # the tool itself says what is wrong
-
-
-async def access_asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(access_question)]) -> Any:
-    """Ask the person, through the client, for what the agent asks to be allowed."""
-    return asked_before(ctx, question, clients_of(ctx).open_questions)
+    return None
 
 
 def _question_to_apply(sandbox: "Sandbox", name: str) -> Question:
@@ -123,19 +296,10 @@ def _question_to_apply(sandbox: "Sandbox", name: str) -> Question:
     return apply_question(run)
 
 
-def _who_answers(ctx: Context[Any, Any], where: Place, outcome: Any, question: Question | None) -> "list[Ask]":
-    """Return who may answer for this call; a question that was asked before it is settled with that."""
-    if question is not None:
-        where.clients.open_questions.close(question)
-    return who_answers(ctx, question, outcome, where.clients.others)
-
-
-Foreseen = Annotated[Any, Resolve(foreseen_question)]
-Permission = Annotated[ElicitationResult[Any], Resolve(permission_asked)]
 HeldQuestion = Annotated[Any, Resolve(held_question)]
-Consent = Annotated[ElicitationResult[Any], Resolve(consent_asked)]
-AccessQuestion = Annotated[Any, Resolve(access_question)]
-AccessAnswer = Annotated[ElicitationResult[Any], Resolve(access_asked)]
+WhoPermits = Annotated[Any, Resolve(answering(foreseen_question))]
+WhoConsents = Annotated[Any, Resolve(answering(held_question))]
+WhoGivesAccess = Annotated[Any, Resolve(answering(access_question))]
 
 
 # ---- Running commands.
@@ -189,37 +353,33 @@ class ProgressLines:
                 lines, self._lines = self._lines, []
                 count = self._count
             if lines:
-                await self._context.report_progress(count, None, visible("\n".join(lines), r.MARK))
+                await self._context.report_progress(count, None, visible("\n".join(lines), MARK))
 
 
 @answering_in_words
 async def run_command(  # noqa: D103 - described by core/tool.py
-    ctx: Context[Any, Any], where: Where, question: Foreseen, permission: Permission, command: Command,
-    working_dir: Directory = None,
+    ctx: Context[Any, Any], where: Where, asks: WhoPermits, command: Command, working_dir: Directory = None,
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
-) -> Annotated[CallToolResult, r.Report]:  # fmt: skip
+) -> Annotated[CallToolResult, Report]:  # fmt: skip
     sandbox = where.sandbox(working_dir)
     cwd = working_dir or sandbox.project
-    asks = _who_answers(ctx, where, permission, question)
     async with ProgressLines(ctx) as progress:
         run = await sandbox.arun(command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take)
     # How an agent gets what it was refused, where it can: not by our command line.
     hint = "a command has no network; request_access asks the user for a host, `network` for all of it"
     run.blocked = tuple(each.replace(hint=hint) if each.what == "network" else each for each in run.blocked)
     sandbox.only_news(run)
-    return r.returned(run.for_model(), **r.report_of(run))
+    return _reported(run)
 
 
 @answering_in_words
 async def start_command(
-    ctx: Context[Any, Any], where: Where, question: Foreseen, permission: Permission, command: Command,
-    working_dir: Directory = None,
+    where: Where, asks: WhoPermits, command: Command, working_dir: Directory = None,
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
-) -> Annotated[CallToolResult, r.JobStatus]:  # fmt: skip
+) -> Annotated[CallToolResult, JobStatus]:  # fmt: skip
     """Start a command that takes long, a server for instance; poll_command tells what it prints."""
     sandbox = where.sandbox(working_dir)
     cwd = working_dir or sandbox.project
-    asks = _who_answers(ctx, where, permission, question)
 
     def work(**more: Any) -> "Run":
         return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, background=True, **more)
@@ -235,7 +395,7 @@ async def poll_command(
     job: JobName,
     offset: Offset = 0,
     wait: Annotated[float, Field(ge=0, le=_MOST_WAIT_S, description="Seconds to wait for something new.")] = 0,
-) -> Annotated[CallToolResult, r.JobStatus]:
+) -> Annotated[CallToolResult, JobStatus]:
     """Return what a started command printed since an offset, and its report once it has ended."""
     started = where.job(job)
     if wait:
@@ -244,7 +404,7 @@ async def poll_command(
 
 
 @answering_in_words
-async def stop_command(where: WhereBefore, job: JobName) -> Annotated[CallToolResult, r.JobStatus]:
+async def stop_command(where: WhereBefore, job: JobName) -> Annotated[CallToolResult, JobStatus]:
     """End a started command; what it wrote so far is held for the user."""
     started = where.job(job)
     await anyio.to_thread.run_sync(started.stop)
@@ -252,7 +412,7 @@ async def stop_command(where: WhereBefore, job: JobName) -> Annotated[CallToolRe
 
 
 @answering_in_words
-async def running(where: Where) -> Annotated[CallToolResult, r.RunningCommands]:
+async def running(where: Where) -> Annotated[CallToolResult, RunningCommands]:
     """List this session's commands that run now."""
     runs = [run for _, run in await anyio.to_thread.run_sync(where.running)]
     commands = [
@@ -263,15 +423,14 @@ async def running(where: Where) -> Annotated[CallToolResult, r.RunningCommands]:
         for run in runs
     ]  # fmt: skip
     lines = [f"{each['run']}: {each['command']} ({each['seconds']} s)" for each in commands] or ["nothing runs"]
-    return r.returned(set_apart("", lines, r.MARK), commands=commands)
+    return _returned(set_apart("", lines, MARK), commands=commands)
 
 
 @answering_in_words
-async def checkpoint(where: Where, run: RunningName = "last") -> Annotated[CallToolResult, r.Report]:
+async def checkpoint(where: Where, run: RunningName = "last") -> Annotated[CallToolResult, Report]:
     """Settle what a command that runs has finished writing, so that others see it; the command goes on."""
     sandbox, chosen = await anyio.to_thread.run_sync(_running, where, run)
-    made = await anyio.to_thread.run_sync(sandbox.checkpoint, chosen)
-    return r.returned(made.for_model(), **r.report_of(made))
+    return _reported(await anyio.to_thread.run_sync(sandbox.checkpoint, chosen))
 
 
 def _running(where: Place, name: str) -> "tuple[Sandbox, Run]":
@@ -284,34 +443,33 @@ def _running(where: Place, name: str) -> "tuple[Sandbox, Run]":
 def _job_status(job: Job, offset: int) -> CallToolResult:
     job.join()
     begin, printed = job.output(offset)
-    output = visible(printed[:_MOST_TEXT], r.MARK)
+    output = visible(printed[:_MOST_TEXT], MARK)
     error = f"ERROR: {short(job.error.message)}" if job.error is not None else ""
     state = "is running" if job.is_running else "has ended"
     ours = [part for part in (error, f"[{job.name} {state}]") if part]
-    return r.returned(
-        set_apart(output, ours, r.MARK), job=job.name, running=job.is_running, offset=begin,
+    return _returned(
+        set_apart(output, ours, MARK), job=job.name, running=job.is_running, offset=begin,
         next_offset=begin + len(printed[:_MOST_TEXT]), output=output,
-        report=r.report_of(job.run) if job.run is not None else None, error=error,
+        report=_report_of(job.run) if job.run is not None else None, error=error,
     )  # fmt: skip
 
 
 # ---- Runs that were.
 
 @answering_in_words
-async def changes(where: Where, run: RunName = "last") -> Annotated[CallToolResult, r.Report]:
+async def changes(where: Where, run: RunName = "last") -> Annotated[CallToolResult, Report]:
     """Tell what a run changed, what became of that, and what was blocked."""
-    past = where.holding(run).find(run)
-    return r.returned(past.for_model(), **r.report_of(past))
+    return _reported(where.holding(run).find(run))
 
 
 @answering_in_words
-async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Annotated[CallToolResult, r.DiffText]:
+async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Annotated[CallToolResult, DiffText]:
     """Show what a run changed, line by line."""
     sandbox = where.holding(run)
     past = sandbox.find(run)
-    whole = visible(await anyio.to_thread.run_sync(sandbox.diff, past, paths or []), r.MARK)
+    whole = visible(await anyio.to_thread.run_sync(sandbox.diff, past, paths or []), MARK)
     text = whole[:_MOST_TEXT]
-    return r.returned(text, run=past.run, text=text, truncated=len(whole) > len(text))
+    return _returned(text, run=past.run, text=text, truncated=len(whole) > len(text))
 
 
 @answering_in_words
@@ -321,15 +479,15 @@ async def read_output(
     stream: Annotated[str, Field(pattern="^(stdout|stderr)$")] = "stdout",
     offset: Offset = 0,
     limit: Annotated[int, Field(gt=0, le=_MOST_TEXT, description="Bytes.")] = 20_000,
-) -> Annotated[CallToolResult, r.OutputPiece]:
+) -> Annotated[CallToolResult, OutputPiece]:
     """Read all that a run printed, piece by piece."""
     sandbox = where.holding(run)
     past = sandbox.find(run)
     data = await anyio.to_thread.run_sync(sandbox.output, past, stream)
     piece = data[offset : offset + limit]
-    end, text = offset + len(piece), visible(piece.decode(errors="replace"), r.MARK)
+    end, text = offset + len(piece), visible(piece.decode(errors="replace"), MARK)
     following = end if end < len(data) else None
-    return r.returned(
+    return _returned(
         text, run=past.run, stream=stream, offset=offset, next_offset=following, total=len(data), text=text
     )
 
@@ -337,7 +495,7 @@ async def read_output(
 @answering_in_words
 async def undo(
     where: Where, run: ToUndo = "last", session: WholeSession = False
-) -> Annotated[CallToolResult, r.TakenBack]:
+) -> Annotated[CallToolResult, TakenBack]:
     """Bring back exactly what was there before a run; `redo` has it again."""
     sandbox = where.sandbox() if session else where.holding(run, to_undo=True)
     return await _taken_back(sandbox.undo_session if session else lambda: [sandbox.undo(run)])
@@ -346,7 +504,7 @@ async def undo(
 @answering_in_words
 async def redo(
     where: Where, run: ToRedo = "last", session: WholeSession = False
-) -> Annotated[CallToolResult, r.TakenBack]:
+) -> Annotated[CallToolResult, TakenBack]:
     """Bring back what `undo` took back: the last one, or that of a run."""
     sandbox = where.sandbox() if session else where.holding(run, to_redo=True)
     return await _taken_back(sandbox.redo_session if session else lambda: [sandbox.redo(run)])
@@ -354,19 +512,17 @@ async def redo(
 
 async def _taken_back(act: "Callable[[], list[Run]]") -> CallToolResult:
     backs = await anyio.to_thread.run_sync(act)
-    return r.returned(model_texts(backs, r.MARK), runs=[r.report_of(back) for back in backs])
+    return _returned(model_texts(backs, MARK), runs=[_report_of(back) for back in backs])
 
 
 @answering_in_words
 async def apply(
-    ctx: Context[Any, Any], where: Where, question: HeldQuestion, consent: Consent, run: RunName
-) -> Annotated[CallToolResult, r.Report]:
+    where: Where, question: HeldQuestion, asks: WhoConsents, run: RunName
+) -> Annotated[CallToolResult, Report]:
     """Apply what a run had to hold; the user is asked."""
     sandbox = where.holding(run if question is None else question.run)
-    asks = _who_answers(ctx, where, consent, question)
     asked_about = question or _question_to_apply(sandbox, run)
-    applied = await anyio.to_thread.run_sync(_applied_as_shown, sandbox, asked_about, asks)
-    return r.returned(applied.for_model(), **r.report_of(applied))
+    return _reported(await anyio.to_thread.run_sync(_applied_as_shown, sandbox, asked_about, asks))
 
 
 def _applied_as_shown(sandbox: "Sandbox", question: "Question", asks: "list[Ask]") -> "Run":
@@ -383,85 +539,22 @@ def _applied_as_shown(sandbox: "Sandbox", question: "Question", asks: "list[Ask]
 
 
 @answering_in_words
-async def discard(where: Where, run: RunName) -> Annotated[CallToolResult, r.Report]:
+async def discard(where: Where, run: RunName) -> Annotated[CallToolResult, Report]:
     """Throw away what a run of this session had to hold."""
-    discarded = await anyio.to_thread.run_sync(where.holding(run).discard, run)
-    return r.returned(discarded.for_model(), **r.report_of(discarded))
+    return _reported(await anyio.to_thread.run_sync(where.holding(run).discard, run))
 
 
 @answering_in_words
 async def request_access(
-    ctx: Context[Any, Any], where: Where, question: AccessQuestion, permission: AccessAnswer,
+    where: Where, asks: WhoGivesAccess,
     host: Annotated[str, Field(description="A host to reach: `pypi.org`, `pypi.org:443`.")] = "",
     show: Annotated[str, Field(description="A path of the user's home to read.")] = "",
     write: Annotated[str, Field(description="A directory outside the project to write.")] = "",
     reason: Annotated[str, Field(description="Why: the user reads it.")] = "",
-) -> Annotated[CallToolResult, r.AccessSaid]:  # fmt: skip
+) -> Annotated[CallToolResult, AccessSaid]:  # fmt: skip
     """Ask the user to let later commands reach a host, read a path or write a directory: one of these."""
-    asks = _who_answers(ctx, where, permission, question)
     sandbox = where.sandbox()
     said = await anyio.to_thread.run_sync(
         lambda: sandbox.request_access(host=host, show=show, write=write, reason=reason, ask=asks)
     )
-    return r.returned(set_apart("", said, r.MARK), said=said)
-
-
-class CheckedTool(Tool):
-    """A tool that tells the model in our own words what is wrong with a call, and that nothing ran."""
-
-    async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
-        """Call it, if these arguments make sense."""
-        try:
-            checked = self.checked(arguments)
-        except FumehoodError as error:
-            said = TextContent(type="text", text=refusal(error, r.MARK))
-            result = CallToolResult(content=[said], is_error=True)
-            return self.fn_metadata.convert_result(result) if convert_result else result
-        return await super().run(checked, context, convert_result)
-
-    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return what is to be passed on; raises BadRequest where that is not what the schema says.
-
-        What the schema does not name would be ignored: a command that is sent with a `cwd` would run elsewhere.
-        """
-        names = self.parameters["properties"]
-        for name in arguments:
-            if name not in names:
-                raise BadRequest(f"{self.name} takes no {name!r:.100}", hint=f"it takes: {', '.join(names)}")
-        sent = {name: value for name, value in arguments.items() if value is not None}  # null: left out
-        try:
-            self.fn_metadata.validate_arguments(sent)
-        except ValidationError as error:
-            wrong = error.errors(include_url=False, include_context=False)[0]
-            where = ".".join(map(str, wrong["loc"]))
-            raise BadRequest(f"{self.name} can't be called like this: {where}: {wrong['msg']}") from error
-        return sent
-
-
-# ---- Tools of the person's own (`[[tool]]`): a call becomes a command, and goes the way of `run_command` from there.
-
-class TemplateTool(CheckedTool):
-    """A tool whose arguments are words of a command."""
-
-    template: Any = Field(exclude=True)
-
-    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the command that these arguments make."""
-        return {"command": self.template.line(arguments)}
-
-
-def own_tools(project: str | None, hints: ToolAnnotations) -> list[Tool]:
-    """Return the tools that the configuration has, for every project or also for the one that is served."""
-    from fumehood.store.config import policy_for
-    from fumehood.store.places import places
-
-    try:
-        policy = policy_for(places(), () if project is None else (project,))
-    except BadConfiguration:
-        return []  # each command says what is wrong with it
-    tools: list[Tool] = []
-    for each in templates(policy.tools).values():
-        plain = Tool.from_function(run_command, name=each.name, description=each.description, annotations=hints)
-        fields = {name: getattr(plain, name) for name in Tool.model_fields}
-        tools.append(TemplateTool(**(fields | {"parameters": each.schema}), template=each))
-    return tools
+    return _returned(set_apart("", said, MARK), said=said)
