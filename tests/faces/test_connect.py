@@ -248,8 +248,10 @@ def test_nothing_is_written_without_a_word(cli: Cli, home: Path) -> None:
     assert "+" in refused.stdout
     printed = cli("setup", "codex", "--print", "--mcp")
     assert tomllib.loads(printed.stdout)["mcp_servers"]["fumehood"]["required"] is True
-    assert not (home / ".claude").exists()
-    assert not (home / ".codex").exists()
+    (file,) = json.loads(cli("setup", "gemini", "--print", "--json").stdout)["files"]
+    assert list(json.loads(file["text"])) == ["hooks"]
+    for name in (".claude", ".codex", ".gemini"):
+        assert not (home / name).exists()
 
 
 def test_what_codex_needs_besides_is_said(cli: Cli, home: Path) -> None:

@@ -26,8 +26,8 @@ Word = tuple[str, str]  # with what it means
 
 # Commands that start before a parser could be loaded: their help is written by hand, and alone lists their options.
 BY_HAND = {
-    "run": ("cli.run", "HELP"), "shell": ("cli.run", "SHELL_HELP"), "agent": ("cli.agent", "HELP"),
-    "acp": ("acp.command", "HELP"), "hook": ("cli.hook", "HELP"),
+    "run": ("run", "HELP"), "shell": ("run", "SHELL_HELP"), "agent": ("agent", "HELP"), "acp": ("acp", "HELP"),
+    "hook": ("hook", "HELP"),
 }  # fmt: skip
 # Whose options they take besides.
 BESIDES = {"shell": "run", "agent": "run", "acp": "agent"}
@@ -304,7 +304,7 @@ def _taken(action: argparse.Action) -> Parameter:
 def help_of(name: str) -> str:
     """Return the help of a command that is written by hand."""
     module, constant = BY_HAND[name]
-    text: str = getattr(import_module(f"fumehood.faces.{module}"), constant)
+    text: str = getattr(import_module(f"fumehood.faces.cli.{module}"), constant)
     return text
 
 

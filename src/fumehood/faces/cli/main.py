@@ -143,9 +143,9 @@ def _dispatch(words: list[str], begin: Callable[[], None]) -> int:
 
         act = agent.main
     elif name == "acp":
-        from fumehood.faces.acp import command
+        from fumehood.faces.cli import acp
 
-        act = command.main
+        act = acp.main
     elif name == "web" and not set(rest) & {"-h", "--help"}:
         act = _web
     elif name == "mcp" and not set(rest) & {"-h", "--help"}:

@@ -5,20 +5,28 @@ Every question has a default, and `--yes` takes them all.
 
 from __future__ import annotations
 
+import difflib
+import glob
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from fumehood.core.report import printable
-from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.cli.commands import Context, paint
-from fumehood.faces.cli.setup_clients import CLIENTS, connect
-from fumehood.store.config import policy_for, set_key
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from fumehood.faces.cli.commands import Add, Context
-    from fumehood.linux.doctor import Ability
+from fumehood.core.request import quoted
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest, FumehoodError, Refused
+from fumehood.faces.cli.commands import Add, Context, paint
+from fumehood.faces.cli.hook_clients import ALLOW
+from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
+from fumehood.faces.cli.output import here
+from fumehood.faces.cli.screen import Progress, terminal
+from fumehood.faces.cli.setup_clients import CLIENTS, ClientSettings, SettingsEdit, at, meaning, read_settings
+from fumehood.linux.doctor import Ability
+from fumehood.service.permission import Permissions
+from fumehood.service.projects import add_root
+from fumehood.store.config import policy_for, replace, set_key
 
 _EXAMPLES = """  fumehood setup
   fumehood setup --yes --root alpine --agent mcp
@@ -30,6 +38,8 @@ _PYTHON = """  from fumehood import Sandbox
 
   sandbox = Sandbox("my-project")
   print(sandbox.run("make test").for_model())"""
+_LONGEST_SETTINGS = 1 << 20
+_START_S = 120  # how long a server may take to start, with what it needs installed
 
 
 def add_commands(add: Add) -> None:
@@ -149,7 +159,6 @@ class _Wizard:
 
     def _install(self) -> bool:
         """Install an Alpine root where there is none; tell whether there is one then."""
-        from fumehood.faces.cli.screen import Progress
         from fumehood.service import root_trees
 
         store = self._context.store
@@ -219,3 +228,210 @@ class _Wizard:
             self._say(f"\n{_PYTHON}")
         else:
             self._say("  fumehood run -- 'make test'")
+
+
+# ---- One client.
+
+def connect(context: Context, client: str) -> int:
+    """Show what would change, then change it: a backup is kept, and doing it again changes nothing."""
+    options = context.options
+    if client not in CLIENTS:
+        raise BadRequest(f"there is no client {client}", hint=f"one of: {', '.join(CLIENTS)}")
+    is_server = options.mcp or client not in HOOKED
+    settings = CLIENTS[client](installed_command(), options.mcp)
+    if is_server and not options.remove and not options.print:
+        _check_server()
+    changes = [_compared(path, edits, is_removal=options.remove) for path, edits in settings.files.items()]
+    files: list[dict[str, Any]] = [
+        {"path": each.path, "changed": False, "diff": each.diff, "backup": None} for each in changes
+    ]
+    answer: dict[str, Any] = {
+        "client": client, **files[0], "notes": [] if options.remove else list(settings.notes), "files": files,
+    }  # fmt: skip
+    if options.print:
+        for file, change in zip(files, changes, strict=True):
+            file["text"] = change.after
+        return context.say(answer, lambda: _print(changes))
+    if not context.as_json:
+        sys.stdout.write("".join(each.diff for each in changes) or f"{changes[0].path}: nothing to change\n")
+    if any(each.diff for each in changes) and _is_agreed(context):
+        for file, change in zip(files, changes, strict=True):
+            if change.diff:
+                file |= {"backup": _write(change), "changed": True}
+        answer |= files[0] | {"changed": True}
+    answer["directories"] = [] if options.remove else _offered(context, settings)
+    answer["notes"] += [f"the client was given {path}; for commands: fumehood roots add {quoted(path)}"
+                        for path in answer["directories"]]  # fmt: skip
+    return context.say(answer, lambda: _tell(answer))
+
+
+def _offered(context: Context, settings: ClientSettings) -> list[str]:
+    """Offer directories that a client's settings name as roots of this project; returns what still is none.
+
+    A command can write the settings of a project: only a person's answer counts, and never `--yes`.
+    """
+    store = context.store
+    try:
+        project = store.projects.open(store.projects.holding(here()), register=False)
+    except BadRequest:
+        return []  # nothing here can be a project
+    asks = () if context.options.yes else terminal()
+    left = []
+    paths = (os.path.join(project.path, file) for file in settings.naming)
+    for name in dict.fromkeys(name for path in paths for name in _named(path, settings.keys)):
+        path = os.path.normpath(os.path.join(project.path, os.path.expanduser(name)))
+        try:
+            store.projects.new_root(project, path)
+        except BadRequest:
+            continue  # it is one already, or can't be one
+        try:
+            project = store.projects.open(project.path, register=bool(asks))
+            project = add_root(store, project, path, Permissions(store, asks))
+        except Refused:
+            left.append(path)
+    return left
+
+
+def _named(path: str, keys: Sequence[str]) -> list[str]:
+    """Return the directories that settings name; none where they can't be read. OpenCode's are patterns."""
+    try:
+        # Waits for nothing, whatever a command left there.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+            listed = at(meaning(path, file.read(_LONGEST_SETTINGS)), keys)
+    except (OSError, UnicodeDecodeError, BadRequest):
+        return []
+    if isinstance(listed, dict):
+        listed = [pattern.removesuffix("*").removesuffix("*") for pattern, word in listed.items() if word == ALLOW]
+    return [each for each in listed if isinstance(each, str) and each] if isinstance(listed, list) else []
+
+
+class Rewriting(Value):
+    """What becomes of one file."""
+
+    path: str
+    before: str
+    after: str
+    is_gone: bool = False
+    needs_backup: bool = True
+    # What was kept beside it before, and is in it again.
+    stale: tuple[str, ...] = ()
+
+    @property
+    def diff(self) -> str:
+        """The difference, for a person to agree to."""
+        texts = self.before.splitlines(True), self.after.splitlines(True)
+        return "".join(difflib.unified_diff(*texts, f"{self.path} (now)", f"{self.path} (then)"))
+
+
+def _compared(path: str, edits: Sequence[SettingsEdit], *, is_removal: bool) -> Rewriting:
+    path = os.path.realpath(path)
+    before = read_settings(path)
+    try:
+        after = _changed(before, edits, is_removal=is_removal)
+        if meaning(path, before) == meaning(path, after) and bool(before) == bool(after):
+            return Rewriting(path=path, before=before, after=before)  # what is there already stays as it is written
+        if is_removal:
+            return _taken_out(path, edits, before, after)
+        return Rewriting(path=path, before=before, after=after)
+    except BadRequest as error:
+        raise BadRequest(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def _changed(text: str, edits: Sequence[SettingsEdit], *, is_removal: bool) -> str:
+    """Return the text with everything added, or without it."""
+    for edit in edits:
+        text = (edit.remove if is_removal else edit.add)(text)
+    return text
+
+
+def _taken_out(path: str, edits: Sequence[SettingsEdit], before: str, after: str) -> Rewriting:
+    """Return to what was there before the setup: where the file is as that left it, to the letter."""
+    backups = {each: read_settings(each) for each in sorted(glob.glob(f"{glob.escape(path)}.before-fumehood-*"))}
+    without = {each: _changed(text, edits, is_removal=True) for each, text in backups.items()}
+    # A backup that holds something of ours is of a second setup.
+    earlier = [text for each, text in backups.items() if meaning(path, without[each]) == meaning(path, text)]
+    after = next((text for text in earlier if _changed(text, edits, is_removal=False) == before), after)
+    is_gone = after not in earlier and "".join(after.split()) in ("", "{}")
+    after = "" if is_gone else after
+    stale = [each for each in backups if meaning(path, without[each]) == meaning(path, after)]
+    # What adding it again would bring back needs no copy.
+    again = [meaning(path, _changed(text, edits, is_removal=False)) for text in (before, after)]
+    return Rewriting(
+        path=path, before=before, after=after, is_gone=is_gone, needs_backup=again[0] != again[1], stale=tuple(stale)
+    )
+
+
+def _print(changes: Sequence[Rewriting]) -> None:
+    for each in changes:
+        if len(changes) > 1:
+            sys.stdout.write(f"# {each.path}\n")
+        sys.stdout.write(each.after)
+
+
+def _write(change: Rewriting) -> str | None:
+    path = change.path
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        backup = replace(path, change.before, change.after, needs_backup=change.needs_backup)
+        for each in (*change.stale, *([path] if change.is_gone else [])):
+            os.unlink(each)
+    except OSError as error:
+        hint = "--print shows what to add"
+        raise FumehoodError(f"{path} can't be written: {error.strerror}", hint=hint) from error
+    return backup
+
+
+def _is_agreed(context: Context) -> bool:
+    if context.options.yes:
+        return True
+    if not (os.isatty(0) and os.isatty(1)):
+        raise BadRequest("there is nobody to ask", hint="--yes writes it without asking, --print only shows it")
+    sys.stdout.write("write this? [Y/n] ")
+    sys.stdout.flush()
+    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+
+
+def _tell(answer: dict[str, Any]) -> None:
+    for file in answer["files"]:
+        if file["changed"]:
+            backup = f"; what was there: {file['backup']}" if file["backup"] else ""
+            done = "written" if os.path.exists(file["path"]) else "removed"
+            sys.stdout.write(f"{done}: {file['path']}{backup}\n")
+    for note in answer["notes"]:
+        sys.stdout.write(f"note: {note}\n")
+
+
+def installed_command() -> list[str]:
+    """Return how this program is started by somebody else, from anywhere."""
+    started = os.path.abspath(sys.argv[0])
+    if os.path.basename(started) in ("launch.py", "launch.pyc"):
+        # The wrapper of a checkout, which finds the environment again when that is made anew.
+        wrapper = os.path.abspath(f"{os.path.dirname(__file__)}/../../../../fumehood")
+        if os.access(wrapper, os.X_OK):
+            return [wrapper]
+    if os.access(started, os.X_OK) and not started.endswith(".py"):
+        return [started]
+    return [sys.executable, "-P", "-m", "fumehood"]
+
+
+def _check_server() -> None:
+    """Refuse a server that can't start: it is started once, and ends at once, since its input does.
+
+    A checkout installs what the server needs when it is first started: a client would not wait for that.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("mcp") is not None:
+        return
+    line = [*installed_command(), "mcp"]
+    try:
+        started = subprocess.run(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
+            timeout=_START_S,
+        )  # fmt: skip
+        why = started.stderr.strip() if started.returncode else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = str(error)
+    if why:
+        message = "the MCP server can't be started here, so nothing was written"
+        raise FumehoodError(message, hint=f"{why.removeprefix('ERROR: ')}; try: {' '.join(map(quoted, line))}")

@@ -1,39 +1,22 @@
-"""`fumehood setup CLIENT`: write the hook or the server into a client's own settings."""
+"""What connects each client: the hook or the server in its own settings, which are changed as text.
+
+What a person wrote there, and how, stays. Each change can be made again without changing anything, and taken out again.
+"""
 
 from __future__ import annotations
 
-import difflib
-import glob
+import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from fumehood.core import jsonc
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, Refused
-from fumehood.faces.cli.commands import Context
-from fumehood.faces.cli.hook_clients import ALLOW, SERVER
+from fumehood.errors import BadRequest
 from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
-from fumehood.faces.cli.output import here
-from fumehood.faces.cli.prompt import terminal
-from fumehood.faces.cli.setup_files import (
-    SettingsEdit,
-    at,
-    has_hook,
-    hook_line,
-    json_hooks,
-    json_items,
-    json_member,
-    meaning,
-    plugin,
-    toml_hooks,
-    toml_table,
-)  # fmt: skip
-from fumehood.service.permission import Permissions
-from fumehood.service.projects import add_root
-from fumehood.store.config import replace
+from fumehood.faces.cli.hook_clients import SERVER
 from fumehood.store.places import home
 
 # The hook itself decides which tools run something: a list of names here would leave out whatever a client calls its
@@ -41,8 +24,6 @@ from fumehood.store.places import home
 _EVERY_TOOL = "*"
 # Copilot CLI runs a command whose hook takes longer than this, in seconds: better that it waits.
 _LONGEST_HOOK = 3600
-_LONGEST_SETTINGS = 1 << 20
-_START_S = 120  # how long a server may take to start, with what it needs installed
 
 _RESTART = "restart the client, so that it reads its settings"
 _CODEX_HOOK = (
@@ -56,165 +37,48 @@ _CURSOR_HOOK = "written from Cursor's documentation, not tried with Cursor: see 
 _CLOSED = "the client's own shell is closed, so that every command goes through the server"
 _OPEN = "WARNING: the client's own shell stays open, and what it runs there is not in the hood"
 
+# Clients go on where a hook is missing or fails in any way but this one.
+_OR_FORBID = " || exit 2"
+_OURS = re.compile(r" hook --client \w+(?P<options>.*) \|\| exit 2$", re.DOTALL)
 
-class ChangedFile(Value):
-    """One file of a client's, and what is changed in it."""
 
-    path: str
-    edits: tuple[SettingsEdit, ...]
+class SettingsEdit(Value):
+    """One thing that is added to a text, and taken out of it."""
 
-    def changed(self, text: str, *, is_removal: bool) -> str:
-        """Return the text with everything added, or without it."""
-        for edit in self.edits:
-            text = (edit.remove if is_removal else edit.add)(text)
+    add: Callable[[str], str]
+    remove: Callable[[str], str]
+
+
+class ClientSettings(NamedTuple):
+    """What connects one client: edits of files, the first of them the one that matters, and what a person must know."""
+
+    files: Mapping[str, list[SettingsEdit]]
+    notes: Sequence[str]
+    # Where the client's own settings name more directories that it may write: files, and the keys in them.
+    naming: Sequence[str] = ()
+    keys: Sequence[str] = ()
+
+
+# ---- What a client's settings say, and how they are changed.
+
+def meaning(path: str, text: str) -> Any:
+    """Return what a file of settings says, however it is written."""
+    if path.endswith(".toml"):
+        return _toml(text).unwrap()
+    if path.endswith(".js"):
         return text
+    return jsonc.parse(text).plain() if text.strip() else {}
 
 
-class ClientSettings(Value):
-    """What connects one client: files, the first of them the one that matters, and what a person must know besides."""
-
-    files: tuple[ChangedFile, ...]
-    notes: tuple[str, ...] = ()
-    # Where the client's own settings name more directories that it may write: a file, and the keys in it.
-    directories: tuple[tuple[str, list[str]], ...] = ()
+def at(value: Any, keys: Sequence[str]) -> Any:
+    """Return what lies at these keys, or None."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
-def connect(context: Context, client: str) -> int:
-    """Show what would change, then change it: a backup is kept, and doing it again changes nothing."""
-    options = context.options
-    if client not in CLIENTS:
-        raise BadRequest(f"there is no client {client}", hint=f"one of: {', '.join(CLIENTS)}")
-    is_server = options.mcp or client in _SERVER_ONLY
-    settings = CLIENTS[client](installed_command(), options.mcp)
-    if is_server and not options.remove and not options.print:
-        _check_server()
-    files = [_compared(file, is_removal=options.remove) for file in settings.files]
-    answer: dict[str, Any] = {
-        "client": client, **files[0], "notes": [] if options.remove else list(settings.notes), "files": files,
-    }  # fmt: skip
-    if options.print:
-        return context.say(answer, lambda: _print(files))
-    changes = {file["path"]: file.pop("change") for file in files}
-    del answer["change"]
-    changing = [file for file in files if file["diff"]]
-    if not context.as_json:
-        sys.stdout.write("".join(file["diff"] for file in files) or f"{files[0]['path']}: nothing to change\n")
-    if changing and _is_agreed(context):
-        for file in changing:
-            file["backup"] = _write(file["path"], changes[file["path"]])
-            file["changed"] = True
-        answer |= files[0] | {"changed": True}
-    answer["directories"] = [] if options.remove else _offered(context, settings.directories)
-    answer["notes"] += [f"the client was given {path}; for commands: fumehood roots add {quoted(path)}"
-                        for path in answer["directories"]]  # fmt: skip
-    return context.say(answer, lambda: _tell(answer))
-
-
-def _offered(context: Context, places: tuple[tuple[str, list[str]], ...]) -> list[str]:
-    """Offer directories that a client's settings name as roots of this project; returns what still is none.
-
-    A command can write the settings of a project: only a person's answer counts, and never `--yes`.
-    """
-    store = context.store
-    try:
-        project = store.projects.open(store.projects.holding(here()), register=False)
-    except BadRequest:
-        return []  # nothing here can be a project
-    asks = () if context.options.yes else terminal()
-    left = []
-    for name in dict.fromkeys(name for file, keys in places for name in _named(os.path.join(project.path, file), keys)):
-        path = os.path.normpath(os.path.join(project.path, os.path.expanduser(name)))
-        try:
-            store.projects.new_root(project, path)
-        except BadRequest:
-            continue  # it is one already, or can't be one
-        try:
-            project = store.projects.open(project.path, register=bool(asks))
-            project = add_root(store, project, path, Permissions(store, asks))
-        except Refused:
-            left.append(path)
-    return left
-
-
-def _named(path: str, keys: list[str]) -> list[str]:
-    """Return the directories that settings name; none where they can't be read. OpenCode's are patterns."""
-    try:
-        # Waits for nothing, whatever a command left there.
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-            listed = at(meaning(path, file.read(_LONGEST_SETTINGS)), keys)
-    except (OSError, UnicodeDecodeError, BadRequest):
-        return []
-    if isinstance(listed, dict):
-        listed = [pattern.removesuffix("*").removesuffix("*") for pattern, word in listed.items() if word == ALLOW]
-    return [each for each in listed if isinstance(each, str) and each] if isinstance(listed, list) else []
-
-
-class Rewriting(Value):
-    """What becomes of one file."""
-
-    before: str
-    after: str
-    is_gone: bool = False
-    needs_backup: bool = True
-    # What was kept beside it before, and is in it again.
-    stale: tuple[str, ...] = ()
-
-
-def _compared(file: ChangedFile, *, is_removal: bool) -> dict[str, Any]:
-    path = os.path.realpath(file.path)
-    before = _read(path)
-    try:
-        after = file.changed(before, is_removal=is_removal)
-        if meaning(path, before) == meaning(path, after) and bool(before) == bool(after):
-            change = Rewriting(before=before, after=before)  # what is there already stays as it is written
-        elif is_removal:
-            change = _taken_out(file, path, before, after)
-        else:
-            change = Rewriting(before=before, after=after)
-    except BadRequest as error:
-        raise BadRequest(f"{path}: {error.message}", hint=error.hint) from error
-    lines = difflib.unified_diff(
-        before.splitlines(True), change.after.splitlines(True), f"{path} (now)", f"{path} (then)"
-    )
-    return {"path": path, "changed": False, "diff": "".join(lines), "backup": None, "change": change}
-
-
-def _taken_out(file: ChangedFile, path: str, before: str, after: str) -> Rewriting:
-    """Return to what was there before the setup: where the file is as that left it, to the letter."""
-    backups = {each: _read(each) for each in sorted(glob.glob(f"{glob.escape(path)}.before-fumehood-*"))}
-    without = {each: file.changed(text, is_removal=True) for each, text in backups.items()}
-    # A backup that holds something of ours is of a second setup.
-    earlier = [text for each, text in backups.items() if meaning(path, without[each]) == meaning(path, text)]
-    after = next((text for text in earlier if file.changed(text, is_removal=False) == before), after)
-    is_gone = after not in earlier and "".join(after.split()) in ("", "{}")
-    after = "" if is_gone else after
-    stale = [each for each in backups if meaning(path, without[each]) == meaning(path, after)]
-    # What adding it again would bring back needs no copy.
-    again = (file.changed(text, is_removal=False) for text in (before, after))
-    needs_backup = meaning(path, next(again)) != meaning(path, next(again))
-    return Rewriting(before=before, after=after, is_gone=is_gone, needs_backup=needs_backup, stale=tuple(stale))
-
-
-def _print(files: list[dict[str, Any]]) -> None:
-    for file in files:
-        if len(files) > 1:
-            sys.stdout.write(f"# {file['path']}\n")
-        sys.stdout.write(file["change"].after)
-
-
-def _write(path: str, change: Rewriting) -> str | None:
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        backup = replace(path, change.before, change.after, needs_backup=change.needs_backup)
-        for each in (*change.stale, *([path] if change.is_gone else [])):
-            os.unlink(each)
-    except OSError as error:
-        hint = "--print shows what to add"
-        raise FumehoodError(f"{path} can't be written: {error.strerror}", hint=hint) from error
-    return backup
-
-
-def _read(path: str) -> str:
+def read_settings(path: str) -> str:
+    """Return what a file of settings holds; nothing where there is none."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             return file.read()
@@ -224,65 +88,332 @@ def _read(path: str) -> str:
         raise BadRequest(f"{path} can't be read: {error}", hint="--print shows what to add by hand") from error
 
 
-def _is_agreed(context: Context) -> bool:
-    if context.options.yes:
-        return True
-    if not (os.isatty(0) and os.isatty(1)):
-        raise BadRequest("there is nobody to ask", hint="--yes writes it without asking, --print only shows it")
-    sys.stdout.write("write this? [Y/n] ")
-    sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
+def _hook_line(command: list[str], client: str) -> str:
+    """Return the line that a client runs before a tool."""
+    return f"{' '.join(map(quoted, command))} hook --client {client}{_OR_FORBID}"
 
 
-def _tell(answer: dict[str, Any]) -> None:
-    for file in answer["files"]:
-        if file["changed"]:
-            backup = f"; what was there: {file['backup']}" if file["backup"] else ""
-            done = "written" if os.path.exists(file["path"]) else "removed"
-            sys.stdout.write(f"{done}: {file['path']}{backup}\n")
-    for note in answer["notes"]:
-        sys.stdout.write(f"note: {note}\n")
+def _options(line: object) -> str | None:
+    """Return what a person added to the line of our hook, such as `--ask`; None where it is not ours."""
+    ours = _OURS.search(line) if isinstance(line, str) else None
+    return None if ours is None else ours["options"]
 
 
-def installed_command() -> list[str]:
-    """Return how this program is started by somebody else, from anywhere."""
-    started = os.path.abspath(sys.argv[0])
-    if os.path.basename(started) in ("launch.py", "launch.pyc"):
-        # The wrapper of a checkout, which finds the environment again when that is made anew.
-        wrapper = os.path.abspath(f"{os.path.dirname(__file__)}/../../../../fumehood")
-        if os.access(wrapper, os.X_OK):
-            return [wrapper]
-    if os.access(started, os.X_OK) and not started.endswith(".py"):
-        return [started]
-    return [sys.executable, "-P", "-m", "fumehood"]
+def _with_options(line: str, options: str) -> str:
+    return f"{line.removesuffix(_OR_FORBID)}{options}{_OR_FORBID}"
 
 
-def _check_server() -> None:
-    """Refuse a server that can't start: it is started once, and ends at once, since its input does.
+def _hook_places(settings: Any) -> list[tuple[list[str | int], str]]:
+    """Find our hooks of every event: what is to be taken out, and the options that a person added."""
+    places: list[tuple[list[str | int], str]] = []
+    events = at(settings, ["hooks"])
+    for event, items in (events if isinstance(events, dict) else {}).items():
+        for number, item in enumerate(items if isinstance(items, list) else ()):
+            inner = at(item, ["hooks"])
+            inner = inner if isinstance(inner, list) else []
+            for index, hook in enumerate(inner):
+                if (options := _options(at(hook, ["command"]))) is not None:
+                    place: list[str | int] = ["hooks", event, number]
+                    places.append((place if len(inner) == 1 else [*place, "hooks", index], options))
+            own = (_options(at(item, [key])) for key in ("command", "bash"))
+            places += [(["hooks", event, number], options) for options in own if options is not None]
+    return places
 
-    A checkout installs what the server needs when it is first started: a client would not wait for that.
+
+def _json_hooks(
+    line: str, matchers: Mapping[str, str], entry: Callable[[str, str], dict[str, Any]], version: int | None = None
+) -> SettingsEdit:
+    """Hooks in JSON: for each event, the tools that it is for; `entry` makes a hook of those and of the line to run.
+
+    Some clients want a version beside them.
+    A file with a version that holds nothing else any more is not needed.
     """
-    from importlib.util import find_spec
 
-    if find_spec("mcp") is not None:
-        return
-    line = [*installed_command(), "mcp"]
+    def remove(text: str) -> str:
+        before = text
+        while text.strip() and (places := _hook_places(jsonc.parse(text).plain())):
+            text = jsonc.without(text, places[0][0])
+        if text == before:
+            return text  # what is empty is a person's own
+        text = _without_empty(text, *(["hooks", event] for event in matchers), ["hooks"])
+        return "" if version and text.strip() and jsonc.parse(text).plain() == {"version": version} else text
+
+    def add(text: str) -> str:
+        places = _hook_places(jsonc.parse(text).plain()) if text.strip() else []
+        whole = _with_options(line, places[0][1] if places else "")
+        text = remove(text) or "{}\n"
+        if version and jsonc.parse(text).member("version") is None:
+            text = jsonc.with_member(text, ["version"], version)
+        for event, tools in matchers.items():
+            text = jsonc.with_item(text, ["hooks", event], entry(tools, whole))
+        return text
+
+    return SettingsEdit(add=add, remove=remove)
+
+
+def _without_empty(text: str, *places: list[str]) -> str:
+    """Take out what holds nothing any more, one place after the other."""
+    for keys in places:
+        if text.strip() and at(jsonc.parse(text).plain(), keys) in ([], {}):
+            text = jsonc.without(text, [*keys])
+    return text
+
+
+def _json_member(keys: list[str], value: Any) -> SettingsEdit:
+    """One member of an object in JSON, such as a server's."""
+
+    def remove(text: str) -> str:
+        if not text.strip():
+            return text
+        if not isinstance(value, dict) and at(jsonc.parse(text).plain(), keys) != value:
+            return text  # a person's own
+        return _without_empty(jsonc.without(text, [*keys]), *([keys[:-1]] if len(keys) > 1 else []))
+
+    return SettingsEdit(add=lambda text: jsonc.with_member(text or "{}\n", keys, value), remove=remove)
+
+
+def _json_items(keys: list[str], values: tuple[str, ...]) -> SettingsEdit:
+    """Words in a list in JSON."""
+
+    def listed(text: str) -> list[Any]:
+        items = at(jsonc.parse(text).plain(), keys) if text.strip() else None
+        return items if isinstance(items, list) else []
+
+    def add(text: str) -> str:
+        for value in values:
+            text = text if value in listed(text) else jsonc.with_item(text or "{}\n", keys, value)
+        return text
+
+    def remove(text: str) -> str:
+        before = text
+        for value in values:
+            while value in listed(text):
+                text = jsonc.without(text, [*keys, listed(text).index(value)])
+        return text if text == before else _without_empty(text, *(keys[:depth] for depth in range(len(keys), 0, -1)))
+
+    return SettingsEdit(add=add, remove=remove)
+
+
+_PLUGIN_TEXT = """\
+// Fumehood's plugin for OpenCode, written by `fumehood setup opencode`: commands run in the hood. Where anything goes
+// wrong here, an error is thrown, and the tool is not run.
+import { spawn } from "node:child_process"
+
+const HOOK = LINE
+const EDITS = TOOLS
+
+const asked = (call, cwd) => new Promise((resolve, reject) => {
+  const child = spawn("/bin/sh", ["-c", HOOK], { cwd, stdio: ["pipe", "pipe", "pipe"] })
+  let answer = "", errors = ""
+  child.stdout.setEncoding("utf8").on("data", (text) => { answer += text })
+  child.stderr.setEncoding("utf8").on("data", (text) => { errors += text })
+  child.on("error", reject)
+  child.on("close", (status) => {
+    try {
+      if (status !== 0) throw new Error(errors.trim() || `the hook ended with ${status}`)
+      resolve(JSON.parse(answer))
+    } catch (error) {
+      reject(new Error(`nothing was run: ${error.message}`))
+    }
+  })
+  child.stdin.on("error", () => {})
+  child.stdin.end(JSON.stringify(call))
+})
+
+export const Fumehood = async ({ client, directory }) => {
+  const conversations = new Map()
+  // A subagent's session belongs to the one that started it.
+  const conversation = async (id) => {
+    if (!conversations.has(id)) {
+      const { data } = await client.session.get({ path: { id }, throwOnError: true })
+      conversations.set(id, data.parentID ? await conversation(data.parentID) : id)
+    }
+    return conversations.get(id)
+  }
+  const about = async (event, input, args) => asked({
+    hook_event_name: event, tool_name: input.tool, tool_input: args, tool_use_id: input.callID, cwd: directory,
+    session_id: await conversation(input.sessionID),
+  }, directory)
+  return {
+    "tool.execute.before": async (input, output) => {
+      const answer = await about("tool.execute.before", input, output.args)
+      if ("deny" in answer) throw new Error(answer.deny)
+      if ("tool_input" in answer) Object.assign(output.args, answer.tool_input)
+    },
+    "tool.execute.after": async (input, output) => {
+      if (!EDITS.includes(input.tool)) return
+      const answer = await about("tool.execute.after", input, input.args)
+      if ("words" in answer) output.output += `\n${answer.words}`
+    },
+  }
+}
+"""
+_PLUGIN_LINE = re.compile(r"^const HOOK = (?P<line>\".*\")$", re.MULTILINE)
+
+
+def _plugin(line: str, edits: list[str]) -> SettingsEdit:
+    """OpenCode's plugin, which is a file of our own; `edits` are the tools that it is also asked about afterwards."""
+
+    def add(text: str) -> str:
+        there = _PLUGIN_LINE.search(text)
+        options = _options(json.loads(there["line"])) if there else None
+        whole = json.dumps(_with_options(line, options or ""))
+        return _PLUGIN_TEXT.replace("TOOLS", json.dumps(edits), 1).replace("LINE", whole, 1)
+
+    return SettingsEdit(add=add, remove=lambda _text: "")
+
+
+# Codex's settings. What can be is written at the end, as a person would; inline tables and lists are added to where
+# they stand, by tomlkit, which keeps everything else.
+
+
+def _toml(text: str) -> Any:
+    import tomlkit
+    from tomlkit.exceptions import ParseError
+
     try:
-        started = subprocess.run(
-            line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
-            timeout=_START_S,
-        )  # fmt: skip
-        why = started.stderr.strip() if started.returncode else ""
-    except (OSError, subprocess.TimeoutExpired) as error:
-        why = str(error)
-    if why:
-        message = "the MCP server can't be started here, so nothing was written"
-        raise FumehoodError(message, hint=f"{why.removeprefix('ERROR: ')}; try: {' '.join(map(quoted, line))}")
+        return tomlkit.parse(text)
+    except ParseError as error:
+        raise BadRequest(str(error), hint="correct the file first; nothing was changed") from error
 
 
-def _line(command: list[str], client: str) -> str:
-    return hook_line(" ".join(map(quoted, command)), client)
+def _toml_value(value: Any) -> Any:
+    """Return a value that is written on one line."""
+    import tomlkit
 
+    if isinstance(value, dict):
+        table = tomlkit.inline_table()
+        for key, inner in value.items():
+            table.append(key, _toml_value(inner))
+        return table
+    if isinstance(value, list):
+        array = tomlkit.array()
+        for inner in value:
+            array.append(_toml_value(inner))
+        return array
+    return tomlkit.item(value)
+
+
+def _at_end(text: str, block: str) -> str:
+    gap = "" if not text or text.endswith("\n\n") else "\n" if text.endswith("\n") else "\n\n"
+    return text + gap + block
+
+
+def _toml_table(keys: list[str], values: dict[str, Any]) -> SettingsEdit:
+    """Values of a table in TOML, two keys deep at most, such as a server's."""
+    return SettingsEdit(
+        add=lambda text: _with_table(text, keys, values), remove=lambda text: _without_values(text, keys, list(values))
+    )
+
+
+def _with_table(text: str, keys: list[str], values: dict[str, Any]) -> str:
+    table = at(_toml(text).unwrap(), keys)
+    if isinstance(table, dict) and all(table.get(key) == value for key, value in values.items()):
+        return text
+    text = _without_values(text, keys, list(values))
+    settings = _toml(text)
+    outer = at(settings, keys[:1])
+    if outer is None or (len(keys) > 1 and _is_headed(outer)):
+        lines = (f"{key} = {_toml_value(value).as_string()}\n" for key, value in values.items())
+        return _at_end(text, f"[{'.'.join(keys)}]\n{''.join(lines)}")
+    for key, value in ({keys[1]: values} if len(keys) > 1 else values).items():
+        outer[key] = _toml_value(value)
+    return str(settings.as_string())
+
+
+def _without_values(text: str, keys: list[str], names: list[str]) -> str:
+    settings = _toml(text)
+    table = at(settings, keys)
+    if table is None or not any(name in table for name in names):
+        return text
+    for name in names:
+        table.pop(name, None)
+    for depth in range(len(keys), 0, -1):
+        if not at(settings, keys[:depth]):
+            del at(settings, keys[: depth - 1])[keys[depth - 1]]
+    return str(settings.as_string())
+
+
+def _is_headed(table: Any) -> bool:
+    """Return True for a table with a line of its own, to which another such line can add."""
+    from tomlkit.items import InlineTable
+
+    return not isinstance(table, InlineTable)
+
+
+def _toml_hooks(line: str, matchers: Mapping[str, str]) -> SettingsEdit:
+    """Hooks in TOML: for each event, the tools that it is for."""
+
+    def add(text: str) -> str:
+        places = _hook_places(_toml(text).unwrap())
+        text = _without_hooks(text)
+        for event, matcher in matchers.items():
+            text = _with_hook(text, event, matcher, _with_options(line, places[0][1] if places else ""))
+        _toml(text)
+        return text
+
+    return SettingsEdit(add=add, remove=_without_hooks)
+
+
+def _with_hook(text: str, event: str, matcher: str, line: str) -> str:
+    settings = _toml(text)
+    hooks = at(settings, ["hooks"])
+    items = at(hooks, [event])
+    if (hooks is None or _is_headed(hooks)) and (items is None or _is_headed_list(items)):
+        return _at_end(
+            text,
+            f'[[hooks.{event}]]\nmatcher = "{matcher}"\n\n'
+            f'[[hooks.{event}.hooks]]\ntype = "command"\ncommand = {_toml_value(line).as_string()}\n',
+        )
+    hook = {"matcher": matcher, "hooks": [{"type": "command", "command": line}]}
+    if items is None:
+        hooks[event] = _toml_value([hook])
+    else:
+        items.append(_toml_value(hook))
+    return str(settings.as_string())
+
+
+def _without_hooks(text: str) -> str:
+    for start, end in _own_blocks(text):
+        text = (text[:start].rstrip("\n") + "\n" if text[:start].strip() else "") + text[end:]
+    settings = _toml(text)
+    places = _hook_places(settings.unwrap())
+    for (_, event, *within), _ in reversed(places):
+        if _is_headed_list(settings["hooks"][event]):
+            # The tables of such a list may lie far apart, where no parser takes one out.
+            raise BadRequest("our hook was changed by hand", hint=f"remove the {event} hook that names fumehood")
+        items = settings["hooks"][event]
+        for step in within[:-1]:
+            items = items[step]
+        del items[within[-1]]
+        for keys in (["hooks", str(event)], ["hooks"]):
+            if not at(settings, keys):
+                del at(settings, keys[:-1])[keys[-1]]
+    return str(settings.as_string()) if places else text
+
+
+def _is_headed_list(items: Any) -> bool:
+    from tomlkit.items import AoT
+
+    return isinstance(items, AoT)
+
+
+# As it was written by any version of us, for whichever tools.
+_ANY_BLOCK = re.compile(
+    r'^\[\[hooks\.(?P<event>\w+)\]\]\nmatcher = "[^"\n]*"\n\n'
+    r'\[\[hooks\.(?P=event)\.hooks\]\]\ntype = "command"\ncommand = .*(?:\n|\Z)',
+    re.MULTILINE,
+)
+
+
+def _own_blocks(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where our own blocks lie, the last first: what is taken out then moves none of the others."""
+    for block in reversed(list(_ANY_BLOCK.finditer(text))):
+        if _hook_places(_toml(block[0]).unwrap()):
+            yield block.span()
+
+
+# ---- Each client.
 
 def _edit_tools(client: str) -> list[str]:
     return [*HOOKED[client].edits, *HOOKED[client].patches]
@@ -311,68 +442,57 @@ def _own_places() -> dict[str, str]:
 
 def _is_hooked(path: str) -> bool:
     """Return True where our hook is in the client's settings: then its own shell runs in the hood as well."""
-    return has_hook(meaning(path, _read(path)))
-
-
-def _in_one_file(
-    path: str, edits: Sequence[SettingsEdit], notes: Sequence[str],
-    directories: tuple[tuple[str, list[str]], ...] = (),
-) -> ClientSettings:  # fmt: skip
-    file = ChangedFile(path=path, edits=tuple(edits))
-    return ClientSettings(files=(file,), notes=tuple(notes), directories=directories)
+    return bool(_hook_places(meaning(path, read_settings(path))))
 
 
 def _claude(command: list[str], mcp: bool) -> ClientSettings:
     settings = f"{os.environ.get('CLAUDE_CONFIG_DIR') or f'{home()}/.claude'}/settings.json"
-    named = tuple(
-        (file, ["permissions", "additionalDirectories"])
-        for file in (settings, ".claude/settings.json", ".claude/settings.local.json")
-    )
+    naming = (settings, ".claude/settings.json", ".claude/settings.local.json")
+    named = naming, ("permissions", "additionalDirectories")
     if not mcp:
-        hooks = json_hooks(
-            _line(command, "claude"), _matchers("claude"),
+        hooks = _json_hooks(
+            _hook_line(command, "claude"), _matchers("claude"),
             lambda tools, line: {"matcher": tools, "hooks": [{"type": "command", "command": line}]},
         )  # fmt: skip
-        return _in_one_file(settings, [hooks], [_RESTART, _CLAUDE_HOOK], named)
+        return ClientSettings({settings: [hooks]}, [_RESTART, _CLAUDE_HOOK], *named)
     # Where Claude Code itself keeps servers that hold for every project.
-    server = json_member(["mcpServers", SERVER], _server(command, type="stdio"))
-    file = ChangedFile(path=f"{home()}/.claude.json", edits=(server,))
+    server = _json_member(["mcpServers", SERVER], _server(command, type="stdio"))
+    files = {f"{home()}/.claude.json": [server]}
     if _is_hooked(settings):
-        return ClientSettings(files=(file,), notes=(_RESTART,), directories=named)
-    closing = json_items(["permissions", "deny"], ("Bash", "Monitor"))
-    files = file, ChangedFile(path=settings, edits=(closing,))
-    return ClientSettings(files=files, notes=(_RESTART, _CLOSED), directories=named)
+        return ClientSettings(files, [_RESTART], *named)
+    closing = _json_items(["permissions", "deny"], ("Bash", "Monitor"))
+    return ClientSettings({**files, settings: [closing]}, [_RESTART, _CLOSED], *named)
 
 
 def _codex(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{os.environ.get('CODEX_HOME') or f'{home()}/.codex'}/config.toml"
-    named = ((path, ["sandbox_workspace_write", "writable_roots"]),)
+    named = (path,), ("sandbox_workspace_write", "writable_roots")
     if not mcp:
-        hooks = toml_hooks(_line(command, "codex"), _matchers("codex"))
-        return _in_one_file(path, [hooks], _CODEX_HOOK, named)
-    edits = [toml_table(["mcp_servers", SERVER], {**_server(command), "required": True})]
+        hooks = _toml_hooks(_hook_line(command, "codex"), _matchers("codex"))
+        return ClientSettings({path: [hooks]}, _CODEX_HOOK, *named)
+    edits = [_toml_table(["mcp_servers", SERVER], {**_server(command), "required": True})]
     notes = [_CODEX_SERVER]
     if not _is_hooked(path):
-        edits.append(toml_table(["features"], {"shell_tool": False}))
+        edits.append(_toml_table(["features"], {"shell_tool": False}))
         notes.append(_CLOSED)
-    return _in_one_file(path, edits, notes, named)
+    return ClientSettings({path: edits}, notes, *named)
 
 
 def _gemini(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{home()}/.gemini/settings.json"
-    named = tuple((file, ["context", "includeDirectories"]) for file in (path, ".gemini/settings.json"))
+    named = (path, ".gemini/settings.json"), ("context", "includeDirectories")
     if not mcp:
         kind = {"name": SERVER, "type": "command"}
-        hooks = json_hooks(
-            _line(command, "gemini"), _matchers("gemini"),
+        hooks = _json_hooks(
+            _hook_line(command, "gemini"), _matchers("gemini"),
             lambda tools, line: {"matcher": tools, "hooks": [{**kind, "command": line}]},
         )  # fmt: skip
-        return _in_one_file(path, [hooks], [_RESTART], named)
-    edits, notes = [json_member(["mcpServers", SERVER], _server(command))], [_RESTART]
+        return ClientSettings({path: [hooks]}, [_RESTART], *named)
+    edits, notes = [_json_member(["mcpServers", SERVER], _server(command))], [_RESTART]
     if not _is_hooked(path):
-        edits.append(json_items(["tools", "exclude"], ("run_shell_command",)))
+        edits.append(_json_items(["tools", "exclude"], ("run_shell_command",)))
         notes.append(_CLOSED)
-    return _in_one_file(path, edits, notes, named)
+    return ClientSettings({path: edits}, notes, *named)
 
 
 def _copilot(command: list[str], mcp: bool) -> ClientSettings:
@@ -380,56 +500,55 @@ def _copilot(command: list[str], mcp: bool) -> ClientSettings:
     # A project's own .github/hooks could be changed by the commands that it is about.
     path = f"{folder}/hooks/{SERVER}.json"
     if not mcp:
-        hooks = json_hooks(
-            _line(command, "copilot"), _matchers("copilot"),
+        hooks = _json_hooks(
+            _hook_line(command, "copilot"), _matchers("copilot"),
             lambda tools, line: _chosen(tools, {"type": "command", "bash": line, "timeoutSec": _LONGEST_HOOK}),
             version=1,
         )  # fmt: skip
-        return _in_one_file(path, [hooks], [_RESTART])
-    server = json_member(["mcpServers", SERVER], _server(command, type="local") | {"tools": ["*"]})
+        return ClientSettings({path: [hooks]}, [_RESTART])
+    server = _json_member(["mcpServers", SERVER], _server(command, type="local") | {"tools": ["*"]})
     warning = f"{_OPEN}: start it with --excluded-tools bash, or connect it by the hook: fumehood setup copilot"
     notes = [_RESTART] if _is_hooked(path) else [_RESTART, warning]
-    return _in_one_file(f"{folder}/mcp-config.json", [server], notes)
+    return ClientSettings({f"{folder}/mcp-config.json": [server]}, notes)
 
 
 def _opencode(command: list[str], mcp: bool) -> ClientSettings:
     folder = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home()}/.config'}/opencode"
-    script = plugin(_line(command, "opencode"), _edit_tools("opencode"))
-    file = ChangedFile(path=f"{folder}/plugin/{SERVER}.js", edits=(script,))
+    script = _plugin(_hook_line(command, "opencode"), _edit_tools("opencode"))
+    plugin = f"{folder}/plugin/{SERVER}.js"
     path = f"{folder}/opencode.json{'c' if os.path.exists(f'{folder}/opencode.jsonc') else ''}"
-    named = tuple((each, ["permission", "external_directory"]) for each in (path, "opencode.json"))
+    named = (path, "opencode.json"), ("permission", "external_directory")
     if not mcp:
-        return ClientSettings(files=(file,), notes=(_RESTART,), directories=named)
+        return ClientSettings({plugin: [script]}, [_RESTART], *named)
     server = {"type": "local", "command": [*command, "mcp"], "enabled": True}
     server |= {"environment": _own_places()} if _own_places() else {}
-    edits, notes = [json_member(["mcp", SERVER], server)], [_RESTART]
-    if not os.path.exists(file.path):
-        edits.append(json_member(["permission", "bash"], "deny"))
+    edits, notes = [_json_member(["mcp", SERVER], server)], [_RESTART]
+    if not os.path.exists(plugin):
+        edits.append(_json_member(["permission", "bash"], "deny"))
         notes.append(_CLOSED)
-    return _in_one_file(path, edits, notes, named)
+    return ClientSettings({path: edits}, notes, *named)
 
 
 def _cursor(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{home()}/.cursor/hooks.json"
     if not mcp:
-        hooks = json_hooks(
-            _line(command, "cursor"), _matchers("cursor"),
+        hooks = _json_hooks(
+            _hook_line(command, "cursor"), _matchers("cursor"),
             lambda tools, line: _chosen(tools, {"command": line, "failClosed": True}), version=1,
         )  # fmt: skip
-        return _in_one_file(path, [hooks], [_RESTART, _CURSOR_HOOK])
-    server = json_member(["mcpServers", SERVER], _server(command))
-    return _in_one_file(f"{home()}/.cursor/mcp.json", [server], [] if _is_hooked(path) else [_OPEN, _NO_HOOK])
+        return ClientSettings({path: [hooks]}, [_RESTART, _CURSOR_HOOK])
+    server = _json_member(["mcpServers", SERVER], _server(command))
+    return ClientSettings({f"{home()}/.cursor/mcp.json": [server]}, [] if _is_hooked(path) else [_OPEN, _NO_HOOK])
 
 
 def _vscode(command: list[str], _mcp: bool) -> ClientSettings:
     folder = os.environ.get("XDG_CONFIG_HOME") or f"{home()}/.config"
     notes = ("VS Code asks whether to trust the server when it starts first", _OPEN, _NO_HOOK)
-    server = json_member(["servers", SERVER], _server(command, type="stdio"))
-    return _in_one_file(f"{folder}/Code/User/mcp.json", [server], notes)
+    server = _json_member(["servers", SERVER], _server(command, type="stdio"))
+    return ClientSettings({f"{folder}/Code/User/mcp.json": [server]}, notes)
 
 
 CLIENTS: dict[str, Callable[[list[str], bool], ClientSettings]] = {
     "claude": _claude, "codex": _codex, "gemini": _gemini, "copilot": _copilot, "opencode": _opencode,
     "cursor": _cursor, "vscode": _vscode,
 }  # fmt: skip
-_SERVER_ONLY = ("vscode",)

@@ -12,22 +12,17 @@ import socket
 import stat
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
 
 from fumehood.errors import BadRequest, plain_error
-from fumehood.faces.acp.conversation import AGENT, ANSWER, EDITOR, InHood, NotAMessage, WithHooks
 from fumehood.faces.cli import agent, run
+from fumehood.faces.cli.acp_messages import AGENT, ANSWER, EDITOR, Conversation, InHood, NotAMessage, Sent, WithHooks
 from fumehood.faces.cli.output import tell_error
-from fumehood.faces.cli.setup_clients import installed_command
+from fumehood.faces.cli.setup import installed_command
 from fumehood.linux.libc import PR_SET_PDEATHSIG, prctl
+from fumehood.service.ask import Asked
 from fumehood.service.opened import OpenedStore
 from fumehood.store.audit import CLI
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from fumehood.faces.acp.conversation import Conversation, Sent
-    from fumehood.service.ask import Asked
 
 HELP = """usage: fumehood acp [OPTIONS] -- AGENT [ARG…]
        fumehood acp --hooks -- AGENT [ARG…]
@@ -100,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _stand_between(
-    conversation: InHood | WithHooks, editor: tuple[int, int], be_agent: Callable[[int], int], is_busy: mmap.mmap
+    conversation: Conversation, editor: tuple[int, int], be_agent: Callable[[int], int], is_busy: mmap.mmap
 ) -> int:
     """Fork what is or runs the agent, which gets the socket to ask through, and carry what the two say."""
     agent_reads, to_agent = os.pipe()
@@ -294,16 +289,9 @@ class BehindEditor:
     def put(self, asked: Asked) -> None:
         """Have the question shown, and wait for the answer in a thread."""
         closed, closing = os.pipe()
-        thread = threading.Thread(target=self._wait, args=(asked, closed), name="fumehood-editor", daemon=True)
-
-        def close() -> None:
-            os.close(closing)
-            # A sandbox is forked next, and only a process of one thread may do that.
-            thread.join()
-            os.close(closed)
-
-        asked.on_close(close)
-        thread.start()
+        asked.wait_in_thread(
+            "fumehood-editor", lambda: self._wait(asked, closed), lambda: os.close(closing), lambda: os.close(closed)
+        )
 
     def _wait(self, asked: Asked, closed: int) -> None:
         with self._turn:

@@ -1,1 +1,0 @@
-"""Stand between an editor and an agent that speak the Agent Client Protocol."""
