@@ -11,7 +11,7 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line, need
 from fumehood.core import questions as asking
-from fumehood.faces.cli.prompt import prompt_text
+from fumehood.faces.cli.screen import prompt_text
 from fumehood.linux.terminal import TerminalTurn
 
 pytestmark = pytest.mark.once
@@ -186,7 +186,7 @@ def test_in_the_background_nobody_is_asked(home, project):
 ANOTHER_ANSWERS = """
 import sys, threading
 from fumehood.core.questions import network_question
-from fumehood.faces.cli.prompt import terminal
+from fumehood.faces.cli.screen import terminal
 from fumehood.service.ask import ask_all
 
 class Page:

@@ -18,7 +18,7 @@ import pytest
 
 from conftest import need
 from fumehood.errors import Unavailable
-from fumehood.faces.cli import doctor as doctor_command
+from fumehood.faces.cli.machine import show
 from fumehood.linux import bwrap, doctor, host, probe
 from fumehood.linux.host import Host
 from fumehood.service.explain import Examination
@@ -550,7 +550,7 @@ def doctor_says(cache: Path, state: Path, *, as_json: bool = False, colour: bool
     out = io.StringIO()
     machine = probe.host(str(cache), str(state), fresh=True)
     examination = Examination(host=machine, abilities=tuple(doctor.examine(str(state), machine)))
-    status = doctor_command.show(examination, as_json=as_json, colour=colour, out=out)
+    status = show(examination, as_json=as_json, colour=colour, out=out)
     return status, out.getvalue()
 
 

@@ -50,7 +50,7 @@ with desk.attend():
 # Asks at a terminal and at the desk, and says what came of it.
 ASKER = f"""
 from fumehood.core.questions import Question
-from fumehood.faces.cli.prompt import terminal
+from fumehood.faces.cli.screen import terminal
 from fumehood.service.ask import ask_all
 from fumehood.service.desk import Desk
 from fumehood.store.places import places

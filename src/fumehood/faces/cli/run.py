@@ -335,7 +335,7 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
 
 def _asks() -> Sequence[Ask]:
     """Whoever is at the terminal."""
-    from fumehood.faces.cli.prompt import terminal
+    from fumehood.faces.cli.screen import terminal
 
     return terminal()
 

@@ -19,8 +19,7 @@ from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.look import apply_line, headline, numbered, place_of, tell_run, write_difference
 from fumehood.faces.cli.output import here
-from fumehood.faces.cli.prompt import Keys, columns, turn
-from fumehood.faces.cli.screen import Ticking
+from fumehood.faces.cli.screen import Keys, Ticking, columns, turn
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import upkeep

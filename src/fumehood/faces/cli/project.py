@@ -1,0 +1,420 @@
+"""Commands about a project: its files, where it is, what its commands may do, and what is set for it.
+
+files, restore, scan, projects, roots, grants, playground, config, tool, capabilities
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fumehood.core.changes import ABSENT
+from fumehood.core.config import Complaint
+from fumehood.core.config_keys import KEYS, SECTIONS, shown
+from fumehood.core.limits import size_told
+from fumehood.core.policy import EVERYWHERE
+from fumehood.core.report import how_many, printable, typed
+from fumehood.core.tool import FORMATS, NAME, defined, every
+from fumehood.core.value import Value
+from fumehood.errors import BadRequest
+from fumehood.faces.cli.commands import Add, Context, add_act, paint
+from fumehood.faces.cli.look import tell_run
+from fumehood.faces.cli.output import Paint, confirmed, here, whole_number
+from fumehood.faces.cli.screen import Ticking, terminal
+from fumehood.service import provided
+from fumehood.service.files import scan_project
+from fumehood.service.permission import Permissions
+from fumehood.service.projects import add_root, forget, loss, offered, remove_root
+from fumehood.service.restore import EMPTY, KnownFile, known_file, known_files, made_by, place_of, restore, versions
+from fumehood.store.audit import Grant
+from fumehood.store.config import compile_file, file_of, load, policy_for
+from fumehood.store.projects import KnownProject, Project
+
+_NAMED = 3  # days and runs named in a line
+_CAPABILITIES = """  fumehood capabilities
+  fumehood capabilities --root alpine
+  fumehood capabilities --json | jq .runtimes"""
+
+
+# ---- Files, and where projects are.
+
+def add_files(add: Add) -> None:
+    """Make `files`, `restore` and `scan` known."""
+    files = add(
+        "files", "list the files that runs changed, or everything one of them can be restored from", _files,
+        "  fumehood files\n  fumehood files --all\n  fumehood files src/app.py",
+    )  # fmt: skip
+    files.add_argument("path", nargs="?", metavar="PATH", help="a file; or a directory, for all that is in it")
+    files.add_argument("--all", action="store_true", help="list every known file, changed by a run or not")
+    back = add(
+        "restore", "bring back an earlier version of a file; this can be undone", _restore,
+        "  fumehood restore src/app.py\n  fumehood restore src/app.py --from 01J8ZQ\n"
+        "  fumehood restore src/app.py --from 2026-03-01",
+    )  # fmt: skip
+    back.add_argument("path", metavar="PATH", help="absolute, from here, or as the report shows it")
+    back.add_argument(
+        "--from", dest="source", default="", metavar="RUN|DATE",
+        help="the version from before this run, or the backup of this day (default: from before its last change)",
+    )  # fmt: skip
+    add(
+        "scan", "read the project and bring the list of its files up to date; what .gitignore names, packages, "
+        "virtual environments and caches are left out", _scan, "  fumehood scan",
+    )  # fmt: skip
+
+
+def _files(context: Context) -> int:
+    project, path = context.project, context.options.path
+    if path is None:
+        return _tell_list(context, project, known_files(context.store, project))
+    top = os.path.realpath(os.path.join(here(), path))
+    if top in project.roots:
+        return _tell_list(context, project, known_files(context.store, project, top))
+    root, below = place_of(context.store, project, path, here())
+    file = known_file(context.store, project, root, below)
+    inside = [] if file is not None else known_files(context.store, project, root, below)
+    if inside:
+        return _tell_list(context, project, inside)
+    return _tell_one(context, project, root, below, file)
+
+
+def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -> int:
+    listed = [each for each in files if context.options.all or each.was_touched]
+
+    def show() -> None:
+        colour = paint()
+        for each in listed:
+            print(_line(context, project.path, each, colour))
+        if not files:
+            print("no files are known yet; fumehood scan reads the project")
+        elif len(listed) < len(files):
+            left_out = len(files) - len(listed)
+            print(colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim"))
+
+    return context.say(lambda: {"files": [each.as_dict() for each in listed]}, show)
+
+
+def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str:
+    """Write a file in one line: its state, size, path, and where it can be had from."""
+    record = file.record
+    word, shade = ("deleted", "red") if record.is_deleted else ("", "dim")
+    word, shade = ("waiting", "yellow") if record.needs_approval else (word, shade)
+    sources = [*file.days, *map(context.store.history.name, file.runs)]
+    count = len(file.days) + file.run_count
+    named = ", ".join(sources[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
+    where = "" if record.root == project else f"{record.root}/"
+    past = colour(f"  from {named}", "dim") if sources else ""
+    size = "" if record.kind == ABSENT else size_told(record.size)  # it would only come to be
+    return f"{colour(f'{word:8}', shade)} {size:>10}  {printable(where + record.path)}{past}"
+
+
+def _tell_one(context: Context, project: Project, root: str, path: str, file: KnownFile | None) -> int:
+    kept = versions(context.store, project, root, path)
+    by = made_by(context.store, project, root, path)
+    if file is None and not kept and not by:
+        raise BadRequest(
+            f"nothing is known about {printable(path)}", hint="no run changed it; fumehood scan reads the project"
+        )
+
+    def show() -> None:
+        colour = paint()
+        if file is not None:
+            print(_line(context, project.path, file.replace(days=(), runs=()), colour))
+        if not kept:
+            last = f"no earlier version is kept; run {context.store.history.name(by)} changed it last"
+            why = last if by else "no run changed it"
+            print(f"it can't be restored: {why}")
+            return
+        print("it can be restored:")
+        for version in kept:
+            is_run = "-" not in version.source
+            when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
+            source = context.store.history.name(version.source) if is_run else version.source
+            size = size_told(version.size)
+            kind = "" if version.kind == "file" else f" {version.kind}"
+            print(f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size:>10}{kind}  {printable(version.about)}")
+        print(colour(f"fumehood restore {typed(path)} [--from RUN|DATE]", "dim"))
+
+    answer = {"path": path, "root": root} if file is None else file.as_dict()
+    return context.say({**answer, "versions": [version.as_dict() for version in kept]}, show)
+
+
+def _restore(context: Context) -> int:
+    done = restore(context.store, context.project, context.options.path, context.options.source, here=here())
+
+    def show() -> None:
+        if done.state == EMPTY:
+            print("nothing to do: it is that version already")
+            return
+        tell_run(done, sys.stdout)
+        print(f"  to have it back as it was: fumehood undo {done.name}")
+
+    return context.say(done.as_dict, show)
+
+
+def _scan(context: Context) -> int:
+    seen = [0]
+
+    def progress(count: int) -> None:
+        seen[0] = count
+
+    with Ticking("reading the project", context.options, lambda: f"{seen[0]} files"):
+        scan = scan_project(context.store, context.project, progress)
+
+    def show() -> None:
+        kept = f", {scan.kept} missing but backed up" if scan.kept else ""
+        print(f"{how_many(scan.files, 'file')}: {scan.added} new, {scan.updated} changed, {scan.dropped} gone{kept}")
+        if scan.unread:
+            print(f"{how_many(scan.unread, 'directory', 'directories')} could not be read")
+
+    return context.say(scan.fields(), show)
+
+
+def add_projects(add: Add) -> None:
+    """Make `projects` known: every directory that Fumehood has a record of, wherever it is now."""
+    command = add(
+        "projects", "list the known projects, say where one has moved, or forget one", _projects,
+        "  fumehood projects list\n  fumehood projects move ~/old/name ~/new/name\n  fumehood projects forget 3",
+    )  # fmt: skip
+    add_act(command, "list", "move", "forget")
+    command.add_argument("which", nargs="?", metavar="PROJECT", help="its path, or its number in the list")
+    command.add_argument("to", nargs="?", metavar="NEW", help="where it is now")
+    command.add_argument("--yes", action="store_true", help="forget without asking")
+
+
+def _projects(context: Context) -> int:
+    options, projects = context.options, context.store.projects
+    if options.what == "list":
+        listed = projects.listed()
+        return context.say({"projects": [each.fields() for each in listed]}, lambda: _show_projects(listed))
+    if not options.which or (options.what == "move" and not options.to):
+        needed = "PROJECT NEW" if options.what == "move" else "PROJECT"
+        raise BadRequest(f"projects {options.what} needs {needed}", hint="fumehood projects list shows them")
+    which = projects.named(options.which)
+    if options.what == "move":
+        with context.store.alone(which.id):
+            moved = projects.move(which, options.to)
+        return context.say(moved.fields(), lambda: print(f"project {moved.id} is at {printable(moved.path)} now"))
+    lost = loss(context.store, which)
+    if not options.yes:
+        if not (os.isatty(0) and os.isatty(2)):
+            hint = f"{lost.in_words()}; --yes does it"
+            raise BadRequest(f"there is nobody to ask whether to forget {which.path}", hint=hint)
+        question = f"forget project {which.id}, {printable(which.path)}? {lost.in_words()}. Its own files stay. [y/N] "
+        if not confirmed(question):
+            raise BadRequest("nothing was forgotten", hint="answer y, or give --yes")
+    forget(context.store, which)
+    return context.say({"forgotten": which.fields(), **lost.fields()}, lambda: print(f"forgotten; {lost.in_words()}"))
+
+
+def _show_projects(projects: list[KnownProject]) -> None:
+    if not projects:
+        print("no project is known yet")
+    for each in projects:
+        held = f", {each.held} held" if each.held else ""
+        place = "" if each.place == "there" else f"  [{each.place}]"
+        print(f"{each.id:4}  {printable(each.path)}  {how_many(each.runs, 'run')}{held}{place}")
+
+
+# ---- What commands may do.
+
+def add_permissions(add: Add) -> None:
+    """Make `roots`, `grants` and `playground` known."""
+    roots = add(
+        "roots", "list, add or remove directories that commands may write besides the project", _roots,
+        "  fumehood roots list\n  fumehood roots add ../shared-library",
+    )  # fmt: skip
+    add_act(roots, "list", "add", "remove")
+    roots.add_argument("directory", nargs="?", metavar="DIR")
+    grants = add(
+        "grants", "list the answers that you chose to keep, or take one back", _grants,
+        "  fumehood grants list\n  fumehood grants revoke 3",
+    )  # fmt: skip
+    add_act(grants, "list", "revoke")
+    grants.add_argument("grant", nargs="?", type=whole_number(1), metavar="NUMBER")
+    ground = add(
+        "playground", "show where the agent's own directory is and how large it is, or empty it", _playground,
+        "  fumehood playground path\n  fumehood playground size\n  fumehood playground clean",
+    )  # fmt: skip
+    add_act(ground, "path", "size", "clean")
+
+
+def _roots(context: Context) -> int:
+    project, options, store = context.project, context.options, context.store
+    if options.what != "list" and not options.directory:
+        raise BadRequest(f"roots {options.what} needs a directory", hint=f"fumehood roots {options.what} DIR")
+    if options.what == "add":
+        project = store.projects.open(project.path)
+        permissions = Permissions(store, terminal, patience_s=store.policy_of(project).ask_timeout)
+        # Whoever types this at a terminal is the person; an agent that runs it is not.
+        is_person = os.isatty(0) and os.isatty(2) and bool(terminal())
+        project = add_root(store, project, options.directory, permissions, by_person=is_person)
+    elif options.what == "remove":
+        project = remove_root(store, project, options.directory)
+    more = offered(store, project)
+
+    def show() -> None:
+        for root in project.roots:
+            print(printable(root))
+        if more:
+            print("commands can't write these yet, a git directory or where a link leads; to let them:")
+        for path in more:
+            print(f"  fumehood roots add {typed(path)}")
+
+    return context.say({"roots": list(project.roots), "offered": more}, show)
+
+
+def _grants(context: Context) -> int:
+    grants = context.store.grants
+    if context.options.what == "revoke":
+        if context.options.grant is None:
+            raise BadRequest("grants revoke needs a number", hint="fumehood grants list shows them")
+        gone = grants.revoke(context.options.grant)
+        return context.say(gone.fields(), lambda: print(f"revoked: {_grant_line(gone)}"))
+    kept = grants.all()
+
+    def show() -> None:
+        if not kept:
+            print("no answers are kept: you are asked whenever a permission is needed")
+        for grant in kept:
+            print(f"{grant.id:4}  {_grant_line(grant)}")
+
+    return context.say({"grants": [grant.fields() for grant in kept]}, show)
+
+
+def _grant_line(grant: Grant) -> str:
+    when = time.strftime("%Y-%m-%d", time.localtime(grant.kept_at))
+    return f"{grant.answer:5} {grant.what}: {printable(grant.target)} in {printable(grant.project)}, since {when}"
+
+
+def _playground(context: Context) -> int:
+    places, what = context.store.places, context.options.what
+    if what == "clean":
+        freed = provided.empty_playground(places)
+        return context.say({"bytes": freed}, lambda: print(f"{size_told(freed)} freed"))
+    path = provided.make_playground(places)
+    if what == "path":
+        return context.say({"path": path}, lambda: print(printable(path)))
+    size = provided.playground_size(places)
+    return context.say({"path": path, "bytes": size}, lambda: print(size_told(size)))
+
+
+# ---- What is set, and what that comes to.
+
+def add_config(add: Add) -> None:
+    """Make `config` and `tool` known."""
+    config = add(
+        "config", "show what is configured for this project, where the file is, or what is wrong with it", _config,
+        "  fumehood config show\n  fumehood config check\n  $EDITOR \"$(fumehood config path)\"",
+    )  # fmt: skip
+    add_act(config, "show", "path", "check")
+    tool = add(
+        "tool", "print the tool to offer a model: its name, description and schema", _tool,
+        "  fumehood tool --format openai\n  fumehood tool --format mcp --all",
+    )  # fmt: skip
+    tool.add_argument("name", nargs="?", metavar="NAME", default=NAME, help="a [[tool]] of the configuration instead")
+    tool.add_argument("--format", choices=FORMATS, required=True, help="the interface it is for")
+    tool.add_argument("--extra", metavar="TEXT", default="", help="sentences to add to its description")
+    tool.add_argument("--all", action="store_true", help="print an object with a list of all: ours, and each [[tool]]")
+
+
+def _tool(context: Context) -> int:
+    options = context.options
+    try:
+        roots = context.project.roots
+    except BadRequest:
+        if options.project or options.workspace:
+            raise
+        roots = ()  # nobody works here, and the tool is the same everywhere
+    policy = policy_for(context.store.places, roots)
+    if options.all:
+        answer: dict[str, Any] = {"tools": every(policy, options.format, options.extra)}
+    else:
+        answer = defined(policy, options.format, options.name, options.extra)
+    return context.say(answer, lambda: print(json.dumps(answer, indent=2)))
+
+
+def _config(context: Context) -> int:
+    what, path = context.options.what, file_of(context.store.places)
+    if what == "path":
+        return context.say({"path": path}, lambda: print(path))
+    return _check_config(context, path) if what == "check" else _show_config(context, path)
+
+
+def _check_config(context: Context, path: str) -> int:
+    if not os.path.lexists(path):
+        answer: dict[str, Any] = {"path": path, "exists": False, "problems": [], "remarks": []}
+        return context.say(answer, lambda: print(f"{printable(path)} does not exist: the defaults are used"))
+    checked = compile_file(path)[1]
+    complaints, notes = checked.complaints, tuple[Complaint, ...]()
+    if not complaints:
+        from fumehood.service.explain import remarks
+
+        notes = remarks(path, checked)
+        # What is no matter of its text: who may write it.
+        load(context.store.places, context.project.roots)
+
+    def show() -> None:
+        for each in (*complaints, *notes):
+            key = f"{paint()(printable(each.key), 'bold')}: " if each.key else ""
+            hint = f" ({printable(each.hint)})" if each.hint else ""
+            print(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
+        if not complaints:
+            print(f"{printable(path)} is fine{', but not all of it has an effect here' if notes else ''}")
+
+    problems, noted = ([each.fields() for each in some] for some in (complaints, notes))
+    context.say({"path": path, "exists": True, "problems": problems, "remarks": noted}, show)
+    return 1 if complaints else 0
+
+
+def _show_config(context: Context, path: str) -> int:
+    project = context.project
+    settings = load(context.store.places, project.roots)
+    policy = policy_for(context.store.places, project.roots)
+    own, everywhere = settings.get(project.path, {}), settings.get(EVERYWHERE, {})
+    keys = []
+    for key in KEYS:
+        origin = "project" if key.place in own else "global" if key.place in everywhere else "default"
+        keys.append({"key": key.name, "value": key.of(policy), "from": origin})
+    sections = {each.name: list(map(_plain, getattr(policy, each.field))) for each in SECTIONS}
+
+    def show() -> None:
+        for key, each in zip(KEYS, keys, strict=True):
+            line = f"{key.name} = {printable(key.kind.write(each['value']))}"
+            print(paint()(line, "dim") if each["from"] == "default" else f"{line}    # {each['from']}")
+        for name, tables in sections.items():
+            for table in tables:
+                fields = {**table, **table.get("settings", {})}
+                unsaid = ("settings", "defaults")
+                inside = [f"{field} = {shown(value)}" for field, value in fields.items() if field not in unsaid]
+                print(f"[[{name}]] {printable(', '.join(inside))}")
+
+    return context.say({"path": path, "project": project.path, "keys": keys, **sections}, show)
+
+
+def _plain(table: Any) -> dict[str, Any]:
+    """Return a table of the policy, or what was made of one, without what says nothing."""
+    fields: dict[str, Any] = table.fields() if isinstance(table, Value) else table
+    return {name: value for name, value in fields.items() if value not in ((), {})}
+
+
+def add_capabilities(add: Add) -> None:
+    """Make `capabilities` known: what commands find in their sandbox, for a system prompt or a program."""
+    about = "describe what commands find in their sandbox, as text for a model"
+    command = add("capabilities", about, _capabilities, _CAPABILITIES)
+    command.add_argument("--root", metavar="ROOT", default="", help="the root to look in (default: the configured one)")
+    command.add_argument("--fresh", action="store_true", help="start every program, also those that are as they were")
+
+
+def _capabilities(context: Context) -> int:
+    from fumehood.linux.launch import start
+    from fumehood.service.explain import capabilities
+    from fumehood.service.sandbox import Hood
+
+    project = context.store.projects.open(context.project.path)
+    hood = Hood(context.store, project, context.store.policy_of(project), start)
+    answer = capabilities(hood, context.options.root, fresh=context.options.fresh)
+    return context.say(answer, lambda: print(answer.for_model()))
