@@ -62,8 +62,6 @@ class Client(Value):
     rewritten: Callable[[Answer, str, str], Answer]
     # No call at all, or none before a person agrees: gets DENY or ASK (where that is honoured), and the reason.
     refused: Callable[[str, str], Answer]
-    # Words for the model after a tool.
-    words_after: Callable[[str], Answer]
     nothing: Answer | None = None
     honours_ask: bool
     tells_before: bool
@@ -201,7 +199,6 @@ _CLAUDE = Client(
     refused=lambda decision, reason: _specific(
         "PreToolUse", permissionDecision=decision, permissionDecisionReason=reason
     ),
-    words_after=lambda words: _specific("PostToolUse", additionalContext=words),
     honours_ask=True, tells_before=True,
     project_variable="CLAUDE_PROJECT_DIR", directory_option="--add-dir",
     keeps_directory=True, shell_settings=_snapshots,
@@ -217,7 +214,7 @@ _CODEX = Client(
     rewritten=lambda tool_input, decision, words: _specific(
         "PreToolUse", permissionDecision=decision, updatedInput=tool_input, additionalContext=words
     ),
-    refused=_CLAUDE.refused, words_after=_CLAUDE.words_after, honours_ask=False, tells_before=True, waits_s=10.0,
+    refused=_CLAUDE.refused, honours_ask=False, tells_before=True, waits_s=10.0,
     directory_option="--add-dir",
 )  # fmt: skip
 
@@ -229,7 +226,6 @@ _GEMINI = Client(
     own_tool_starts=(f"mcp_{SERVER}_", f"{SERVER}__"),
     rewritten=lambda tool_input, _decision, _words: _specific("BeforeTool", tool_input=tool_input),
     refused=lambda decision, reason: {"decision": decision, "reason": reason},
-    words_after=lambda words: _specific("AfterTool", additionalContext=words),
     honours_ask=False, tells_before=False, directory_option="--include-directories",
 )  # fmt: skip
 
@@ -244,7 +240,6 @@ _COPILOT = Client(
         "permissionDecision": decision, "modifiedArgs": tool_input, "additionalContext": words,
     },
     refused=lambda decision, reason: {"permissionDecision": decision, "permissionDecisionReason": reason},
-    words_after=lambda words: {"additionalContext": words},
     honours_ask=True, tells_before=True, project_variable="COPILOT_PROJECT_DIR", directory_option="--add-dir",
     waits_s=30.0,
 )  # fmt: skip
@@ -257,7 +252,6 @@ _OPENCODE = Client(
     own_tool_starts=(f"{SERVER}_",),
     rewritten=lambda tool_input, _decision, _words: {"tool_input": tool_input},
     refused=lambda _decision, reason: {"deny": reason},
-    words_after=lambda words: {"words": words},
     nothing={}, honours_ask=False, tells_before=False,
 )  # fmt: skip
 
@@ -269,7 +263,6 @@ _CURSOR = Client(
     own_tool_starts=(),
     rewritten=lambda tool_input, decision, _words: {"permission": decision, "updated_input": tool_input},
     refused=lambda decision, reason: {"permission": decision, "user_message": reason, "agent_message": reason},
-    words_after=lambda words: {"additional_context": words},
     nothing={}, honours_ask=False, tells_before=False, project_variable="CURSOR_PROJECT_DIR",
     directories_field="workspace_roots",
 )  # fmt: skip

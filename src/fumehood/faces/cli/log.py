@@ -9,7 +9,6 @@ from typing import Any
 
 from fumehood.core.changes import APPLIED
 from fumehood.core.report import Run, printable
-from fumehood.core.value import Value
 from fumehood.core.wording import fitted
 from fumehood.faces.cli.commands import Add, Context, add_reach, paint
 from fumehood.faces.cli.look import SIGNS, event_line, line_of
@@ -24,6 +23,8 @@ _LOOKED_AT = 500  # changes of a run that are compared with those of others
 _WIDEST = 60  # columns of a command where no terminal says how wide it may be
 _LEAST = 16  # columns of a command, however narrow the terminal
 _MOST_LINES = 8  # of a graph, beside each other
+# What a graph is drawn with: a run, one that was undone, an undo, lines down and across, one that opens, and closes.
+_SIGNS, _PLAIN_SIGNS = "●✗↶│─╮╯", "*x<|-.'"
 _NARROW = 100  # columns below which a time is told without its year and seconds
 
 
@@ -120,21 +121,6 @@ class _Lines:
 
 # ---- Which run built on which.
 
-class _Signs(Value):
-    """What a graph is drawn with."""
-
-    run: str = "●"
-    undone: str = "✗"
-    undo: str = "↶"
-    line: str = "│"
-    across: str = "─"
-    opens: str = "╮"
-    closes: str = "╯"
-
-
-_PLAIN_SIGNS = _Signs(run="*", undone="x", undo="<", line="|", across="-", opens=".", closes="'")
-
-
 def _built_on(history: History, run: Run, earlier: Sequence[Run]) -> list[str]:
     """Return those of some earlier runs that a run is about, saw while they waited, or changed the same paths after."""
     listed = {each.run for each in earlier} - {run.run}
@@ -150,13 +136,14 @@ def _built_on(history: History, run: Run, earlier: Sequence[Run]) -> list[str]:
 def drawing(runs: Sequence[Run], below: dict[str, list[str]]) -> Iterator[str]:
     """Draw a line's beginning for each run, the latest first: itself, and lines to those below that it is built on."""
     encoding = (getattr(sys.stdout, "encoding", "") or "").lower()
-    signs = _Signs() if encoding.startswith("utf") else _PLAIN_SIGNS
+    signs = _SIGNS if encoding.startswith("utf") else _PLAIN_SIGNS
     rows = list(_rows(runs, below, signs))
     wide = max(map(len, rows), default=0)
     return (f"{row:{wide}}" for row in rows)
 
 
-def _rows(runs: Sequence[Run], below: dict[str, list[str]], signs: _Signs) -> Iterator[str]:
+def _rows(runs: Sequence[Run], below: dict[str, list[str]], signs: str) -> Iterator[str]:
+    at_run, undone, undo, line, across, opens, closes = list(signs)
     lanes: list[str] = []  # the run that each line goes down to; "" where there is none
     for run in runs:
         mine = [place for place, name in enumerate(lanes) if name == run.run]
@@ -172,14 +159,14 @@ def _rows(runs: Sequence[Run], below: dict[str, list[str]], signs: _Signs) -> It
         ends = [*mine[1:], *opened[1:]]
         cells = []
         for lane in range(len(lanes)):
-            sign = signs.line if lanes[lane] else " "
+            sign = line if lanes[lane] else " "
             if lane == place:
-                sign = signs.undo if run.act == "undo" else signs.undone if run.state == "undone" else signs.run
+                sign = undo if run.act == "undo" else undone if run.state == "undone" else at_run
             elif lane in ends:
-                sign = signs.opens if lane in opened else signs.closes
+                sign = opens if lane in opened else closes
             elif ends and place < lane < max(ends) and not lanes[lane]:
-                sign = signs.across
-            cells.append(sign + (signs.across if ends and place <= lane < max(ends) else " "))
+                sign = across
+            cells.append(sign + (across if ends and place <= lane < max(ends) else " "))
         yield "".join(cells).rstrip()
         for lane in {place, *mine}:
             lanes[lane] = ""

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 
 from fumehood.core import changes as c
 from fumehood.core.judge import objects_of
@@ -31,7 +31,6 @@ from fumehood.core.network import Connection
 from fumehood.core.report import IN_PART, UNDONE_BY, Blocked, Run, how_many, named, printable, summary, typed
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
-from fumehood.core.value import Value
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.output import GuardedText, ModelText, Paint, here, sink_to, width
@@ -81,7 +80,7 @@ def line_of(run: Run, shown: Callable[[str], str]) -> str:
     return "" if run.session is None else f"session {shown(run.session)}"
 
 
-def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
+def tell_run(run: Run, out: TextIO | None = None) -> None:
     """Write what a run changed, what was blocked, and the next step."""
     stream = sys.stderr if out is None else out
     paint = Paint(stream.fileno())
@@ -93,7 +92,7 @@ def tell_run(run: Run, out: TextIO | None = None, most: int = _MOST) -> None:
         text.append(f"{ours} {paint('UNSANDBOXED', 'red')}: {printable(run.reason)}")
     if run.changed:
         text.append(f"{ours} {headline(run)}")
-        text += [f"  {line}" for line in lines(run, paint, most)]
+        text += [f"  {line}" for line in lines(run, paint)]
     for blocked in run.blocked:
         text.append(f"  {paint(blocked.headline, 'red')}{blocked.line.removeprefix(blocked.headline)}")
     if run.changed and run.draft is not None:
@@ -170,13 +169,13 @@ def deletions(run: Run) -> str:
     return f" ({how_many(count, 'deletion')})" if count else ""
 
 
-def lines(run: Run, paint: Paint, most: int) -> Iterator[str]:
+def lines(run: Run, paint: Paint) -> Iterator[str]:
     """Write one line a change; where they are too many, a tree that comes or goes whole, and what is alike, in one.
 
     The numbers in the lines, and one for each line without, are those of the headline.
     """
     said = said_once(run)
-    if len(run.changed) <= most and not any(".git/objects/" in change.path for change in run.changed):
+    if len(run.changed) <= _MOST and not any(".git/objects/" in change.path for change in run.changed):
         yield from (line(run, change, paint, said=said) for change in run.changed)
         return
     inside = _whole_trees(run.changed)
@@ -184,7 +183,7 @@ def lines(run: Run, paint: Paint, most: int) -> Iterator[str]:
         change for change in run.changed
         if change.flags or change.within is None or (change.root, change.within) not in inside
     ]  # fmt: skip
-    listed, left_out = summary(shown, most)
+    listed, left_out = summary(shown, _MOST)
     for each in listed:
         change = each.change
         if each.count == 1:
@@ -403,54 +402,44 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
     return 0
 
 
-class _LineCount(Value):
-    """How many lines of one path a run added and removed; none are counted where its text is not shown."""
-
-    path: str
-    root: str
-    change: str
-    kind: str
-    binary: bool
-    added: int
-    removed: int
-
-
-def _line_count(each: Difference) -> _LineCount:
+def _line_count(each: Difference) -> dict[str, Any]:
+    """Tell how many lines of one path a run added and removed; none are counted where its text is not shown."""
     counts, is_in_hunk = {"+": 0, "-": 0}, False
     for text in each.text.split("\n"):
         if text.startswith(("@@", "diff ")):
             is_in_hunk = text.startswith("@@")
         elif is_in_hunk and text[:1] in counts:
             counts[text[0]] += 1
-    return _LineCount(
-        path=each.path, root=each.root, change=each.change, kind=each.kind, binary=each.binary,
-        added=counts["+"], removed=counts["-"],
-    )  # fmt: skip
+    return {
+        "path": each.path, "root": each.root, "change": each.change, "kind": each.kind, "binary": each.binary,
+        "added": counts["+"], "removed": counts["-"],
+    }  # fmt: skip
 
 
-def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence[_LineCount]) -> int:
+def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence[dict[str, Any]]) -> int:
     """Tell how many lines of each path were added and removed, with a bar where the terminal has room for one."""
-    added, removed = sum(each.added for each in counts), sum(each.removed for each in counts)
+    added, removed = (sum(each[name] for each in counts) for name in ("added", "removed"))
 
     def show() -> None:
         from math import ceil
 
         colour, room = paint(), width() or 80
-        names = [printable(each.path if each.root == run.roots[0] else f"{each.root}/{each.path}") for each in counts]
+        roots = ["" if each["root"] == run.roots[0] else f"{each['root']}/" for each in counts]
+        names = [printable(root + each["path"]) for root, each in zip(roots, counts, strict=True)]
         longest = min(max(map(len, names), default=0), room - 24)
-        most = max((each.added + each.removed for each in counts), default=0)
+        most = max((each["added"] + each["removed"] for each in counts), default=0)
         share = min(1.0, (room - longest - 12) / most) if most else 0.0
         for each, name in zip(counts, names, strict=True):
-            sign, shade = SIGNS[each.change]
-            lines = each.added + each.removed
-            bar = colour("+" * ceil(each.added * share), "green") + colour("-" * ceil(each.removed * share), "red")
-            what = "binary" if each.binary else each.kind if not lines and each.kind != c.FILE else f"{lines:5} {bar}"
+            sign, shade = SIGNS[each["change"]]
+            plus, minus, kind = each["added"], each["removed"], each["kind"]
+            bar = colour("+" * ceil(plus * share), "green") + colour("-" * ceil(minus * share), "red")
+            is_counted = plus or minus or kind == c.FILE
+            what = "binary" if each["binary"] else f"{plus + minus:5} {bar}" if is_counted else kind
             shown = name if len(name) <= longest else f"…{name[1 - longest :]}"
             print(f"{colour(sign, shade)} {shown:{longest}} | {what}".rstrip())
         print(f"{how_many(len(counts), 'path')}, {how_many(added, 'line')} added, {removed} removed")
 
-    return context.say({**about, "paths": [each.fields() for each in counts],
-                        "added": added, "removed": removed}, show)  # fmt: skip
+    return context.say({**about, "paths": counts, "added": added, "removed": removed}, show)
 
 
 def write_difference(text: str) -> None:

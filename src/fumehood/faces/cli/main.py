@@ -203,7 +203,7 @@ def _web(arguments: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser("fumehood web", exit_on_error=False)
     _add_web_options(parser)
-    options = _parsed(parser, arguments, "web")
+    options = _parsed(parser, arguments)
     try:
         from fumehood.faces.web.app import serve
     except ModuleNotFoundError as error:
@@ -211,15 +211,15 @@ def _web(arguments: Sequence[str]) -> int:
     return serve(options.port, bind=options.bind, hosts=tuple(options.host), opens=not options.no_open)
 
 
-def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str], name: str) -> argparse.Namespace:
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
     import argparse
 
     try:
         options, unknown = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
-        raise BadRequest(str(error).removeprefix("argument "), hint=f"fumehood {name} --help") from error
+        raise BadRequest(str(error).removeprefix("argument "), hint=f"{parser.prog} --help") from error
     if unknown:
-        raise BadRequest(f"there is no option {unknown[0]}", hint=f"fumehood {name} --help")
+        raise BadRequest(f"there is no option {unknown[0]}", hint=f"{parser.prog} --help")
     return options
 
 
@@ -229,7 +229,7 @@ def _mcp(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("fumehood mcp", exit_on_error=False)
     parser.add_argument("--project", metavar="DIR")
     _add_mcp_options(parser)
-    options = _parsed(parser, arguments, "mcp")
+    options = _parsed(parser, arguments)
     try:
         from fumehood.faces.mcp.server import serve
     except ModuleNotFoundError as error:

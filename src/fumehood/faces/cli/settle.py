@@ -42,26 +42,19 @@ def _watch(context: Context) -> int:
     if not _is_drawable():
         raise BadRequest("watch needs a terminal that can be drawn on", hint="fumehood status tells the same in lines")
     try:
-        from fumehood.faces.terminal.app import watch
+        _draw(context, project=context.project.id if context.options.here else None)
     except ModuleNotFoundError as error:
         raise lacking(error, "watch", "terminal", _TERMINAL_EXTRA) from error
-    with turn(0) as mine:
-        mine.wait()  # nobody else asks on this terminal meanwhile
-        watch(context.store, project=context.project.id if context.options.here else None)
     return 0
 
 
-def drawn() -> Callable[..., None] | None:
-    """Return what draws the views; None where that can't be, and a person is asked line by line."""
-    if not _is_drawable():
-        return None
-    try:
-        from fumehood.faces.terminal.app import watch
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _TERMINAL_EXTRA:
-            raise
-        return None
-    return watch
+def _draw(context: Context, **options: Any) -> None:
+    """Draw the views until the person leaves; raises ModuleNotFoundError where the extra that does is not there."""
+    from fumehood.faces.terminal.app import watch
+
+    with turn(0) as mine:
+        mine.wait()  # nobody else asks on this terminal meanwhile
+        watch(context.store, **options)
 
 
 def _is_drawable() -> bool:
@@ -257,17 +250,26 @@ def _review(context: Context) -> int:
                 _say_change(context, run, change)
             print(f"{apply_line(run)}   or   fumehood discard {run.name}\n")
         return 0
-    views = drawn() if runs and not context.options.lines else None
-    if views is not None:
-        with turn(0) as mine:
-            mine.wait()  # nobody else asks on this terminal meanwhile
-            views(context.store, view="waiting", project=context.project.id, held=lambda: _still_held(context, runs))
+    if runs and not context.options.lines and _is_drawn(context, runs):
         return 0
     for run in runs:
         if not _go_through(context, run):
             break
     upkeep(context.store, context.project.id)
     return 0
+
+
+def _is_drawn(context: Context, runs: Sequence[Run]) -> bool:
+    """Have it gone through in the views; False where they can't be drawn, and a person is asked line by line."""
+    if not _is_drawable():
+        return False
+    try:
+        _draw(context, view="waiting", project=context.project.id, held=lambda: _still_held(context, runs))
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in _TERMINAL_EXTRA:
+            raise
+        return False
+    return True
 
 
 def _held(context: Context) -> list[Run]:

@@ -230,7 +230,7 @@ class Job:
     @property
     def is_running(self) -> bool:
         """True until it has ended."""
-        return self._thread.is_alive()
+        return self.run is None and self.error is None and self._thread.is_alive()
 
     def output(self, offset: int) -> tuple[int, str]:
         """Return what was printed from an offset on, and where that begins: the oldest may be gone."""
@@ -241,21 +241,12 @@ class Job:
     def wait(self, offset: int, seconds: float) -> None:
         """Wait until there is something new, or it has ended."""
         with self._changed:
-            self._changed.wait_for(lambda: self._size > offset or not self.is_running or self._has_ended, seconds)
-
-    @property
-    def _has_ended(self) -> bool:
-        return self.run is not None or self.error is not None
+            self._changed.wait_for(lambda: self._size > offset or not self.is_running, seconds)
 
     def stop(self) -> None:
         """End the command; what it wrote is held."""
         self._stopped.set()
         self._thread.join()
-
-    def join(self) -> None:
-        """Wait for the thread of a command that has ended."""
-        if self._has_ended:
-            self._thread.join()
 
 
 class Jobs:

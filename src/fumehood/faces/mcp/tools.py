@@ -441,7 +441,6 @@ def _running(where: Place, name: str) -> "tuple[Sandbox, Run]":
 
 
 def _job_status(job: Job, offset: int) -> CallToolResult:
-    job.join()
     begin, printed = job.output(offset)
     output = visible(printed[:_MOST_TEXT], MARK)
     error = f"ERROR: {short(job.error.message)}" if job.error is not None else ""
