@@ -18,8 +18,7 @@ import pytest
 
 from forked import COMMANDS, command_line, loaded
 from fumehood.linux import libc
-from fumehood.linux.host import Host
-from fumehood.linux.probe import CAPTURES, host
+from fumehood.linux.probe import CAPTURES, Host, host
 from fumehood.store.places import places
 from patience import LONG_S
 

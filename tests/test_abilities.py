@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from conftest import need_way
-from fumehood.linux.host import Host
-from fumehood.linux.probe import CAPTURES
+from fumehood.linux.probe import CAPTURES, Host
 
 TESTS = Path(__file__).parent
 WITHOUT_FUSE = Host(captures=("kernel", "copy"), refusals=(("fuse", "fuse-overlayfs is not installed"),))

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 import fumehood
-from fumehood.core.masks import HOME
-from fumehood.linux.homes import relevant
+from fumehood.core.masks import HOME, relevant
 from fumehood.linux.hometools import InSight, tools_in_sight
 from homes import Planted, plant
 from patience import let_time_pass

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fumehood.linux import confine, doctor, warden
-from fumehood.linux.host import Host
+from fumehood.linux.probe import Host
 
 pytestmark = pytest.mark.namespaces
 

@@ -19,8 +19,8 @@ import pytest
 from conftest import need
 from fumehood.errors import Unavailable
 from fumehood.faces.cli.machine import show
-from fumehood.linux import bwrap, doctor, host, probe
-from fumehood.linux.host import Host
+from fumehood.linux import bwrap, doctor, probe
+from fumehood.linux.probe import Host
 from fumehood.service.explain import Examination
 
 pytestmark = pytest.mark.namespaces
@@ -105,7 +105,7 @@ def test_the_kernels_overlay_is_found_and_nothing_is_left(look: Look, state: Pat
 
 
 def test_only_root_may_mount_without_a_user_namespace(look: Look) -> None:
-    assert look().privileged == host.may_mount()
+    assert look().privileged == probe.may_mount()
 
 
 def test_every_capture_is_either_working_or_explained(look: Look) -> None:
@@ -159,11 +159,11 @@ def inside_overlay(state: Path, cache: Path) -> dict[str, object]:
     script = """
 import json, os, sys
 sys.path[:0] = sys.argv[3:]
-from fumehood.linux import doctor, host, libc, namespaces, probe
+from fumehood.linux import doctor, libc, namespaces, probe
 state, cache = sys.argv[1:3]
 for name in ("root", "upper", "work"):
     os.makedirs(f"{state}/{name}")
-namespaces.enter_namespaces(privileged=host.may_mount())
+namespaces.enter_namespaces(privileged=probe.may_mount())
 root = f"{state}/root"
 layers = f"lowerdir={root},upperdir={state}/upper,workdir={state}/work,userxattr"
 libc.mount(b"overlay", root.encode(), b"overlay", 0, layers.encode())
@@ -239,7 +239,7 @@ def test_another_boot_makes_the_answer_void(
 ) -> None:
     look()
     tries.clear()
-    real = host.read
+    real = probe.read
     later = "11111111-2222-3333-4444-555555555555"
     monkeypatch.setattr(probe, "read", lambda path: later if path.endswith("boot_id") else real(path))
     look()
@@ -356,7 +356,7 @@ def test_a_chosen_bubblewrap_is_used_for_everything(
 def test_no_bubblewrap_at_all_names_the_line_that_installs_one(state: Path) -> None:
     found = probe.look(str(state), [])
     assert found.bwrap is None
-    assert found.why == f"bubblewrap is not installed. Fix: {host.install('bubblewrap')}"
+    assert found.why == f"bubblewrap is not installed. Fix: {probe.install('bubblewrap')}"
 
 
 # --- inside other sandboxes ---
@@ -446,9 +446,9 @@ def test_flatpak_is_recognised_by_its_file(home: Path) -> None:
 @pytest.mark.parametrize("name", ["lxc", "systemd-nspawn"])
 def test_a_container_is_named_as_it_names_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "exists", lambda _path: False)
-    monkeypatch.setattr(host, "read", lambda _path: "")
+    monkeypatch.setattr(probe, "read", lambda _path: "")
     monkeypatch.setenv("container", name)
-    assert host.container_name() == name
+    assert probe.container_name() == name
 
 
 # --- the thorough look, and doctor ---
@@ -489,14 +489,14 @@ def test_what_the_probe_found_and_what_is_reported_agree(look: Look, state: Path
 def test_the_installing_line_is_the_distributions(
     release: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "read", lambda path: release if path.endswith("os-release") else "")
-    assert host.install("bubblewrap").removeprefix("sudo ").removeprefix("doas ") == line
+    monkeypatch.setattr(probe, "read", lambda path: release if path.endswith("os-release") else "")
+    assert probe.install("bubblewrap").removeprefix("sudo ").removeprefix("doas ") == line
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     """Let kernel settings appear to have other values: they are the machine's, not ours to change."""
-    real = host.read
-    monkeypatch.setattr(host, "read", lambda path: values.get(path.rpartition("/")[2], real(path)))
+    real = probe.read
+    monkeypatch.setattr(probe, "read", lambda path: values.get(path.rpartition("/")[2], real(path)))
 
 
 @pytest.mark.parametrize(
@@ -512,7 +512,7 @@ def test_a_setting_in_the_way_is_named_with_its_fix(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)  # root is not bound by some of them
     settings(monkeypatch, **values)
-    said, line = host.diagnose(["/usr/bin/bwrap: setting up uid map: Permission denied"], Host())
+    said, line = probe.diagnose(["/usr/bin/bwrap: setting up uid map: Permission denied"], Host())
     assert reason in said
     assert "setting up uid map" in said, "bubblewrap's own words stay"
     assert fix in line
@@ -525,13 +525,13 @@ def test_apparmors_guard_is_not_dropped_once_bubblewrap_is_let_through(
     assert found.bwrap is not None
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     settings(monkeypatch, apparmor_restrict_unprivileged_userns="1")
-    reason, fix = host.barrier("making namespaces: Permission denied", found)
+    reason, fix = probe.barrier("making namespaces: Permission denied", found)
     assert "AppArmor" in reason
     assert fix == ""
 
 
 def test_flatpak_is_told_how_to_reach_the_host() -> None:
-    reason, fix = host.diagnose(["/usr/bin/bwrap: x"], Host(flatpak=True))
+    reason, fix = probe.diagnose(["/usr/bin/bwrap: x"], Host(flatpak=True))
     assert "Flatpak" in reason
     assert fix.startswith("flatpak-spawn --host")
 
@@ -539,7 +539,7 @@ def test_flatpak_is_told_how_to_reach_the_host() -> None:
 @pytest.mark.parametrize("kind", ["docker", "podman", "lxc", "kubernetes"])
 def test_each_kind_of_container_has_its_fix(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings(monkeypatch, apparmor_restrict_unprivileged_userns="", unprivileged_userns_clone="")
-    reason, fix = host.diagnose(
+    reason, fix = probe.diagnose(
         ["/usr/bin/bwrap: No permissions to create new namespace"], Host(container=kind)
     )
     assert kind in reason

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.namespaces
 ATTEND = """
 import glob, importlib, os, signal, sys, time
 from fumehood import Policy, Sandbox
-from fumehood.linux.freeze import Stopped
+from fumehood.linux.checkpoints import Stopped
 from fumehood.store.places import places
 
 project, command, place, count = sys.argv[1:]

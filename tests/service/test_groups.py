@@ -18,8 +18,7 @@ from conftest import command_line, need
 from fumehood import Policy, Run, Sandbox
 from fumehood.linux import probe
 from fumehood.linux.capture import Stranger, choose, group_name
-from fumehood.linux.host import Host
-from fumehood.linux.probe import host
+from fumehood.linux.probe import Host, host
 from fumehood.store.places import places
 
 pytestmark = pytest.mark.namespaces

@@ -15,8 +15,7 @@ import pytest
 from conftest import command_line, need
 from fumehood import Policy, Run, Sandbox
 from fumehood.linux.confine import can_scope
-from fumehood.linux.host import Host
-from fumehood.linux.probe import host
+from fumehood.linux.probe import Host, host
 from fumehood.service import loopback
 from fumehood.service.store import Store
 from fumehood.store.places import places

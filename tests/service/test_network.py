@@ -12,7 +12,7 @@ from conftest import need
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
 from fumehood.linux.confine import can_scope
-from fumehood.linux.host import Host
+from fumehood.linux.probe import Host
 from patience import LONG_S, eventually, with_enough_time
 from people import Person
 from servers import Files, Tcp, Web, echo, repository, serving

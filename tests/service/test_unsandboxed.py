@@ -14,7 +14,7 @@ from conftest import command_line
 from fumehood import BadRequest, Policy, Refused, Sandbox, Unavailable
 from fumehood.core import questions
 from fumehood.linux.bwrap import candidates
-from fumehood.linux.host import Host
+from fumehood.linux.probe import Host
 from fumehood.service import profiles
 from fumehood.service.profiles import resolved
 from fumehood.service.unsandboxed import UNCAPTURED

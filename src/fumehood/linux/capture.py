@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from fumehood.linux.host import Host
+    from fumehood.linux.probe import Host
 
 
 # ---- What in a root belongs to another user or group than ours, and which ways of capturing can carry that.

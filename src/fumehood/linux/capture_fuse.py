@@ -14,7 +14,6 @@ import time
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
-from fumehood.linux.host import may_mount
 from fumehood.linux.layer import (
     Merged,
     Stack,
@@ -28,6 +27,7 @@ from fumehood.linux.layer import (
 from fumehood.linux.libc import Closing
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import Loosened, is_whiteout, join, look, open_top, split
+from fumehood.linux.probe import may_mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import sys
 from fumehood.core.value import Value
 from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
-from fumehood.linux import confine, host, libc, probe, warden
+from fumehood.linux import confine, libc, probe, warden
 from fumehood.linux.capture import COPY, KERNEL, LABELS, choose, everywhere, group_name, is_carried, user_name
-from fumehood.linux.devices import fault_of
-from fumehood.linux.host import CLONE, FIX, LIMIT, RESTRICTED, Host, as_root, barrier, install, setting
 from fumehood.linux.namespaces import mount_table
+from fumehood.linux.probe import CLONE, FIX, LIMIT, RESTRICTED, Host, as_root, barrier, install, setting
+from fumehood.linux.survey import fault_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def examine(state_dir: str, machine: Host | None = None) -> list[Ability]:
     machine = machine or probe.look(state_dir, bubblewrap.candidates())
     reason, _, fix = machine.why.partition(FIX)
     used = _named(machine.bwrap) if machine.bwrap else reason
-    refused = "root, but it was refused" if host.may_mount() else "not root with CAP_SYS_ADMIN"
+    refused = "root, but it was refused" if probe.may_mount() else "not root with CAP_SYS_ADMIN"
     as_root = "no user namespace needed" if machine.privileged else refused
     harmful = {RESTRICTED: "1", CLONE: "0", LIMIT: "0"}  # settings that decide who may make user namespaces
     values = {name: setting(name) for name in harmful}
@@ -180,7 +180,7 @@ def _overlay_barrier(refused: str, machine: Host, state_dir: str) -> tuple[str, 
     version = tuple(int(part) for part in release.partition("-")[0].split(".")[:2] if part.isdigit())
     if version < _OVERLAY_SINCE:
         return f"Linux {release} can't overlay in a user namespace: 5.11 or later can", ""
-    if "overlay" not in host.read("/proc/filesystems"):
+    if "overlay" not in probe.read("/proc/filesystems"):
         return "the kernel has no overlay file system loaded", as_root("modprobe overlay")
     if refused.startswith("making namespaces") or setting(RESTRICTED) == "1":
         return barrier(refused, machine)

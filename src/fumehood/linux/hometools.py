@@ -1,7 +1,7 @@
 """Find what of a home programs need: the tools with their installations, and nothing else.
 
 A directory on `PATH` is shown with the installation it belongs to; links, the first lines of scripts and `pyvenv.cfg`
-lead on from there; variables and places that can't be derived are in `linux/homes.py`. What a command can have
+lead on from there; variables and places that can't be derived are in `core/masks.py`. What a command can have
 written is not followed: it leads to the Python that a virtual environment is based on, and to nothing else.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 
+from fumehood.core import masks as tables
 from fumehood.core.masks import HOME, is_below
 from fumehood.core.value import Value
-from fumehood.linux import homes as tables
 from fumehood.linux.cache import Lookup
 
 TYPE_CHECKING = False

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Self
 
+    from fumehood.linux.checkpoints import Settled
     from fumehood.linux.gitindex import SeenIndexes
-    from fumehood.linux.settled import Settled
 
 ORIGIN = "user.overlay.origin"
 IN_PLACE = "user.overlay.in-place"  # our own: this is the project's file itself, written, and no replacement

@@ -21,9 +21,9 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
 from fumehood.linux.bwrap import memory
 from fumehood.linux.confine import filter_for
-from fumehood.linux.host import Host
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import look, open_below, open_top, remove_tree, split
+from fumehood.linux.probe import Host
 from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
 from fumehood.rootfs.download import FULL, MIRROR, Fetcher, Release, branch_of

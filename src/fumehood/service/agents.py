@@ -22,11 +22,10 @@ from fumehood.core import changes as c
 from fumehood.core.agents import Agent, known_agents
 from fumehood.core.inside import BEGAN
 from fumehood.core.jsonc import parse
-from fumehood.core.masks import is_in
+from fumehood.core.masks import MOVABLE, is_in
 from fumehood.core.report import named, short
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.linux.homes import MOVABLE
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import LISTING, remove_tree

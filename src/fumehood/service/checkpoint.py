@@ -16,12 +16,11 @@ from fumehood.core.report import Run, first_of, printable
 from fumehood.core.request import APPLY
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, FumehoodError
+from fumehood.linux.checkpoints import Entry, NotStopped, Stopped, identity_of, let_time_pass, note, streams
 from fumehood.linux.copying import copy_versions
-from fumehood.linux.freeze import NotStopped, Stopped, let_time_pass, streams
 from fumehood.linux.layer import set_opaque
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import Loosened, open_top, split
-from fumehood.linux.settled import identity_of, note
 from fumehood.linux.staging import unless_written
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
-    from fumehood.linux.settled import Entry
     from fumehood.service.running import Workplace
     from fumehood.service.store import Store
 

@@ -22,12 +22,12 @@ from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, Unavailable
 from fumehood.linux import cache, doctor, probe
 from fumehood.linux import capture as capturing
 from fumehood.linux.confine import memory_limit
-from fumehood.linux.devices import fault_of
 from fumehood.linux.doctor import Ability
-from fumehood.linux.host import FIX, Host, read
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
+from fumehood.linux.probe import FIX, Host, read
 from fumehood.linux.streams import INLINE, Stream
+from fumehood.linux.survey import fault_of
 from fumehood.rootfs.tree import HOST
 from fumehood.service import layers as layering
 from fumehood.service.running import Execution, Wishes

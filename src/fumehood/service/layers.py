@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from fumehood.core.report import Run
+    from fumehood.linux.checkpoints import Settled
     from fumehood.linux.gitobjects import Refs
-    from fumehood.linux.settled import Settled
     from fumehood.service.store import Store
 
 _PARTS = ("upper", "work", "merged")
@@ -288,7 +288,7 @@ def settled_of(layers: Sequence[Layer]) -> Settled | None:
     """Return what checkpoints of a command have put into the project; None where there was none."""
     if not is_checkpointed(layers):
         return None
-    from fumehood.linux.settled import noted
+    from fumehood.linux.checkpoints import noted
 
     return noted(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")
 

@@ -118,7 +118,7 @@ def _suspect(
 
     output = run.stderr or run.stdout
     for path in missed_devices(output):
-        from fumehood.linux.devices import fault_of
+        from fumehood.linux.survey import fault_of
 
         fault = fault_of(path)
         if path in policy.devices and fault:

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Limits, Policy
     from fumehood.core.questions import Decision, Question
     from fumehood.linux.gitindex import SeenIndexes
-    from fumehood.linux.host import Host
     from fumehood.linux.launch import Starter, Streams
     from fumehood.linux.namespaces import Layer
+    from fumehood.linux.probe import Host
     from fumehood.linux.process import Guard, Partner, QuestionsOpen, Running, Watched
     from fumehood.linux.streams import Sink, Stdio, Wish
     from fumehood.linux.terminal import ProgramTerminal, Signals, Terminal

@@ -7,7 +7,7 @@ import stat
 import sys
 
 from fumehood.core.environment import inherited
-from fumehood.core.masks import Masks, Sight, inside, is_below, is_in, masks
+from fumehood.core.masks import Masks, Sight, inside, is_below, is_in, masks, relevant
 from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
 from fumehood.core.request import SHELL
@@ -15,7 +15,6 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture, user_name
-from fumehood.linux.homes import relevant
 from fumehood.linux.hostview import HostViews, kernel_masks
 from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Operation, Proc, Tmpfs, View, sealed
 from fumehood.linux.namespaces import Layer, mounts_inside
@@ -395,15 +394,15 @@ class Surroundings:
 
     def _devices(self, world: World) -> list[Operation]:
         """Return the devices that a person names, and their description."""
-        from fumehood.linux import devices
+        from fumehood.linux import survey
 
         tree, paths = world.tree, self._policy.devices
         if tree is None:
-            return [*devices.shown(paths), *devices.described(paths)]
+            return [*survey.shown_devices(paths), *survey.described_devices(paths)]
         # What commands can write may have a link there.
         if tree.guarded or os.path.islink(f"{tree.path}/sys") or not os.path.isdir(f"{tree.path}/sys"):
-            return devices.shown(paths)
-        return [*devices.shown(paths), Tmpfs(target="/sys", is_sealed=True), *devices.described(paths)]
+            return survey.shown_devices(paths)
+        return [*survey.shown_devices(paths), Tmpfs(target="/sys", is_sealed=True), *survey.described_devices(paths)]
 
     def _names(self, world: World, *, shares_network: bool, is_offline: bool) -> Sequence[Operation]:
         """Return what is mounted so that names of hosts are asked for where that leads somewhere, or nowhere."""

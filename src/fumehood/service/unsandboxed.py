@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fumehood.core.policy import Policy
-    from fumehood.linux.host import Host
+    from fumehood.linux.probe import Host
     from fumehood.service.layers import Claim
 
 UNCAPTURED = "it ran without a sandbox: what it wrote was not captured and can't be undone"

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fumehood.core.policy import Rules
-    from fumehood.linux.host import Host
+    from fumehood.linux.probe import Host
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 
