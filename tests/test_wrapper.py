@@ -429,7 +429,7 @@ MARKING = "import os; os.close(os.open(os.environ['HOME'] + '/mark', os.O_CREAT)
         ("sed -i 's/^h11==.*/evil==1 \\\\/' requirements/run.txt", "requirements/run.txt"),
         ("sed -i '2i: > $HOME/mark' fumehood", "fumehood"),
         ("chmod a+w src/fumehood src/fumehood/errors.py", "src/fumehood"),
-        ("rm src/fumehood/core/danger_tables.py", "src/fumehood/core/danger_tables.py"),
+        ("rm src/fumehood/core/concern.py", "src/fumehood/core/concern.py"),
         ("cp -r src other; rm -r src; ln -s other src", "src"),
         ("mv tools moved; mkdir tools; cp moved/* tools; echo ': > $HOME/mark' >> tools/environment.sh", ""),
     ],

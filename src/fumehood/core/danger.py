@@ -6,22 +6,26 @@ directory above it slips through.
 
 from __future__ import annotations
 
-from fumehood.core import danger_tables as tables
+from fumehood.core import concern as tables
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, SYMLINK
 from fumehood.core.concern import (
+    AREAS,
     Concern,
+    DirectoryMeaning,
     Facts,
     Ground,
     became_executable,
     became_open,
     flagged,
     held,
+    is_agents,
+    is_dot_git,
     is_own,
     is_unchanged,
     link_concern,
     own_concern,
+    surroundings,
 )
-from fumehood.core.danger_tables import AREAS, DirectoryMeaning, is_agents, is_dot_git, surroundings
 from fumehood.core.loaders import environment_concern, is_program, is_what_cloning_writes, loading_concern, may_load
 from fumehood.core.policy import Rules
 from fumehood.core.wording import brief as shown
@@ -31,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fumehood.core.changes import Change
-    from fumehood.core.concern import Own, Protected
-    from fumehood.core.danger_tables import Because
+    from fumehood.core.concern import Because, Own, Protected
 
 __all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "held_by_name", "survey", "suspects", "wants_facts"]
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from fumehood.core.changes import DELETED, DIRECTORY, FILE, SYMLINK
 from fumehood.core.concern import (
+    AREAS,
     became_executable,
     directory_of,
     flagged,
     held,
+    is_dot_git,
     is_unchanged,
     lands,
     roots_of,
     within,
-    words,
 )
-from fumehood.core.danger_tables import AREAS, is_dot_git
+from fumehood.core.value import words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

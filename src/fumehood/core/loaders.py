@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 
 from fumehood.core.changes import ADDED, DELETED, FILE, SYMLINK
-from fumehood.core.concern import directory_of, held, is_unchanged, lands, roots_of, within, words
+from fumehood.core.concern import directory_of, held, is_unchanged, lands, roots_of, within
+from fumehood.core.value import words
 from fumehood.core.wording import brief as shown
 
 TYPE_CHECKING = False
@@ -17,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fumehood.core.changes import Change
-    from fumehood.core.concern import Concern, Facts, Ground
-    from fumehood.core.danger_tables import DirectoryMeaning
+    from fumehood.core.concern import Concern, DirectoryMeaning, Facts, Ground
 
 # Keys, and sections in brackets, whose values name code. One that begins with a sign counts anywhere in a line.
 _PYTHON = words(

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
-from fumehood.core.concern import words as table_of
 from fumehood.core.value import Value
+from fumehood.core.value import words as table_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

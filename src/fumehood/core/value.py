@@ -58,3 +58,8 @@ class Value:
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={value!r}" for name, value in self.fields().items())
         return f"{type(self).__name__}({inside})"
+
+
+def words(text: str) -> frozenset[str]:
+    """Make a table of the names in a text."""
+    return frozenset(text.split())

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.concern import words
 from fumehood.core.environment import looks_secret
 from fumehood.core.gitconfig import split_key
 from fumehood.core.masks import is_in
 from fumehood.core.package_settings import Malformed, announces_secret, may_hold_secret, paths_below, shown_of
-from fumehood.core.value import Value
+from fumehood.core.value import Value, words
 from fumehood.linux.git_includes import INCLUDE, Configuration, Unreadable, Watch, expanded, global_files, seen_at
 
 TYPE_CHECKING = False

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.concern import Protected, shown, within
-from fumehood.core.danger_tables import is_dot_git
+from fumehood.core.concern import Protected, is_dot_git, shown, within
 from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
 from fumehood.core.shell import named_paths
@@ -24,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from fumehood.core.danger_tables import Because
+    from fumehood.core.concern import Because
 
 _MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
 _MOST_AT_HOME = 200

@@ -10,9 +10,8 @@ import os
 import sys
 
 from fumehood.core import changes as c
-from fumehood.core.concern import Concern, Facts, Ground, Own, Protected
+from fumehood.core.concern import PACKAGES, Concern, Facts, Ground, Own, Protected, is_dot_git
 from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
-from fumehood.core.danger_tables import PACKAGES, is_dot_git
 from fumehood.core.judge import Waiting, judge, keep_replacements_whole
 from fumehood.core.limits import overflows
 from fumehood.core.loaders import SETTINGS, environments_of
