@@ -10,8 +10,7 @@ from fumehood.store.config import policy_for
 from fumehood.store.database import Database
 from fumehood.store.history import RUNNING, History
 from fumehood.store.places import Alone, places
-from fumehood.store.projects import Project, Projects, Workspaces
-from fumehood.store.sessions import Sessions
+from fumehood.store.projects import Project, Projects, Sessions, Workspaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

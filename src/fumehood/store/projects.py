@@ -1,11 +1,13 @@
-"""Projects a person works in, which directory each is, and the roots they approved for it."""
+"""Projects a person works in, which directory each is, and their roots; workspaces; sessions of agents in them."""
 
 from __future__ import annotations
 
 import os
 import time
 
-from fumehood.core.value import Value
+from fumehood.core.masks import is_in
+from fumehood.core.request import Session, checked_name
+from fumehood.core.value import Value, words
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
 from fumehood.store.audit import IN_SESSION
@@ -64,21 +66,16 @@ def identity_of(path: str) -> Identity | None:
 
 # ---- Projects a person works in, which directory each is, and the roots they approved for it.
 
-_SYSTEM = frozenset(
-    f"/{name}"
-    for name in (
-        "bin", "boot", "dev", "etc", "home", "lib", "lib32", "lib64", "libx32", "media", "mnt", "nix", "opt",
-        "proc", "root", "run", "sbin", "srv", "sys", "tmp", "usr", "var", "var/tmp",
-    )
+_SYSTEM = words(
+    """/bin /boot /dev /etc /home /lib /lib32 /lib64 /libx32 /media /mnt /nix /opt /proc /root /run /sbin /srv /sys /tmp
+    /usr /var /var/tmp"""
 )
-
 _ANOTHER, _SET_ASIDE = "another directory is there", "set aside: another directory took its place"
 _LEFT = (_ANOTHER, _SET_ASIDE, "not there")
 # Another project's session may get the same name.
 _FORGET_SESSIONS_GRANTS = (
     f"DELETE FROM grants WHERE project IN (SELECT CAST('{IN_SESSION}' || name AS BLOB) FROM sessions WHERE project = ?)"
 )
-_COUNTS = "SELECT count(*), coalesce(sum(state = 'held'), 0) FROM runs WHERE project = ?"
 
 
 class Project(Value):
@@ -150,10 +147,13 @@ class Projects:
         number, then = rows[0][0], _identity(rows[0][1:4])
         if now is not None and then is not None and then.is_another(now):
             # What is recorded of it is set aside, and said so.
-            ((runs, held),) = self.database.rows(_COUNTS, (number,))
+            query = "SELECT count(*), coalesce(sum(state = 'held'), 0) FROM runs WHERE project = ?"
+            ((runs, held),) = self.database.rows(query, (number,))
+            waiting = f", {held} of them held," if held else ""
+            kept = f"1 run{waiting} is" if runs == 1 else f"{runs} runs{waiting} are"
             self.set_aside(number)
             self._notices.append(
-                f"another directory was at {real} before: its {_counted(runs, held)} kept as project"
+                f"another directory was at {real} before: its {kept} kept as project"
                 f" {number}, and this one starts afresh (fumehood projects). If it is the same, restored from a"
                 f" backup: fumehood projects move {number} {real}"
             )
@@ -225,10 +225,9 @@ class Projects:
         real = self._checked(path, "project")
         now = identity_of(real)
         assert now is not None
-        query = "SELECT id FROM projects WHERE path = ? AND replaced_at IS NULL"
-        for (number,) in self.database.rows(query, (os.fsencode(real),)):
-            if number != which.id:
-                self.set_aside(number)
+        there = self.number_at(real)
+        if there is not None and there != which.id:
+            self.set_aside(there)
         self._put(which.id, which.path, real, now)
         return self.open(real)
 
@@ -283,15 +282,13 @@ class Projects:
 
     def remember(self, real: str) -> int:
         """Return the number of the project at a real path, which may be gone."""
-        now = identity_of(real)
         self.database.write(
             "INSERT OR IGNORE INTO projects (path, added_at, device, inode, born) VALUES (?, ?, ?, ?, ?)",
-            (os.fsencode(real), time.time(), *_columns(now)),
+            (os.fsencode(real), time.time(), *_columns(identity_of(real))),
         )
-        ((number,),) = self.database.rows(
-            "SELECT id FROM projects WHERE path = ? AND replaced_at IS NULL", (os.fsencode(real),)
-        )
-        return int(number)
+        number = self.number_at(real)
+        assert number is not None, "it was just written"
+        return number
 
     def path_of(self, number: int) -> str:
         """Return where a registered project lies."""
@@ -322,7 +319,10 @@ class Projects:
             return os.fsdecode(max(registered, key=len))
         inodes = {inode for (inode,) in self.database.rows("SELECT inode FROM projects")}
         for each in above if inodes else ():
-            now = _seen(each)
+            try:
+                now = identity_of(each)
+            except OSError:
+                continue  # not ours to look at
             if now is not None and now.inode in inodes and self._left_for(now) is not None:
                 return each  # it was moved, and is known by another path
         for each in above:
@@ -338,9 +338,9 @@ class Projects:
         """Return the real path of a directory that could become a root, or say why it can't."""
         real = self._checked(path, "root")
         for root in project.roots:
-            if _inside(real, root):
+            if is_in(real, (root,)):
                 raise BadRequest(f"{real} is writable already: it lies in {root}", hint="nothing to add")
-            if _inside(root, real):
+            if is_in(root, (real,)):
                 raise BadRequest(
                     f"{real} can't be a root: it holds {root}", hint="add the directory you need, not its parent"
                 )
@@ -378,14 +378,14 @@ class Projects:
             there = "is not a directory" if os.path.lexists(real) else "does not exist"
             raise BadRequest(f"the {what} {path} {there}", hint=f"make it first, or name another {what}")
         no = f"{real} can't be a {what}"
-        if real == "/" or _inside(os.path.realpath(home()), real):
+        if real == "/" or is_in(os.path.realpath(home()), (real,)):
             raise BadRequest(f"{no}: it holds your whole home", hint="choose a directory inside your home")
         if real in _SYSTEM:
             raise BadRequest(f"{no}: it belongs to the system", hint="choose a directory of your own")
         if os.path.dirname(real) == os.path.realpath(self.places.workspaces):
             return real
         for own in map(os.path.realpath, self.places.own()):
-            if _inside(real, own) or _inside(own, real):
+            if is_in(real, (own,)) or is_in(own, (real,)):
                 raise BadRequest(
                     f"{no}: Fumehood keeps its own records in {own}", hint="choose a directory apart from them"
                 )
@@ -403,14 +403,6 @@ def _columns(identity: Identity | None) -> tuple[int | None, ...]:
     return (None, None, None) if identity is None else (identity.device, identity.inode, identity.born)
 
 
-def _seen(path: str) -> Identity | None:
-    """Say which directory is at a path, as far as we may look."""
-    try:
-        return identity_of(path)
-    except OSError:
-        return None
-
-
 def _place(path: str, replaced_at: float | None, then: Identity | None) -> str:
     """Say what is at a project's path."""
     if replaced_at is not None:
@@ -422,17 +414,6 @@ def _place(path: str, replaced_at: float | None, then: Identity | None) -> str:
     if now is None:
         return "not there"
     return _ANOTHER if then is not None and then.is_another(now) else "there"
-
-
-def _inside(path: str, directory: str) -> bool:
-    """Tell whether a path is a directory or lies in it."""
-    return path == directory or path.startswith(directory.rstrip("/") + "/")
-
-
-def _counted(runs: int, held: int) -> str:
-    """Say how many runs a project has, and how many of them hold something."""
-    waiting = f", {held} of them held," if held else ""
-    return f"1 run{waiting} is" if runs == 1 else f"{runs} runs{waiting} are"
 
 
 # ---- Workspaces: directories of our own that are projects like any other, with settings that commands can't reach.
@@ -455,14 +436,11 @@ class Workspace(Value):
 
     def settings(self) -> dict[str, Any]:
         """Return what it lays over the person's policy, by field."""
-        settings: dict[str, Any] = {"root": self.root}
-        if self.network:
-            settings["network"] = self.network
-        if self.writable is not None:
-            settings["rootfs.writable"] = self.writable
-        if self.environment:
-            settings["environment.set"] = self.environment
-        return settings
+        settings: dict[str, Any] = {
+            "root": self.root, "network": self.network or None, "rootfs.writable": self.writable,
+            "environment.set": self.environment or None,
+        }  # fmt: skip
+        return {name: value for name, value in settings.items() if value is not None}
 
 
 class Workspaces:
@@ -500,44 +478,50 @@ class Workspaces:
 
     def create(self, name: str, **settings: Any) -> Workspace:
         """Make a workspace."""
-        path = self.path(name)
-        self._check_root(settings)
-        workspace = _checked(Workspace(name=name, path=path, **settings))
-        statement = "INSERT OR IGNORE INTO workspaces VALUES (?, ?, ?, ?, ?, ?)"
-        if not self._database.write(statement, (*_row(workspace), time.time())) and name != DEFAULT:
+        workspace = Workspace(name=name, path=self.path(name), **settings)
+        if not self._is_new(workspace, settings) and name != DEFAULT:
             raise BadRequest(f"there is a workspace {name} already", hint=f"fumehood workspace set {name} …")
-        os.makedirs(path, mode=0o700, exist_ok=True)
+        os.makedirs(workspace.path, mode=0o700, exist_ok=True)
         return workspace
+
+    def _is_new(self, workspace: Workspace, settings: Mapping[str, Any]) -> bool:
+        """Record a workspace, if it can be one; False where there is one of its name."""
+        self._check(workspace, settings)
+        statement = "INSERT OR IGNORE INTO workspaces VALUES (?, ?, ?, ?, ?, ?)"
+        return bool(self._database.write(statement, (*_row(workspace), time.time())))
 
     def ensure(self, name: str, settings: Mapping[str, Any]) -> Workspace:
         """Return a workspace that has these settings, made if there is none, whoever else does the same now."""
-        self._check_root(settings)
-        wanted = _checked(Workspace(name=name, path=self.path(name), **settings))
-        self._database.write("INSERT OR IGNORE INTO workspaces VALUES (?, ?, ?, ?, ?, ?)", (*_row(wanted), time.time()))
+        self._is_new(Workspace(name=name, path=self.path(name), **settings), settings)
         workspace = self.find(name)
         return workspace if workspace.replace(**settings) == workspace else self.change(name, settings)
 
     def change(self, name: str, settings: Mapping[str, Any]) -> Workspace:
         """Give a workspace other settings."""
-        self._check_root(settings)
-        workspace = _checked(self.find(name).replace(**settings))
+        workspace = self.find(name).replace(**settings)
+        self._check(workspace, settings)
         self._database.write(
             "UPDATE workspaces SET name = ?, root = ?, network = ?, writable = ?, environment = ? WHERE name = ?",
             (*_row(workspace), name),
         )
         return workspace
 
-    def _check_root(self, settings: Mapping[str, Any]) -> None:
-        """Refuse a root that no command could see; Alpine may be installed later."""
+    def _check(self, workspace: Workspace, settings: Mapping[str, Any]) -> None:
+        """Refuse settings that can't be; among them a new root that no command could see. Alpine may come later."""
         from fumehood.rootfs import tree
 
         root = settings.get("root", "")
-        if root in ("", "host", tree.ALPINE):
-            return
         if "/" in root:
             tree.tree_at(os.path.realpath(root))
-        else:
+        elif root not in ("", "host", tree.ALPINE):
             tree.find(tree.collection(self._places.data), root)
+        if workspace.network and workspace.network not in _NETWORKS:
+            raise BadRequest(f"there is no network rule {workspace.network!r}", hint=f"one of: {', '.join(_NETWORKS)}")
+        pairs: tuple[tuple[Any, Any], ...] = workspace.environment  # programs pass what they like
+        for name, value in pairs:
+            is_text = isinstance(name, str) and isinstance(value, str)
+            if not is_text or not name or "=" in name or "\0" in name + value or name[0].isdigit():
+                raise BadRequest(f"{name!r} is not a variable", hint="--env NAME=VALUE")
 
     def all(self) -> list[Workspace]:
         """List the workspaces by name."""
@@ -560,12 +544,56 @@ def _row(workspace: Workspace) -> tuple[Any, ...]:
     return workspace.name, workspace.root, workspace.network, workspace.writable, packed(workspace.environment)
 
 
-def _checked(workspace: Workspace) -> Workspace:
-    if workspace.network and workspace.network not in _NETWORKS:
-        raise BadRequest(f"there is no network rule {workspace.network!r}", hint=f"one of: {', '.join(_NETWORKS)}")
-    pairs: tuple[tuple[Any, Any], ...] = workspace.environment  # programs pass what they like
-    for name, value in pairs:
-        is_text = isinstance(name, str) and isinstance(value, str)
-        if not is_text or not name or "=" in name or "\0" in name + value or name[0].isdigit():
-            raise BadRequest(f"{name!r} is not a variable", hint="--env NAME=VALUE")
-    return workspace
+# ---- Sessions: where the last command of each ended, and the variables it keeps.
+
+_SESSION_COLUMNS = "name, project, started_at, cwd, environment"
+
+
+class Sessions:
+    """Sessions in the database; a name is one session's, wherever it is used."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def find(self, name: str) -> Session | None:
+        """Return the session of a name, if there is one."""
+        rows = self.database.rows(f"SELECT {_SESSION_COLUMNS} FROM sessions WHERE name = ?", (checked_name(name),))
+        return _session(rows[0]) if rows else None
+
+    def open(self, project: int, name: str) -> Session:
+        """Return the session of a name, which begins in this project if there is none yet."""
+        session = self.find(name)
+        if session is None:
+            statement = "INSERT OR IGNORE INTO sessions (name, project, started_at) VALUES (?, ?, ?)"
+            self.database.write(statement, (name, project, time.time()))
+            session = self.find(name)
+            assert session is not None
+        return session
+
+    def update(self, name: str, change: Callable[[Session], Session]) -> Session:
+        """Change what is remembered; runs of one session that end at once don't lose each other's word."""
+        with self.database.transaction() as connection:
+            (row,) = connection.execute(f"SELECT {_SESSION_COLUMNS} FROM sessions WHERE name = ?", (name,)).fetchall()
+            session = change(_session(row))
+            connection.execute(
+                "UPDATE sessions SET cwd = ?, environment = ? WHERE name = ?",
+                (os.fsencode(session.cwd), packed(session.environment), name),
+            )
+        return session
+
+    def counts(self, project: int | None = None) -> list[tuple[Session, int]]:
+        """Return every session with how many runs it has, the latest first."""
+        mine = "" if project is None else f"WHERE sessions.project = {int(project)}"
+        columns = ", ".join(f"sessions.{column}" for column in _SESSION_COLUMNS.split(", "))
+        rows = self.database.rows(
+            f"SELECT {columns}, count(runs.id) FROM sessions LEFT JOIN runs ON runs.session = name {mine}"
+            " GROUP BY name ORDER BY max(runs.number) DESC, sessions.started_at DESC"
+        )
+        return [(_session(row[:-1]), row[-1]) for row in rows]
+
+
+def _session(row: tuple[Any, ...]) -> Session:
+    name, project, started_at, cwd, environment = row
+    return Session(
+        name=name, project=project, started_at=started_at, cwd=os.fsdecode(cwd), environment=unpacked(environment)
+    )
