@@ -14,8 +14,9 @@ import stat
 import time
 
 from fumehood.core import changes as c
+from fumehood.linux.libc import read, stat_of
 from fumehood.linux.nofollow import is_version, stamp_of
-from fumehood.linux.usage import descendants, read
+from fumehood.linux.usage import descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def _is_at_rest(pid: int) -> bool:
         tasks = os.listdir(f"/proc/{pid}/task")
     except FileNotFoundError:
         return True
-    states = (read(None, f"/proc/{pid}/task/{task}/stat").rpartition(b")")[2].split() for task in tasks)
+    states = (stat_of(f"/proc/{pid}/task/{task}") for task in tasks)
     return all(not fields or fields[0] in _AT_REST for fields in states)
 
 
@@ -242,7 +243,7 @@ def streams(processes: Sequence[int], tops: Sequence[str]) -> Iterator[tuple[int
         for name in names:
             try:
                 place = _below(os.readlink(f"/proc/{pid}/fd/{name}"), tops)
-                words = read(None, f"/proc/{pid}/fdinfo/{name}").split()
+                words = read(f"/proc/{pid}/fdinfo/{name}").split()
                 flags = int(words[words.index(b"flags:") + 1], 8)
                 if place is None or flags & os.O_ACCMODE == os.O_RDONLY:
                     continue

@@ -16,7 +16,6 @@ from collections.abc import Set as AbstractSet
 
 from fumehood.linux import libc
 from fumehood.linux.process import interpreter
-from fumehood.linux.usage import read_all
 
 _SEGMENTS, _QUEUES, _SEMAPHORES, _SOCKETS = b"shm", b"msg", b"sem", b"net"
 _NS_GET_USERNS = 0xB701
@@ -107,7 +106,7 @@ class KernelMemory:
         if fd is None:
             return
         os.lseek(fd, 0, os.SEEK_SET)
-        for line in read_all(fd).splitlines()[1:]:
+        for line in libc.read_all(fd).splitlines()[1:]:
             yield line.split()
 
     def _sizes(self, wanted: AbstractSet[int] | None) -> Iterator[int]:

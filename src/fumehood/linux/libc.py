@@ -226,3 +226,28 @@ class Closing:
 
     def __exit__(self, *_error: object) -> None:
         os.close(self._fd)
+
+
+def read_all(fd: int) -> bytes:
+    """Read to the end."""
+    text = b""
+    while piece := os.read(fd, 1 << 16):
+        text += piece
+    return text
+
+
+def read(path: str, directory: int | None = None) -> bytes:
+    """Return what a small file says; nothing where it can't be had, as of a process that has ended."""
+    try:
+        with Closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)) as file:
+            return read_all(file)
+    except OSError:
+        return b""
+
+
+def stat_of(process: str, directory: int | None = None) -> list[bytes]:
+    """Return what the kernel tells of a process, or of a thread, at a place in /proc: the fields after its name.
+
+    That may hold anything. Of one that has ended, there are none.
+    """
+    return read(f"{process}/stat", directory).rpartition(b")")[2].split()

@@ -11,7 +11,7 @@ import sys
 from fumehood.core.value import Value
 from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
-from fumehood.linux import cache
+from fumehood.linux import cache, libc
 from fumehood.linux.bwrap import Bwrap
 
 TYPE_CHECKING = False
@@ -89,16 +89,7 @@ class Host(Value):
 
 def read(path: str) -> str:
     """Return the text of a small file, or "" where it can't be had."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(file, 65536).decode("utf-8", "replace").rstrip("\n\0")
-    except OSError:  # AppArmor's label, where there is no AppArmor
-        return ""
-    finally:
-        os.close(file)
+    return libc.read(path).decode("utf-8", "replace").rstrip("\n\0")
 
 
 def may_mount() -> bool:

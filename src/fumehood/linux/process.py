@@ -387,11 +387,8 @@ def is_gone(init_file: str, patience_s: float) -> bool:
 
 def is_first_inside(process: int) -> bool:
     """Return True if a process is the first one of a sandbox."""
-    try:
-        with open(f"/proc/{process}/status", "rb") as file:
-            numbers = next((line.split() for line in file if line.startswith(b"NSpid:")), [])
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    lines = libc.read(f"/proc/{process}/status").splitlines()
+    numbers = next((line.split() for line in lines if line.startswith(b"NSpid:")), [])
     return len(numbers) > 2 and numbers[-1] == b"1"
 
 
@@ -467,12 +464,5 @@ def _children() -> list[int]:
         with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as listing:
             return [int(number) for number in listing.read().split()]
     except FileNotFoundError:  # a kernel without this list
-        return [int(name) for name in os.listdir("/proc") if name.isdigit() and _parent(name) == me]
-
-
-def _parent(process: str) -> int:
-    try:
-        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
+        parents = {name: libc.stat_of(f"/proc/{name}")[1:2] for name in os.listdir("/proc") if name.isdigit()}
+        return [int(name) for name, parent in parents.items() if parent == [b"%d" % me]]

@@ -381,10 +381,11 @@ def _writers(names: set[str]) -> dict[tuple[int, int], list[tuple[str, str]]]:
                 if split(os.readlink(file))[1] not in names or not os.lstat(file).st_mode & 0o200:
                     continue
                 status = os.stat(file)
-                with open(f"/proc/{process}/comm", "rb") as name:
-                    program = printable(os.fsdecode(name.read().rstrip(b"\n")))
             except OSError:
                 continue  # closed meanwhile
+            program = _program(process)
+            if not program:
+                continue  # it has ended
             programs = writers.setdefault((status.st_dev, status.st_ino), [])
             if (program, process) not in programs:
                 programs.append((program, process))
@@ -411,17 +412,18 @@ def _lockers() -> dict[tuple[int, int], list[tuple[str, str]]]:
             if kind not in _LOCKS or process == str(os.getpid()):
                 continue
             major, minor, inode = place.split(":")
-            try:
-                with open(f"/proc/{process}/comm", "rb") as name:
-                    program = printable(os.fsdecode(name.read().rstrip(b"\n")))
-            except OSError:
-                program = ""  # locked by an open file that several share, or by one that is not in sight
+            program = _program(process)  # none: locked by an open file that several share, or by one not in sight
             device = os.makedev(int(major, 16), int(minor, 16))
             programs = lockers.setdefault((device, int(inode)), [])
             # While others lock and unlock, a line may come twice.
             if program and (program, process) not in programs:
                 programs.append((program, process))
     return lockers
+
+
+def _program(process: str) -> str:
+    """Return the name of a process's program; "" where it is not in sight, or has ended."""
+    return printable(os.fsdecode(libc.read(f"/proc/{process}/comm").rstrip(b"\n")))
 
 
 def _in_words(programs: Sequence[tuple[str, str]]) -> str:

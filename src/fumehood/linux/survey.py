@@ -8,6 +8,7 @@ import stat
 from fumehood.core.masks import FRESH, HOMES, UNSEEN, Sight, innermost, inside, is_below, is_in, ways_to
 from fumehood.core.request import quoted
 from fumehood.linux.cache import Lookup
+from fumehood.linux.libc import read
 from fumehood.linux.mounts import (
     DEVICE_LINKS,
     NODES,
@@ -86,11 +87,7 @@ class _Survey:
     def _other_homes(self) -> list[str]:
         """Find the homes of people, from 1000 on, that are not in the directories known to hold homes."""
         self._watched.file("/etc/passwd")
-        try:
-            with open("/etc/passwd", encoding="utf-8", errors="surrogateescape") as file:
-                accounts = [line.rstrip("\n").split(":") for line in file]
-        except OSError:
-            return []
+        accounts = [line.split(":") for line in os.fsdecode(read("/etc/passwd")).split("\n")]
         homes = {one[5].rstrip("/") for one in accounts if len(one) > 6 and one[2].isdigit() and int(one[2]) >= _PEOPLE}
         return [home for home in homes if home.startswith("/") and home not in self._needed]
 
@@ -286,11 +283,8 @@ class _Survey:
         operations = self._with_masks()
         operations += [Link(target=path, to=to) for path in _RUN if (to := self._watched.leads(path))]
         for path in _SYS:
-            try:
-                with open(path, "rb") as file:
-                    operations.append(Text(target=path, content=file.read(4096), mode=0o444))
-            except OSError:
-                continue
+            if content := read(path):
+                operations.append(Text(target=path, content=content, mode=0o444))
         return HostView(
             operations=(Tmpfs(target="/", is_sealed=True), *operations, Devices(target="/dev")),
             inside=inside(sorted(self._hidden), self._sight.points), watched=self._watched, look=self._watched.sum,

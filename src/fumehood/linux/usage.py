@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+from fumehood.linux.libc import Closing, read, stat_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -13,7 +15,6 @@ ENTRY = 1024  # bytes that an inode with its name takes, about, in memory as on 
 _BLOCK = 512
 _PIPE = 2 * os.sysconf("SC_PAGE_SIZE")  # where a user has 64 MiB of them, the kernel gives a pipe no more
 _BUDGET_S = 0.02  # spent on open files at one look
-_READING = os.O_RDONLY | os.O_CLOEXEC
 
 
 class NotYet(Exception):
@@ -36,7 +37,7 @@ class Processes:
         """Return threads, resident pages (of files too) and clock ticks of all that lives and of what it waited for."""
         tasks = pages = ticks = 0
         for directory, name in self._all():
-            fields = _stat(directory, f"{name}/stat")
+            fields = stat_of(name, directory)
             if fields:
                 tasks += int(fields[17])
                 pages += int(fields[21])
@@ -47,7 +48,7 @@ class Processes:
         """Count the tables of pages, which may be large where the pages are not, and what was swapped out."""
         tables = swapped = 0
         for directory, name in self._all():
-            text = read(directory, f"{name}/status")
+            text = read(f"{name}/status", directory)
             tables += _kilobytes(text, b"\nVmPTE:")
             swapped += _kilobytes(text, b"\nVmSwap:")
         return tables, swapped
@@ -56,7 +57,7 @@ class Processes:
         """Count memory that is the processes' own, and files in memory that they map; what they share counts once."""
         own = mapped = 0
         for directory, name in self._all():
-            text = read(directory, f"{name}/smaps_rollup")
+            text = read(f"{name}/smaps_rollup", directory)
             own += _kilobytes(text, b"\nPss_Anon:") + _kilobytes(text, b"\nSwapPss:")
             mapped += _kilobytes(text, b"\nPss_Shmem:")
         return own, mapped
@@ -70,7 +71,7 @@ class Processes:
         size = 0
         for directory, name in self._all():
             is_such = False
-            for line in read(directory, f"{name}/smaps").splitlines():
+            for line in read(f"{name}/smaps", directory).splitlines():
                 if not line[:1].isupper():  # not a number of the last mapping, but an address: of the next
                     fields = line.split(None, 5)
                     is_such = (
@@ -208,7 +209,7 @@ class TmpfsUse:
 
 
 def _tmpfs_mounts(process: int | str) -> Iterator[tuple[int, str, bool]]:
-    for line in read(None, f"/proc/{process}/mountinfo").splitlines():
+    for line in read(f"/proc/{process}/mountinfo").splitlines():
         if b" - tmpfs " in line:
             fields = line.split()
             major, _, minor = fields[2].partition(b":")
@@ -220,7 +221,7 @@ class Machine:
     """What the whole machine's memory is used for, read once."""
 
     def __init__(self) -> None:
-        self._text = b"\n" + read(None, "/proc/meminfo")
+        self._text = b"\n" + read("/proc/meminfo")
 
     @property
     def total(self) -> int:
@@ -248,7 +249,7 @@ def descendants(init: int) -> list[int]:
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            fields = _stat(None, f"/proc/{name}/stat")
+            fields = stat_of(f"/proc/{name}")
             if fields:
                 parents[int(name)] = int(fields[1])
     family = [init] if init in parents else []
@@ -276,11 +277,8 @@ def inside_of(init: int) -> int | None:
 
 
 def _listed(directory: int | None, path: str) -> list[str]:
-    listing = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with Closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)) as listing:
         return os.listdir(listing)
-    finally:
-        os.close(listing)
 
 
 def _leads_to(directory: int | None, path: str, target: str) -> bool:
@@ -296,33 +294,6 @@ def _leads_to(directory: int | None, path: str, target: str) -> bool:
         except OSError:
             continue  # it has just been closed
     return False
-
-
-def read(directory: int | None, path: str) -> bytes:
-    """Read a file of /proc; of a process that has ended there is none."""
-    try:
-        fd = os.open(path, _READING, dir_fd=directory)
-    except OSError:
-        return b""
-    try:
-        return read_all(fd)
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)
-
-
-def read_all(fd: int) -> bytes:
-    """Read to the end."""
-    text = b""
-    while piece := os.read(fd, 1 << 16):
-        text += piece
-    return text
-
-
-def _stat(directory: int | None, path: str) -> list[bytes]:
-    """Return the fields after a process's name, which may hold anything."""
-    return read(directory, path).rpartition(b")")[2].split()
 
 
 def _kilobytes(text: bytes, key: bytes) -> int:

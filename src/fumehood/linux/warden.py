@@ -12,9 +12,9 @@ import time
 from fumehood.core import limits
 from fumehood.core.limits import MEMORY, PROCESSES
 from fumehood.linux.confine import memory_limit
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, read
 from fumehood.linux.nofollow import Parents, open_top
-from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants, read
+from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Cgroup:
             file.write(text)
 
     def _count(self, name: str, key: bytes) -> int:
-        words = read(None, f"{self._path}/{name}").split()
+        words = read(f"{self._path}/{name}").split()
         return int(words[words.index(key) + 1]) if key in words else 0
 
 
@@ -116,13 +116,13 @@ def delegated() -> str | None:
 def has_controllers() -> bool:
     """Return True if version 2 counts memory and processes at all; where version 1 does, it can't."""
     mount = _mount()
-    return bool(mount) and set(read(None, f"{mount}/cgroup.controllers").split()) >= _NEEDED
+    return bool(mount) and set(read(f"{mount}/cgroup.controllers").split()) >= _NEEDED
 
 
 def _above() -> Iterator[str]:
     """Yield every group that would do, the nearest first."""
     mount = _mount()
-    own = next((line[3:] for line in read(None, "/proc/self/cgroup").splitlines() if line.startswith(b"0::")), b"")
+    own = next((line[3:] for line in read("/proc/self/cgroup").splitlines() if line.startswith(b"0::")), b"")
     if not mount or not own.startswith(b"/") or b"/.." in own:
         return
     path = os.fsdecode(own)
@@ -130,13 +130,13 @@ def _above() -> Iterator[str]:
         # A group that has processes of its own can't have others below it that count, but for the topmost.
         path = os.path.dirname(path)
         group = f"{mount}{path}".rstrip("/")
-        counted = set(read(None, f"{group}/cgroup.subtree_control").split())
+        counted = set(read(f"{group}/cgroup.subtree_control").split())
         if counted >= _NEEDED and os.access(group, os.W_OK) and os.access(f"{group}/cgroup.procs", os.W_OK):
             yield group
 
 
 def _mount() -> str:
-    for line in read(None, "/proc/self/mounts").splitlines():
+    for line in read("/proc/self/mounts").splitlines():
         _, where, kind, *_ = line.split()
         if kind == b"cgroup2":
             return os.fsdecode(where)

@@ -16,10 +16,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, read
 from fumehood.linux.namespaces import as_listed
 from fumehood.linux.process import is_first_inside, number_in
-from fumehood.linux.usage import NotYet, Processes, read
+from fumehood.linux.usage import NotYet, Processes
 
 Place = tuple[str, int]
 
@@ -50,7 +50,7 @@ def asking_end(process: int, port: int) -> int:
 
 def _rows(process: int, protocol: str) -> Iterator[tuple[bytes, bytes, bytes, int]]:
     for table in (protocol, f"{protocol}6"):
-        for row in read(None, f"/proc/{process}/net/{table}").splitlines()[1:]:
+        for row in read(f"/proc/{process}/net/{table}").splitlines()[1:]:
             fields = row.split(None, 10)
             yield fields[1], fields[2], fields[3], int(fields[9])
 
@@ -184,7 +184,7 @@ class Neighbours:
     def _sandbox(self, run: str) -> tuple[int, Processes] | None:
         # Kept open from the first time on: the number of a process that has ended may be given to another one.
         if run not in self._sandboxes:
-            init = number_in(read(None, self._init_file(run)), b'"child-pid": ')
+            init = number_in(read(self._init_file(run)), b'"child-pid": ')
             if init is None or not is_first_inside(init):
                 return None
             try:

@@ -26,11 +26,11 @@ from fumehood.core.masks import MOVABLE, is_in
 from fumehood.core.report import named, short
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, read, stat_of
 from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import LISTING, remove_tree
 from fumehood.linux.process import number_in
-from fumehood.linux.usage import NotYet, inside_of, read
+from fumehood.linux.usage import NotYet, inside_of
 from fumehood.service.checkpoint import Checkpoints, Part
 from fumehood.service.profiles import Conditions, Scratch, Wanted, agents_directory, digest_of
 from fumehood.service.session import around_line
@@ -250,7 +250,7 @@ class ShellCommands:
             except NotYet:
                 return True  # all is ending
             with Closing(processes):
-                states = {shell: read(processes, f"{shell}/stat").rpartition(b")")[2].split() for shell in self._open}
+                states = {shell: stat_of(f"{shell}", processes) for shell in self._open}
             for shell in [shell for shell, fields in states.items() if not fields or fields[0] in _ENDED]:
                 self._settle(self._open.pop(shell), None)
         return bool(self._open)
@@ -271,7 +271,7 @@ class ShellCommands:
     def _line_of(self, shell: str) -> str:
         """Return the line that a shell of ours was given, as the model typed it."""
         with Closing(self._processes()) as processes:
-            words = os.fsdecode(read(processes, f"{shell}/cmdline")).split("\0")
+            words = os.fsdecode(read(f"{shell}/cmdline", processes)).split("\0")
         if self._around not in words[:-2]:
             return ""
         line = words[words.index(self._around) + 2]

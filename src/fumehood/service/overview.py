@@ -11,9 +11,10 @@ from fumehood.core.hunks import MARKS
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.linux.libc import read
 from fumehood.linux.nofollow import is_whiteout
 from fumehood.linux.process import is_first_inside, number_in
-from fumehood.linux.usage import descendants, read
+from fumehood.linux.usage import descendants
 from fumehood.service import decide, now
 from fumehood.service.layers import INIT
 from fumehood.service.store import Store
@@ -44,7 +45,7 @@ def running(store: Store, *reaches: Reach) -> list[LiveCommand]:
 
 def live(store: Store, run: Run) -> LiveCommand:
     """Return a command that runs now, with what it uses at this moment."""
-    init = number_in(read(None, store.places.layer(run.run, 0, INIT)), b'"child-pid": ')
+    init = number_in(read(store.places.layer(run.run, 0, INIT)), b'"child-pid": ')
     if init is None or not is_first_inside(init):
         return LiveCommand(run=run, memory=0, processes=0)  # it is being set up, or has just ended
     processes = descendants(init)
@@ -52,7 +53,7 @@ def live(store: Store, run: Run) -> LiveCommand:
 
 
 def _resident(process: int) -> int:
-    fields = read(None, f"/proc/{process}/statm").split()
+    fields = read(f"/proc/{process}/statm").split()
     return int(fields[1]) * _PAGE_SIZE if fields else 0  # it has ended
 
 
