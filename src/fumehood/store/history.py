@@ -544,8 +544,7 @@ def _counted_back(name: str) -> int | None:
 def _number(name: str) -> int | None:
     """Return the number in its project by which a run is named; None where it is named otherwise."""
     digits = name.removeprefix("#")
-    is_number = digits.isascii() and digits.isdigit() and digits[0] != "0" and len(digits) < 10
-    return int(digits) if is_number else None
+    return int(digits) if digits.isascii() and digits.isdigit() and digits[0] != "0" and len(digits) < 10 else None
 
 
 def is_by_project(name: str) -> bool:
