@@ -16,7 +16,7 @@ from fumehood.core.report import Run, first_of, printable
 from fumehood.core.request import APPLY
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, FumehoodError
-from fumehood.linux.checkpoints import Entry, NotStopped, Stopped, identity_of, let_time_pass, note, streams
+from fumehood.linux.checkpoints import NotStopped, Stopped, identity_of, let_time_pass, note, streams
 from fumehood.linux.copying import copy_versions
 from fumehood.linux.layer import set_opaque
 from fumehood.linux.libc import Closing, InterruptsHeld
@@ -33,6 +33,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fumehood.linux.checkpoints import Entry
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
     from fumehood.service.running import Workplace
