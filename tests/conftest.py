@@ -166,6 +166,13 @@ def namespaces_guard(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not leaked, "mounts left behind:\n" + "\n".join(leaked)
 
 
+@pytest.fixture(autouse=True)
+def records_guard(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing be recorded where the person who runs the tests has records of their own."""
+    if "home" not in request.fixturenames:
+        monkeypatch.setenv("XDG_STATE_HOME", os.devnull)
+
+
 @pytest.fixture
 def test_directory() -> Iterator[Path]:
     """The one directory that holds a test's home and project."""
@@ -236,8 +243,8 @@ def way(request: pytest.FixtureRequest, known_host: None) -> str:
 
 
 @pytest.fixture
-def project(test_directory: Path) -> Path:
-    """A fresh, empty project outside the home and outside /tmp."""
+def project(test_directory: Path, home: Path) -> Path:
+    """A fresh, empty project outside the home, which is fresh too, and outside /tmp."""
     project = test_directory / "project"
     project.mkdir()
     return project
