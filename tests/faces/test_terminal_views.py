@@ -77,6 +77,11 @@ class Watcher:
         return [lines.text for lines in self.app.screen.query(Lines)]
 
     @property
+    def drawn(self) -> str:
+        """What is on the screen, row by row."""
+        return "\n".join(strip.text for strip in self.app.screen._compositor.render_strips())
+
+    @property
     def labels(self) -> list[str]:
         return [str(node.label) for node in self._nodes]
 
@@ -344,6 +349,9 @@ def test_a_question_comes_rings_and_is_answered_by_one_key(
         await watcher.press("exclamation_mark")
         await watcher.until(lambda: "network access" in question.text)
         assert "\x1b" not in question.text
+        drawn = await watcher.until(lambda: watcher.drawn if "y  allow once" in watcher.drawn else "")
+        assert "? Keys" in drawn.splitlines()[-1]
+        assert app.screen.max_scroll_y == 0
         await watcher.press("a")  # always: this question does not allow that
         assert Desk(opened.places).waiting()
         await watcher.press("y")

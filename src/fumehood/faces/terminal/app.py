@@ -43,6 +43,7 @@ class Views(App[None]):
     CSS = """
     #bell { height: 1; background: $warning; color: black; display: none; padding: 0 1; text-wrap: nowrap; }
     #bell.-asked { display: block; }
+    TabbedContent, ContentSwitcher, TabPane { height: 1fr; }
     TabPane { padding: 0; }
     * { scrollbar-size: 1 1; }
     DataTable { overflow-x: hidden; }

@@ -155,7 +155,7 @@ class QuestionsView(Acting):
     DEFAULT_CSS = """
     QuestionsView #question { height: 2fr; }
     QuestionsView Horizontal { height: auto; }
-    QuestionsView Button { height: 1; border: none; min-width: 8; margin: 0 1; }
+    QuestionsView Button { min-width: 8; margin: 0 1; }
     QuestionsView #missed { height: 1fr; border-top: solid $secondary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -258,7 +258,7 @@ class QuestionsView(Acting):
 def _button(answer: str) -> Button:
     key, said = _KEYS[answer]
     variant = "success" if answer.startswith("allow") else "error"
-    return Button(Text(f"{key}  {said}"), name=answer, variant=variant)  # type: ignore[arg-type]
+    return Button(Text(f"{key}  {said}"), name=answer, variant=variant, compact=True)  # type: ignore[arg-type]
 
 
 def _missed_lines(missed: list[Missed]) -> list[Text]:
