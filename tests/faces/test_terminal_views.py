@@ -22,12 +22,14 @@ from textual.widgets.tree import TreeNode
 
 from at_terminal import Terminal
 from conftest import command_line
+from fumehood.core.questions import DENY_ONCE, Question
 from fumehood.core.wording import quoted
 from fumehood.errors import ChangedMeanwhile
 from fumehood.faces.terminal import changes, views
 from fumehood.faces.terminal.app import Views
 from fumehood.faces.terminal.changes import Branch, ChangesTree, ChangesView
 from fumehood.faces.terminal.widgets import AskFirst, Lines, Pieces
+from fumehood.service.ask import ask_all
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
 from fumehood.service.overview import Chosen, perform, shown_at
@@ -349,9 +351,6 @@ def test_a_question_comes_rings_and_is_answered_by_one_key(
         await watcher.press("exclamation_mark")
         await watcher.until(lambda: "network access" in question.text)
         assert "\x1b" not in question.text
-        drawn = await watcher.until(lambda: watcher.drawn if "y  allow once" in watcher.drawn else "")
-        assert "? Keys" in drawn.splitlines()[-1]
-        assert app.screen.max_scroll_y == 0
         await watcher.press("a")  # always: this question does not allow that
         assert Desk(opened.places).waiting()
         await watcher.press("y")
@@ -360,6 +359,24 @@ def test_a_question_comes_rings_and_is_answered_by_one_key(
     at(app, answer)
     out, _ = asking[0].communicate(timeout=LONG_S)
     assert "asked" in out
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_every_answer_to_a_question_and_the_keys_have_room(opened: OpenedStore, columns: int) -> None:
+    app = Views(opened)
+    question = Question(what="w", text="May it?", command="c", directory="/", project="/", target="x")
+
+    async def look(watcher: Watcher) -> None:
+        asking = asyncio.create_task(asyncio.to_thread(ask_all, [Desk(opened.places)], question, LONG_S))
+        await watcher.press("2")
+        drawn = await watcher.until(lambda: watcher.drawn if "y  allow once" in watcher.drawn else "")
+        assert [said for said in map("  ".join, views._KEYS.values()) if said not in drawn] == []
+        assert "? Keys" in drawn.splitlines()[-1]
+        assert app.screen.max_scroll_y == 0
+        Desk(opened.places).answer(Desk(opened.places).waiting()[0].id, DENY_ONCE)
+        await asking
+
+    at(app, look, (columns, 24))
 
 
 def test_the_keys_of_a_view_are_listed(opened: OpenedStore) -> None:

@@ -46,6 +46,8 @@ class Views(App[None]):
     TabbedContent, ContentSwitcher, TabPane { height: 1fr; }
     TabPane { padding: 0; }
     * { scrollbar-size: 1 1; }
+    Footer { scrollbar-size: 0 0; }
+    .-narrow #answers { layout: vertical; }
     DataTable { overflow-x: hidden; }
     DataTable > .datatable--header { background: $panel; color: $foreground; text-style: bold underline; }
     """

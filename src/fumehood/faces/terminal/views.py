@@ -159,7 +159,8 @@ class QuestionsView(Acting):
     QuestionsView #missed { height: 1fr; border-top: solid $secondary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(key, f"answer('{answer}')", said.capitalize()) for answer, (key, said) in _KEYS.items()),
+        # Not in the last line, where they have no room: the buttons name them.
+        *(Binding(key, f"answer('{each}')", said.capitalize(), show=False) for each, (key, said) in _KEYS.items()),
         Binding("left_square_bracket", "go(-1)", "Question before", show=False),
         Binding("right_square_bracket", "go(1)", "Next question", key_display="]"),
         Binding("x", "forget", "Forget what was missed", show=False),
