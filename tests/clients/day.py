@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.timeout(900)]  # two days, of 
 AROUND = re.compile(
     r"(?m)^(?:Chunk ID: \w+|Wall time: .*|Original token count: .*|Process Group PGID: .*"
     r"|\[System\] Tool input .*|Session cwd remains .*)\n?"
-    r"|\(?(?:ID|PID): \w+|session ID \d+|(?<=/)[0-9a-f]{8}-[0-9a-f-]{27}/tasks/\w+"
+    r"|\(?(?:ID|PID): \w+|session ID \d+|shellId: \d+|(?<=/)[0-9a-f]{8}-[0-9a-f-]{27}/tasks/\w+"
     r"|\(Bash completed with no output\)|\(empty\)|\(no output\)"
 )
 OUR_WORDS = re.compile(r"(?m)^\[fumehood [a-z]{12}\] .*\n?|\[fumehood [a-z]{12}\] .*")
