@@ -41,6 +41,7 @@ def agent(claude: str, environment: dict[str, str], project: Path) -> Agent:
 def start(claude: str, model: Anthropic, environment: dict[str, str], project: Path, *more: str) -> Any:
     told = {"ANTHROPIC_BASE_URL": model.url, "ANTHROPIC_API_KEY": "none"}
     told["CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"] = "1"
+    told["MCP_CONNECTION_NONBLOCKING"] = "0"  # else a busy machine has it begin before its servers are there
     line = [claude, "-p", "go", "--output-format", "json", "--allowedTools", "mcp__fumehood__run_command"]
     return started([*line, *more], project, environment | told)
 
