@@ -444,6 +444,20 @@ def test_a_draft_can_become_a_commit_on_a_branch(sandbox: Sandbox, repository: P
     assert git(repository, "branch", "--format=%(refname:short)") == "main\n"
 
 
+def test_where_both_have_committed_a_branch_is_offered_and_has_it(sandbox: Sandbox, repository: Path) -> None:
+    draft = sandbox.draft("one")
+    draft.run("echo 1 > theirs; git add theirs; git commit -qm theirs")
+    (repository / "mine").write_text("1\n")
+    git(repository, "add", "mine")
+    git(repository, "commit", "-qm", "mine")
+    with pytest.raises(DraftConflict) as refused:
+        draft.apply()
+    assert "fumehood draft apply one --as-commit leaves its commits on a branch" in (refused.value.hint or "")
+    draft.commit("theirs")
+    assert git(repository, "log", "-1", "--format=%s") == "mine\n"
+    assert git(repository, "show", "theirs:theirs") == "1\n"
+
+
 def test_what_is_written_while_a_commit_is_made_is_not_thrown_away(
     sandbox: Sandbox, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

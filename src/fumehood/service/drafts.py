@@ -478,10 +478,12 @@ def apply_draft(
 
 def _refuse_conflicts(draft: DraftRecord, conflicts: Sequence[Conflict]) -> None:
     paths = first_of([printable(each.path) for each in conflicts], 3)
+    way = f"fumehood draft rebase {draft.name} brings both together in the draft"
+    if all(is_gits(each.path) for each in conflicts):  # both have committed
+        way = f"fumehood draft apply {draft.name} --as-commit leaves its commits on a branch of their own"
     error = DraftConflict(
         f"draft {draft.name} and the project have both changed {paths}: nothing was applied",
-        hint=f"fumehood draft rebase {draft.name} brings both together in the draft; --force takes the draft's version,"
-        " and saves what is there now",
+        hint=f"{way}; --force takes the draft's version, and saves what is there now",
     )
     error.conflicts = tuple(conflicts)
     raise error
