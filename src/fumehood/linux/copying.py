@@ -205,6 +205,17 @@ def copy_tree(
         fill(target_top, tree, make)
 
 
+def copy_with_content(source: int, name: str, target: int, copy: str, content: bytes) -> None:
+    """Copy a file with its owner, attributes and mode, and another content, into a directory of ours."""
+    copy_entry(source, name, target, copy)
+    mode = stat.S_IMODE(os.stat(copy, dir_fd=target, follow_symlinks=False).st_mode)
+    os.chmod(copy, 0o600, dir_fd=target)  # nobody can have put a link there
+    flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(copy, flags, dir_fd=target), "wb") as file:
+        file.write(content)
+        os.fchmod(file.fileno(), mode)
+
+
 def copy_whole(source: int, target: int, is_never_written: Callable[[str, os.stat_result], bool]) -> None:
     """Copy all that lies in a directory into an empty one; of what is never written there, links are made.
 

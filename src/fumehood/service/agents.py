@@ -163,15 +163,13 @@ def _give(room: int, name: str, source: str, keys: tuple[str, ...], mark: str) -
         file = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
         return  # the person has none
-    try:
+    with Closing(file):
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST:
             raise BadRequest(f"{source} can't hold credentials", hint=f"a file of at most {_MOST >> 20} MiB")
         if os.path.exists(mark) and (keys or os.stat(mark).st_mtime_ns == status.st_mtime_ns):
             return
         data = os.read(file, _MOST)
-    finally:
-        os.close(file)
     new = f".fumehood-{new_id()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(new, flags, 0o600, dir_fd=room), "wb") as copy:

@@ -18,6 +18,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import confine, hostview
 from fumehood.linux.cache import forget
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, look, open_top
 from fumehood.service import apply
 from fumehood.service import layers as layering
@@ -157,8 +158,7 @@ class _Cleaning:
     def all(self) -> Freed:
         """Remove everything that may go."""
         places = self._store.places
-        runs, outputs = open_top(f"{places.state}/runs"), open_top(f"{places.state}/outputs")
-        try:
+        with Closing(open_top(f"{places.state}/runs")) as runs, Closing(open_top(f"{places.state}/outputs")) as outputs:
             # A run makes its directory before it is recorded, so one without a record may be starting just now:
             # only those that have been there for long go.
             on_disk, printed = entries(runs), entries(outputs)
@@ -196,9 +196,6 @@ class _Cleaning:
                 ),
                 failed=tuple(self._failed),
             )  # fmt: skip
-        finally:
-            os.close(runs)
-            os.close(outputs)
 
     def _is_meant(self, project: int) -> bool:
         return self._project in (None, project)
@@ -288,11 +285,9 @@ class _Cleaning:
                 claim = layering.take_up(self._store.places, name)
             except (FileNotFoundError, BlockingIOError):
                 continue  # its own run removed it, because nothing was left in it, or is at it
-            try:
+            with Closing(claim):
                 os.rename(name, f"{name}{_GONE}", src_dir_fd=runs, dst_dir_fd=runs)
                 self._gone.append(f"{name}{_GONE}")
-            finally:
-                os.close(claim)
 
     def _remove_gone(self, names: Sequence[str], runs: int) -> None:
         """Remove what was set aside."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import time
 
 from fumehood.core import changes as c
@@ -14,7 +13,7 @@ from fumehood.core.masks import is_in
 from fumehood.core.questions import digest_of, held_digest
 from fumehood.core.report import Run, printable, typed
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
-from fumehood.linux.copying import copy_entry
+from fumehood.linux.copying import copy_with_content
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import keep_needed
 from fumehood.linux.libc import Closing, InterruptsHeld
@@ -117,13 +116,7 @@ def apply_edited(
                 Closing(open_top(store.places.layer(run.run, change.root, "held"))) as top,
                 Closing(open_below(top, parent)) as directory,
             ):
-                copy_entry(directory, held_name, target, name)
-            mode = stat.S_IMODE(os.stat(name, dir_fd=target, follow_symlinks=False).st_mode)
-            os.chmod(name, 0o600, dir_fd=target)  # in a directory of ours, where nobody can have put a link
-            flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(name, flags, dir_fd=target), "wb") as file:
-                file.write(content)
-                os.fchmod(file.fileno(), mode)
+                copy_with_content(directory, held_name, target, name, content)
 
         put(store, project, edited, change.root, change.path, write, interrupts)
         _discard(store, project, run, waiting, f"a person took it over as edited, by run {edited.number}")

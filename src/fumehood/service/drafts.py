@@ -20,7 +20,7 @@ from fumehood.core.report import Run, first_of, how_many, printable
 from fumehood.core.request import APPLY, DISCARD, HOLD, Request, loopback_of
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
-from fumehood.linux.copying import copy_entry, copy_whole
+from fumehood.linux.copying import copy_entry, copy_whole, copy_with_content
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import freshen, may_stay
 from fumehood.linux.libc import Closing, InterruptsHeld
@@ -252,13 +252,7 @@ def write_merge(whole: WholeDraft, merge: Merge) -> None:
         Closing(open_below(top, parent)) as directory,
     ):
         spare = f".{whole.run.run}"
-        copy_entry(directory, name, directory, spare)
-        os.chmod(spare, 0o600, dir_fd=directory)  # in a directory of ours, where nobody can have put a link
-        flags = os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(spare, flags, dir_fd=directory), "wb") as file:
-            file.write(merge.text.encode(errors="surrogateescape"))
-            assert change.after is not None, "a text is there"
-            os.fchmod(file.fileno(), change.after.mode)
+        copy_with_content(directory, name, directory, spare, merge.text.encode(errors="surrogateescape"))
         os.rename(spare, name, src_dir_fd=directory, dst_dir_fd=directory)
         change.after = stamp_of(os.stat(name, dir_fd=directory, follow_symlinks=False))
 

@@ -18,6 +18,7 @@ from fumehood.core.patterns import LARGEST, MARKERS, IgnoreRules, is_skipped, li
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.cache import plain_file
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import Parents, look, open_top, stamp_of
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots, seal
@@ -418,8 +419,7 @@ class _ProjectScan:
             raise BadRequest(
                 f"cannot read {root}: {error.strerror}", hint="is it there, and may you enter it? ls -ld"
             ) from error
-        parents = Parents(top, bounded=False)
-        try:
+        with Closing(top), Parents(top, bounded=False) as parents:
             some: list[Seen] = []
             since = time.time()
             for each in self._below(parents):
@@ -428,9 +428,6 @@ class _ProjectScan:
                     self._learn(root, some, since)
                     some, since = [], time.time()
             self._learn(root, some, since)
-        finally:
-            parents.close()
-            os.close(top)
 
     def _learn(self, root: str, some: list[Seen], since: float) -> None:
         # A run that is just being recorded gives its files numbers of their own.
@@ -449,13 +446,11 @@ class _ProjectScan:
             if directory is None:
                 self.unread += 1  # closed, or gone meanwhile
                 continue
-            try:
+            with Closing(directory):
                 # What marks a cache or a virtual environment does not count at the top: that is the project.
                 if not path or not any(look(directory, marker) for marker in MARKERS):
                     ignored = ignore_rules(directory, path) + above
                     yield from self._entries(directory, path, ignored, waiting)
-            finally:
-                os.close(directory)
 
     def _entries(
         self, directory: int, path: str, ignored: Ignored, waiting: list[tuple[str, Ignored]]

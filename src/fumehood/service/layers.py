@@ -343,18 +343,12 @@ def drop(places: Places, run: str) -> None:
             remove_tree(above, run)
 
 
-def drop_if_empty(places: Places, run: str, changes: Iterable[Change] | None = None) -> None:
+def drop_if_empty(places: Places, run: str, changes: Iterable[Change]) -> None:
     """Remove layers that hold no backup, nothing that waits for a person, and nothing that an undo must know.
 
-    A backup may be an empty directory, so only the changes tell whether what is left is needed; without
-    them, layers go only if there is nothing in them at all.
+    A backup may be an empty directory, so only the changes tell whether what is left is needed.
     """
-    if changes is None:
-        uppers = [f"{places.run(run)}/{number}/upper" for number in os.listdir(places.run(run))]
-        needed = any(os.listdir(upper) for upper in uppers)
-    else:
-        needed = any(needs_layer(change) for change in changes)
-    if not needed and not os.path.exists(f"{places.run(run)}/0/{_REFS}"):
+    if not any(map(needs_layer, changes)) and not os.path.exists(f"{places.run(run)}/0/{_REFS}"):
         drop(places, run)
 
 

@@ -340,16 +340,12 @@ def _prepare(store: Store, run: Run, number: int, path: str, make: Callable[[int
     uppers = store.uppers(run)
     for upper in uppers:
         os.makedirs(upper, 0o700)
-    layer, live = open_top(uppers[number]), open_top(run.roots[number])
-    try:
+    with Closing(open_top(uppers[number])) as layer, Closing(open_top(run.roots[number])) as live:
         parent, name = split(path)
         _make_way(layer, live, parent)
         with Closing(open_below(layer, parent)) as target:
             make(target, name)
         changes = scan(number, layer, live)
-    finally:
-        os.close(layer)
-        os.close(live)
     # The layer's own top and the directories on the way are no part of what is restored.
     restored = [
         each for each in changes

@@ -275,7 +275,7 @@ def sweep_sessions(
         sessions = open_top(f"{store.places.state}/sessions")
     except FileNotFoundError:
         return 0
-    try:
+    with Closing(sessions):
         rows = store.database.rows(
             "SELECT name, sessions.project, max(day) FROM sessions LEFT JOIN runs ON session = name GROUP BY name"
         )
@@ -294,8 +294,6 @@ def sweep_sessions(
                 old.append(name)
         for name in [] if dry else old:
             remove_tree(sessions, name)
-    finally:
-        os.close(sessions)
     return len(old)
 
 

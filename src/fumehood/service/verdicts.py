@@ -32,6 +32,7 @@ from fumehood.linux.capture import (
     user_name,
 )
 from fumehood.linux.git_includes import links_and_end
+from fumehood.linux.libc import Closing
 from fumehood.linux.namespaces import Layer, mounts_below
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
 from fumehood.linux.ways_in import (
@@ -231,15 +232,10 @@ class _Sources:
 def _content(side: Parents, path: str) -> bytes | None:
     parent, _, name = path.rpartition("/")
     try:
-        file = os.open(name, _READING, dir_fd=side.of(parent))
+        with Closing(os.open(name, _READING, dir_fd=side.of(parent))) as file:
+            return os.read(file, _MOST)
     except OSError:
-        return None
-    try:
-        return os.read(file, _MOST)
-    except OSError:
-        return None  # no regular file
-    finally:
-        os.close(file)
+        return None  # it is not there, or no regular file
 
 
 def _target(side: Parents, path: str) -> str:
