@@ -17,7 +17,7 @@ from fumehood.faces.cli.hook_edits import ended
 from fumehood.service import edits
 from fumehood.service.differences import differences
 from fumehood.service.opened import OpenedStore
-from fumehood.service.session import redo_session, undo_session
+from fumehood.service.overview import redo_session, undo_session
 from fumehood.service.store import Store
 from fumehood.service.undo import undo
 from fumehood.store.edits import EditSeat

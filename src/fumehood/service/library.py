@@ -19,19 +19,12 @@ from fumehood.service.commands import Commands, checked_arguments, checks_argume
 from fumehood.service.dialogue import end_all
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import OpenedStore, upkeep
+from fumehood.service.overview import redo_command, redo_session, undo_command, undo_session
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import Thrown, add_root, reset
 from fumehood.service.restore import known_file, known_files, place_of, restore
 from fumehood.service.sandbox import Hood
-from fumehood.service.session import (
-    keep_variables,
-    news,
-    redo_command,
-    redo_session,
-    session_of,
-    undo_command,
-    undo_session,
-)
+from fumehood.service.session import keep_variables, news, session_of
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
 from fumehood.store.audit import PYTHON

@@ -16,12 +16,11 @@ import time
 import zlib
 
 from fumehood.core import request
-from fumehood.core.changes import APPLIED
 from fumehood.core.inside import BEGAN, ENDED
 from fumehood.core.report import END_UNKNOWN, NOT_FOLLOWED, Blocked, Run
 from fumehood.core.request import BIN, Session
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, UndoRefused
+from fumehood.errors import BadRequest
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.cache import replace
 from fumehood.linux.launch import owner_of
@@ -30,7 +29,6 @@ from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
 from fumehood.service import inside
 from fumehood.service.loopback import Loopback
-from fumehood.store.history import CHECKPOINT, LAST, Reach
 from fumehood.store.places import make_private
 
 TYPE_CHECKING = False
@@ -310,89 +308,6 @@ def keep_variables(store: Store, name: str, variables: Mapping[str, str | None])
         return session.replace(environment=tuple((name, value) for name, value in kept.items() if value is not None))
 
     store.sessions.update(name, changed)
-
-
-def undo_session(store: Store, project: Project, name: str, *, by: str = "", force: bool = False) -> list[Run]:
-    """Take back every run of a session, the latest first: all of them, or none.
-
-    `by` is the session that asks, if it is not a person. With `force`, also what was changed since: it is saved first.
-    """
-    if store.sessions.find(name) is None:
-        raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
-    if running := store.history.checkpointed_now(name):
-        running = store.history.name(running)
-        raise UndoRefused(
-            f"the session {name} was not undone: run {running} still runs, and some of what it wrote is settled",
-            hint=f"first: fumehood stop {running}",
-        )
-    mine = Reach(project=project.id, sessions=(name,))
-    runs = [run for run in store.history.standing(mine) if run.act in ("run", CHECKPOINT)]
-    if not runs:
-        raise BadRequest(f"nothing of the session {name} is left to undo", hint=f"fumehood log --session {name}")
-    return _all_or_none(store, project, f"the session {name} was not undone", runs, by, force=force)
-
-
-def redo_session(store: Store, project: Project, name: str, *, by: str = "", force: bool = False) -> list[Run]:
-    """Bring back every run of a session that was taken back, the last one first: all of them, or none."""
-    taken_back = {run.layer or run.run for run in store.history.runs(Reach(project=project.id, sessions=(name,)))}
-    mine = Reach(project=project.id, sessions=(by,) if by else ())
-    undos = [back for back in store.history.undos(mine) if back.layer in taken_back]
-    if not undos:
-        raise BadRequest(f"nothing of the session {name} is left to redo", hint=f"fumehood log --session {name}")
-    return _all_or_none(store, project, f"the session {name} was not brought back", undos, by, force=force)
-
-
-def undo_command(store: Store, project: Project, run: Run, *, by: str = "", force: bool = False) -> list[Run]:
-    """Take back a command, with all that checkpoints of it settled while it ran: all of it, or nothing."""
-    from fumehood.service.undo import undo
-
-    settled = store.history.checkpoints_of(run) if run.act == "run" else []
-    runs = [each for each in (run, *settled) if each.state in ("applied", "held")]
-    # By itself, it also says why there is nothing to undo.
-    if not settled or not runs:
-        return [undo(store, project, run, by=by, force=force)]
-    runs = [each for each in runs if any(change.verdict == APPLIED for change in each.changed)]
-    return _all_or_none(store, project, f"run {run.name} was not undone", runs, by, force=force)
-
-
-def redo_command(
-    store: Store, project: Project, name: str, *reaches: Reach, paths: Sequence[str] = (), here: str = "",
-    by: str = "", force: bool = False,
-) -> list[Run]:  # fmt: skip
-    """Bring back what the last undo took back, or those of a command that is named, with all that was settled of it.
-
-    With paths, only what one undo took back there.
-    """
-    from fumehood.service.undo import to_redo, undo
-
-    run = None if name == LAST else store.history.find(name, *reaches)
-    settled = store.history.checkpoints_of(run) if run is not None and run.act == "run" else []
-    if run is None or not settled or paths:
-        back = to_redo(store, name, *reaches, paths=paths, here=here)
-        return [undo(store, project, back, paths, here=here, by=by, force=force)]
-    layers = {each.layer or each.run for each in (run, *settled)}
-    undos = [back for back in store.history.undos(*reaches) if back.layer in layers]
-    if not undos:
-        raise BadRequest(f"run {run.name} is not taken back", hint=f"fumehood show {run.name}")
-    return _all_or_none(store, project, f"run {run.name} was not brought back", undos, by, force=force)
-
-
-def _all_or_none(
-    store: Store, project: Project, refusal: str, runs: Sequence[Run], by: str, *, force: bool
-) -> list[Run]:
-    from fumehood.service.undo import refuse_beforehand, undo
-
-    done: list[Run] = []
-    try:
-        if not force:
-            refuse_beforehand(store, runs)  # else those done already would have to be done again, and stay in the log
-        # One by one: what is done already must be known when one of them refuses.
-        done.extend(undo(store, project, run, by=by, force=force) for run in runs)
-    except FumehoodError as error:
-        for back in reversed(done):
-            undo(store, project, back, by=by)
-        raise UndoRefused(f"{refusal}: {error.message}", hint=error.hint or "the project is as it was") from error
-    return done
 
 
 _ALWAYS = frozenset({"network", "limit", "stopped", NOT_FOLLOWED, END_UNKNOWN})  # each command that met it must know

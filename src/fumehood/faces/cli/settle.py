@@ -23,7 +23,8 @@ from fumehood.faces.cli.screen import Keys, Ticking, columns, turn
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import upkeep
-from fumehood.service.session import project_of, redo_command, redo_session, undo_command, undo_session
+from fumehood.service.overview import redo_command, redo_session, undo_command, undo_session
+from fumehood.service.session import project_of
 from fumehood.service.settle import chosen
 from fumehood.service.undo import last_to_undo, to_redo, undo
 from fumehood.store.history import CHECKPOINT, LAST
