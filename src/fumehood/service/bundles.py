@@ -157,19 +157,11 @@ class _Summed:
     def __init__(self, file: Any) -> None:
         self._file = file
         self._digest = hashlib.sha256()
-        self.size = 0
 
     def write(self, data: bytes) -> int:
         self._digest.update(data)
-        self.size += len(data)
         self._file.write(data)
         return len(data)
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        self._file.flush()
 
     @property
     def name(self) -> str:

@@ -13,8 +13,8 @@ from fumehood.core.request import encoded
 from fumehood.core.tool import NAME, Capabilities, asked_for, defined, every
 from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.linux import launcher
-from fumehood.service import decide
-from fumehood.service.ask import channels
+from fumehood.service import decide, now
+from fumehood.service.ask import channels, question_for, settle_access, settled_before
 from fumehood.service.commands import Commands, checked_arguments, checks_arguments, texts
 from fumehood.service.dialogue import end_all
 from fumehood.service.differences import each_difference
@@ -197,8 +197,6 @@ class Sandbox(Commands):
 
     def access_question(self, *, host: str = "", show: str = "", write: str = "", reason: str = "") -> Question | None:
         """Return what a person would be asked by `request_access`; None where they have answered it."""
-        from fumehood.service.ask import question_for, settled_before
-
         widening = self._widening(host, show, write, reason)
         question = question_for(self._store, self._project, widening).replace(in_session=bool(self._session))
         is_settled = settled_before(self._store, self._session, question) is not None
@@ -213,8 +211,6 @@ class Sandbox(Commands):
         A yes is for this session, or, where the person says so or there is none, for the project; a directory becomes
         a root of the project. Returns what was said; raises Refused on a no.
         """
-        from fumehood.service.ask import settle_access
-
         permissions = self._hood.permissions.among(channels(self._ask if ask is None else ask))
         widening = self._widening(host, show, write, reason)
         return settle_access(self._store, self._project, self._session, [widening], permissions.decide)
@@ -273,15 +269,11 @@ class Sandbox(Commands):
 
     def running(self) -> list[Run]:
         """Return this project's commands that run now, or this session's, the latest first."""
-        from fumehood.service import now
-
         self._store.recover()
         return [self._marked(run) for run in now.running(self._store, self._reach)]
 
     def stop(self, run: Run | str | int) -> Run:
         """End a command that runs, whoever started it, and return its report: what it wrote is held."""
-        from fumehood.service import now
-
         return self._marked(now.stop(self._store, self._chosen(run)))
 
     def checkpoint(self, run: Run | str | int) -> Run:
@@ -290,8 +282,6 @@ class Sandbox(Commands):
         What is held, in conflict or still being written stays with the command; the run's `reason` names it. It can be
         undone once the command has ended.
         """
-        from fumehood.service import now
-
         return self._marked(now.checkpoint(self._store, self._chosen(run)))
 
     def history(self, limit: int = 0) -> list[Run]:

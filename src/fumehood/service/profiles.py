@@ -282,26 +282,18 @@ _ANYBODY_S = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - where anybody may 
 _LOADING = frozenset({"BASH_ENV", "ENV", "ZDOTDIR", "PYTHONPATH", "PYTHONHOME", "NODE_PATH", "PERL5LIB", "RUBYLIB"})
 
 
-class Profiled(Value):
-    """What profiles make of a policy and a request; `withheld` is what they would grant a plain command."""
-
-    policy: Policy
-    request: Request
-    withheld: dict[str, Any] = {}  # noqa: RUF012 - never changed
-
-
 def profiled(
     store: Store, project: Project, policy: Policy, request: Request, profiles: Sequence[Profile]
-) -> Profiled:
-    """Lay what profiles say over a policy."""
+) -> tuple[Policy, Request, dict[str, Any]]:
+    """Lay what profiles say over a policy and a request; returns also what they would grant a plain command."""
     for each in profiles:
         policy = policy.under(each.easing)
     granting = [each for each in profiles if each.grants]
+    withheld: dict[str, Any] = {}
     if not granting:
-        return Profiled(policy=policy, request=request)
+        return policy, request, withheld
     command = simple(request.command)
     plain = _plainly(store, project, policy, request, profiles)
-    withheld: dict[str, Any] = {}
     for each in granting:
         if command is not None and plain is not None and fits(each, (command.program, *command.arguments)):
             policy, request = policy.under(each.grants), plain
@@ -309,7 +301,7 @@ def profiled(
             for name, value in each.grants.items():
                 before = withheld.get(name)
                 withheld[name] = (*before, *value) if isinstance(before, tuple) else value
-    return Profiled(policy=policy, request=request, withheld=withheld)
+    return policy, request, withheld
 
 
 def asking(request: Request, withheld: Mapping[str, Any]) -> Request:

@@ -182,17 +182,10 @@ def trusted_files(environment: Mapping[str, str], home: str) -> list[Operation]:
     return mounts
 
 
-class InTree(Value):
-    """What a command gets in a root tree: mounts, and the variables that lead to them."""
-
-    mounts: tuple[Operation, ...]
-    variables: dict[str, str]
-
-
 def known_in_tree(
     cache: str, tree: RootTree, user: int, group: int, home: str, roots: Sequence[str], *, is_layered: bool
-) -> InTree:
-    """Return who a command is in a root tree: root, where that has a layer of the project's own."""
+) -> tuple[list[Operation], dict[str, str]]:
+    """Return who a command is in a root tree, as mounts and variables: root, where that has a layer of its own."""
     mounts: list[Operation] = []
     variables = {"USER": "root", "LOGNAME": "root"}
     with Closing(open_top(tree.path)) as top:
@@ -214,7 +207,7 @@ def known_in_tree(
                 for target in (_AUTHORITIES, *of_tree)
             ]
             variables |= dict.fromkeys(_NAMED_BY, _AUTHORITIES)
-    return InTree(mounts=tuple(mounts), variables=variables)
+    return mounts, variables
 
 
 def authorities() -> str:

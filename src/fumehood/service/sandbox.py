@@ -31,7 +31,7 @@ from fumehood.linux.streams import HeldBack, Stream
 from fumehood.rootfs.tree import ALPINE
 from fumehood.service import layers as layering
 from fumehood.service.missed import lacked_room, missed
-from fumehood.service.permission import Permissions
+from fumehood.service.permission import Permissions, widened
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
 from fumehood.service.settle import AGAIN, FAILED, Looking, Overtaken, may_be_forgotten, settle
 from fumehood.service.surroundings import Surroundings, World, around
@@ -402,8 +402,6 @@ class Hood(Workplace):
         granted = self.store.grants.allowed(self.project.path, request.session)
         if not granted:
             return self
-        from fumehood.service.permission import widened
-
         return self._under(widened(self.policy, granted))
 
     def limited(self, limits: Limits) -> Hood:
@@ -429,10 +427,10 @@ class Hood(Workplace):
             return self, request
         from fumehood.service.profiles import profiled
 
-        profile = profiled(self.store, self.project, self.policy, request, profiles)
-        hood = self._under(profile.policy)
-        hood._profiles, hood._withheld = profiles, profile.withheld
-        return hood, profile.request
+        policy, request, withheld = profiled(self.store, self.project, self.policy, request, profiles)
+        hood = self._under(policy)
+        hood._profiles, hood._withheld = profiles, withheld
+        return hood, request
 
     def _asking(self, request: Request) -> Request:
         """Have what the profiles withhold asked for, where there is somebody to ask."""

@@ -227,11 +227,11 @@ def around(
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
     own_home = home() if owner is None else home_of(owner)["HOME"]
-    person = known_in_tree(places.cache, tree, *user, own_home, roots, is_layered=bool(layer))
-    environment = {**root_tree.ENVIRONMENT, **person.variables, **policy.variables_in(root, base, tree.path)}
+    made, variables = known_in_tree(places.cache, tree, *user, own_home, roots, is_layered=bool(layer))
+    environment = {**root_tree.ENVIRONMENT, **variables, **policy.variables_in(root, base, tree.path)}
     shown = Playground(source=ground, target=root_tree.PLAYGROUND) if ground else None
     return World(
-        environment=environment, home=own_home, made=person.mounts, tree=tree, targets=root_tree.targets(roots),
+        environment=environment, home=own_home, made=tuple(made), tree=tree, targets=root_tree.targets(roots),
         skills=skills, base=base, layer=layer,
         playground=shown, no_playground=no_playground, ownership=policy.ownership,
     )  # fmt: skip
