@@ -373,10 +373,7 @@ def _read(image: tarfile.TarFile, directory: str, signers: str) -> ChangeBundle:
 
 
 def _unpack(source: IO[bytes], kind: str, digest: str, unpacked: str, layer: IO[bytes]) -> None:
-    summed = hashlib.sha256()
-    while piece := source.read(_PIECE):
-        summed.update(piece)
-    if summed.hexdigest() != digest:
+    if hashlib.file_digest(source, "sha256").hexdigest() != digest:  # type: ignore[arg-type]
         raise ValueError("its layer is damaged")
     source.seek(0)
     if not kind.endswith("tar+gzip"):

@@ -77,11 +77,11 @@ def checkpoint(store: Store, run: Run) -> Run:
     try:
         while not _is_linked(beside, mark):  # somebody else has asked for one
             _wait_for(store, run, patience)
-        while _holds(mark, name):
+        while asked_for(mark) == name:
             _wait_for(store, run, patience)
     finally:
         os.unlink(beside)
-        if _holds(mark, name):
+        if asked_for(mark) == name:
             os.unlink(mark)
     store.recover()
     return store.history.find(name)
@@ -93,10 +93,6 @@ def _is_linked(beside: str, mark: str) -> bool:
     except FileExistsError:
         return False
     return True
-
-
-def _holds(mark: str, name: str) -> bool:
-    return asked_for(mark) == name
 
 
 def asked_for(mark: str) -> str:
