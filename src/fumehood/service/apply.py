@@ -59,7 +59,7 @@ def take_over(
     A file that another program has open for writing is held in the same way, unless it goes `even_open`. Each plain
     swap asks for its own; where one is in doubt, all is taken back, and done again once all files were asked for.
     """
-    conflicts = leave_theirs(roots, changes) | hold_together(changes, roots, on_conflict)
+    conflicts = _wait_together(changes, roots, on_conflict)
     note, steps = journal or _unrecorded, plan(changes, staying)
     between = Between(roots, uppers, run)
     done: list[tuple[Sides, Step]] = []
@@ -75,9 +75,7 @@ def take_over(
             else:
                 between.has_originals = True
                 _perform(steps, between, done, changes, note, or_nothing=or_nothing, asks=swaps_ask and not even_open)
-            is_torn = bool(busy) or (
-                not or_nothing and leave_theirs(roots, changes) | hold_together(changes, roots, on_conflict)
-            )
+            is_torn = bool(busy) or (not or_nothing and _wait_together(changes, roots, on_conflict))
             if not is_torn and between.save(changes):
                 note(SETTLING)
         except _Doubtful:
@@ -106,6 +104,11 @@ def take_over(
             changes, roots, uppers, run, staying=staying, or_nothing=or_nothing, journal=journal,
             on_conflict=on_conflict, even_open=even_open, swaps_ask=swaps_ask,
         )  # fmt: skip
+
+
+def _wait_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str) -> bool:
+    """Have what belongs together with a conflict wait with it; tell whether anything does."""
+    return leave_theirs(roots, changes) | hold_together(changes, roots, on_conflict)
 
 
 def _hold(
