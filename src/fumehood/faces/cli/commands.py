@@ -29,7 +29,7 @@ Add = Callable[[str, str, Callable[["Context"], int], str], argparse.ArgumentPar
 
 # What makes commands known, in the order of the help: only the module of the command that is asked for is loaded.
 _WHERE = {
-    "log.add_commands": "log",
+    "look.add_log": "log",
     "look.add_commands": "show diff output",
     "now.add_commands": "ps stop checkpoint",
     "now.add_forward": "forward",

@@ -19,9 +19,10 @@ from fumehood.core.report import Run, how_many, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
-from fumehood.faces.cli.look import by_directory, changed_place, deletions, tell_differences, tell_run, write_difference
-from fumehood.faces.cli.output import Paint, tell_error, whole_number
+from fumehood.faces.cli.look import tell_differences, write_difference
+from fumehood.faces.cli.output import tell_error, whole_number
 from fumehood.faces.cli.screen import Ticking
+from fumehood.faces.cli.telling import by_directory, deletions, tell_run
 from fumehood.service import bundles, drafts
 from fumehood.service import drafting as comparing
 from fumehood.service.drafting import Best, Candidate
@@ -126,15 +127,14 @@ def _show(context: Context, draft: DraftRecord) -> int:
         "conflicts": [conflict.as_dict() for conflict in conflicts],
     }  # fmt: skip
 
-    def line(run: Run, change: Change, colour: Paint, below: str | None = None) -> str:
-        note = "  merged with the project's" if change.path in merged else ""
-        return f"{changed_place(run, change, colour, below=below)}{note}"
+    def note(change: Change) -> str:
+        return "  merged with the project's" if change.path in merged else ""
 
     def show() -> None:
         colour = paint()
         count = f"{how_many(len(shown), 'change')}{deletions(run)}"
         print(f"draft {colour(printable(draft.name), 'bold')}: {count}")
-        for text in by_directory(run, colour, line):
+        for text in by_directory(run, colour, note):
             print(f"  {text}")
         _tell_conflicts(conflicts)
 

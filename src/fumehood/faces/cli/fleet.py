@@ -10,8 +10,8 @@ from fumehood.core.report import how_many, printable
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.faces.cli.commands import Context, add_act
-from fumehood.faces.cli.look import numbered, tell_run
 from fumehood.faces.cli.output import tell_error, whole_number
+from fumehood.faces.cli.telling import numbered, tell_run
 from fumehood.service.fleet import PACKAGES
 
 if TYPE_CHECKING:

@@ -1,14 +1,14 @@
-"""Commands that look (show, diff, output), and what a person or an agent is told about a run.
+"""Commands that look: log, show, diff, output.
 
-What a run changed, file by file, in the difftool that the person uses with git.
+`log` lists what ran, the latest first, each run in a line as wide as the terminal, and which built on which.
 
-Both versions are copied to a directory of our own first, where no repository is: the tool gets these two files, and git
+`diff` shows what a run changed; if that is asked for, file by file in the difftool that the person uses with git. Both
+versions are copied to a directory of our own first, where no repository is: the tool gets these two files, and git
 reads the person's own settings and nothing that a command wrote.
 
-A long text is read through the person's own pager.
-
-The pager gets the text on its standard input and nothing else: it opens no file that a command wrote, and `less` is
-told to open none by itself either. It starts in /, so that no relative entry of PATH leads it into the project.
+A long text is read through the person's own pager. It gets the text on its standard input and nothing else: it opens no
+file that a command wrote, and `less` is told to open none by itself either. It starts in /, so that no relative entry
+of PATH leads it into the project.
 """
 
 from __future__ import annotations
@@ -22,241 +22,224 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, TextIO
+from typing import Any
 
 from fumehood.core import changes as c
 from fumehood.core.judge import objects_of
 from fumehood.core.network import Connection
-from fumehood.core.report import IN_PART, UNDONE_BY, Blocked, Run, how_many, named, printable, summary, typed
-from fumehood.core.report import short as brief
+from fumehood.core.report import Run, how_many, printable
 from fumehood.core.request import loopback_of
+from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
-from fumehood.faces.cli.output import GuardedText, ModelText, Paint, here, sink_to, width
+from fumehood.faces.cli.output import GuardedText, ModelText, Paint, here, sink_to, whole_number, width
+from fumehood.faces.cli.telling import SIGNS, STATES, by_directory, event_line, headline, line_of, numbered
 from fumehood.service.differences import Difference, contents, differences, each_difference
 from fumehood.service.settle import chosen
 from fumehood.service.store import Store
 from fumehood.store.audit import Event
-from fumehood.store.history import UNFINISHED
+from fumehood.store.history import CHECKPOINT, UNFINISHED, History, Reach
 from fumehood.store.records import pieces
 
-Line = Callable[..., str]
+Counts = dict[str, dict[str, int]]  # of changes, by run and kind
 
-_MOST = 12  # lines about changes; what is alike is then told by directory
-_SAME_LINE = ("root", "verdict", "change", "reason", "flags")  # what changes in one line have in common
-_LARGE = 4  # entries of a tree that comes or goes whole that get lines of their own
-SIGNS = {
-    c.ADDED: ("+", "green"), c.MODIFIED: ("~", "yellow"), c.DELETED: ("-", "red"), c.MODE: ("m", "cyan"),
-    c.TYPE: ("t", "cyan"),
-}  # fmt: skip
+_PATHS = 20  # of each run in the log for programs; `show --json` has them all
+_LOOKED_AT = 500  # changes of a run that are compared with those of others
+_WIDEST = 60  # columns of a command where no terminal says how wide it may be
+_LEAST = 16  # columns of a command, however narrow the terminal
+_MOST_LINES = 8  # of a graph, beside each other
+# What a graph is drawn with: a run, one that was undone, an undo, lines down and across, one that opens, and closes.
+_SIGNS, _PLAIN_SIGNS = "●✗↶│─╮╯", "*x<|-.'"
+_NARROW = 100  # columns below which a time is told without its year and seconds
 _DIFF_COLOURS = {"+++": "bold", "---": "bold", "diff ": "bold", "+": "green", "-": "red", "@@": "cyan"}
 _FOLLOWS_S = 0.2
-_VERDICTS = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
-_NEXT = {
-    "applied": "undo: fumehood undo {run}",
-    "held": "look: fumehood diff {run}   then: {apply}  or  fumehood discard {run}   or: fumehood review",
-}
-_IN_DRAFT = "look: fumehood draft diff {draft}   then: fumehood draft apply {draft}   or: fumehood undo {run}"
 _BY_RUN = "by run "
-_FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version, and saves what is there now"
 
 
-def numbered(run: Run) -> str:
-    """Write a run's number as people know numbers of this kind; the id of one that has none here."""
-    return run.name if run.name == run.run else f"#{run.name}"
+def add_log(add: Add) -> None:
+    """Make `log` known."""
+    log = add(
+        "log", "list what ran, the latest first", _log,
+        "  fumehood log\n  fumehood log --graph\n  fumehood log -n 5 --json",
+    )  # fmt: skip
+    log.add_argument(
+        "-n", "--limit", type=whole_number(), default=20, metavar="N", help="how many (default: 20; 0 means all)"
+    )
+    log.add_argument("--all", action="store_true", help="show the runs of every project")
+    log.add_argument("--session", metavar="NAME", help="show the runs of this session only")
+    log.add_argument("--graph", action="store_true", help="draw which run built on which, and what was taken back")
+    add_reach(log)
 
 
-def place_of(run: Run, change: c.Change) -> str:
-    """Name a path as an act on it does."""
-    root = run.roots[change.root]
-    return root if change.path == "." else f"{root}/{change.path}"
+def _log(context: Context) -> int:
+    options, history = context.options, context.store.history
+    project = None if options.all else context.project.id
+    asked_for = Reach(project=project, sessions=() if options.session is None else (options.session,))
+    runs = history.runs(context.reach, asked_for, limit=options.limit)
+    counts = history.count_changes([run.run for run in runs])
+    if context.as_json:
+        return context.say({"runs": _audit(context, runs, counts)}, lambda: None)
+    if not runs:
+        from fumehood.service.layers import MEND, unknown
+
+        lost = len(unknown(context.store))
+        yet = f"nothing is recorded; directories of runs without a record: {lost}; {MEND}" if lost else ""
+        print(yet or "nothing has run here yet; fumehood run -- COMMAND")
+    colour, lines = paint(), _Lines(runs, counts)
+    if options.graph:
+        below = {run.run: _built_on(history, run, runs[place:]) for place, run in enumerate(runs)}
+        names = {run.run: f"#{run.number}" for run in runs}
+        for run, drawn in zip(runs, drawing(runs, below), strict=True):
+            others = [names[each] for each in below[run.run]]
+            verb = "of" if run.act in ("undo", CHECKPOINT) else "on"
+            note = f"  ← {verb} {', '.join(others)}" if others else ""
+            print(lines.line(run, colour, before=f"{drawn} ", after=note))
+        return 0
+    cleanings = {} if asked_for.sessions else context.store.audit.cleanings([run.run for run in runs], project)
+    # The runs of one session, or one draft, are told together, where its latest stands.
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        one = line_of(run, lambda name: name) or ("" if options.all else run.run)
+        groups.setdefault((run.project if options.all else "", one), []).append(run)
+    for (path, _), group in groups.items():
+        heading = line_of(group[0], lambda name: colour(printable(name), "bold"))
+        if options.all:
+            heading = f"project {colour(printable(path), 'bold')}{'  ' if heading else ''}{heading}"
+        print(f"{heading}\n" if heading else "", end="")
+        indent = "  " if heading else ""
+        for run in group:
+            for event in reversed(cleanings.get(run.run, ())):
+                print(f"{indent}{event_line(event, colour)}")
+            print(lines.line(run, colour, before=indent))
+    return 0
 
 
-def line_of(run: Run, shown: Callable[[str], str]) -> str:
-    """Write to which line of runs one belongs: a draft, or else a session, or none."""
-    if run.draft_name is not None:
-        return f"draft {shown(run.draft_name)}"
-    return "" if run.session is None else f"session {shown(run.session)}"
+class _Lines:
+    """Writes runs in lines whose columns are as wide as they must be, and no wider than the terminal."""
+
+    def __init__(self, runs: Sequence[Run], counts: Counts) -> None:
+        self._changes = {
+            run.run: " ".join(f"{sign}{counts[run.run][kind]}" for kind, (sign, _) in SIGNS.items()
+                              if counts[run.run].get(kind))
+            for run in runs
+        }  # fmt: skip
+        self._number = max((len(str(run.number)) + 1 for run in runs), default=0)
+        self._state = max((len(run.outcome) for run in runs), default=0)
+        self._change = max((len(each) for each in self._changes.values()), default=0)
+        self._width = width()
+        self._time = "%m-%d %H:%M" if 0 < self._width < _NARROW else "%Y-%m-%d %H:%M:%S"
+
+    def line(self, run: Run, colour: Paint, *, before: str = "", after: str = "") -> str:
+        """Write a run: its number, when it was, what became of it, what it changed, and as much of it as has room."""
+        when = time.strftime(self._time, time.localtime(run.started_at))
+        pieces = [
+            (f"{before}{f'#{run.number}':{self._number}}  ", ""), (f"{when}  ", "dim"),
+            (f"{run.outcome:{self._state}}", STATES.get(run.state, "dim")),
+            (f"  {self._changes[run.run]:{self._change}} ", ""),
+        ]  # fmt: skip
+        ends = [
+            (f" exit {run.exit_code}" if run.exit_code else "", "red"),
+            ("" if run.sandboxed else " UNSANDBOXED", "red"),
+            ("" if run.layer or run.state != "applied" else " backups cleaned away", "dim"), (after, "dim"),
+        ]  # fmt: skip
+        room = max(self._width - sum(len(text) for text, _ in pieces + ends), _LEAST) if self._width else _WIDEST
+        pieces += [(fitted(printable(run.command), room), ""), *ends]
+        return "".join(colour(text, shade) if text and shade else text for text, shade in pieces)
 
 
-def tell_run(run: Run, out: TextIO | None = None) -> None:
-    """Write what a run changed, what was blocked, and the next step."""
-    stream = sys.stderr if out is None else out
-    paint = Paint(stream.fileno())
-    ours = paint("fumehood:", "bold")
-    text = []
-    if run.timed_out:
-        text.append(f"{ours} the time limit was reached; the command was ended")
-    if not run.sandboxed:
-        text.append(f"{ours} {paint('UNSANDBOXED', 'red')}: {printable(run.reason)}")
-    if run.changed:
-        text.append(f"{ours} {headline(run)}")
-        text += [f"  {line}" for line in lines(run, paint)]
-    for blocked in run.blocked:
-        text.append(f"  {paint(blocked.headline, 'red')}{blocked.line.removeprefix(blocked.headline)}")
-    if run.changed and run.draft is not None:
-        text.append(f"  {paint(_IN_DRAFT.format(run=run.name, draft=run.draft_name), 'dim')}")
-    elif run.changed and run.state in _NEXT and run.act == "run":
-        text.append(f"  {paint(_NEXT[run.state].format(run=run.name, apply=apply_line(run)), 'dim')}")
-        conflict = next((change for change in run.changed if change.verdict == c.CONFLICT), None)
-        if conflict is not None:
-            text.append(f"  {paint(_FORCE.format(run=run.name, path=typed(conflict.path)), 'dim')}")
-    stream.write("".join(f"{line}\n" for line in text))
-    stream.flush()
+# ---- Which run built on which.
+
+def _built_on(history: History, run: Run, earlier: Sequence[Run]) -> list[str]:
+    """Return those of some earlier runs that a run is about, saw while they waited, or changed the same paths after."""
+    listed = {each.run for each in earlier} - {run.run}
+    if run.of is not None:
+        return [run.of] if run.of in listed else []
+    last_to_change = []
+    for change in history.first_changes(run.run, _LOOKED_AT):
+        before = history.applied_at(run, run.roots[change.root], change.path) if change.verdict == c.APPLIED else ()
+        last_to_change += [next((name for name, _ in before if name in listed), "")]
+    return [name for name in dict.fromkeys([*run.below, *last_to_change]) if name in listed]
 
 
-def apply_line(run: Run) -> str:
-    """Return the line that applies what waits: where all of it is conflicts, by force."""
-    force = "" if any(change.verdict == c.HELD for change in run.changed) else " --force"
-    return f"fumehood apply {run.name}{force}"
+def drawing(runs: Sequence[Run], below: dict[str, list[str]]) -> Iterator[str]:
+    """Draw a line's beginning for each run, the latest first: itself, and lines to those below that it is built on."""
+    encoding = (getattr(sys.stdout, "encoding", "") or "").lower()
+    signs = _SIGNS if encoding.startswith("utf") else _PLAIN_SIGNS
+    rows = list(_rows(runs, below, signs))
+    wide = max(map(len, rows), default=0)
+    return (f"{row:{wide}}" for row in rows)
 
 
-def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
-    """Return only what an agent can't know from the command itself: what did not happen, and how to take it back.
-
-    `blocked` is what of the run's it must be told.
-    """
-    said = []
-    if run.timed_out:
-        said.append("the time limit was reached; the command was ended")
-    if not run.sandboxed:
-        said.append(f"UNSANDBOXED: {brief(run.reason)}")
-    settled = (c.APPLIED, c.DISCARDED) if run.draft is None else (c.APPLIED, c.DISCARDED, *c.WAITING)
-    kept_back = [change for change in run.changed if change.verdict not in settled]
-    listed, left_out = summary(kept_back, _MOST)
-    for each in listed:
-        change = each.change
-        path = named(each.path if change.root == 0 else f"{run.roots[change.root]}/{each.path}")
-        what = f"{change.change} {each.count} entries in" if each.count > 1 else change.change
-        said.append(f"{change.verdict}, not applied: {what} {path}: {brief(change.reason)}")
-    said += [f"and {count} more: {kind}; fumehood show {run.name}" for kind, count in left_out.items()]
-    said += [each.line for each in blocked]
-    if kept_back:
-        said.append(f"a person decides: {apply_line(run)}  or  fumehood discard {run.name}")
-    if any(change.verdict == c.APPLIED for change in run.changed):
-        said.append(f"undo: fumehood undo {run.name}")
-    return said
-
-
-def headline(run: Run) -> str:
-    """Sum up a run's changes in a few words."""
-    verdicts = ["undone" if change.reason.startswith(UNDONE_BY) else change.verdict for change in run.changed]
-    counts = {verdict: verdicts.count(verdict) for verdict in (*_VERDICTS, "undone") if verdict in verdicts}
-    if run.state == "undone":
-        counts = {run.state: len(verdicts)}
-    if run.draft is not None and run.state == "applied":
-        counts = {"taken over": len(verdicts)}
-    if run.act == "undo" and c.APPLIED in counts:
-        counts = {run.outcome if verdict == c.APPLIED else verdict: count for verdict, count in counts.items()}
-    (first, count), *others = counts.items()
-    text = f"{how_many(count, 'change')} {first}"
-    text += "".join(f", {count} {verdict}" for verdict, count in others) + deletions(run)
-    reason = run.reason or said_once(run)
-    return f"{text}: {printable(reason)}" if reason not in ("", IN_PART) else text
+def _rows(runs: Sequence[Run], below: dict[str, list[str]], signs: str) -> Iterator[str]:
+    at_run, undone, undo, line, across, opens, closes = list(signs)
+    lanes: list[str] = []  # the run that each line goes down to; "" where there is none
+    for run in runs:
+        mine = [place for place, name in enumerate(lanes) if name == run.run]
+        place = mine[0] if mine else _free(lanes)
+        # More lines than that leave no room for the words, which name the runs anyway.
+        room = _MOST_LINES - sum(bool(name) and name != run.run for name in lanes)
+        others = [name for name in below[run.run] if name not in lanes][: max(0, room)]
+        lanes[place] = run.run
+        opened = [] if not others else [place]
+        for _ in others[1:]:
+            opened.append(_free(lanes, after=place))
+            lanes[opened[-1]] = run.run
+        ends = [*mine[1:], *opened[1:]]
+        cells = []
+        for lane in range(len(lanes)):
+            sign = line if lanes[lane] else " "
+            if lane == place:
+                sign = undo if run.act == "undo" else undone if run.state == "undone" else at_run
+            elif lane in ends:
+                sign = opens if lane in opened else closes
+            elif ends and place < lane < max(ends) and not lanes[lane]:
+                sign = across
+            cells.append(sign + (across if ends and place <= lane < max(ends) else " "))
+        yield "".join(cells).rstrip()
+        for lane in {place, *mine}:
+            lanes[lane] = ""
+        for lane, name in zip(opened, others, strict=True):
+            lanes[lane] = name
+        while lanes and not lanes[-1]:
+            lanes.pop()
 
 
-def said_once(run: Run) -> str:
-    """Return the reason that all changes of a run have, where none is applied: the headline says it for all."""
-    fates = {(change.verdict, change.reason) for change in run.changed}
-    verdict, reason = fates.pop()
-    return reason if not fates and len(run.changed) > 1 and verdict != c.APPLIED and not run.reason else ""
+def _free(lanes: list[str], after: int = -1) -> int:
+    """Return a lane that nobody uses, behind another; a new one where there is none."""
+    for lane in range(after + 1, len(lanes)):
+        if not lanes[lane]:
+            return lane
+    lanes.append("")
+    return len(lanes) - 1
 
 
-def deletions(run: Run) -> str:
-    """Count what a run deletes, for the end of a headline."""
-    count = sum(change.change == c.DELETED for change in run.changed)
-    return f" ({how_many(count, 'deletion')})" if count else ""
+# ---- For programs.
 
-
-def lines(run: Run, paint: Paint) -> Iterator[str]:
-    """Write one line a change; where they are too many, a tree that comes or goes whole, and what is alike, in one.
-
-    The numbers in the lines, and one for each line without, are those of the headline.
-    """
-    said = said_once(run)
-    if len(run.changed) <= _MOST and not any(".git/objects/" in change.path for change in run.changed):
-        yield from (line(run, change, paint, said=said) for change in run.changed)
-        return
-    inside = _whole_trees(run.changed)
-    shown = [
-        change for change in run.changed
-        if change.flags or change.within is None or (change.root, change.within) not in inside
+def _audit(context: Context, runs: Sequence[Run], counts: Counts) -> list[dict[str, Any]]:
+    """Tell of runs: who asked, what ran, what was decided and by whom, how much changed and the first of it."""
+    events = context.store.audit.of([run.run for run in runs])
+    history = context.store.history
+    return [
+        {
+            "run": run.run, "number": run.number, "project": run.project, "command": run.command, "cwd": run.cwd,
+            "state": run.state,
+            "reason": run.reason, "act": run.act, "of": run.of, "exit_code": run.exit_code, "session": run.session,
+            "timed_out": run.timed_out, "started_at": run.started_at, "duration_s": run.duration_s,
+            "sandboxed": run.sandboxed, "capture": run.capture, "network": run.network, "changes": counts[run.run],
+            "path_count": sum(counts[run.run].values()),
+            "paths": run.fields_of(history.first_changes(run.run, _PATHS)),
+            "blocked": [blocked.fields() for blocked in run.blocked],
+            "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],
+            "events": [event.fields() for event in events[run.run]],
+        }
+        for run in runs
     ]  # fmt: skip
-    listed, left_out = summary(shown, _MOST)
-    for each in listed:
-        change = each.change
-        if each.count == 1:
-            count = inside.get((change.root, change.path), 0)
-            more = f"  {paint(f'and {count} in it', 'dim')}" if count else ""
-            yield line(run, change, paint, said=said) + more
-        else:
-            top = "" if each.path == "./" else each.path
-            alike = [other for other in shown if _is_alike(other, change) and other.path.startswith(top)]
-            count = sum(1 + inside.get((other.root, other.path), 0) for other in alike)
-            shown_line = line(run, change, paint, path=f"{each.path}…", said=said)
-            yield f"{shown_line}  {paint(f'{count} of them', 'dim')}"
-    if left_out or inside or any(each.count > 1 for each in listed):
-        more = "".join(f"{count} more {kind}; " for kind, count in left_out.items())
-        yield paint(f"{more}all of them: fumehood show {run.name}", "dim")
 
 
-def _is_alike(one: c.Change, other: c.Change) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in _SAME_LINE)
-
-
-def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
-    """Return the directories that come or go whole and hold many entries, with how many need no look.
-
-    Not where something in it became of otherwise: that is told one by one.
-    """
-    tops = {
-        (change.root, change.path): change
-        for change in changes
-        if change.kind == c.DIRECTORY and change.change in (c.ADDED, c.DELETED) and change.within is None
-    }
-    counts: dict[tuple[int, str], int] = {}
-    mixed: set[tuple[int, str]] = set()
-    for change in changes:
-        top = None if change.within is None else tops.get((change.root, change.within))
-        if top is None or change.flags:
-            continue
-        if (change.change, change.verdict, change.reason) != (top.change, top.verdict, top.reason):
-            mixed.add((top.root, top.path))
-        else:
-            counts[top.root, top.path] = counts.get((top.root, top.path), 0) + 1
-    return {top: count for top, count in counts.items() if count > _LARGE and top not in mixed}
-
-
-def line(
-    run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None, said: str = ""
-) -> str:
-    """Write one change, or several that are alike in the directory at a path; `below` a directory, without that.
-
-    A reason that is `said` already is left out.
-    """
-    why = printable(change.reason)
-    if not why.startswith(UNDONE_BY):
-        why = f"{change.verdict}: {why}" if why else change.verdict
-    is_over = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied") or bool(said)
-    return changed_place(run, change, paint, path, below) + ("" if is_over else f"  [{why}]")
-
-
-def changed_place(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None) -> str:
-    """Write what was changed and how, without what became of it."""
-    sign, colour = SIGNS[change.change]
-    where = "" if change.root == 0 else f"{run.roots[change.root]}/"
-    name = where + (path or change.path) if below is None else change.path.removeprefix(f"{below}/")
-    place = printable(name) + ("/" if change.kind == c.DIRECTORY and not path else "")
-    modes = ""
-    if not path and c.has_new_mode(change) and change.before is not None and change.after is not None:
-        modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
-    flags = f"  ({c.flags_in_words(change.flags)})" if change.flags else ""
-    return f"{paint(sign, colour)} {place}{modes}{flags}"
-
+# ---- One run.
 
 def add_commands(add: Add) -> None:
-    """Make these commands known."""
+    """Make `show`, `diff` and `output` known."""
     show = add("show", "show everything about a run", _show, "  fumehood show last")
     add_run(show, default="last")
     diff = add(
@@ -326,33 +309,10 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         print(f"{colour('connection   ', 'dim')}{_connection(connection, colour)}")
     if run.changed:
         print(headline(run))
-        for text in by_directory(run, colour, partial(line, said=said_once(run))):
+        for text in by_directory(run, colour):
             print(f"  {text}")
     for event in events:
         print(event_line(event, colour))
-
-
-def by_directory(run: Run, paint: Paint, line: Line = line) -> Iterator[str]:
-    """Write every change in a line; where they are many, below the directory that they are in."""
-    groups: dict[tuple[int, str], list[c.Change]] = {}
-    for change in run.changed:
-        groups.setdefault((change.root, change.path.rpartition("/")[0]), []).append(change)
-    is_long = len(run.changed) > _MOST and len(groups) < len(run.changed)
-    for (root, directory), group in groups.items():
-        where = "" if root == 0 else f"{run.roots[root]}/"
-        if not is_long or len(group) == 1:
-            yield from (line(run, change, paint) for change in group)
-            continue
-        yield f"{printable(where + (directory or '.'))}/  {paint(f'{len(group)} of them', 'dim')}"
-        yield from (f"  {line(run, change, paint, below=directory)}" for change in group)
-
-
-def event_line(event: Event, colour: Callable[[str, str], str]) -> str:
-    """Write one event in a line: when, what, by whom."""
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-    by = f"{event.user or event.uid}, {event.face}" + (f", {event.agent}" if event.agent else "")
-    detail = f"  {printable(event.detail)}" if event.detail else ""
-    return f"{colour(when, 'dim')}  {event.act:9}{detail}  {colour(f'({printable(by)})', 'dim')}"
 
 
 def _connection(connection: Connection, colour: Callable[[str, str], str]) -> str:

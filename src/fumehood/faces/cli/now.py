@@ -24,9 +24,9 @@ from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
-from fumehood.faces.cli.look import line_of, numbered, tell_run
 from fumehood.faces.cli.output import here, whole_number, width
 from fumehood.faces.cli.screen import KEYS, terminal
+from fumehood.faces.cli.telling import line_of, numbered, tell_run
 from fumehood.service import loopback, now
 from fumehood.service.ask import settle_access
 from fumehood.service.desk import Desk, OpenQuestion

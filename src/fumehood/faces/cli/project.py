@@ -22,9 +22,9 @@ from fumehood.core.tool import FORMATS, NAME, defined, every
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
-from fumehood.faces.cli.look import tell_run
 from fumehood.faces.cli.output import Paint, confirmed, here, whole_number
 from fumehood.faces.cli.screen import Ticking, terminal
+from fumehood.faces.cli.telling import tell_run
 from fumehood.service import provided
 from fumehood.service.files import scan_project
 from fumehood.service.permission import Permissions

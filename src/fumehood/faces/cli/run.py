@@ -224,7 +224,7 @@ def _tell(run: Run, options: Options, brief: Brief | None) -> None:
     elif brief is not None:
         brief.tell(run)
     elif "--quiet" not in options.flags:
-        from fumehood.faces.cli.look import tell_run
+        from fumehood.faces.cli.telling import tell_run
 
         tell_run(run)
     sys.stdout.flush()
@@ -518,7 +518,7 @@ class Brief:
 
     def tell(self, run: Run) -> None:
         """Write what the agent can't know from the command itself, nor from before."""
-        from fumehood.faces.cli.look import agent_lines
+        from fumehood.faces.cli.telling import agent_lines
 
         blocked = run.blocked
         if blocked and self._session:

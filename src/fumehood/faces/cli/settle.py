@@ -17,9 +17,10 @@ from fumehood.core.report import REDO, Run, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
-from fumehood.faces.cli.look import apply_line, headline, numbered, place_of, tell_run, write_difference
+from fumehood.faces.cli.look import write_difference
 from fumehood.faces.cli.output import here
 from fumehood.faces.cli.screen import Keys, Ticking, columns, turn
+from fumehood.faces.cli.telling import apply_line, headline, numbered, place_of, tell_run
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import upkeep
