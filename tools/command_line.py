@@ -12,7 +12,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT / "src"))
 
 from fumehood.faces.cli.commands import _parser  # noqa: E402 - found only now
-from fumehood.faces.cli.completion import BESIDES, BY_HAND, help_of  # noqa: E402
+from fumehood.faces.cli.completion import BESIDES, BY_HAND  # noqa: E402
+from fumehood.faces.cli.output import text_of  # noqa: E402
 from fumehood.faces.cli.run import _FLAGS, _VALUES  # noqa: E402
 
 _EVERYWHERE = ("--json", "--quiet", "--project", "--workspace")
@@ -51,7 +52,7 @@ def every_command() -> dict[str, Command]:
     """Return all commands by name, with their options and what can be done by each."""
     commands = {"help": Command({"--help"})}
     for name in BY_HAND:
-        options = {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", help_of(name))}
+        options = {*re.findall(r"(?<![\w-])--[a-z][a-z-]+", text_of(f"{name}.txt"))}
         commands[name] = Command(options | (commands[BESIDES[name]].options if name in BESIDES else set()))
     commands["run"].options.update(_FLAGS | _VALUES)  # those of the hook's too, which the help leaves out
     for name, parser in argparse_parsers().items():
@@ -69,7 +70,7 @@ def page() -> str:
     parts = [_HEAD, *shared]
     for name in BY_HAND:
         parts.append(f"\n## `fumehood {name}`\n")
-        parts += [_section(section) for section in help_of(name).strip().split("\n\n")]
+        parts += [_section(section) for section in text_of(f"{name}.txt").strip().split("\n\n")]
     parts += [_described(name, parser) for name, parser in parsers.items()]
     return "".join(parts)
 

@@ -17,37 +17,12 @@ from collections.abc import Callable, Iterable, Sequence
 from fumehood.errors import BadRequest, plain_error
 from fumehood.faces.cli import agent, run
 from fumehood.faces.cli.acp_messages import AGENT, ANSWER, EDITOR, Conversation, InHood, NotAMessage, Sent, WithHooks
-from fumehood.faces.cli.output import tell_error
+from fumehood.faces.cli.output import tell_error, text_of
 from fumehood.faces.cli.setup import installed_command
 from fumehood.linux.libc import PR_SET_PDEATHSIG, prctl
 from fumehood.service.ask import Asked
 from fumehood.service.opened import OpenedStore
 from fumehood.store.audit import CLI
-
-HELP = """usage: fumehood acp [OPTIONS] -- AGENT [ARG…]
-       fumehood acp --hooks -- AGENT [ARG…]
-
-Stand between an editor and an agent that speak the Agent Client Protocol, on standard input and output: name this
-command in the editor's settings where the agent's own was.
-
-The agent runs in the hood, as by `fumehood agent`: with its profile's hosts and credentials, in the project that holds
-the current directory. What the hood must ask is put to you by the editor. The agent is not offered the editor's files
-and terminals, which are outside; it edits and runs everything itself, and all of it is one run.
-
-With --hooks the agent runs outside, as it is, and must have been connected by `fumehood setup`; what it runs in the
-editor's terminals runs in the hood, each as a run of its own.
-
-options: those of `fumehood agent`, except --json and --tty
-  --hooks            do not run the agent in the hood
-  -h, --help         show this help
-
-exit code: the agent's own
-
-examples, as an editor has them:
-  fumehood acp -- claude-agent-acp
-  fumehood acp --allow-host api.example.org -- gemini --acp
-  fumehood acp --hooks -- codex-acp
-"""
 
 _HOOKS = "--hooks"
 _LONGEST = 64 << 20  # bytes in a line: what is longer can't be looked at, and so not passed on
@@ -62,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     ours = [word for word in arguments[:end] if word != _HOOKS]
     options = run.parse([*ours, *arguments[end:]], agent.MORE, agent.FLAGS)
     if options is None:
-        sys.stdout.write(HELP)
+        sys.stdout.write(text_of("acp.txt"))
         return 0
     if end == len(arguments) or not options.command:
         raise BadRequest("acp needs an agent", hint="fumehood acp -- AGENT …")

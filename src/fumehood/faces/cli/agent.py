@@ -12,7 +12,7 @@ from fumehood.core.report import printable
 from fumehood.core.request import BACKGROUND_AFTER, shown
 from fumehood.errors import BadRequest
 from fumehood.faces.cli import run
-from fumehood.faces.cli.output import here
+from fumehood.faces.cli.output import here, text_of
 from fumehood.rootfs.tree import HOST
 from fumehood.service.agents import find_agent
 from fumehood.service.opened import OpenedStore
@@ -28,38 +28,6 @@ if TYPE_CHECKING:
     from fumehood.core.request import Request
     from fumehood.service.ask import Ask
 
-HELP = """usage: fumehood agent [OPTIONS] NAME [ARG…]
-       fumehood agent [OPTIONS] -- COMMAND [ARG…]
-       fumehood agent
-
-Run an agent itself in the hood: whatever it does, by whatever tool, is captured as one run. What it has finished
-writing is judged and applied every few seconds and when it ends, and can be undone: undo --session. With --hold,
-nothing is applied; with --each-command, it is done before and after each shell command that the agent runs.
-
-NAME is claude, codex, gemini, copilot, opencode, or one of your own ([[agent]] in the configuration). Its profile says
-which hosts it reaches without a question, which of your credentials it gets a copy of, and which directories are kept
-for it between its sessions in this project. Nothing that it writes there comes back to your home: it starts with your
-login, not with your settings. Without a NAME, every profile is printed. A COMMAND after -- needs no profile.
-
-All that the agent runs can use its credentials and reach its hosts, as it can itself.
-
-options, besides those of `fumehood run`:
-  --allow-host HOST  let it reach this host too: api.example.org, 127.0.0.1:8080; can be repeated
-  --each-command     keep each shell command that the agent runs as a run of its own, which can be undone by itself
-  --as NAME          the profile, where the program has another name: --as claude -- npx …
-  --keep NAME        let it have this variable although it looks like a secret; can be repeated
-  -h, --help         show this help
-
-There is no time limit, unless you give one. Exit code: the agent's own.
-
-examples:
-  fumehood agent claude
-  fumehood agent --each-command claude
-  fumehood agent --hold codex exec 'make the tests pass'
-  fumehood agent --allow-host api.example.org --keep EXAMPLE_KEY -- aider
-  fumehood agent --explain gemini     show what it would see, and run nothing
-"""
-
 MORE = frozenset({"--keep", "--as"})
 FLAGS = frozenset({"--each-command"})
 
@@ -68,7 +36,7 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
     """Run an agent; returns its exit code. Where an `editor` has it run, that finds who is asked."""
     options = run.parse(arguments, MORE, FLAGS)
     if options is None:
-        sys.stdout.write(HELP)
+        sys.stdout.write(text_of("agent.txt"))
         return 0
     if not options.command:
         return _show_all(as_json="--json" in options.flags)

@@ -11,12 +11,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from importlib import import_module
 
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.core.wording import fitted
 from fumehood.faces.cli.commands import ABOUT, NAMES, Add, Context, parser_of
+from fumehood.faces.cli.output import text_of
 from fumehood.service.store import Store
 from fumehood.store.history import Reach
 from fumehood.store.places import state_directory
@@ -25,10 +25,7 @@ from fumehood.store.search import page_of_changes
 Word = tuple[str, str]  # with what it means
 
 # Commands that start before a parser could be loaded: their help is written by hand, and alone lists their options.
-BY_HAND = {
-    "run": ("run", "HELP"), "shell": ("run", "SHELL_HELP"), "agent": ("agent", "HELP"), "acp": ("acp", "HELP"),
-    "hook": ("hook", "HELP"),
-}  # fmt: skip
+BY_HAND = ("run", "shell", "agent", "acp", "hook")
 # Whose options they take besides.
 BESIDES = {"shell": "run", "agent": "run", "acp": "agent"}
 _OPTION = re.compile(r"  (?:(-\w), )?(--[\w-]+)(?:[ =]([A-Z][A-Z|:=]*))?(?: {2,}(.*))?")
@@ -42,63 +39,7 @@ _STATES = {
     "apply": ("held",), "discard": ("held",), "review": ("held",), "undo": ("applied", "held"),
     "redo": ("undone", "applied"), "stop": ("running",), "checkpoint": ("running",),
 }  # fmt: skip
-SCRIPTS = {
-    "bash": r"""# In ~/.bashrc: eval "$(fumehood completion bash)"
-_fumehood() {
-    local line cur=${COMP_WORDS[COMP_CWORD]} IFS=$'\n'
-    local lines
-    mapfile -t lines < <("${COMP_WORDS[0]/#\~/$HOME}" complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
-    [[ $cur == = ]] && cur=
-    COMPREPLY=()
-    compopt -o nosort 2>/dev/null
-    for line in "${lines[@]:1}"; do
-        line=${line%%$'\t'*}
-        [[ $line == "$cur"* ]] && COMPREPLY+=("$line")
-    done
-    case ${lines[0]} in
-        files) compopt -o filenames; COMPREPLY+=($(compgen -f -- "$cur")) ;;
-        directories) compopt -o filenames; COMPREPLY+=($(compgen -d -- "$cur")) ;;
-        commands) COMPREPLY+=($(compgen -c -- "$cur")) ;;
-    esac
-}
-complete -F _fumehood fumehood
-""",
-    "zsh": r"""#compdef fumehood
-# In ~/.zshrc, after compinit: eval "$(fumehood completion zsh)"
-_fumehood() {
-    local -a lines described
-    local line what
-    lines=("${(@f)$(${~words[1]} complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
-    what=$lines[1]
-    for line in "${(@)lines[2,-1]}"; do
-        described+=("${${line%%$'\t'*}//:/\\:}:${line#*$'\t'}")
-    done
-    (( $#described )) && _describe -V fumehood described
-    case $what in
-        files) _files ;;
-        directories) _files -/ ;;
-        commands) _command_names -e ;;
-    esac
-}
-if [[ $funcstack[1] == _fumehood ]]; then _fumehood "$@"; else compdef _fumehood fumehood; fi
-""",
-    "fish": r"""# In ~/.config/fish/completions/fumehood.fish, or: fumehood completion fish | source
-function __fumehood_complete
-    set -l words (commandline -opc) (commandline -ct)
-    set -l lines ($words[1] complete $words[2..] 2>/dev/null)
-    switch "$lines[1]"
-        case files
-            __fish_complete_path (commandline -ct)
-        case directories
-            __fish_complete_directories (commandline -ct) ''
-        case commands
-            __fish_complete_command
-    end
-    test (count $lines) -gt 1; and printf '%s\n' $lines[2..]
-end
-complete -c fumehood -f -a '(__fumehood_complete)'
-""",
-}
+_SHELLS = ("bash", "zsh", "fish")
 
 
 def add_commands(add: Add) -> None:
@@ -109,11 +50,11 @@ def add_commands(add: Add) -> None:
         "  eval \"$(fumehood completion zsh)\"      in ~/.zshrc, after compinit\n"
         "  fumehood completion fish | source      in ~/.config/fish/config.fish",
     )  # fmt: skip
-    command.add_argument("shell", choices=tuple(SCRIPTS), metavar=f"{{{','.join(SCRIPTS)}}}", help="the shell")
+    command.add_argument("shell", choices=_SHELLS, metavar=f"{{{','.join(_SHELLS)}}}", help="the shell")
 
 
 def _print_script(context: Context) -> int:
-    script = SCRIPTS[context.options.shell]
+    script = text_of(f"completion.{context.options.shell}")
     return context.say({"script": script}, lambda: print(script, end=""))
 
 
@@ -301,15 +242,8 @@ def _taken(action: argparse.Action) -> Parameter:
     )  # fmt: skip
 
 
-def help_of(name: str) -> str:
-    """Return the help of a command that is written by hand."""
-    module, constant = BY_HAND[name]
-    text: str = getattr(import_module(f"fumehood.faces.cli.{module}"), constant)
-    return text
-
-
 def _by_hand(name: str) -> Shape:
-    text = help_of(name)
+    text = text_of(f"{name}.txt")
     taken = list(_options_in(text))
     if name in BESIDES:
         names = {each.names for each in taken}

@@ -13,7 +13,7 @@ from fumehood.core.report import told_ahead
 from fumehood.core.request import BACKGROUND_AFTER, TOLD, quoted
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, added_directories, is_background, read_call
-from fumehood.faces.cli.output import here, tell_error
+from fumehood.faces.cli.output import here, tell_error, text_of
 from fumehood.store.places import session_mark, state_directory
 
 TYPE_CHECKING = False
@@ -22,32 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.faces.cli.hook_clients import Command, ToolCall
-
-HELP = """usage: fumehood hook [--client NAME] [--ask] [OPTIONS]
-
-The hook of Claude Code, Codex, Gemini CLI, Copilot CLI, OpenCode and Cursor. It reads a tool call from standard input
-and answers with the same call, with its command rewritten to run in the hood. A tool that runs something in a way that
-is not understood is denied; a tool that runs nothing is left alone. An edit by the client's own tools becomes a run:
-asked before and after it, the hook keeps what the files were, and has the person asked about what would be held.
-`fumehood setup CLIENT` writes the hook into the client's settings.
-
-options:
-  --client NAME      claude, codex, gemini, copilot, opencode or cursor (default: recognised by the input)
-  --ask              let the client ask for approval as it did before, if it can; without it, commands need none
-  --session NAME     the session that the commands belong to (default: the client's own)
-  --allow-tool NAME  let this tool run outside of the hood instead of denying it; NAME* stands for all that begin so
-  --draft NAME       the draft that they are in, which begins if there is none; the client's own edits are asked about
-  --hold, --discard, --network, --own-tmp, --project DIR, --allow-host HOST, --root ROOT, --timeout SECONDS
-                     as for fumehood run
-
-exit code: 0, or 2 where the command must not run
-
-examples, as the command of a hook in a client's settings:
-  fumehood hook --client claude || exit 2
-  fumehood hook --client claude --ask --allow-host pypi.org || exit 2
-and to see what it answers:
-  echo '{"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}' | fumehood hook
-"""
 
 # What a tool call is. An edit is one by the client's own tools; what a command writes, the hood captures.
 SHELL, EDIT_BEFORE, EDIT_AFTER, OTHER, DONE = "shell", "edit before", "edit after", "other", "done"
@@ -78,7 +52,7 @@ class HookOptions:
 def main(arguments: Sequence[str]) -> int:
     """Answer one tool call; 2 forbids it."""
     if set(arguments) & {"-h", "--help"}:
-        sys.stdout.write(HELP)
+        sys.stdout.write(text_of("hook.txt"))
         return 0
     if os.path.isdir(TOLD):
         return 0  # its client runs whole in the hood, and so does all that it does

@@ -35,6 +35,12 @@ def here() -> str:
         ) from error
 
 
+def text_of(name: str) -> str:
+    """Return a text that is printed or written as it stands: a help, a script."""
+    with open(f"{os.path.dirname(__file__)}/texts/{name}", encoding="utf-8") as file:
+        return file.read()
+
+
 def meant(word: str, words: Iterable[str]) -> str:
     """Ask whether the nearest of these words was meant; "" where none is near."""
     import difflib

@@ -11,7 +11,7 @@ from fumehood.core.report import line_of, printable, refusal
 from fumehood.core.request import DISCARD, HOLD, Request, quoted, shown
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
-from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices
+from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices, text_of
 from fumehood.linux.launch import start
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
 from fumehood.linux.terminal import Signals
@@ -37,62 +37,6 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
     Result = TypeVar("Result")
-
-HELP = """usage: fumehood run [OPTIONS] -- COMMAND [ARG…]
-
-Run a command in the hood. It sees the system and your tools, read-only, and nothing else of your home. It may
-write the project: what it writes there is captured, judged and applied, and can be undone. It has no network
-unless you ask for it.
-
-One argument is a shell line; several are a program and its arguments.
-
-options:
-  --project DIR      the project (default: the one that holds the current directory)
-  --no-project       none: the command starts in an empty directory that is thrown away with it, or in the playground
-  --workspace NAME   a workspace instead of a project; `default` is made when it is needed
-  --cwd DIR          where the command starts (default: the current directory if it is in the project, else
-                     the project); outside of it a command can only read;
-                     `playground` is the agent's own directory, ~/playground
-  --hold             keep the changes for review instead of applying them
-  --discard          throw the changes away
-  --write DIR        let it write only this directory, of the project or, once you say so, another; can be repeated
-  --read-only        let it write nothing but its own /tmp
-  --network          ask for the whole network of this machine
-  --allow-host HOST  ask for this host only: pypi.org, pypi.org:443, *.example.org; can be repeated
-  --root ROOT        the system the command sees: host, alpine, an installed tree, or its directory
-  --timeout SECONDS  end the command, and everything it started, after this time; what it wrote is held
-  --session NAME     make this a run of a session, whose runs share a working directory, the variables that
-                     they write to "$FUMEHOOD_ENV", and undo
-  --draft NAME       make this a run of a draft: what it writes stays there until the draft is applied
-  --own-tmp          in a session: run only where its commands can share a /tmp
-  --shell PATH       the shell that runs a shell line (default: /bin/sh)
-  --source FILE      a file that this shell reads first; with * at its end, the newest file that begins so
-  --explain          show what the command would see and could do, and run nothing
-  --tty              give the command a terminal of its own, for programs that draw or ask on it
-  --json             print one JSON object with everything, and nothing else
-  -q, --quiet        say nothing about changes
-  -h, --help         show this help
-
-exit code: the command's own; 124 time limit; 125 Fumehood failed; 126 refused
-
-examples:
-  fumehood run -- 'make test'
-  fumehood run --hold -- npm install
-  fumehood run --timeout 60 --json -- 'pytest -x | tail -20'
-"""
-
-SHELL_HELP = """usage: fumehood shell [OPTIONS]
-
-Open a shell in the hood, on a terminal of its own. What you write in it, and what its commands write, is captured as
-one run. It is judged and applied when you leave the shell (exit, or Ctrl-D), and can be undone.
-
-The options are those of `fumehood run`, except --json. There is no time limit.
-
-examples:
-  fumehood shell
-  fumehood shell --hold
-  fumehood shell --root alpine --discard
-"""
 
 # The hook's: --brief, what an agent must know and no more; --keep-cwd, a link to where the command ended; --begun-in,
 # where the client works; --beside, a directory that the person gave it besides; --background-after, the seconds after
@@ -187,7 +131,7 @@ def main(arguments: Sequence[str], special: Special | None = None) -> int:
     try:
         parsed = parse(arguments, special.more, special.flags)
         if parsed is None:
-            sys.stdout.write(HELP)
+            sys.stdout.write(text_of("run.txt"))
             return 0
         options, options.special = parsed, special
         as_json = "--json" in options.flags
@@ -465,7 +409,7 @@ def shell(arguments: Sequence[str]) -> int:
     """Open a shell; returns its exit code."""
     options = parse(arguments)
     if options is None:
-        sys.stdout.write(SHELL_HELP)
+        sys.stdout.write(text_of("shell.txt"))
         return 0
     if options.command:
         raise BadRequest("shell takes no command", hint="fumehood run --tty -- COMMAND")
