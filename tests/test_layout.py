@@ -148,10 +148,8 @@ def test_no_committed_requirement_names_an_index() -> None:
         assert "://" not in path.read_text(), path.name
 
 
-@pytest.mark.namespaces
-@pytest.mark.skipif(not (PACKAGE / "faces/cli/main.py").exists(), reason="there is no command line yet")
-@pytest.mark.parametrize("line", ["true", "sleep 0.5"], ids=["at once", "after a while"])
-def test_a_plain_run_loads_nothing_slow(home: Path, project: Path, line: str) -> None:
+def imported_by(project: Path, line: str) -> set[str]:
+    """Every module that running a shell line imports."""
     # Without site, as the wrapper starts it: what site loads is not ours.
     packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     path = f"import sys; sys.path += {[str(SOURCES), *packages]}; "
@@ -164,5 +162,19 @@ def test_a_plain_run_loads_nothing_slow(home: Path, project: Path, line: str) ->
     said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     need(done.returncode == 0, f"a plain run fails here: {' '.join(said)[-300:]}")
     assert "fumehood.faces.cli.main" in imported
+    return set(imported)
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("line", ["true", "sleep 0.5"], ids=["at once", "after a while"])
+def test_a_plain_run_loads_nothing_slow(home: Path, project: Path, line: str) -> None:
     # While it goes on, nothing is loaded but what asks whether there is something to do.
-    assert not sorted((SLOW | {"fumehood.service.apply", "fumehood.service.verdicts"}) & set(imported))
+    assert not sorted((SLOW | {"fumehood.service.apply", "fumehood.service.verdicts"}) & imported_by(project, line))
+
+
+@pytest.mark.namespaces
+def test_a_run_that_changes_something_loads_neither_what_mends_nor_other_commands(home: Path, project: Path) -> None:
+    imported = imported_by(project, "date +%N > a")
+    assert "fumehood.faces.cli.telling" in imported
+    others = {"fumehood.service.recover", "fumehood.service.decide", "fumehood.faces.cli.commands", "argparse"}
+    assert not sorted(others & imported)

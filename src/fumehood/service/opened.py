@@ -14,6 +14,7 @@ from fumehood.linux import nofollow
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.service.store import Store
 from fumehood.store.audit import PYTHON
+from fumehood.store.history import RUNNING
 from fumehood.store.places import has_entries
 
 TYPE_CHECKING = False
@@ -59,8 +60,9 @@ class OpenedStore(Store):
 
         What clients' own edits did there is recorded: whoever has the lock comes after them.
         """
-        unfinished = self.history.unfinished(project)
-        if unfinished:
+        # A command that runs has begun nothing there yet: so it is with the one that has just taken the lock.
+        unfinished = [each for each in self.history.unfinished(project) if each[1:3] != (RUNNING, "run")]
+        if unfinished or nofollow.notes(self.places.modes):
             from fumehood.service.recover import mend
 
             with InterruptsHeld():
