@@ -8,8 +8,8 @@ import stat
 import time
 from binascii import crc32
 
-from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import open_below
+from fumehood.linux.libc import Closing, read_all
+from fumehood.linux.nofollow import open_below, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,21 +36,13 @@ def keep(path: str, content: bytes) -> None:
 def read_own(path: str) -> bytes | None:
     """Return the content of a small file, or None where it is not ours alone."""
     try:
-        file = os.open(path, _PLAINLY)
+        with Closing(os.open(path, _PLAINLY)) as file:
+            there = os.fstat(file)
+            if there.st_uid != os.geteuid() or there.st_mode & _OTHERS or there.st_size > _LARGEST:
+                return None
+            return read_all(file)
     except OSError:
         return None
-    try:
-        there = os.fstat(file)
-        if there.st_uid != os.geteuid() or there.st_mode & _OTHERS or there.st_size > _LARGEST:
-            return None
-        content = b""
-        while piece := os.read(file, 1 << 20):
-            content += piece
-        return content
-    except OSError:
-        return None
-    finally:
-        os.close(file)
 
 
 def plain_file(path: str, top: int | None = None, most: int = 1 << 16) -> bytes | None:
@@ -79,13 +71,11 @@ def replace(path: str, content: bytes, *, by_many: bool = False, mode: int = 0o6
     What several may write at once, `by_many`, is written beside it by each for itself.
     """
     spare = f"{path}.new-{os.getpid()}-{_thread.get_ident()}" if by_many else f"{path}.new"
-    file = os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
-    try:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    with Closing(os.open(spare, flags, mode)) as file:
         left = memoryview(content)
         while left:
             left = left[os.write(file, left) :]
-    finally:
-        os.close(file)
     os.rename(spare, path)
 
 
@@ -344,29 +334,17 @@ class Lookup:
         mode = self.mode(path)
         if not stat.S_ISREG(mode) or not mode & 0o111:
             return b""
-        try:
-            return _read(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), _HEAD)
-        except OSError:
-            return b""
+        return plain_file(path, most=_HEAD) or b""
 
     def settings(self, folder: str, name: str) -> str:
         """Return what a small file in a directory says; a link is not followed, for a command may have put it there."""
-        from fumehood.linux.nofollow import open_below, open_top  # not loaded where a small file is read
-
-        path = f"{folder}/{name}"
-        if not stat.S_ISREG(self.mode(path)):
+        if not stat.S_ISREG(self.mode(f"{folder}/{name}")):
             return ""
         try:
-            top = open_top(folder)
+            with Closing(open_top(folder)) as top:
+                return os.fsdecode(plain_file(name, top, _SETTINGS) or b"")
         except OSError:
             return ""
-        try:
-            fd = open_below(top, name, os.O_RDONLY | os.O_NONBLOCK)
-        except OSError:
-            return ""
-        finally:
-            os.close(top)
-        return os.fsdecode(_read(fd, _SETTINGS))
 
 
 def _kind(entry: os.DirEntry[str]) -> str:
@@ -375,13 +353,3 @@ def _kind(entry: os.DirEntry[str]) -> str:
     if entry.is_dir(follow_symlinks=False):
         return "d"
     return "f" if entry.is_file(follow_symlinks=False) else ""
-
-
-def _read(fd: int, most: int) -> bytes:
-    """Read the beginning of a regular file and close it; of anything else, nothing."""
-    try:
-        return os.read(fd, most) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-    except OSError:
-        return b""
-    finally:
-        os.close(fd)

@@ -14,6 +14,7 @@ from fumehood.core.gitconfig import parse, split_key
 from fumehood.core.masks import is_in
 from fumehood.core.patterns import matches
 from fumehood.linux.cache import Snapshot
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_below, open_top
 
 TYPE_CHECKING = False
@@ -115,15 +116,14 @@ class Watch:
 def content(file: int) -> bytes | None:
     """Return what an open file holds if it is a regular one, and close it."""
     try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            return None
-        data = bytearray()
-        while len(data) <= LARGEST and (piece := os.read(file, LARGEST)):
-            data += piece
+        with Closing(file):
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                return None
+            data = bytearray()
+            while len(data) <= LARGEST and (piece := os.read(file, LARGEST)):
+                data += piece
     except OSError as error:
         raise Unreadable(os.strerror(error.errno or 0)) from error
-    finally:
-        os.close(file)
     if len(data) > LARGEST:
         raise Unreadable(f"larger than {LARGEST >> 10} KiB")
     return bytes(data)
@@ -335,15 +335,10 @@ class Repository:
         """Return what a file holds that a command may have put there: no link is followed, nothing waited for."""
         self._watch.look(os.path.join(top, path))
         try:
-            directory = open_top(top)
-        except OSError:
-            return b""
-        try:
-            return content(open_below(directory, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)) or b""
+            with Closing(open_top(top)) as directory:
+                return content(open_below(directory, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)) or b""
         except (OSError, Unreadable):
             return b""
-        finally:
-            os.close(directory)
 
 
 def _as_named(project: str, directory: str) -> str:

@@ -7,6 +7,7 @@ import stat
 
 from fumehood.core.changes import ADDED, APPLIED, CONFLICT, DELETED, DISCARDED, FILE, on_their_own
 from fumehood.core.judge import is_list, is_note, objects_of, repository
+from fumehood.linux.cache import plain_file
 from fumehood.linux.gitindex import LARGEST
 from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.libc import Closing
@@ -273,11 +274,7 @@ def _work_trees(top: int, git: str) -> list[str]:
 
 def _branch(top: int, head: str) -> str:
     """Return the ref that a HEAD names, or nothing."""
-    try:
-        with Closing(open_below(top, head, _READING)) as file:
-            text = os.fsdecode(os.read(file, _LONGEST_HEAD))
-    except OSError:
-        return ""  # git can't follow it either
+    text = os.fsdecode(plain_file(head, top, _LONGEST_HEAD) or b"")  # where it is no file, git can't follow it either
     return text.removeprefix("ref:").strip() if text.startswith("ref:") else ""
 
 

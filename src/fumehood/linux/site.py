@@ -60,10 +60,9 @@ class Site:
 
     def folder(self, target: str, mode: int = 0o755) -> None:
         """Have a directory there."""
-        place = self._place(target, is_directory=True)
-        if mode != 0o755 and os.fstat(place).st_dev in self._own:
-            os.chmod(f"/proc/self/fd/{place}", mode)
-        os.close(place)
+        with Closing(self._place(target, is_directory=True)) as place:
+            if mode != 0o755 and os.fstat(place).st_dev in self._own:
+                os.chmod(f"/proc/self/fd/{place}", mode)
 
     def link(self, target: str, to: str) -> None:
         """Make a symbolic link, where nothing is yet."""
@@ -101,9 +100,8 @@ class Site:
             options += f",uid={self._owner[0]},gid={self._owner[1]}"
         flags = libc.MS_NOSUID | (0 if has_devices else libc.MS_NODEV)
         self.mount("tmpfs", target, "tmpfs", flags, options)
-        place = self._place(target, is_directory=True)
-        self._own.add(os.fstat(place).st_dev)
-        os.close(place)
+        with Closing(self._place(target, is_directory=True)) as place:
+            self._own.add(os.fstat(place).st_dev)
 
     def mount(self, source: str, target: str, kind: str, flags: int, options: str) -> None:
         """Mount a file system, on a directory that is made where it is missing."""
@@ -113,13 +111,11 @@ class Site:
         self, source: str, target: str, kind: bytes | None, flags: int, options: bytes | None = None, *,
         is_directory: bool = True,
     ) -> None:  # fmt: skip
-        place = self._place(target, is_directory=is_directory)
-        try:
-            libc.mount(source.encode(), f"/proc/self/fd/{place}".encode(), kind, flags, options)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, target) from error
-        finally:
-            os.close(place)
+        with Closing(self._place(target, is_directory=is_directory)) as place:
+            try:
+                libc.mount(source.encode(), f"/proc/self/fd/{place}".encode(), kind, flags, options)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, target) from error
         # Directories that something was just mounted over are no longer those that were opened before.
         below = f"{target.rstrip('/')}/"
         for path in [path for path in self._folders if f"{path}/".startswith(below)]:
@@ -134,17 +130,15 @@ class Site:
 
     def restrict(self, target: str, flags: int) -> None:
         """Add restrictions to what is mounted at a place."""
-        place = self._place(target, is_directory=False)
-        try:
+        with Closing(self._place(target, is_directory=False)) as place:
             name = f"/proc/self/fd/{place}"
-            has = os.statvfs(name).f_flag
-            for bit, flag in _LOCKED:
-                flags |= flag if has & bit else 0
-            libc.mount(b"none", name.encode(), None, libc.MS_BIND | libc.MS_REMOUNT | flags, None)
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, target) from error
-        finally:
-            os.close(place)
+            try:
+                has = os.statvfs(name).f_flag
+                for bit, flag in _LOCKED:
+                    flags |= flag if has & bit else 0
+                libc.mount(b"none", name.encode(), None, libc.MS_BIND | libc.MS_REMOUNT | flags, None)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, target) from error
 
     def give(self, descriptor: int) -> None:
         """Give something that was made for the command to whom it runs as."""

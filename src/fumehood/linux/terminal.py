@@ -10,6 +10,8 @@ import select
 import sys
 import time
 
+from fumehood.linux.libc import Closing
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -253,12 +255,7 @@ class Signals:
 def is_at_terminal() -> bool:
     """Return True if what a person types at a terminal reaches this process, Ctrl-C too."""
     try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+        with Closing(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)) as terminal:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
     except OSError:
         return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)

@@ -69,17 +69,12 @@ class ProjectTree:
         self._meaning = meaning
         self._is_passed_by = is_passed_by
         waiting, looked_at = [""], 0
-        here = open_top(top)
-        parents = Parents(here, bounded=False)
-        try:
+        with Closing(open_top(top)) as here, Parents(here, bounded=False) as parents:
             while waiting and looked_at < _MOST_DIRECTORIES:
                 directories, waiting = waiting[: _MOST_DIRECTORIES - looked_at], []
                 looked_at += len(directories)
                 for directory in directories:
                     waiting += self._look(parents, directory)
-        finally:
-            parents.close()
-            os.close(here)
 
     def _look(self, parents: Parents, path: str) -> Iterator[str]:
         """Note what one directory holds; yields those in it that have a path which a program can name."""
@@ -105,13 +100,10 @@ class ProjectTree:
 def _entries_below(parents: Parents, path: str) -> Iterator[os.DirEntry[str]]:
     """Yield what a directory below a top holds; nothing where this user can't read it."""
     directory = parents.listing(path)
-    if directory is None:
-        return
-    try:
-        with os.scandir(directory) as inside:
+    if directory is not None:
+        # Not closed before: an entry may be looked at through it.
+        with Closing(directory), os.scandir(directory) as inside:
             yield from inside
-    finally:
-        os.close(directory)  # not before: an entry may be looked at through it
 
 
 def entries(directory: str) -> list[os.DirEntry[str]]:

@@ -20,6 +20,7 @@ from typing import Self
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
 from fumehood.linux.bwrap import memory
+from fumehood.linux.cache import plain_file
 from fumehood.linux.confine import filter_for
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import look, open_below, open_top, remove_tree, split
@@ -419,11 +420,7 @@ def _write(tree: int, path: str, content: bytes, mode: int = 0o644) -> None:
 
 
 def _read(top: int, path: str) -> str:
-    try:
-        with Closing(open_below(top, path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
-            return os.read(file, 1 << 16).decode(errors="replace")
-    except OSError:
-        return ""  # no plain file
+    return (plain_file(path, top) or b"").decode(errors="replace")
 
 
 def _started(host: Host, cache: str, tree: str, words: Sequence[str], proxy: str | None = None) -> Process:

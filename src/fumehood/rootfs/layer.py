@@ -13,6 +13,7 @@ import stat
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, remove_tree, set_mode
@@ -109,18 +110,15 @@ class RootLayer:
         """Remove the layer; returns False if there was none."""
         import fcntl
 
-        try:
-            lock = os.open(self.at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
+        if not os.path.lexists(self.at):
             return False
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with Closing(open_top(os.path.dirname(self.at))) as above:
-                remove_tree(above, os.path.basename(self.at))
+            with Closing(os.open(self.at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with Closing(open_top(os.path.dirname(self.at))) as above:
+                    remove_tree(above, os.path.basename(self.at))
         except BlockingIOError as error:
             raise BadRequest("a command is running over this root layer", hint="wait for it, or end it") from error
-        finally:
-            os.close(lock)
         return True
 
 
@@ -153,12 +151,12 @@ def told_names(trees: Sequence[str]) -> str:
     """Return the resolver's configuration that a command sees: the first of these trees that has one decides."""
     for tree in trees:
         try:
-            with Closing(open_top(tree)) as top, Closing(
-                open_below(top, RESOLVER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            ) as file:  # fmt: skip
-                return os.read(file, _MOST).decode(errors="replace")
+            with Closing(open_top(tree)) as top:
+                content = plain_file(RESOLVER, top, _MOST)
         except OSError:
-            continue  # none, no file, or a link, which is not followed for a command's sake
+            continue
+        if content is not None:  # else there is none, or a link, which is not followed for a command's sake
+            return content.decode(errors="replace")
     return ""
 
 

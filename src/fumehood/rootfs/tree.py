@@ -12,6 +12,7 @@ import stat
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import libc
+from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Folder, Layered, Link, Operation, Tmpfs, View
 from fumehood.linux.nofollow import LISTING, look, open_top
@@ -24,7 +25,6 @@ WORKSPACE, ROOTS, SKILLS, PLAYGROUND = "/workspace", "/roots", "/skills", "/play
 MOUNT_POINTS = (WORKSPACE, ROOTS, SKILLS, PLAYGROUND)
 HOST, ALPINE, CURRENT = "host", "alpine", "current"
 VERSION_FILE = ".alpine-version"
-_LONGEST = 1 << 16
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3", "/bin/python3")
 _MADE = frozenset({"dev", "proc", "tmp"})  # fresh ones come in their place
@@ -74,10 +74,7 @@ def inside(path: str, places: Mapping[str, str]) -> str:
 
 def outside(path: str, places: Mapping[str, str]) -> str:
     """Return a path of the command's as the person knows it; one that is in no root stays as it is."""
-    for root, target in places.items():
-        if path == target or path.startswith(f"{target}/"):
-            return root + path[len(target) :]
-    return path
+    return inside(path, {target: root for root, target in places.items()})
 
 
 def skills(settings: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
@@ -150,15 +147,13 @@ def tree_at(path: str) -> RootTree:
         raise BadRequest(
             f"there is no root tree at {path}: {error.strerror}", hint="name an unpacked root directory"
         ) from error
-    try:
+    with Closing(top):
         shell = next((each for each in _SHELLS if is_program(top, each)), None)
         if shell is None:
             raise BadRequest(f"{path} is not a root tree: it has no /bin/sh", hint="name an unpacked root directory")
         points = [look(top, name) for name in _NEEDED]
         whole = all(status is not None and stat.S_ISDIR(status.st_mode) for status in points)
         return RootTree(path=path, shell=shell, entries=() if whole else _entries(top))
-    finally:
-        os.close(top)
 
 
 def is_program(top: int, path: str) -> bool:
@@ -222,12 +217,10 @@ def is_ready(path: str) -> bool:
 
 def mark_of(path: str) -> Mark:
     """Return what a tree was marked with when it was whole; an empty mark where it was not."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    try:
-        with Closing(os.open(f"{path}/{VERSION_FILE}", flags)) as file:
-            version, *lines = os.read(file, _LONGEST).decode("ascii", "replace").split("\n")
-    except OSError:
+    content = plain_file(f"{path}/{VERSION_FILE}")
+    if content is None:
         return Mark()
+    version, *lines = content.decode("ascii", "replace").split("\n")
     more = dict(line.partition(" ")[::2] for line in lines)
     tier = more.get("tier", "")
     return Mark(

@@ -330,11 +330,9 @@ def _take_away(layer: tarfile.TarFile, target: int) -> None:
             folder = open_inside(target, parent)
         except (FileNotFoundError, NotADirectoryError):
             continue  # nothing is there to be hidden
-        try:
+        with Closing(folder):
             for gone in entries(folder) if name == _OPAQUE else [hidden]:
                 remove_tree(folder, gone)
-        finally:
-            os.close(folder)
 
 
 class _Image:

@@ -14,6 +14,7 @@ import time
 from fumehood.core.policy import EVERYWHERE, Policy
 from fumehood.errors import BadConfiguration
 from fumehood.linux import cache
+from fumehood.linux.libc import Closing
 from fumehood.store.places import home, make_private
 
 TYPE_CHECKING = False
@@ -85,15 +86,12 @@ def compile_file(path: str) -> tuple[bytes, Checked]:
     from fumehood.core.config import read
 
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
+        with Closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as file:
             before = os.fstat(file)
             if not stat.S_ISREG(before.st_mode) or before.st_size > _LONGEST:
                 raise BadConfiguration(f"{path} is not a configuration file", hint="it must be a file of at most 1 MiB")
             data = os.read(file, _LONGEST + 1)
             after = os.fstat(file)
-        finally:
-            os.close(file)
     except OSError as error:
         raise _unreadable(path, error) from error
     identity = _identity(before)
@@ -190,10 +188,7 @@ def set_key(places: Places, name: str, value: str | list[str]) -> str:
 
     path = file_of(places)
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            before = file.read()
-    except FileNotFoundError:
-        before = ""
+        before = text_of(places)
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfiguration(f"cannot read the configuration {path}: {error}", hint="check it") from error
     _refuse_complaints(path, name, before)
