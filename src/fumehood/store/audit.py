@@ -18,7 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from fumehood.core.changes import Change
     from fumehood.core.questions import Key, Question
@@ -80,14 +79,14 @@ class Audit:
         """Return what happened to some runs, the earliest first."""
         events: dict[str, list[Event]] = {run: [] for run in runs}
         for row in self.database.rows_for(f"{_EVENTS} WHERE run IN (?) ORDER BY n", runs):
-            event = _event(row)
+            event = Event.from_row(row)
             events[event.run].append(event)
         return events
 
     def apart(self, project: int | None = None) -> list[Event]:
         """Return what happened that is about no run, of one project or of all, the earliest first."""
         query = f"{_EVENTS} WHERE run = ''{_of(project)} ORDER BY n"
-        return [_event(row) for row in self.database.rows(query)]
+        return [Event.from_row(row) for row in self.database.rows(query)]
 
     def cleanings(self, runs: Sequence[str], project: int | None = None) -> dict[str, list[Event]]:
         """Return what was cleaned away since the earliest of some runs, by the last of them that came before."""
@@ -99,7 +98,7 @@ class Audit:
         for at, (run, first) in enumerate(began, start=1):
             until = f" AND n < {began[at][1]}" if at < len(began) else ""
             query = f"{_EVENTS} WHERE run = '' AND act = '{CLEANED}' AND n > {first}{until}{_of(project)} ORDER BY n"
-            events[run] = [_event(row) for row in self.database.rows(query)]
+            events[run] = [Event.from_row(row) for row in self.database.rows(query)]
         return events
 
     def _who(self) -> tuple[int, str]:
@@ -121,10 +120,6 @@ class Audit:
 def storable(text: str) -> str:
     """Make a text storable: bytes that are no UTF-8 are written as escapes."""
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
-
-
-def _event(row: tuple[Any, ...]) -> Event:
-    return Event(**dict(zip(Event._fields, row, strict=True)))
 
 
 def _of(project: int | None) -> str:
@@ -152,13 +147,10 @@ def named(changes: Sequence[Change]) -> str:
 
 # ---- The audit trail of a run's network: a row a connection, or a refusal.
 
-_CONNECTION_COLUMNS = (
-    "host", "port", "protocol", "allowed", "reason", "address", "started_at", "duration_s", "sent", "received", "count",
-)  # fmt: skip
-_NAMES = ", ".join(f"connections.{column}" for column in _CONNECTION_COLUMNS)
+_NAMES = ", ".join(f"connections.{column}" for column in Connection._fields)
 _INSERT_CONNECTION = (
-    f"INSERT OR REPLACE INTO connections (run, n, {', '.join(_CONNECTION_COLUMNS)})"
-    f" SELECT number, ?{', ?' * len(_CONNECTION_COLUMNS)} FROM runs WHERE id = ?"
+    f"INSERT OR REPLACE INTO connections (run, n, {', '.join(Connection._fields)})"
+    f" SELECT number, ?{', ?' * len(Connection._fields)} FROM runs WHERE id = ?"
 )
 
 
@@ -173,8 +165,7 @@ def read(database: Database, run: str) -> tuple[Connection, ...]:
     rows = database.rows(
         f"SELECT {_NAMES} FROM connections JOIN runs ON runs.number = run WHERE id = ? ORDER BY n", (run,)
     )
-    named = (dict(zip(_CONNECTION_COLUMNS, row, strict=True)) for row in rows)
-    return tuple(Connection(**{**each, "allowed": bool(each["allowed"])}) for each in named)
+    return tuple(each.replace(allowed=bool(each.allowed)) for each in map(Connection.from_row, rows))
 
 
 # ---- Permissions that a person chose to keep.
@@ -253,15 +244,11 @@ class Grants:
 
     def missed(self, project: str = "") -> list[Missed]:
         """Return the questions that found nobody, the latest first; of one project, or of all."""
-        query = "SELECT id, at, what, project, text, command, directory, ahead FROM missed"
-        rows = self.database.rows(f"{query} WHERE ? IN (x'', project) ORDER BY id DESC", (os.fsencode(project),))
+        query = f"SELECT {', '.join(Missed._fields)} FROM missed WHERE ? IN (x'', project) ORDER BY id DESC"
+        missed = map(Missed.from_row, self.database.rows(query, (os.fsencode(project),)))
         return [
-            Missed(
-                id=number, at=at, what=what, project=os.fsdecode(path), text=text, command=command,
-                directory=os.fsdecode(directory), ahead=ahead,
-            )
-            for number, at, what, path, text, command, directory, ahead in rows
-        ]  # fmt: skip
+            each.replace(project=os.fsdecode(each.project), directory=os.fsdecode(each.directory)) for each in missed
+        ]
 
     def forget_missed(self, number: int) -> bool:
         """Forget a question that found nobody; False if it is not there."""
@@ -269,8 +256,7 @@ class Grants:
 
     def all(self) -> list[Grant]:
         """Return every kept answer, the oldest first."""
-        rows = self.database.rows(f"SELECT {', '.join(Grant._fields)} FROM grants ORDER BY id")
-        grants = [Grant(**dict(zip(Grant._fields, row, strict=True))) for row in rows]
+        grants = map(Grant.from_row, self.database.rows(f"SELECT {', '.join(Grant._fields)} FROM grants ORDER BY id"))
         return [each.replace(project=os.fsdecode(each.project), target=os.fsdecode(each.target)) for each in grants]
 
     def revoke(self, number: int) -> Grant:

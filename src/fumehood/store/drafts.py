@@ -12,14 +12,12 @@ from fumehood.store.audit import storable
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
-    from typing import Any
 
     from fumehood.core.report import Run
     from fumehood.store.database import Database
 
 OPEN, APPLIED, DISCARDED = "open", "applied", "discarded"
 MAKING = "making"  # its copy of the project is not whole yet
-_COLUMNS = "id, project, name, created_at, state, base, run"
 
 
 class DraftRecord(Value):
@@ -32,6 +30,9 @@ class DraftRecord(Value):
     state: str = OPEN
     base: int | None = None  # the draft whose frozen copy of the project it lies on
     run: str | None = None  # the run that applies it
+
+
+_COLUMNS = ", ".join(DraftRecord._fields)
 
 
 class Drafts:
@@ -94,7 +95,7 @@ class Drafts:
     def open_ones(self, project: int) -> list[DraftRecord]:
         """Return the open drafts of a project, the earliest first."""
         query = f"SELECT {_COLUMNS} FROM drafts WHERE project = ? AND state = 'open' ORDER BY id"
-        return [_draft(row) for row in self.database.rows(query, (project,))]
+        return [DraftRecord.from_row(row) for row in self.database.rows(query, (project,))]
 
     def shown_at(self, draft: DraftRecord, besides: str = "") -> str:
         """Name the state of a draft: another one as soon as something is recorded of a run in it, save `besides`."""
@@ -141,7 +142,7 @@ class Drafts:
 
     def _one(self, condition: str, *values: object) -> DraftRecord | None:
         rows = self.database.rows(f"SELECT {_COLUMNS} FROM drafts WHERE {condition}", values)
-        return _draft(rows[0]) if rows else None
+        return DraftRecord.from_row(rows[0]) if rows else None
 
 
 def _is_taken(name: str) -> BadRequest:
@@ -168,10 +169,3 @@ def _close(connection: sqlite3.Connection, number: int, state: str, run: str, wh
     )
     connection.execute("UPDATE drafts SET state = ?, run = ? WHERE id = ?", (state, run or None, number))
     return names
-
-
-def _draft(row: tuple[Any, ...]) -> DraftRecord:
-    number, project, name, created_at, state, base, run = row
-    return DraftRecord(
-        id=number, project=project, name=name, created_at=created_at, state=state, base=base, run=run
-    )

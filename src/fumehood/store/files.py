@@ -323,15 +323,12 @@ def _record(row: Sequence[Any]) -> Record:
 
 
 def _pasts(row: Sequence[Any]) -> Iterator[Past]:
-    run, number, act, command, layer, started_at, project, roots = row[:_COLUMNS]
+    *run, project, roots = row[:_COLUMNS]
     # The first root is the project, wherever that is by now.
     paths = [os.fsdecode(root) for root in (project, *roots.split(b"\0")[1:])]
     for change in records.changes_of_rows([row[_COLUMNS:]]):
         if change.verdict == APPLIED:
-            yield Past(
-                run=run, number=number, act=act, command=command, layer=layer, started_at=started_at,
-                root=paths[change.root], change=change,
-            )  # fmt: skip
+            yield Past.from_row((*run, paths[change.root], change))
 
 
 def _learn(

@@ -546,7 +546,7 @@ def _row(workspace: Workspace) -> tuple[Any, ...]:
 
 # ---- Sessions: where the last command of each ended, and the variables it keeps.
 
-_SESSION_COLUMNS = "name, project, started_at, cwd, environment"
+_SESSION_COLUMNS = ", ".join(Session._fields)
 
 
 class Sessions:
@@ -581,19 +581,16 @@ class Sessions:
             )
         return session
 
-    def counts(self, project: int | None = None) -> list[tuple[Session, int]]:
+    def counts(self) -> list[tuple[Session, int]]:
         """Return every session with how many runs it has, the latest first."""
-        mine = "" if project is None else f"WHERE sessions.project = {int(project)}"
-        columns = ", ".join(f"sessions.{column}" for column in _SESSION_COLUMNS.split(", "))
+        columns = ", ".join(f"sessions.{column}" for column in Session._fields)
         rows = self.database.rows(
-            f"SELECT {columns}, count(runs.id) FROM sessions LEFT JOIN runs ON runs.session = name {mine}"
+            f"SELECT {columns}, count(runs.id) FROM sessions LEFT JOIN runs ON runs.session = name"
             " GROUP BY name ORDER BY max(runs.number) DESC, sessions.started_at DESC"
         )
         return [(_session(row[:-1]), row[-1]) for row in rows]
 
 
 def _session(row: tuple[Any, ...]) -> Session:
-    name, project, started_at, cwd, environment = row
-    return Session(
-        name=name, project=project, started_at=started_at, cwd=os.fsdecode(cwd), environment=unpacked(environment)
-    )
+    *others, cwd, environment = row
+    return Session.from_row((*others, os.fsdecode(cwd), unpacked(environment)))
