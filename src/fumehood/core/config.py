@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fumehood.core.config_keys import SECTIONS, WITH_PATHS, Key, Section, Wrong, keys_for
+from fumehood.core.config_keys import KEYS, SECTIONS, WITH_PATHS, Key, Section, Wrong
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.value import Value
 
@@ -102,7 +102,8 @@ class _Checking:
             if section.name in plain:
                 settings[section.field] = self._section(section, plain.pop(section.name), (*at, section.name))
         names = [section.name for section in SECTIONS] + ([] if project else [_PROJECT])
-        return settings | self._keys(plain, at, keys_for(project=project), names)
+        keys = [key for key in KEYS if not (project and key.global_only)]
+        return settings | self._keys(plain, at, keys, names)
 
     def _section(self, section: Section, tables: Any, at: Path) -> tuple[Settings, ...]:
         if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fumehood.core.policy import HIDDEN, PRETEND, REFUSE, VISIBLE, Policy, Profile
@@ -62,16 +62,49 @@ def _table_shown(value: tuple[tuple[str, str], ...]) -> str:
     return "{ " + ", ".join(f"{name} = {shown(text)}" for name, text in value) + " }" if value else "{}"
 
 
+def _kind(said: str, fits: Callable[[Any], bool], wrong: str = "", write: Callable[[Any], str] = shown) -> Kind:
+    """Make a kind of which a value is taken as it is; `wrong` says what it must be, where its name does not."""
+
+    def read(value: Any) -> Any:
+        if not fits(value):
+            raise Wrong(wrong or said)
+        return value
+
+    return Kind(said=said, read=read, write=write)
+
+
 def choice(*words: str) -> Kind:
     """One of a few words."""
     said = _CHOICE + ", ".join(f'"{word}"' for word in words)
+    return _kind(said, lambda value: value in words and isinstance(value, str))
 
-    def read(value: Any) -> str:
-        if value not in words or not isinstance(value, str):
-            raise Wrong(said)
-        return value
 
-    return Kind(said=said, read=read, write=shown)
+def _is_json(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(map(_is_json, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (str, int, float))
+
+
+def _inline_shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {_inline_shown(each)}" for name, each in value.items()) + " }"
+    return "[" + ", ".join(map(_inline_shown, value)) + "]" if isinstance(value, list) else shown(value)
+
+
+FLAG = _kind("true or false", lambda value: isinstance(value, bool))
+COUNT = _kind(
+    "a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62,
+    "a whole number, 0 or more",
+)  # fmt: skip
+AMOUNT = _kind(
+    "a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9,
+    "a number, 0 or more",
+)  # fmt: skip
+# Of JSON, TOML has everything but null.
+SCHEMA = _kind(
+    "a JSON schema", lambda value: isinstance(value, dict) and _is_json(value), "a JSON schema, as a table",
+    _inline_shown,
+)  # fmt: skip
 
 
 def _text(value: Any) -> str:
@@ -82,27 +115,32 @@ def _text(value: Any) -> str:
     return value
 
 
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise Wrong("true or false")
-    return value
+def _text_that(fits: Callable[[str], object], wrong: str) -> Callable[[Any], str]:
+    """Return what reads a text of one form."""
+
+    def read(value: Any) -> str:
+        text = _text(value)
+        if not fits(text):
+            raise Wrong(wrong)
+        return text
+
+    return read
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-        raise Wrong("a whole number, 0 or more")
-    return value
-
-
-def _amount(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1e9:
-        raise Wrong("a number, 0 or more")
-    return value
+_path = _text_that(lambda text: text.startswith(("/", "~/")), 'an absolute path, or one that begins with "~/"')
+_mask = _text_that(
+    lambda text: text.strip("/.~") and ".." not in text.split("/"), "a path that names something, without .."
+)
+_device = _text_that(
+    lambda text: text.startswith("/dev/") and ".." not in text.split("/") and text[-1] != "/" and "//" not in text,
+    "the path of a device, such as /dev/kvm",
+)
+_name = _text_that(_NAME.fullmatch, "a variable's name, in which * and ? stand for others")
 
 
 def _seconds(value: Any) -> float | None:
     try:
-        return _amount(value) or None
+        return AMOUNT.read(value) or None
     except Wrong:
         raise Wrong("a number of seconds; 0 for no limit") from None
 
@@ -111,30 +149,9 @@ def _size(value: Any) -> int:
     if isinstance(value, str) and (size := _SIZE.fullmatch(value.strip())):
         value = math.ceil(float(size[1]) * (1 << _UNITS[size[2].upper()]))
     try:
-        return _count(value)
+        return int(COUNT.read(value))
     except Wrong:
         raise Wrong('a size, such as 1048576 or "64 MiB"') from None
-
-
-def _path(value: Any) -> str:
-    text = _text(value)
-    if not text.startswith(("/", "~/")):
-        raise Wrong('an absolute path, or one that begins with "~/"')
-    return text
-
-
-def _mask(value: Any) -> str:
-    text = _text(value)
-    if not text.strip("/.~") or ".." in text.split("/"):
-        raise Wrong("a path that names something, without ..")
-    return text
-
-
-def _device(value: Any) -> str:
-    text = _text(value)
-    if not text.startswith("/dev/") or ".." in text.split("/") or text.endswith("/") or "//" in text:
-        raise Wrong("the path of a device, such as /dev/kvm")
-    return text
 
 
 def _root(value: Any) -> str:
@@ -144,13 +161,6 @@ def _root(value: Any) -> str:
         return _path(value)
     except Wrong:
         raise Wrong('"host", "alpine", the name of an installed root tree, or the path of one') from None
-
-
-def _name(value: Any) -> str:
-    text = _text(value)
-    if _NAME.fullmatch(text) is None:
-        raise Wrong("a variable's name, in which * and ? stand for others")
-    return text
 
 
 def _each(said: str, one: Callable[[Any], str]) -> Kind:
@@ -170,11 +180,9 @@ def _each(said: str, one: Callable[[Any], str]) -> Kind:
     return Kind(said=said, read=read, write=shown)
 
 
-def _scratch(value: Any) -> str:
-    variable, equals, path = _text(value).rpartition("=")
-    if not path.startswith(("/", "~/", "$")) or (equals and _VARIABLE.fullmatch(variable) is None):
-        raise Wrong("an absolute path, with VARIABLE= before it if need be")
-    return str(value)
+def _is_scratch(text: str) -> bool:
+    variable, equals, path = text.rpartition("=")
+    return path.startswith(("/", "~/", "$")) and (not equals or _VARIABLE.fullmatch(variable) is not None)
 
 
 def _table(value: Any) -> tuple[tuple[str, str], ...]:
@@ -200,29 +208,7 @@ def _host(value: Any) -> str:
         raise Wrong('a "host" or "host:port"') from error
 
 
-def _schema(value: Any) -> dict[str, Any]:
-    """Read a JSON schema, of which TOML has everything but null."""
-    if not isinstance(value, dict) or not _is_json(value):
-        raise Wrong("a JSON schema, as a table")
-    return value
-
-
-def _is_json(value: Any) -> bool:
-    if isinstance(value, (dict, list)):
-        return all(map(_is_json, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (str, int, float))
-
-
-def _inline_shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {_inline_shown(each)}" for name, each in value.items()) + " }"
-    return "[" + ", ".join(map(_inline_shown, value)) + "]" if isinstance(value, list) else shown(value)
-
-
 TEXT = Kind(said="a string", read=_text, write=shown)
-FLAG = Kind(said="true or false", read=_flag, write=shown)
-COUNT = Kind(said="a whole number", read=_count, write=shown)
-AMOUNT = Kind(said="a number", read=_amount, write=shown)
 SECONDS = Kind(said="seconds; 0 for no limit", read=_seconds, write=shown)
 SIZE = Kind(said='a size: bytes, or as "64 MiB"', read=_size, write=_size_shown)
 PATH = Kind(said="an absolute path", read=_path, write=shown)
@@ -236,10 +222,10 @@ MASKS = _each("a list of paths", _mask)
 DEVICES = _each("a list of devices", _device)
 HOSTS = _each("a list of hosts", _host)
 NAMES = _each("a list of names", _name)
-SCRATCH = _each("a list of directories", _scratch)
+SCRATCH = _each(
+    "a list of directories", _text_that(_is_scratch, "an absolute path, with VARIABLE= before it if need be")
+)
 TABLE = Kind(said="a table of names with strings", read=_table, write=_table_shown)
-
-SCHEMA = Kind(said="a JSON schema", read=_schema, write=_inline_shown)
 
 WITH_PATHS = (PATH, FILE, PATHS, MASKS, ROOT)
 
@@ -419,11 +405,6 @@ SECTIONS: tuple[Section, ...] = (
         keys=(_key("path", PATH, "The directory."), _key("name", TEXT, "Its name there; default: its own.")),
     ),
 )  # fmt: skip
-
-
-def keys_for(*, project: bool) -> Sequence[Key]:
-    """Return the keys that may stand at the top, or in a project's table."""
-    return [key for key in KEYS if not (project and key.global_only)]
 
 
 def _wrong(key: Key, value: Any) -> str:
