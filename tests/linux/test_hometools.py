@@ -49,7 +49,7 @@ def links(place: Planted, answer: InSight) -> dict[str, str]:
 
 
 def masked(place: Planted, answer: InSight) -> set[str]:
-    return {os.path.relpath(path, place.home) for path, _ in answer.masked}
+    return {os.path.relpath(path, place.home) for path in answer.masked}
 
 
 def leave_only(home: Path, answer: InSight) -> None:
@@ -67,7 +67,7 @@ def leave_only(home: Path, answer: InSight) -> None:
     for path, aim, _ in answer.links:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         os.symlink(aim, path)
-    for hidden in (*(home / one for one, _ in HOME), *(Path(one) for one, _ in answer.masked)):
+    for hidden in (*(home / one for one, _ in HOME), *map(Path, answer.masked)):
         if hidden.is_dir():
             shutil.rmtree(hidden)
         elif hidden.exists():

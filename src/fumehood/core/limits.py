@@ -40,16 +40,10 @@ def hit(name: str, amount: float) -> Blocked:
     )  # fmt: skip
 
 
-def disk_full(left: int) -> Blocked:
-    """Tell that a run was ended because it would have filled the disk that its layers are on."""
+def disk_full(has: str) -> Blocked:
+    """Tell that a run was ended because it would have taken the last that the disk has on which its layers are."""
     hint = f"{_ENDED}; fumehood clean frees what is no longer needed"
-    return Blocked(what="limit", detail=f"written: the disk has only {size_told(left)} left", hint=hint)
-
-
-def disk_crowded(left: int) -> Blocked:
-    """Tell that a run was ended because it would have taken the last entries of the disk that its layers are on."""
-    hint = f"{_ENDED}; fumehood clean frees what is no longer needed"
-    return Blocked(what="limit", detail=f"written: the disk has room for only {left} more files", hint=hint)
+    return Blocked(what="limit", detail=f"written: the disk has {has}", hint=hint)
 
 
 def may_be_cut_off(complaints: str, free: int, lacking: str) -> str:

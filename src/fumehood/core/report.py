@@ -448,12 +448,12 @@ def set_apart(output: str, ours: Sequence[str], mark: str) -> str:
     return "\n".join(part for part in (output, *((line_of(mark), *ours) if ours else ())) if part)
 
 
-def shown_output(text: str, mark: str, limit: int = MODEL_OUTPUT) -> str:
+def shown_output(text: str, mark: str) -> str:
     """Make what a command printed visible, and cut it in the middle where it is long."""
     text = visible(text, mark)
-    if len(text) <= limit:
+    if len(text) <= MODEL_OUTPUT:
         return text
-    half = limit // 2
+    half = MODEL_OUTPUT // 2
     left_out = f"[… {len(text) - 2 * half} characters left out …{f' fumehood {mark}' if mark else ''}]"
     return f"{text[:half]}\n{left_out}\n{text[-half:]}"
 

@@ -230,20 +230,24 @@ def copy_whole(source: int, target: int, is_never_written: Callable[[str, os.sta
                 os.mkdir(name, 0o700, dir_fd=writing)
                 return True
             try:
-                if is_never_written(path, status):
-                    try:
-                        os.link(name, name, src_dir_fd=reading, dst_dir_fd=writing, follow_symlinks=False)
-                    except OSError as error:
-                        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
-                            raise
-                        copy_entry(reading, name, writing, name, links, path)
-                else:
+                if not is_never_written(path, status) or not is_linked(reading, writing, name):
                     copy_entry(reading, name, writing, name, links, path)
             except FileNotFoundError:
                 return False
             return False
 
         fill(target, tree, make, may_vanish=True)
+
+
+def is_linked(source_dir: int, target_dir: int, name: str) -> bool:
+    """Give an entry the same name in another directory; False if it can't have one there."""
+    try:
+        os.link(name, name, src_dir_fd=source_dir, dst_dir_fd=target_dir, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+            raise
+        return False
+    return True
 
 
 def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False) -> None:

@@ -244,37 +244,35 @@ def in_force(machine: Host) -> dict[str, Ability]:
 
 def views(machine: Host) -> Ability:
     """Report whether the host is seen through read-only overlays."""
-    name = "views of the host"
-    if machine.captures[:1] == (KERNEL,):
-        return Ability(name=name, works=True, detail="in force: masked names are absent, and no socket is reached")
+    works = machine.captures[:1] == (KERNEL,)
     detail = "not in force: masks are mounts over what exists, and commands get no Unix socket but pairs"
-    return Ability(name=name, works=False, detail=detail)
+    if works:
+        detail = "in force: masked names are absent, and no socket is reached"
+    return Ability(name="views of the host", works=works, detail=detail)
 
 
 def filtering() -> Ability:
     """Report whether the filter of system calls is set."""
-    name = "filter of system calls"
+    detail = "in force"
     if not confine.is_known():
         detail = f"not in force: there is no table of calls for {confine.machine()}"
-        return Ability(name=name, works=False, detail=detail)
-    if not _can_filter():
-        return Ability(name=name, works=False, detail="not in force: the kernel has none")
-    return Ability(name=name, works=True, detail="in force")
+    elif not _can_filter():
+        detail = "not in force: the kernel has none"
+    return Ability(name="filter of system calls", works=detail == "in force", detail=detail)
 
 
 def guarding() -> Ability:
     """Report whether writing is confined a second time, by Landlock."""
-    name = "guard"
-    if confine.guard():
-        scopes = ", signals and abstract sockets" if confine.can_scope() else ""
-        return Ability(name=name, works=True, detail=f"in force: writing{scopes}, by Landlock")
-    if libc.landlock_version() < 1:
-        return Ability(name=name, works=False, detail="not in force: there is no Landlock here")
-    if libc.landlock_version() < confine.MOVING_SINCE:
-        detail = "not in force: before Linux 5.19, Landlock would deny moving files to another directory"
-        return Ability(name=name, works=False, detail=detail)
+    works = bool(confine.guard())
     detail = f"not in force: no program for {confine.machine()}, or none can be run from memory (vm.memfd_noexec)"
-    return Ability(name=name, works=False, detail=detail)
+    if works:
+        scopes = ", signals and abstract sockets" if confine.can_scope() else ""
+        detail = f"in force: writing{scopes}, by Landlock"
+    elif libc.landlock_version() < 1:
+        detail = "not in force: there is no Landlock here"
+    elif libc.landlock_version() < confine.MOVING_SINCE:
+        detail = "not in force: before Linux 5.19, Landlock would deny moving files to another directory"
+    return Ability(name="guard", works=works, detail=detail)
 
 
 def _landlock() -> Ability:

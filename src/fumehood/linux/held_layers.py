@@ -11,7 +11,7 @@ from itertools import islice
 from fumehood.core import changes as c
 from fumehood.core.judge import objects_of
 from fumehood.linux import libc
-from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill
+from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill, is_linked
 from fumehood.linux.layer import IN_PLACE, Stack, attributes, is_opaque, set_opaque, whiteout
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
@@ -232,8 +232,6 @@ def _is_used(directory: int, name: str) -> bool:
 # A name is taken from the topmost layer that has it. Directories are made anew, with what belongs to the topmost, and
 # what several layers have in them comes together. One that lies over something else, or over an opaque one, is opaque.
 
-_NO_MORE_LINKS = (errno.EMLINK, errno.EPERM, errno.EXDEV)
-
 
 def fold(target: int, layers: Sequence[int], *, goes: bool = False) -> None:
     """Fill an empty directory with what layers show together; all are named by descriptors, the topmost first.
@@ -253,14 +251,9 @@ def fold(target: int, layers: Sequence[int], *, goes: bool = False) -> None:
                     with Closing(open_below(folded, name, LISTING)) as directory:
                         set_opaque(directory)
                 return True
-            if stat.S_ISREG(status.st_mode) or not goes:
-                try:
-                    os.link(name, name, src_dir_fd=layer, dst_dir_fd=folded, follow_symlinks=False)
-                    return False
-                except OSError as error:
-                    if error.errno not in _NO_MORE_LINKS:
-                        raise
-            copy_entry(layer, name, folded, name)
+            may_share = stat.S_ISREG(status.st_mode) or not goes
+            if not may_share or not is_linked(layer, folded, name):
+                copy_entry(layer, name, folded, name)
             return False
 
         fill(target, stack, make)

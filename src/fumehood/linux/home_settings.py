@@ -24,7 +24,6 @@ class SettingsFile(Value):
 
     path: str
     text: str
-    why: str
     dropped: tuple[str, ...]  # what was left out of the person's own, by name, or why all of it was
 
 
@@ -56,7 +55,7 @@ def package_settings(home: str, environment: Mapping[str, str], writable: Sequen
             except (Malformed, Unreadable) as error:
                 dropped = (f"all of it: {error}",)
         name = os.path.relpath(path, home)
-        files.append(SettingsFile(path=name, text=text, why=f"addresses and options of {manager}", dropped=dropped))
+        files.append(SettingsFile(path=name, text=text, dropped=dropped))
     return PackageSettings(files=tuple(files), watched=watch.snapshot)
 
 

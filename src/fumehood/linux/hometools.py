@@ -42,7 +42,7 @@ class InSight(Value):
 
     folders: tuple[tuple[str, str], ...]
     links: tuple[tuple[str, str, str], ...]
-    masked: tuple[tuple[str, str], ...]
+    masked: tuple[str, ...]
     watched: Snapshot
 
 
@@ -252,7 +252,7 @@ class _Search:
         self._folders: dict[str, str] = {}
         self._prefixes: tuple[str, ...] = ()  # what is in sight, to compare with
         self._links: dict[str, tuple[str, str]] = {}
-        self._masked: dict[str, str] = {}
+        self._masked: set[str] = set()
         self._followed: set[str] = set()
         self._waiting: list[tuple[str, str]] = []  # directories of programs
         self._interpreters: list[tuple[str, str]] = []
@@ -467,7 +467,7 @@ class _Search:
         self._folders[path] = why
         self._prefixes += (f"{path}/",)
         secrets, links = inside
-        self._masked.update((secret, "settings of a tool that may hold passwords") for secret in secrets)
+        self._masked.update(secrets)  # settings of a tool that may hold passwords
         for link in links:
             self.show_programs(f"{link}/bin", f"link {os.path.basename(link)}")
         return True
@@ -486,12 +486,12 @@ class _Search:
     def answer(self) -> InSight:
         """Put the answer together."""
         self.go_on()
-        self._masked.update((place, "secrets, by a variable") for place in self.homes.moved_secrets)
+        self._masked.update(self.homes.moved_secrets)
         inside = self._prefixes
         return InSight(
             folders=tuple(sorted(self._folders.items())),
             links=tuple((path, *self._links[path]) for path in sorted(self._links) if not path.startswith(inside)),
-            masked=tuple((path, self._masked[path]) for path in sorted(self._masked) if path.startswith(inside)),
+            masked=tuple(path for path in sorted(self._masked) if path.startswith(inside)),
             watched=self._disk.watched,
         )
 

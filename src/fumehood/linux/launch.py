@@ -267,7 +267,7 @@ def _enter(plan: Plan, channel: int, network: int, *, is_ready: bool) -> None:
     if plan.loopback:
         if plan.privileged or not is_ready:
             namespaces.enter_session(network, privileged=plan.privileged, groups=plan.groups)
-        made = [] if network >= 0 else [namespaces.own_network()]
+        made = [] if network >= 0 else [os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)]
         if plan.listen or plan.resolvers:
             made += namespaces.listeners(plan.listen, plan.resolvers, is_alone=False)
         if made:

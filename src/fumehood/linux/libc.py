@@ -109,9 +109,9 @@ def _packed(*numbers: int) -> bytes:
     return b"".join(number.to_bytes(8, sys.byteorder) for number in numbers)
 
 
-def openat2(directory: int, path: bytes, flags: int, resolve: int, mode: int = 0) -> int:
+def openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
     """Open a path below a directory descriptor under rules of resolution; returns a descriptor."""
-    how = _packed(flags | os.O_CLOEXEC, mode, resolve)
+    how = _packed(flags | os.O_CLOEXEC, 0, resolve)
     return _check(_libc.syscall(_SYS_OPENAT2, directory, path, how, len(how)), path)
 
 

@@ -27,10 +27,7 @@ def enter_namespaces(*, privileged: bool, network: bool = False, groups: tuple[i
     what belongs to an id without a mapping.
     """
     more = libc.CLONE_NEWNS | (libc.CLONE_NEWNET if network else 0)
-    if privileged:
-        libc.unshare(more)
-    else:
-        _enter_user_namespace(more, groups)
+    _unshare(more, groups, privileged=privileged)
     _keep_mounts_apart()
 
 
@@ -38,8 +35,14 @@ def _keep_mounts_apart() -> None:
     libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
 
 
-def _enter_user_namespace(more: int, groups: tuple[int, ...], *, is_inner: bool = False) -> None:
-    """Move into a user namespace, and more; an inner one has the ids of the one around it, where we may give them."""
+def _unshare(more: int, groups: tuple[int, ...], *, privileged: bool, is_inner: bool = False) -> None:
+    """Move into new namespaces, and into a user namespace where we have no privilege.
+
+    An inner one has the ids of the one around it, where we may give them.
+    """
+    if privileged:
+        libc.unshare(more)
+        return
     user, group = os.getuid(), os.getgid()
     own = {"uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
     missing: Sequence[str] = tuple(own)
@@ -66,19 +69,13 @@ def enter_session(network: int, *, privileged: bool, groups: tuple[int, ...] = (
     if network >= 0:
         join_network(network, privileged=privileged)
         return
-    if privileged:
-        libc.unshare(libc.CLONE_NEWNET)
-    else:
-        _enter_user_namespace(libc.CLONE_NEWNET, groups)
+    _unshare(libc.CLONE_NEWNET, groups, privileged=privileged)
     _bring_up_loopback()
 
 
 def enter_inner(*, privileged: bool, groups: tuple[int, ...] = ()) -> None:
     """Move this process, which is in a session's network, into namespaces of its own; it has no say there any more."""
-    if privileged:
-        libc.unshare(libc.CLONE_NEWNS)
-    else:
-        _enter_user_namespace(libc.CLONE_NEWNS, groups, is_inner=True)
+    _unshare(libc.CLONE_NEWNS, groups, privileged=privileged, is_inner=True)
     _keep_mounts_apart()
 
 
@@ -91,11 +88,6 @@ def join_network(network: int, *, privileged: bool) -> None:
         libc.setns(around, libc.CLONE_NEWUSER)
         os.close(around)
     libc.setns(network, libc.CLONE_NEWNET)
-
-
-def own_network() -> int:
-    """Return a descriptor of the network namespace that this process is in."""
-    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _unshared_while(flags: int, map_ids: Callable[[int], Sequence[str]]) -> Sequence[str]:
@@ -279,10 +271,9 @@ def listeners(
 
 
 def _bring_up_loopback() -> None:
-    import _socket  # `socket` takes longer to load than all else that a launch does
     import fcntl
 
-    any_socket = _socket.socket()
+    any_socket = _socket.socket()  # `socket` takes longer to load than all else that a launch does
     name = b"lo".ljust(16, b"\0")
     answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFFLAGS, name + bytes(24))
     flags = int.from_bytes(answer[16:18], sys.byteorder) | _UP

@@ -97,11 +97,6 @@ def may_mount() -> bool:
     return os.geteuid() == 0 and has_capability(_CAP_SYS_ADMIN)
 
 
-def may_map_every_id() -> bool:
-    """Return True if this process is a root that may give a new user namespace all the ids of its own."""
-    return os.geteuid() == 0 and all(map(has_capability, (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)))
-
-
 def has_capability(number: int) -> bool:
     """Return True if this process has a capability in effect."""
     held = read("/proc/self/status").partition("CapEff:")[2].split()
@@ -174,12 +169,6 @@ def _set(setting: str, value: int) -> str:
 def setting(name: str) -> str:
     """Read a setting of the kernel; "" where there is none of this name."""
     return read("/proc/sys/" + name.replace(".", "/"))
-
-
-def explain(complaints: list[str], machine: Host) -> str:
-    """Say in one sentence why no sandbox starts here, with the line that helps."""
-    reason, fix = diagnose(complaints, machine)
-    return f"{reason}{FIX}{fix}" if fix else reason
 
 
 def diagnose(complaints: list[str], machine: Host) -> tuple[str, str]:
@@ -396,11 +385,14 @@ def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
     bwrap, disable_userns = bubblewrap.first_that_starts(working, complaints)
     answer = Host(flatpak=in_flatpak(), container=container_name(), nested=inside_bwrap(), fuse_overlayfs=fuse)
     if not bwrap:
-        return answer.replace(why=explain(complaints, answer))
+        reason, fix = diagnose(complaints, answer)
+        return answer.replace(why=f"{reason}{FIX}{fix}" if fix else reason)
     answer = answer.replace(bwrap=bwrap, disable_userns=disable_userns)
     overlay_bwrap, no_bwrap = bubblewrap.first_that_overlays([bwrap, *working], state_dir, disable_userns)
     sandbox = bubblewrap.sandbox(bwrap, disable_userns=disable_userns)
     privileged = may_mount() and not try_kernel_overlay(state_dir, True, sandbox)
+    # Only such a root may give a new user namespace all the ids of its own.
+    may_map_all = os.geteuid() == 0 and all(map(has_capability, (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)))
     refusals = {
         "kernel": "" if privileged else try_kernel_overlay(state_dir, False, sandbox),
         "bwrap": no_bwrap,
@@ -409,7 +401,7 @@ def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
     return answer.replace(
         overlay_bwrap=overlay_bwrap,
         privileged=privileged,
-        every_id=privileged or may_map_every_id(),
+        every_id=privileged or may_map_all,
         groups=() if refusals["kernel"] or os.geteuid() == 0 else mapped_groups(),
         captures=tuple(name for name in CAPTURES if not refusals.get(name)),
         refusals=tuple(

@@ -35,13 +35,17 @@ if TYPE_CHECKING:
         def interrupt(self) -> None:
             """Send what Ctrl-C would."""
 
-    class Watched(Protocol):
+    class Polled(Protocol):
         """Something else to be read while the command runs."""
 
         def fileno(self) -> int:
             """The descriptor to poll."""
         def drain(self) -> None:
             """Read what there is."""
+
+    class Watched(Polled, Protocol):
+        """What is being written."""
+
         def stop(self) -> None:
             """Read the rest and stop."""
 
@@ -54,28 +58,20 @@ if TYPE_CHECKING:
         def close(self) -> Blocked | None:
             """Stop; return the limit that the kernel had to enforce."""
 
-    class QuestionsOpen(Protocol):
+    class QuestionsOpen(Polled, Protocol):
         """Questions to a person that the command waits for; while one is open, nothing is carried to and fro."""
 
         is_open: bool
         @property
         def waited_s(self) -> float:
             """How long it has waited so far, which is not its own time."""
-        def fileno(self) -> int:
-            """The descriptor to poll."""
-        def drain(self) -> None:
-            """Take note of what was asked and answered."""
         def close(self) -> None:
             """Ask nothing any more."""
 
-    class Partner(Protocol):
-        """The program that a command runs for, where it takes part from another thread."""
+    class Partner(Polled, Protocol):
+        """The program that a command runs for, where it takes part from another thread and may want something."""
 
         asked: str
-        def fileno(self) -> int:
-            """The descriptor to poll: readable when the program wants something."""
-        def drain(self) -> None:
-            """Take note of it."""
         def is_full(self, name: str) -> bool:
             """Whether nothing more of an output, or of CHANGES, is to be read for now."""
 

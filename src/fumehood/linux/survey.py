@@ -142,7 +142,7 @@ class _Survey:
             hidden=self._sight.hidden,
         )  # fmt: skip
         self._watched.add(tools.watched)
-        self._hidden |= {path for path, _ in tools.masked}
+        self._hidden |= set(tools.masked)
         for path, to, why in tools.links:
             self._add(Link(target=path, to=to, why=why))
         for path, why in tools.folders:

@@ -185,9 +185,9 @@ class Room:
         """
         free, entries = self._left(os.fstatvfs(self._tops[0]))
         if free < self._reserve:
-            return limits.disk_full(free)
+            return limits.disk_full(f"only {limits.size_told(free)} left")
         if entries < self._reserved_entries:
-            return limits.disk_crowded(entries)
+            return limits.disk_full(f"room for only {entries} more files")
         if self._limit and self._is_reached(free, entries, unlinked):
             return limits.hit(limits.WRITTEN, self._limit)
         return None

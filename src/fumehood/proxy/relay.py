@@ -170,9 +170,9 @@ class Gone(Exception):
 class Wire:
     """A connection whose next bytes may have been read already."""
 
-    def __init__(self, connection: socket.socket, early: bytes = b"") -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self._early = early
+        self._early = b""
 
     @property
     def is_closed(self) -> bool:
