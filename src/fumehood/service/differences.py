@@ -25,7 +25,7 @@ from fumehood.service.held import trees
 from fumehood.service.restore import versions
 from fumehood.service.settle import chosen
 from fumehood.store.files import Files
-from fumehood.store.search import change_at
+from fumehood.store.records import change_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

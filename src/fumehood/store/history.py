@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 RUNNING, APPLYING = "running", "applying"
 HELD = "held"
 LAST = "last"
+_NOTHING = ((b"", 0), (b"", 0))  # that was printed
 _LIKELY = 10  # runs among which the one that is looked for usually is
 _LATEST = 50  # runs that are asked who made a version
 _ANY_NUMBER = 1 << 62  # above that of any run
@@ -99,10 +100,10 @@ class History:
         """Record a run that a person, or the absence of one, forbade: all at once, for nothing of it ever was."""
         with self.database.transaction() as connection:
             self._begin(connection, project, run, 0)
-            self._end(connection, run, ((b"", 0), (b"", 0)))
+            self._end(connection, run, _NOTHING)
             self.audit.add(connection, run.run, run.state, run.reason)
 
-    def end(self, run: Run, outputs: Sequence[Printed] = ((b"", 0), (b"", 0))) -> None:
+    def end(self, run: Run, outputs: Sequence[Printed] = _NOTHING) -> None:
         """Record how a run ended; an output is its bytes, or none where a file holds them, and its size."""
         with self.database.transaction() as connection:
             self._end(connection, run, outputs)
@@ -244,7 +245,7 @@ class History:
         """Record a run that is done already, all at once: an edit that a client made by itself."""
         with self.database.transaction(durable=True) as connection:
             self._begin(connection, project, run, 0)
-            self._end(connection, run, ((b"", 0), (b"", 0)))
+            self._end(connection, run, _NOTHING)
             self._write_changes(connection, run)
             connection.execute("UPDATE runs SET settled_after = number WHERE id = ?", (run.run,))
             self.audit.add(connection, run.run, run.state, _summary(run))
@@ -306,22 +307,18 @@ class History:
         """
         conditions, values = _within(reaches)
         back, number = _counted_back(name), _number(name)
+        sought: tuple[str | int, ...]
         if number is not None:
-            rows = self.database.rows(
-                f"{_SELECT} WHERE {conditions} AND runs.project_number = ? LIMIT 2", (*values, number)
-            )
+            which, sought = "AND runs.project_number = ? LIMIT 2", (number,)
         elif back is not None:
-            rows = self.database.rows(
-                f"{_SELECT} WHERE {conditions} ORDER BY runs.number DESC LIMIT 1 OFFSET ?", (*values, back)
-            )
+            which, sought = "ORDER BY runs.number DESC LIMIT 1 OFFSET ?", (back,)
         elif not name or not name.isascii():
-            rows = []  # nothing begins every name, and others may be no letters at all, which the database would refuse
+            # Nothing begins every name, and others may be no letters at all, which the database would refuse.
+            which, sought = "AND FALSE", ()
         else:
-            prefix = name.upper()
-            rows = self.database.rows(
-                f"{_SELECT} WHERE {conditions} AND runs.id >= ? AND runs.id < ? ORDER BY runs.id LIMIT 2",
-                (*values, prefix, prefix + "~"),
-            )
+            which = "AND runs.id >= ? AND runs.id < ? ORDER BY runs.id LIMIT 2"
+            sought = name.upper(), f"{name.upper()}~"
+        rows = self.database.rows(f"{_SELECT} WHERE {conditions} {which}", (*values, *sought))
         if not rows:
             raise BadRequest(f"there is no run {printable(name) or 'without a name'}", hint="fumehood log lists them")
         if len(rows) > 1:
@@ -395,11 +392,14 @@ class History:
             run, count = self.find(run.of), count + 1
         return count
 
+    def _forget(self, connection: sqlite3.Connection, run: Run) -> None:
+        connection.execute(f"DELETE FROM changes WHERE run = {_NUMBER}", (run.run,))
+        connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
+
     def withdraw(self, run: Run, reason: str) -> None:
         """Forget a run that changed nothing, and so never was; the audit trail tells of it."""
         with self.database.transaction() as connection:
-            connection.execute(f"DELETE FROM changes WHERE run = {_NUMBER}", (run.run,))
-            connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
+            self._forget(connection, run)
             self.audit.add(connection, run.run, trail.REFUSED, f"{run.command}: {reason}")
 
     def has_told(self, run: Run, hint: str) -> bool:
@@ -412,8 +412,7 @@ class History:
         from fumehood.store import records
 
         with self.database.transaction() as connection:
-            connection.execute(f"DELETE FROM changes WHERE run = {_NUMBER}", (run.run,))
-            connection.execute("DELETE FROM runs WHERE id = ?", (run.run,))
+            self._forget(connection, run)
             for other in others:
                 self._rewrite_changes(connection, other)
                 self.audit.add(connection, other.run, other.state, f"again: {_summary(other)}")
@@ -433,10 +432,9 @@ class History:
 
     def printed(self, run: str, stream: str) -> Iterator[bytes]:
         """Yield all that is kept of what a run printed, byte for byte."""
-        from fumehood.store.records import pieces
+        from fumehood.store.records import printed
 
-        ((data,),) = self.database.rows(f"SELECT {stream} FROM runs WHERE id = ?", (run,))
-        yield from pieces(self.places.output(run, stream)) if data is None else [data]
+        return printed(self.database, self.places, run, stream)
 
     def count_changes(self, runs: Sequence[str]) -> dict[str, dict[str, int]]:
         """Return for each run how many changes of each kind it made."""

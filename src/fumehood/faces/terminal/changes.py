@@ -25,7 +25,7 @@ from fumehood.service import decide, overview
 from fumehood.service.differences import contents, difference_of
 from fumehood.service.overview import Chosen, shown_at
 from fumehood.service.store import Store
-from fumehood.store.search import count_waiting, page_of_changes
+from fumehood.store.records import count_waiting, page_of_changes
 
 _Key = tuple[str, tuple[str, ...], bool]
 

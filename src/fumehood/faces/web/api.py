@@ -24,7 +24,7 @@ from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions
 from fumehood.store.config import file_of, text_of, write_checked
 from fumehood.store.files import Files
-from fumehood.store.search import change_at, count_waiting, page_of_changes, search
+from fumehood.store.records import change_at, count_waiting, page_of_changes, search
 
 _MOST = 200  # in one answer
 # What a field of a request may be, and how OpenAPI calls it.
@@ -115,7 +115,8 @@ def _after(request: Request) -> tuple[int, int]:
 def _runs(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     path = request.query_params.get("project")
     what = views.asked_search(request, house.number_of(path) if path else None)
-    names, before = search(house.store.history, what, most=_limit(request), before=asked_number(request, "before"))
+    store, before = house.store, asked_number(request, "before")
+    names, before = search(store.database, store.places, what, most=_limit(request), before=before)
     return {"runs": [_summary(run) for run in house.store.history.runs(among=names)], "before": before or None}
 
 

@@ -34,7 +34,7 @@ from fumehood.store.drafts import DraftRecord
 from fumehood.store.files import Files, Record
 from fumehood.store.history import Reach
 from fumehood.store.projects import Project
-from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, search
+from fumehood.store.records import Search, change_at, count_waiting, page_of_changes, search
 
 SEARCHED = ("words", "path", "text", "session", "state")
 DRAFT_ACTS = ("apply", "discard", "rebase", "commit")
@@ -58,7 +58,7 @@ _ENDED = ("applied", "held", "undone", "discarded", "empty", "failed", "refused"
 def now(house: House, _request: Request) -> View:
     """What runs now, in every project, and where things stand."""
     store = house.store
-    latest = store.history.runs(among=search(store.history, Search(), most=_LATEST)[0])
+    latest = store.history.runs(among=search(store.database, store.places, Search(), most=_LATEST)[0])
     return "now.html", {
         "title": "Now", "running": house.running(), "projects": store.projects.listed(), "latest": latest,
         "now": time.time(), "sessions": store.sessions.counts()[:_LATEST],
@@ -147,7 +147,7 @@ def history(house: House, request: Request) -> View:
     chosen = next((each for each in projects if each.path == asked_path(request, "project")), None)
     what = asked_search(request, None if chosen is None else chosen.id)
     before = asked_number(request, "before")
-    names, later = search(house.store.history, what, most=_RUNS, before=before)
+    names, later = search(house.store.database, house.store.places, what, most=_RUNS, before=before)
     runs = house.store.history.runs(among=names)
     is_more = bool(request.headers.get("hx-request") and before)
     return "history_rows.html" if is_more else "history.html", {
