@@ -18,7 +18,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-from second_user import CHECKOUT, SCRATCH, TEMPORARY, Account, end_processes_of, second_user, why_no_second_user
+sys.dont_write_bytecode = True  # in the checkout, which tests compare and copy
+from second_user import (  # noqa: E402
+    CHECKOUT,
+    SCRATCH,
+    TEMPORARY,
+    Account,
+    end_processes_of,
+    second_user,
+    why_no_second_user,
+)
 
 CLONE_NEWNS = 0x20000
 MS_REC, MS_PRIVATE = 0x4000, 1 << 18

@@ -546,7 +546,7 @@ def edited(project):
 
 
 def replaced(project):
-    (project / "mine").write_text("new\n")
+    (project / "mine").write_text("mine\n")
     os.rename(project / "mine", project / "changed")
 
 

@@ -10,7 +10,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import LISTING, PATH_ONLY, look, open_below, open_top, stamp_of
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, Parents, look, open_below, open_top, stamp_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -150,7 +150,8 @@ def refreshed(stamp: c.Stamp, top: int, path: str, status: os.stat_result) -> c.
     if not stamp.meaning or now.kind != c.FILE or now.mode != stamp.mode:
         return None
     if len(stamp.meaning) == 2 * _CONTENT_SIZE:
-        now.meaning = _content(top, path, now) if now.size == stamp.size else ""
+        with Parents(top, bounded=False) as tree:
+            now.meaning = _content(tree, path, now) if now.size == stamp.size else ""
     else:
         try:
             with Closing(open_below(top, path, _READING)) as file:
@@ -166,21 +167,28 @@ def note_contents(changes: Sequence[c.Change], layer: int, below: Sequence[int])
     It reads all of them, so only where they are few and small: who changes more is told by times alone. Git touches an
     object that it needs again, so there the time does say something.
     """
-    left = _MOST_READ if len(changes) <= _MOST_FILES else -1
-    for change in (each for each in changes if "objects/" not in each.path):
-        for stamp, tops in ((change.after, (layer,)), (change.before, below)):
-            if stamp is None or stamp.kind != c.FILE or stamp.meaning or stamp.size > left:
-                continue
-            left -= stamp.size
-            stamp.meaning = next(filter(None, (_content(top, change.path, stamp) for top in tops)), "")
+    if len(changes) > _MOST_FILES:
+        return
+    left = _MOST_READ
+    trees = [Parents(top, bounded=False) for top in (layer, *below)]
+    try:
+        for change in (each for each in changes if "objects/" not in each.path):
+            for stamp, places in ((change.after, trees[:1]), (change.before, trees[1:])):
+                if stamp is None or stamp.kind != c.FILE or stamp.meaning or stamp.size > left:
+                    continue
+                left -= stamp.size
+                stamp.meaning = next(filter(None, (_content(tree, change.path, stamp) for tree in places)), "")
+    finally:
+        for tree in trees:
+            tree.close()
 
 
-def _content(top: int, path: str, version: c.Stamp) -> str:
+def _content(tree: Parents, path: str, version: c.Stamp) -> str:
     """Return a digest of all that can be changed of a file, but for its mode and times; nothing of another version."""
     from _blake2 import blake2b  # not by hashlib, which loads much more
 
     try:
-        with Closing(open_below(top, path, _READING)) as file:
+        with Closing(tree.open(path, _READING)) as file:
             status = os.fstat(file)
             if not version.same(stamp_of(status)):
                 return ""

@@ -275,8 +275,9 @@ def scan(
             reading.directory(*reading.merged.pop())
         reading.flag_moved()
         reading.flag_copied_links()
-    note_contents(reading.changes, upper, below)
-    return c.by_path(reading.changes)
+    changes = c.by_path(reading.changes)
+    note_contents(changes, upper, below)
+    return changes
 
 
 class _Scan:
