@@ -35,8 +35,8 @@ def editor(home, project):
     (project / "agent.py").write_bytes(AGENT.read_bytes())
     opened = []
 
-    def start(*options, command=("python3", "agent.py"), cwd=project, env=None):
-        line = [*command_line(), "acp", *options, "--", *command]
+    def start(*options, command=("python3", "agent.py"), cwd=project, env=None, by=()):
+        line = [*by, *command_line(), "acp", *options, "--", *command]
         opened.append(Editor(line, cwd, os.environ | (env or {})))
         return opened[-1]
 
@@ -252,8 +252,9 @@ def test_a_signal_ends_the_agent_as_the_editors_going_does(editor, project):
 NEVER_ENDING = "echo x >made; echo '{\"method\": \"_ready\"}'; sleep 1000"
 
 
-def test_an_agent_that_does_not_end_with_its_input_is_ended_and_has_done_its_work(editor, cli, project):
-    one = editor(command=("sh", "-c", NEVER_ENDING))
+@pytest.mark.parametrize("by", [(), ("sh", "-c", "trap '' INT; \"$@\"", "sh")], ids=["a person", "a script"])
+def test_an_agent_that_does_not_end_with_its_input_is_ended_and_has_done_its_work(editor, cli, project, by):
+    one = editor(command=("sh", "-c", NEVER_ENDING), by=by)
     assert one.next() == {"method": "_ready"}
     one.close()
     assert (project / "made").exists()

@@ -82,6 +82,8 @@ def _stand_between(
         os.dup2(agent_writes, 1)
         for descriptor in (agent_reads, to_agent, from_agent, agent_writes, *editor, ours.detach()):
             os.close(descriptor)
+        # We may end it by this one, which is ignored where a script started the editor in the background.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         _be(lambda: be_agent(theirs.fileno()))
     # Standard output is the editor's alone.
     os.dup2(2, 1)
