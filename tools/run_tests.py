@@ -38,7 +38,7 @@ HALVES = ("first half", "second half")  # of those together
 AGAIN = ""  # whichever are named
 # Where others took so much of the machine's time, what failed may only have been late: a few are tried again, alone.
 MUCH_TAKEN, FEW = 0.1, 30
-WORKERS = 3 + max(2, len(os.sched_getaffinity(0)))  # much of a test is waiting; besides, an ordinary user has two
+WORKERS = 1 + max(2, len(os.sched_getaffinity(0)))  # more are no quicker; besides, an ordinary user has two
 GRACE_S = 15
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 # Program to look for: the Debian package that has it, and what is not tried without it.
