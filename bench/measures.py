@@ -194,10 +194,12 @@ def cold(room: Path) -> Iterator[Figure]:
     # In the cache of whoever runs this: `make clients` puts it there.
     cache = Path(pwd.getpwuid(os.getuid()).pw_dir, ".cache/fumehood")
     codex = next(cache.glob("node-*/node_modules/@openai/codex-linux-*/vendor/*/bin/codex"), None)
-    acts = [quiet([*fumehood_command(), "true"], cwd=project), quiet([sys.executable, "-c", "pass"])]
+    lines = ("true", "date +%N > a")
+    acts = [quiet([sys.executable, "-c", "pass"]), *(quiet([*fumehood_command(), line], cwd=project) for line in lines)]
     acts += [quiet([str(codex), "sandbox", "true"], cwd=project)] if codex else []
-    ours, bare, *native = median_ms(*acts)
+    bare, ours, writing, *native = median_ms(*acts)
     yield Figure("command line: fumehood run -- true", ours, "ms", "python3 -c pass", bare, 4.0)
+    yield Figure("the same where a file is changed, applied and told", writing, "ms", "run -- true", ours, 1.5)
     for other in native:
         yield Figure("the same against Codex", ours, "ms", "codex sandbox true, the native binary", other, 1.0)
 
