@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import forking
+import fumehood
 from forking import Asked
 
 
@@ -85,8 +86,18 @@ class Loaded:
         shutil.rmtree(self._folder)
 
 
-COMMANDS = ("faces.cli.commands", "faces.cli.run", "faces.cli.hook", "service.sandbox")
-SERVER = ("faces.mcp.server",)
+PACKAGES = ("core", "linux", "proxy", "rootfs", "store", "service", "faces/cli")
+
+
+def modules_of(*packages: str) -> tuple[str, ...]:
+    """All that the command line may load late, by the names that `forking.serve` imports them by."""
+    top = Path(fumehood.__path__[0])
+    files = sorted(file for package in packages for file in top.joinpath(package).glob("[!_]*.py"))
+    return tuple(".".join(file.relative_to(top).with_suffix("").parts) for file in files)
+
+
+COMMANDS = modules_of(*PACKAGES)
+SERVER = (*COMMANDS, "faces.mcp.server")
 
 
 @cache
