@@ -127,8 +127,8 @@ def disk_filler_without_a_name(case: Case) -> Plot:
 @attack(RUNNING)
 def disk_filler_of_empty_files(case: Case) -> Plot:
     """Takes a disk's entries by empty files, which have no size."""
-    _limits(case, 'limits.written = "10 MiB"\n')
-    return _holding(case, "mkdir many && seq 30000 | (cd many && xargs touch)", "rm -r many")
+    _limits(case, 'limits.written = "1 MiB"\n')
+    return _holding(case, "mkdir many && seq 4000 | (cd many && xargs touch)", "rm -r many")
 
 
 @attack(RUNNING)
