@@ -361,7 +361,11 @@ def test_without_any_python_one_line_says_what_to_type(project: Path) -> None:
     copy_of_the_checkout(copy)
     # The fixed places would find this machine's Python.
     script = copy / "tools/environment.sh"
-    script.write_text(script.read_text().replace("/usr/bin/python3 /usr/local/bin/python3", ""))
+    text = script.read_text()
+    for place in ("/usr/bin/python3 ", " /usr/local/bin/python3"):
+        assert place in text
+        text = text.replace(place, "")
+    script.write_text(text)
     command, variables = [str(tools / "sh"), str(copy / "fumehood")], {"PATH": str(tools), "HOME": str(project)}
     told = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert told.returncode == 125
@@ -374,6 +378,21 @@ def test_a_cache_inside_the_checkout_is_refused(checkout: Checkout) -> None:
     assert refused.status == 125
     assert "is in the checkout" in refused.stderr
     assert not (checkout.copy / "cache").exists()
+
+
+def test_the_systems_python_is_asked_before_a_version_managers(checkout: Checkout) -> None:
+    needed = "import sys, venv, ensurepip, ssl, sqlite3, ctypes; sys.exit(sys.version_info < (3, 11))"
+    done = subprocess.run(["/usr/bin/python3", "-I", "-c", needed], check=False, capture_output=True)
+    if done.returncode:
+        pytest.skip("the system's Python can't carry Fumehood")
+    tools = checkout.top / "manager"
+    tools.mkdir()
+    (tools / "python3").write_text(f"#!/bin/sh\ntouch '{tools}/asked'\nexec '{sys.executable}' \"$@\"\n")
+    (tools / "python3").chmod(0o700)
+    # A cache that is refused: which Python is used is decided before.
+    cache = str(checkout.copy / "cache")
+    assert checkout.run(XDG_CACHE_HOME=cache, PATH=f"{tools}:{os.environ['PATH']}").status == 125
+    assert not (tools / "asked").exists()
 
 
 @pytest.mark.parametrize(("home", "reason"), [("", "not set"), ("relative", "not an absolute path")])

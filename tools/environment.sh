@@ -44,7 +44,8 @@ print("good", os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     modules="venv ssl sqlite3 ctypes"
     command -v uv >/dev/null || modules="$modules ensurepip"
     lacking=
-    for python in "${FUMEHOOD_PYTHON-}" python3 python3.14 python3.13 python3.12 python3.11 /usr/bin/python3 /usr/local/bin/python3; do
+    # The system's own before a version manager's: it is built with profiles, a tenth quicker here, and it stays.
+    for python in "${FUMEHOOD_PYTHON-}" /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11 /usr/local/bin/python3; do
         [ -n "$python" ] || continue
         # shellcheck disable=SC2086 # several words
         answer=$("$python" -I -c "$probe" $modules 2>/dev/null </dev/null) || answer=
