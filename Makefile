@@ -2,7 +2,7 @@
 
 PYTHON := sh tools/python
 
-.PHONY: test installs mutate lint bench fuzz escape programs stories guard lock clean browser clients conformance suites \
+.PHONY: test installs long mutate lint bench fuzz escape programs stories guard lock clean browser clients conformance suites \
 	site fleet
 
 # On all cores, as root and as an ordinary user at once; make test ARGS='-k undo', or ARGS='-n0 --pdb' to look closer
@@ -12,6 +12,10 @@ test:
 # The tests that make environments and install programs: first uses, frameworks with their suites; needs a package index
 installs:
 	@$(PYTHON) tools/run_tests.py --installs $(ARGS)
+
+# The tests that take seconds each: thousands of files, great depth, many programs at once
+long:
+	@$(PYTHON) tools/run_tests.py --long $(ARGS)
 
 lint:
 	@$(PYTHON) -m ruff check --no-cache .

@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -49,10 +50,16 @@ def exists(dotted: str) -> bool:
     return place.is_dir() or place.with_suffix(".py").is_file()
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All that a file is made of; kept, since several tests look at each."""
+    return list(ast.walk(ast.parse(path.read_bytes())))
+
+
 def imports_of(path: Path) -> Iterator[tuple[int, str]]:
     """Every module of ours that a file imports: in functions and type-only blocks too."""
     package = name_of(path).split(".") if path.name == "__init__.py" else name_of(path).split(".")[:-1]
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -94,7 +101,7 @@ def test_no_imports_form_a_circle() -> None:
 def test_no_two_classes_have_the_same_name() -> None:
     places = defaultdict(list)
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_bytes())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(f"{path.relative_to(CHECKOUT)}:{node.lineno}")
     # Called as Harbor and mini-swe-agent call theirs: a user of one never meets the other.
@@ -105,7 +112,7 @@ def test_no_two_classes_have_the_same_name() -> None:
 def test_names_say_what_they_hold() -> None:
     empty = {"found", "told", "given", "known"}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_bytes())):
+        for node in nodes_of(path):
             names = {getattr(node, field, None) for field in ("id", "arg", "name", "attr")}
             bare = {name.strip("_") for name in names if isinstance(name, str)}
             assert not bare & empty, f"{path.relative_to(CHECKOUT)}:{getattr(node, 'lineno', '')}"
@@ -128,7 +135,7 @@ def test_no_handler_swallows_errors_it_does_not_know() -> None:
     broad = []
     for path in MODULES:
         lines = path.read_text().splitlines()
-        for node in ast.walk(ast.parse(path.read_bytes())):
+        for node in nodes_of(path):
             # A listener may raise anything: where that is meant, the line says so to ruff, and why.
             meant = isinstance(node, ast.ExceptHandler) and "noqa: BLE001" in lines[node.lineno - 1]
             if isinstance(node, ast.ExceptHandler) and is_broad(node) and not meant:

@@ -1,7 +1,8 @@
 """Run the test suite; for root, run what can differ again as an ordinary user, beside it.
 
 To root and to an ordinary user the kernel is not the same: other mount options, attributes and refusals. With
---installs, those tests that make environments and install programs, which otherwise are left out.
+--installs or --long, those tests that make environments and install programs, or that take seconds each; otherwise both
+are left out.
 """
 
 import ctypes
@@ -32,6 +33,9 @@ from second_user import (  # noqa: E402
 CLONE_NEWNS = 0x20000
 MS_REC, MS_PRIVATE = 0x4000, 1 << 18
 NO_TESTS_SELECTED = 5
+# Which tests, as marks: those of an option, and without one all others.
+KINDS = {"--installs": "installs", "--long": "long and not installs"}
+ORDINARY = "not installs and not long"
 # Known to tests/conftest.py: some tests want the machine for themselves.
 TOGETHER, ALONE = "together", "alone"
 HALVES = ("first half", "second half")  # of those together
@@ -76,8 +80,8 @@ class Pass:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one pass, or two for root; fail if any fails."""
-    wanted = "installs" if "--installs" in arguments else "not installs"
-    arguments = [argument for argument in arguments if argument != "--installs"]
+    wanted = next((KINDS[argument] for argument in arguments if argument in KINDS), ORDINARY)
+    arguments = [argument for argument in arguments if argument not in KINDS]
     # So that the set-up is taken back: the user, the copy, the device's mode. In the background, Ctrl-C is ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
@@ -87,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     obstacle = why_no_second_user() if is_root else None
     if obstacle is not None:
         print(f"root only, not again as an ordinary user: {obstacle}", flush=True)
-    if is_root and wanted == "not installs":
+    if is_root and wanted != KINDS["--installs"]:
         put_scratch_in_memory()
     if is_root and obstacle is None:
         passes = as_two_users(wanted, arguments)
@@ -95,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
         passes = as_one_user("root" if is_root else "this user", wanted, arguments)
     if obstacle is not None and must_run:
         passes.append(Pass("an ordinary user", 1, f"every test must run here, but {obstacle}"))
-    return summed_up(passes, selected=bool(arguments) or wanted == "installs")
+    return summed_up(passes, selected=bool(arguments) or wanted != ORDINARY)
 
 
 def summed_up(passes: Sequence[Pass], *, selected: bool) -> int:

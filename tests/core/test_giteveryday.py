@@ -235,6 +235,7 @@ def test_a_submodule_may_lose_its_work_tree_and_get_it_back() -> None:
     assert is_held(file("x/modules/y/.git/config", THERE + setting("core.worktree=../..")))
 
 
+@pytest.mark.long
 def test_a_very_long_configuration_is_judged_at_once() -> None:
     """A comparison of each with each would take minutes."""
     many = range(20_000)

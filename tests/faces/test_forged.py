@@ -80,6 +80,7 @@ def test_an_error_is_known_as_ours(sandbox: Sandbox) -> None:
     assert reader.believed(told, forged) == ["Exit code: 1"]
 
 
+@pytest.mark.long
 def test_thousands_of_held_files_are_a_short_text(sandbox: Sandbox) -> None:
     line = "mkdir -p d/e; cd d; seq 2000 | xargs touch; cd e; seq 2000 | xargs touch"
     run = sandbox.run(f"{line}; cd ../..; {HOOKED}", apply="hold")

@@ -119,6 +119,7 @@ def test_messages_come_from_a_file_too(home: Path, project: Path, test_directory
     assert done.stderr == b""
 
 
+@pytest.mark.long
 def test_answers_to_a_slow_client_arrive_whole(greeted: Server) -> None:
     greeted.begin(99, f"echo begun; exec sleep {LONG}.1")
     # The answers are more than a pipe holds, and none is cut because of the call that is cancelled meanwhile.

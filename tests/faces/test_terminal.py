@@ -67,6 +67,7 @@ def test_output_that_goes_into_a_pipe_keeps_every_byte(cli, project):
     assert cli("run", "--", "cat out").stdout == HOSTILE
 
 
+@pytest.mark.long
 def test_no_name_of_a_file_acts_on_the_terminal(screen, project):
     name = HOSTILE.replace("/", "")
     (project / name).mkdir()

@@ -281,6 +281,7 @@ def test_any_name_is_taken_over_and_comes_back(sandbox: Sandbox, project: Path) 
     assert snapshot(project) == before
 
 
+@pytest.mark.long
 def test_paths_near_the_limit_and_deep_trees_are_taken_over_and_come_back(sandbox: Sandbox, project: Path) -> None:
     # Longer than a path may be, one directory at a time: names of 200 bytes, and 700 of one.
     make = "for n in $(seq {count}); do mkdir {name}; cd {name}; done; echo deep > deep"
@@ -418,6 +419,7 @@ def test_one_file_that_may_not_be_touched_stops_the_whole_apply(sandbox: Sandbox
 # --- the report ---
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_a_long_report_counts_every_deletion(
     cli: Callable[..., "subprocess.CompletedProcess[str]"], project: Path, on_host: Host

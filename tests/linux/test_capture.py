@@ -484,6 +484,7 @@ def test_what_is_written_to_a_hard_link_reaches_every_name(hood: Sandbox, projec
         assert (project / other).read_text() == "a\n"
 
 
+@pytest.mark.long
 def test_many_files(hood: Sandbox, project: Path) -> None:
     shell("for d in 0 1 2 3 4 5 6 7 8 9; do mkdir $d; for f in $(seq 100); do echo $d > $d/$f; done; done", project)
     command = "for d in 0 1 2 3 4; do rm $d/1; for f in $(seq 50 100); do echo new > $d/$f; done; done; cp -r 9 new"

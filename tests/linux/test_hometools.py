@@ -490,6 +490,7 @@ def test_odd_things_among_programs_are_passed_over(place):
     assert folders(place, look(place, "bin")) == {"bin"}
 
 
+@pytest.mark.long
 def test_many_programs_are_not_all_read(place):
     (place.home / "bin").mkdir()
     (place.home / "all").mkdir()

@@ -231,6 +231,7 @@ def test_nested_directories_made_at_once_are_all_found(hood: Hood) -> None:
     assert not hood.monitor.incomplete
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 def test_thousands_of_files_are_told_one_by_one(hood: Hood) -> None:
     write(hood.project, *(f"lots/{number % 20}/{number}" for number in range(1000)))
@@ -326,6 +327,7 @@ def test_names_are_any_bytes(layer: Hood) -> None:
     assert [path for _, path in layer.monitor.paths("added")] == names
 
 
+@pytest.mark.long
 def test_lost_events_are_made_up_for_by_listing(layer: Hood) -> None:
     queue = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if queue > 100_000:

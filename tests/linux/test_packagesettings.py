@@ -389,6 +389,7 @@ def test_yarn_finds_the_same_registries(version: str, person: Person) -> None:
         assert "corp.example.org" in person.told(person.bare, [yarn, "config", "get", "npmScopes"])
 
 
+@pytest.mark.long
 def test_maven_asks_the_same_mirror(person: Person) -> None:
     maven = program("mvn")
     person.write({".m2/settings.xml": MAVEN})

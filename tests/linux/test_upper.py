@@ -398,6 +398,7 @@ def test_a_file_that_may_not_be_read_is_told_by_its_metadata(trees):
     assert trees.told() == []
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_twenty_thousand_entries_are_each_told_once(trees):
     for number in range(100):

@@ -12,4 +12,4 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.timeout(900)]
 class TestStories(Machine.TestCase):
     """A bounded number of them; `make stories` plays many more."""
 
-    settings = settings(max_examples=25 if os.geteuid() == 0 else 10, stateful_step_count=15, derandomize=True)
+    settings = settings(max_examples=15 if os.geteuid() == 0 else 8, stateful_step_count=15, derandomize=True)

@@ -313,6 +313,7 @@ def test_a_new_tree_deeper_than_a_path_can_say_is_applied_and_undone(sandbox, pr
     assert os.listdir(project) == [name]
 
 
+@pytest.mark.long
 def test_changes_at_the_end_of_a_deep_tree_are_applied_and_undone(sandbox, project, chain):
     name, depth = chain
     write = "os.close(os.open('old', os.O_CREAT, dir_fd=here))"
@@ -531,6 +532,7 @@ def test_what_was_held_and_thrown_away_does_not_hinder_the_undo(sandbox, project
     assert snapshot(project) == partly
 
 
+@pytest.mark.long
 def test_a_deep_tree_with_one_held_link_is_judged_in_reasonable_time(sandbox, project):
     code = deep(str(project), "d", 1500, "os.symlink('/etc', 'out', dir_fd=here)", make=True)
     run = sandbox.run(["python3", "-I", "-S", "-c", code])

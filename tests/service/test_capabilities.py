@@ -73,6 +73,7 @@ def test_the_text_tells_a_model_what_it_needs(cli: Cli, tree: Path, home: Path) 
     assert "64 GiB a file, 64 GiB written in all, 90 seconds a command.\n" in text
 
 
+@pytest.mark.long
 def test_only_versions_are_remembered_and_only_of_files_that_are_as_they_were(
     cli: Cli, tree: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +109,7 @@ def test_the_shell_that_reads_a_line_is_named_and_limits_are_said_in_units_peopl
     assert answer["limits_told"]["memory"].endswith("iB")
 
 
+@pytest.mark.long
 def test_a_program_gets_them_as_the_command_line_does(cli: Cli, sandbox: Sandbox) -> None:
     facts = sandbox.capabilities()
     assert {**facts} == told(cli)

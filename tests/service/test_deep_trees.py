@@ -56,6 +56,7 @@ def _removed(project: Path) -> Iterator[None]:
     project.mkdir()
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.parametrize("way", ["kernel", "fuse", "copy"], indirect=True)
 def test_a_deep_tree_is_applied_held_and_undone_like_any_other(way: str, project: Path) -> None:
@@ -84,6 +85,7 @@ def test_a_deep_tree_whose_directories_are_closed_to_their_owner(sandbox: Sandbo
     assert entries_below(project) == 2 * _DEEP
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_a_tree_beyond_the_limit_is_kept_and_that_is_said(sandbox: Sandbox, store: Store, project: Path) -> None:
     command = nest(DEEPEST + 200)
@@ -101,6 +103,7 @@ def test_a_tree_beyond_the_limit_is_kept_and_that_is_said(sandbox: Sandbox, stor
     assert not layer.exists()
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_a_tree_beyond_the_limit_is_kept_where_fumehood_was_stopped_too(
     sandbox: Sandbox, store: Store, known: Project, project: Path
@@ -122,6 +125,7 @@ def test_a_tree_beyond_the_limit_is_kept_where_fumehood_was_stopped_too(
     assert not Path(layer.upper).exists()
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_what_is_nested_beyond_any_limit_can_be_removed(test_directory: Path) -> None:
     above = open_top(str(test_directory))
@@ -168,6 +172,7 @@ def make_deep(directory: Path, depth: int) -> None:
     os.close(here)
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.parametrize("layers", [0, 2])
 def test_twice_the_depth_takes_twice_the_work(
@@ -220,6 +225,7 @@ def test_to_look_through_twice_the_depth_takes_twice_the_work(
     assert all(0 < twice < 3 * once for once, twice in work.values()), work
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_what_lies_beyond_any_limit_is_looked_at_too(test_directory: Path) -> None:
     make_deep(test_directory / "tree", DEEPEST + 300)
@@ -230,6 +236,7 @@ def test_what_lies_beyond_any_limit_is_looked_at_too(test_directory: Path) -> No
     os.close(above)
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_a_scan_records_the_files_of_a_deep_tree(store: Store, known: Project, project: Path) -> None:
     make_deep(project / "tree", _DEEP)

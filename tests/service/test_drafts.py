@@ -286,6 +286,7 @@ def test_a_run_of_a_draft_is_not_applied_by_itself(sandbox: Sandbox) -> None:
         sandbox.apply(run)
 
 
+@pytest.mark.long
 def test_many_runs_are_folded_and_still_show_the_same(sandbox: Sandbox, project: Path) -> None:
     draft = sandbox.draft("one")
     for n in range(40):

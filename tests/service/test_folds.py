@@ -52,6 +52,7 @@ def seen_by_a_command(sandbox: Sandbox) -> dict[str, object]:
     return kinds_and_contents(heard(seen.stdout[seen.stdout.index("{") :]))
 
 
+@pytest.mark.long
 def test_a_project_works_however_many_runs_wait(sandbox: Sandbox, furnished: Path) -> None:
     for number in range(_MANY):
         assert sandbox.run(f"echo {number} >> a", apply="hold").state == "held"
@@ -63,6 +64,7 @@ def test_a_project_works_however_many_runs_wait(sandbox: Sandbox, furnished: Pat
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["kernel", "bwrap", "fuse", "copy"], indirect=True)
 def test_folded_runs_are_seen_and_decided_like_single_ones(way: str, furnished: Path, test_directory: Path) -> None:
     beside = test_directory / "beside"

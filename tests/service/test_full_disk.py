@@ -190,7 +190,11 @@ def test_a_disk_that_was_too_small_from_the_start_is_told(told):
 @pytest.mark.namespaces
 @pytest.mark.parametrize(
     ("left", "what"),
-    [(0, "bytes"), (60 << 10, "bytes"), (600 << 10, "bytes"), (2100 << 10, "bytes"), (5, "entries"), (300, "entries")],
+    [
+        (0, "bytes"), pytest.param(60 << 10, "bytes", marks=pytest.mark.long), (600 << 10, "bytes"),
+        pytest.param(2100 << 10, "bytes", marks=pytest.mark.long), (5, "entries"),
+        pytest.param(300, "entries", marks=pytest.mark.long),
+    ],
 )  # fmt: skip
 def test_a_command_begins_with_room_for_its_end_or_not_at_all(told, left, what):
     told(EVERY_PHASE, str(left), what)

@@ -144,7 +144,9 @@ def waiting(run: Run) -> dict[str, str]:
     return {change.path: f"{change.verdict}: {change.reason}" for change in run.changes if change.verdict != "applied"}
 
 
-@pytest.mark.parametrize("shape", [BESIDE, INSIDE, LINKED], indirect=True)
+@pytest.mark.parametrize(
+    "shape", [BESIDE, *(pytest.param(shape, marks=pytest.mark.long) for shape in (INSIDE, LINKED))], indirect=True
+)
 def test_an_ordinary_day_of_git_is_held_nowhere(
     hood: Sandbox, host: Git, project: Path, remote: Path, library: Path
 ) -> None:

@@ -321,6 +321,7 @@ def test_descriptors_beyond_a_thousand_are_no_trouble(box, web):
     assert run.stdout == "hello\nhello\n", run.output
 
 
+@pytest.mark.long
 def test_many_runs_at_once_each_have_their_own(home, project, web, other):
     place = f"127.0.0.1:{web.port}"
     results = []

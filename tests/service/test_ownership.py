@@ -229,6 +229,7 @@ def test_who_may_write_a_root_tree_is_root_there_and_is_pretended_to(
         assert run.stdout == ("750 0\n" if status == 0 else "")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ownership", ["pretend", "refuse"])
 def test_the_capabilities_say_that_owners_are_not_changed(ownership: str, cli: Cli, home: Path, project: Path) -> None:
     (home / ".config/fumehood").mkdir(exist_ok=True)

@@ -49,6 +49,7 @@ def test_no_planted_secret_is_in_sight(sandbox, home):
     assert not [mark for mark in marks if mark in environment]
 
 
+@pytest.mark.long
 def test_every_tool_works(sandbox, home):
     hood, planted = sandbox
     assert len(planted.tools) >= 30

@@ -91,6 +91,7 @@ def with_npm_package(project):
 # --- the tools ---
 
 
+@pytest.mark.long
 def test_npm_installs_with_a_cache_and_leaves_the_home_alone(sandbox, project, untouched):
     with_npm_package(project)
     before = untouched()
@@ -102,6 +103,7 @@ def test_npm_installs_with_a_cache_and_leaves_the_home_alone(sandbox, project, u
     assert "index-v5" in done(sandbox.run("npx --version; ls $npm_config_cache/_cacache")).stdout
 
 
+@pytest.mark.long
 def test_pip_installs_a_wheel_and_does_not_miss_its_cache(sandbox, project, untouched):
     wheel(project)
     # Not what stands in for it on PATH: that may have business of its own after an install.

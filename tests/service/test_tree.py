@@ -187,6 +187,7 @@ def wheel(at: Path) -> Path:
     return made
 
 
+@pytest.mark.long
 def test_python_works_and_pip_installs_into_the_project(home: Path, project: Path, python_tree: Path) -> None:
     tree = python_tree
     wheel(project)
