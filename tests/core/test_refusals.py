@@ -27,6 +27,7 @@ from fumehood.core.limits import overflows
         ("mv: cannot move 'a' to '/srv/a': Read-only file system", "/srv/a"),
         ("Error: EROFS: read-only file system, rename '/p/a' -> '/srv/a'", "/srv/a"),
         ("cp: cannot create regular file 'x/y': Read-only file system", "x/y"),
+        ("fatal: cannot lock ref 'r/x': Unable to create '/p/../srv/./f.lock': Read-only file system", "/srv/f.lock"),
         ("Read-only file system", "a path"),
     ],
 )

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from fumehood import BadRequest, Sandbox, UndoRefused
+from fumehood import BadRequest, Policy, Sandbox, UndoRefused
 from fumehood.service.opened import OpenedStore
 from fumehood.service.projects import git_directory
 from snapshots import heard, snapshot, told
@@ -45,6 +45,36 @@ def test_without_a_root_of_its_own_another_directory_can_not_be_written(sandbox,
     assert "Read-only file system" in run.stderr
     assert {change.path for change in run.changes} == {"f"}
     assert os.listdir(second) == []
+
+
+@sandboxed
+def test_what_could_be_a_root_is_named_with_the_line_that_makes_it_one(sandbox, project, second):
+    (project / "sub").mkdir()
+    for command in (f"touch {second}/f", "touch ../second/f", f"cd /; touch {project}/sub/../../second/f"):
+        run = sandbox.run(command)
+        assert [each.detail for each in run.blocked] == [f"{second}/f"]
+        assert run.blocked[0].hint.endswith(f"to let commands write it: fumehood roots add {second}")
+    for command in ("touch /usr/lib/x", "cd /usr; touch x", f"touch {second.parent}/f"):
+        assert "roots add" not in sandbox.run(command).blocked[0].hint
+
+
+@sandboxed
+def test_a_push_to_a_repository_that_is_only_shown_says_what_allows_it(add_root, project, home):
+    remote = home / "far" / "remote.git"
+    subprocess.run(["git", "init", "-q", "--bare", remote], check=True)
+    address = os.path.relpath(remote, project)
+    made = "git init -q; git -c user.name=a -c user.email=a@b commit -q --allow-empty -m x; mkdir sub"
+    subprocess.run(f"{made}; git remote add far {address}", shell=True, cwd=project, check=True)
+    with Sandbox(project, policy=Policy(show=(f"{home}/far",))) as sandbox:
+        for cwd, name in ((".", "far"), ("sub", "far"), (".", f"file://{remote}")):
+            run = sandbox.run(f"git push {name} HEAD:refs/heads/new", cwd=cwd)
+            assert [(each.what, each.detail) for each in run.blocked] == [("write", str(remote))]
+            assert run.blocked[0].hint.endswith(f"fumehood roots add {remote}")
+        told = sandbox.run(f"touch {remote}/x").blocked
+        assert told[0].hint.endswith(f"fumehood roots add {home}/far")
+    add_root(remote)
+    with Sandbox(project) as sandbox:
+        assert sandbox.run("git push far HEAD:refs/heads/new").exit_code == 0
 
 
 @sandboxed

@@ -91,29 +91,39 @@ _QUOTED = re.compile(r"""(?<!\w)(?:'(.+?)'|"(.+?)"|`(.+?)['`]|\u2018(.+?)\u2019)
 _BARE = re.compile(r"(?<!\S)/[^\s:;,()]+")
 _OF_APK = ("Unable to lock database", "apk database")  # it does not say where that is
 _APK_DATABASE = "/lib/apk/db"
+# git says neither what was refused there nor why.
+_NO_ROOM_FOR_OBJECTS = "unable to create temporary object directory"
+_PUSHED_TO = re.compile("^error: failed to push some refs to '(?:file://)?([^:]+)'$")
 _TMP = "/tmp"  # noqa: S108 - as the command sees it
 _MOST_REFUSED = 3  # paths that are named
 
 
 def refused_writes(
-    text: str, writable: Sequence[str], remedy: str = "", home: str = "", *, is_limited: bool = False
-) -> tuple[Blocked, ...]:
+    text: str, writable: Sequence[str], remedy: str = "", home: str = "", *,
+    is_limited: bool = False, helping: Callable[[str], tuple[str, str]] = lambda path: (path, ""),
+) -> tuple[Blocked, ...]:  # fmt: skip
     """Name what a command could not write; `writable` is what it may, as it sees it.
 
     `home` is a home that is out of sight but for its tools. `is_limited` tells that whoever ran it let it write less
-    than the project has.
+    than the project has. `helping` returns which path a printed one means, and what to type to have it written there.
     """
-    lines = [line for line in text[-LOOKED_AT:].splitlines() if len(line) < _LONGEST_LINE and _READ_ONLY.search(line)]
-    paths = dict.fromkeys(path for line in lines for path in _refused_in(_colourless(line), (*writable, _TMP)))
-    places = f"{', '.join(writable)} and {_TMP}" if writable else _TMP
-    hint = f"outside the project everything is read-only; a command may write {places}{remedy}"
-    if is_limited:
-        hint = f"this run was limited: it may write {places} only; run it without write=, --write or --read-only"
-    of_tools = "tools of the home are read-only to commands; install and update them outside the hood"
-    return tuple(
-        Blocked(what="write", detail=path, hint=of_tools if home and path.startswith(f"{home}/") else hint)
-        for path in list(paths)[:_MOST_REFUSED]
+    lines = [_colourless(line) for line in text[-LOOKED_AT:].splitlines() if len(line) < _LONGEST_LINE]
+    named = dict.fromkeys(
+        path for line in lines if _READ_ONLY.search(line) for path in _refused_in(line, (*writable, _TMP))
     )
+    if any(_NO_ROOM_FOR_OBJECTS in line for line in lines):
+        named |= dict.fromkeys(match[1] for line in lines if (match := _PUSHED_TO.search(line)))
+    places = f"{', '.join(writable)} and {_TMP}" if writable else _TMP
+    outside = "outside the project everything is read-only"
+    otherwise = f"{outside}; a command may write {places}{remedy}"
+    limited = f"this run was limited: it may write {places} only; run it without write=, --write or --read-only"
+    of_tools = "tools of the home are read-only to commands; install and update them outside the hood"
+    blocked = []
+    for path, line in dict.fromkeys(map(helping, list(named)[:_MOST_REFUSED])):
+        is_tool = home and path.startswith(f"{home}/")
+        hint = f"{outside}; {line}" if line else of_tools if is_tool else otherwise
+        blocked.append(Blocked(what="write", detail=path, hint=limited if is_limited else hint))
+    return tuple(blocked)
 
 
 def _refused_in(line: str, writable: Sequence[str]) -> list[str]:
@@ -128,6 +138,7 @@ def _refused_in(line: str, writable: Sequence[str]) -> list[str]:
     if not paths:
         # The first of several parts is mostly the program's own name.
         paths = [path for part in parts[1:] or parts for path in _BARE.findall(part)]
+    paths = [os.path.normpath(path) if path.startswith("/") else path for path in paths]
     outside = [path for path in paths if path.startswith("/") and not is_in(path, writable)]
     # A name that is not absolute is the last word before the reason.
     return outside or paths[:1] or [last.rpartition(" ")[2] or "a path"]

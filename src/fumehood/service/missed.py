@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 
 from fumehood.core.limits import OUTPUT, hit, may_be_cut_off, overflows
+from fumehood.core.masks import is_in
 from fumehood.core.network import FULL, Network
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import quoted
+from fumehood.errors import BadRequest
 from fumehood.store.database import shortage
 
 TYPE_CHECKING = False
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from fumehood.service.surroundings import World
 
 _MOST_NAMED = 3
+_OF_THE_SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/nix", "/proc", "/run", "/sbin", "/sys", "/usr")
 _ASKING = "fumehood ask"  # what a command of a session can type
 
 
@@ -39,7 +42,7 @@ def missed(
     home = "" if ended.seen is None else ended.seen.home
     complaints = run.stdout if run.one_stream else run.stderr
     blocked += (_missing_root(run, can_ask=seat is not None) if run.exit_code else ()) or (
-        _refused(run, complaints, world, home, can_ask=seat is not None)
+        _refused(place, run, complaints, world, home, can_ask=seat is not None)
     )
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
         blocked += _unreached(run, network, hosts, ended.outcome.exit.tries, _ASKING if seat else "")
@@ -78,14 +81,44 @@ def lacked_room(run: Run, state: str) -> str:
     return may_be_cut_off(complaints, disk.f_bavail * disk.f_frsize, shortage(state, part=2))
 
 
-def _refused(run: Run, complaints: str, world: World, home: str, *, can_ask: bool) -> tuple[Blocked, ...]:
+def _refused(
+    place: Workplace, run: Run, complaints: str, world: World, home: str, *, can_ask: bool
+) -> tuple[Blocked, ...]:
     """Tell what a command could not write."""
-    if "ead-only" not in complaints and "EROFS" not in complaints:
+    if not any(words in complaints for words in ("ead-only", "EROFS", "temporary object directory")):
         return ()
     from fumehood.core.hints import refused_writes
 
+    writable = world.writable(run.roots)
+    how = f"to ask the person for it: {_ASKING} --write" if can_ask else "to let commands write it: fumehood roots add"
+
+    def helping(path: str) -> tuple[str, str]:
+        if world.tree is not None:
+            return path, ""
+        # What git names is relative to the top of the work tree.
+        ways = (os.path.normpath(os.path.join(base, path)) for base in (run.cwd, run.project))
+        meant = next((way for way in ways if os.path.isdir(os.path.dirname(way)) and not is_in(way, writable)), path)
+        directory = _addable(place, meant, home)
+        return meant, f"{how} {quoted(directory)}" if directory else ""
+
     remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if can_ask else world.remedy
-    return refused_writes(complaints, world.writable(run.roots), remedy, home, is_limited=world.write is not None)
+    limited = world.write is not None
+    return refused_writes(complaints, writable, remedy, home, is_limited=limited, helping=helping)
+
+
+def _addable(place: Workplace, path: str, home: str) -> str:
+    """Return the directory that could be made a root to have a path written; nothing where none should."""
+    shown = [each for each in place.policy.show if is_in(path, (each,))]
+    inside = os.path.realpath(os.path.dirname(path))
+    if not os.path.isabs(path) or (not shown and is_in(inside, (*_OF_THE_SYSTEM, *([home] if home else ())))):
+        return ""
+    is_repository = any(os.path.isdir(f"{path}/{name}") for name in ("objects", ".git"))
+    for directory in ([path] if is_repository else [*sorted(shown, key=len, reverse=True), inside]):
+        try:
+            return place.store.projects.new_root(place.project, directory)
+        except BadRequest:
+            continue
+    return ""
 
 
 def _unreached(run: Run, network: Network, hosts: tuple[str, ...], tries: int, asking: str) -> tuple[Blocked, ...]:
