@@ -197,7 +197,7 @@ def test_where_the_desktop_knows_no_markup_words_are_as_they_are(
 ) -> None:
     shows = showing("actions")
     notifier = notify(bus)
-    assert eventually(lambda: desk.is_attended)
+    assert eventually(lambda: desk.is_attended_for("/work"))
     asking = Asking(desk, HOSTILE)
     assert "<a href='file:///x'>click</a> & " in shows.heard("shown")["body"]
     assert desk.waiting()[0].answer(False)
@@ -230,11 +230,11 @@ def test_a_button_that_somebody_else_claims_was_pressed_answers_nothing(
 def test_without_notifications_nobody_is_present_until_they_are_back(
     desktop: Program, desk: Desk, showing: Showing
 ) -> None:
-    assert desk.is_attended
+    assert desk.is_attended_for("/work")
     desktop.kill()
-    assert eventually(lambda: not desk.is_attended)
+    assert eventually(lambda: not desk.is_attended_for("/work"))
     back = showing()
-    assert eventually(lambda: desk.is_attended)
+    assert eventually(lambda: desk.is_attended_for("/work"))
     asking = Asking(desk, SIX)
     back.send("ActionInvoked", "us", back.heard("shown")["shown"], DENY_ONCE)
     assert asking.answer == DENY_ONCE
@@ -250,7 +250,7 @@ def test_at_its_end_it_closes_what_it_shows_and_nobody_is_present(
     notifier.send_signal(number)
     assert notifier.wait(LONG_S) == 0
     assert desktop.heard("closed")["closed"] == shown["shown"]
-    assert not desk.is_attended
+    assert not desk.is_attended_for("/work")
     assert desk.waiting()[0].answer(DENY_ONCE)
     assert asking.answer == DENY_ONCE
 
@@ -282,4 +282,4 @@ def test_where_nothing_shows_notifications_it_says_so(home: Path, bus: str, show
     showing("body")
     notifier = notify(bus)
     assert "nothing that shows notifications with buttons" in notifier.communicate(timeout=LONG_S)[1]
-    assert not desk.is_attended
+    assert not desk.is_attended_for("/work")

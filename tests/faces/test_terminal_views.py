@@ -505,13 +505,13 @@ def test_without_the_extra_review_asks_line_by_line_and_watch_says_how_to_get_it
 
 def test_whoever_watches_is_at_the_desk(home: Path, project: Path, opened: OpenedStore) -> None:
     desk = Desk(opened.places)
-    assert not desk.is_attended
+    assert not desk.is_attended_for(str(project))
     with Screen(project, "watch") as screen:
         screen.wait_for("Nothing runs.")
-        assert desk.is_attended
+        assert desk.is_attended_for(str(project))
         screen.type("q")
         screen.end()
-    assert eventually(lambda: not desk.is_attended)
+    assert eventually(lambda: not desk.is_attended_for(str(project)))
 
 
 def test_ctrl_z_leaves_the_terminal_and_the_desk_until_the_shell_goes_on(
@@ -528,11 +528,11 @@ def test_ctrl_z_leaves_the_terminal_and_the_desk_until_the_shell_goes_on(
 
         assert eventually(is_stopped)
         assert screen.modes() == screen.before
-        assert not desk.is_attended
+        assert not desk.is_attended_for(str(project))
         screen.shown = b""
         os.kill(screen.process.pid, signal.SIGCONT)
         for words in ("Nothing runs.", "4 History"):  # all of it, although nothing is new
             screen.wait_for(words)
-        assert eventually(lambda: desk.is_attended)
+        assert eventually(lambda: desk.is_attended_for(str(project)))
         screen.type("q")
         assert screen.end() == 0

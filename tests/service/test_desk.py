@@ -16,11 +16,13 @@ import pytest
 
 import fumehood
 from conftest import command_line
+from fumehood.core.network import EVERY_HOST
 from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, NOBODY, Question, apply_question, network_question
 from fumehood.core.wording import Item
 from fumehood.service.ask import Asked, ask_all
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
+from fumehood.service.overview import missed_questions
 from patience import LONG_S, eventually
 
 HOSTILE = Question(
@@ -140,13 +142,13 @@ def test_an_interrupt_while_a_question_is_laid_down_is_an_interrupt(
 
 def test_somebody_who_leaves_is_no_longer_present(desk: Desk) -> None:
     somebody = person(ALLOW_ONCE)
-    assert desk.is_attended
+    assert desk.is_attended_for("/work")
     somebody.kill()
     somebody.communicate()
-    assert not desk.is_attended
+    assert not desk.is_attended_for("/work")
     with desk.attend():
-        assert desk.is_attended
-    assert not desk.is_attended
+        assert desk.is_attended_for("/work")
+    assert not desk.is_attended_for("/work")
 
 
 # ---- A program that answers.
@@ -184,7 +186,7 @@ def test_a_program_answers_what_others_ask_each_once_and_is_present_meanwhile(pr
                 questions.close()
         asking.join()
     assert outcomes == [True, False]
-    assert not desk.is_attended
+    assert not desk.is_attended_for(str(project))
 
 
 def test_a_program_with_an_event_loop_answers_its_own_commands_too(project: Path, desk: Desk) -> None:
@@ -205,7 +207,7 @@ def test_a_program_with_an_event_loop_answers_its_own_commands_too(project: Path
 
     run = asyncio.run(main())
     assert (run.output, run.hosts) == ("ran\n", ("example.org",))
-    assert not desk.is_attended
+    assert not desk.is_attended_for(str(project))
 
 
 def test_who_answers_for_one_project_is_nobody_for_another(project: Path, desk: Desk, test_directory: Path) -> None:
@@ -225,10 +227,10 @@ def test_who_answers_for_one_project_is_nobody_for_another(project: Path, desk: 
 def test_who_lets_go_of_the_questions_is_no_longer_present(project: Path, desk: Desk) -> None:
     with fumehood.Sandbox(project) as sandbox:
         questions = sandbox.open_questions()
-        assert desk.is_attended
+        assert desk.is_attended_for(str(project))
         del questions
         gc.collect()
-        assert not desk.is_attended
+        assert not desk.is_attended_for(str(project))
 
 
 def test_every_question_that_was_missed_has_the_line_that_allows_it(
@@ -261,3 +263,50 @@ def test_every_question_that_was_missed_has_the_line_that_allows_it(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, start_new_session=True, check=False
         )
         assert (done.returncode, NOBODY in done.stderr) == (126, True), done
+
+
+def test_what_was_missed_is_listed_until_it_is_allowed(project: Path, home: Path, test_directory: Path) -> None:
+    second, third = test_directory / "second", test_directory / "third"
+    for each in (second, third, home / "notes", home / ".config/fumehood"):
+        each.mkdir(parents=True)
+    store = OpenedStore()
+    configuration = home / ".config/fumehood/config.toml"
+
+    def listed() -> list[str]:
+        return [each.target for each in reversed(missed_questions(store, str(project)))]
+
+    with fumehood.Sandbox(project) as sandbox:
+        held = sandbox.run("mkdir -p .git/hooks; echo x > .git/hooks/pre-commit; chmod +x .git/hooks/pre-commit")
+        for ask in (
+            lambda: sandbox.run("true", network=True),
+            lambda: sandbox.run("true", network=["a.example.org", "b.example.org"]),
+            lambda: sandbox.run("true", write=[second]),
+            lambda: sandbox.add_root(third),
+            lambda: sandbox.request_access(host="c.example.org"),
+            lambda: sandbox.request_access(show="~/notes"),
+            lambda: sandbox.require(apply_question(held)),
+        ):
+            with pytest.raises(fumehood.Refused):
+                ask()
+        names = [EVERY_HOST, "a.example.org\nb.example.org", str(second), str(third)]
+        names += ["c.example.org", str(home / "notes"), held.run]
+        assert listed() == names
+        sandbox.discard(held)
+        configuration.write_text('hosts = ["a.example.org", "c.example.org"]\nshow = ["~/notes"]\n')
+        assert listed() == names[:4]
+        for root in (second, third):
+            store.projects.add_root(store.projects.open(str(project)), str(root))
+        configuration.write_text('hosts = ["*.example.org"]\nshow = ["~/notes"]\n')
+        assert listed() == names[:1]
+        configuration.write_text('network = "full"\nshow = ["~/notes"]\n')
+        assert listed() == []
+
+
+def test_what_was_missed_and_is_answered_later_is_missed_no_more(project: Path) -> None:
+    with fumehood.Sandbox(project) as alone, pytest.raises(fumehood.Refused):
+        alone.run("true", network=["example.org"])
+    store = OpenedStore()
+    assert len(store.grants.missed()) == 1
+    with fumehood.Sandbox(project, ask=lambda _: False) as sandbox, pytest.raises(fumehood.Refused):
+        sandbox.run("true", network=["example.org"])
+    assert store.grants.missed() == []

@@ -218,10 +218,10 @@ def test_whoever_is_present_may_die_at_any_moment_and_is_then_gone(desk: Desk) -
     def attended(call: int) -> bool:
         def attend() -> None:
             with desk.attend():
-                assert desk.is_attended
+                assert desk.is_attended_for("/work")
 
         is_done = killed_at(call, attend)
-        assert not desk.is_attended
+        assert not desk.is_attended_for("/work")
         endings.update(name.rpartition(".")[2] for name in left_on(desk))
         for name in left_on(desk):
             os.utime(f"{OpenedStore().places.desk}/{name}", (1, 1))  # a while ago
@@ -274,7 +274,7 @@ def test_a_page_that_is_loaded_anew_finds_the_question_again(desk: Desk) -> None
         asking = Asking(desk)
         assert eventually(desk.waiting)
         (before,) = desk.waiting()
-    assert not desk.is_attended
+    assert not desk.is_attended_for("/work")
     with Desk(OpenedStore().places).attend():
         (after,) = Desk(OpenedStore().places).waiting()
         assert (after.id, after.question, after.asked_at) == (before.id, before.question, before.asked_at)

@@ -76,6 +76,13 @@ class Question(Value):
         return self.what, self.project, self.target
 
     @property
+    def wanted(self) -> str:
+        """What would have to be allowed for it not to be asked: hosts, one to a line; a path; a run."""
+        if self.what == NETWORK:
+            return "\n".join(self.details)
+        return self.about if self.what == ROOT and self.about else self.target
+
+    @property
     def options(self) -> tuple[str, ...]:
         """The answers that make sense here, allowing ones first."""
         if self.one_time_only:

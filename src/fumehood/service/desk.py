@@ -75,11 +75,6 @@ class Desk:
     def __init__(self, places: Places) -> None:
         self._directory = places.desk
 
-    @property
-    def is_attended(self) -> bool:
-        """True if somebody is present, for whatever project."""
-        return any(whose is not None for whose in map(self._locked, self._names(_PRESENT)))
-
     def is_attended_for(self, project: str) -> bool:
         """Return True if somebody is present who would see a question of a project."""
         wanted = (b"", os.fsencode(project))

@@ -6,8 +6,11 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 
-from fumehood.core.changes import APPLIED, Change
+from fumehood.core import questions
+from fumehood.core.changes import APPLIED, HELD, Change
 from fumehood.core.hunks import MARKS
+from fumehood.core.masks import is_in
+from fumehood.core.network import EVERY_HOST, FULL, NONE, decided
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
@@ -17,8 +20,10 @@ from fumehood.linux.process import is_first_inside, number_in
 from fumehood.linux.usage import descendants
 from fumehood.service import decide, now
 from fumehood.service.layers import INIT
+from fumehood.service.permission import widened
 from fumehood.service.store import Store
 from fumehood.service.undo import refuse_beforehand, to_redo, undo
+from fumehood.store.audit import Missed
 from fumehood.store.config import file_of, text_of
 from fumehood.store.history import CHECKPOINT, LAST, Reach
 from fumehood.store.projects import Project
@@ -288,3 +293,29 @@ def _all_or_none(
             undo(store, project, back, by=by)
         raise UndoRefused(f"{refusal}: {error.message}", hint=error.hint or "the project is as it was") from error
     return done
+
+
+# ---- What was asked when nobody was there.
+
+def missed_questions(store: Store, project: str = "") -> list[Missed]:
+    """Return the questions that found nobody and would still be asked, the latest first; of one project, or of all."""
+    return [each for each in store.grants.missed(project) if not _is_allowed(store, each)]
+
+
+def _is_allowed(store: Store, missed: Missed) -> bool:
+    """Return True if what was asked for needs nobody's word any more."""
+    if missed.what == questions.UNSANDBOXED:
+        return store.grants.find((missed.what, missed.project, missed.target)) == questions.ALLOW
+    if missed.what == questions.APPLY_HELD:
+        return not any(run.state == HELD for run in store.history.runs(among={missed.target}))
+    if not os.path.isdir(missed.project):
+        return False
+    project = store.projects.open(missed.project, register=False)
+    if missed.what in (questions.ROOT, questions.LINKED_ROOT):
+        return is_in(missed.target, project.roots)
+    policy = widened(store.policy_of(project), store.grants.allowed(project.path, ""))
+    if missed.what == questions.SHOW:
+        return is_in(missed.target, policy.show)
+    hosts = tuple(missed.target.split("\n"))
+    asked = decided(FULL, (), policy) if hosts == (EVERY_HOST,) else decided(NONE, hosts, policy)
+    return not asked.to_ask

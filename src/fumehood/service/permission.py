@@ -78,6 +78,8 @@ class Permissions:
         reply = ask_all((*self._others, Desk(self._store.places)), question, self._patience_s, cancelled)
         if reply.reason in (questions.NOBODY, questions.TOO_LATE, questions.CANCELLED):
             self._store.grants.miss(question)
+        else:
+            self._store.grants.meet(question)
         verdict, scope = questions.verdict(reply.answer), questions.scope(reply.answer)
         if scope == questions.SESSION and self._session is not None and not question.is_lasting:
             self._session[question.key] = verdict

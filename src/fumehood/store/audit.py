@@ -188,6 +188,7 @@ class Missed(Value):
     at: float
     what: str
     project: str
+    target: str  # what would have to be allowed: hosts, a path, a run
     text: str
     command: str
     directory: str
@@ -228,27 +229,27 @@ class Grants:
 
     def miss(self, question: Question) -> None:
         """Note a question that found nobody; the same one again takes the place of the first."""
+        key = (question.what, question.project, question.wanted)
         values = (storable(question.text), storable(question.command), os.fsencode(question.directory))
-        ahead = storable(question.remedy or question.ahead)
         with self.database.transaction() as connection:
-            connection.execute(
-                "DELETE FROM missed"
-                " WHERE what = ? AND project = ? AND text = ? AND ahead = ? OR id <= (SELECT max(id) FROM missed) - ?",
-                (question.what, os.fsencode(question.project), values[0], ahead, _MOST_MISSED),
-            )
+            connection.execute(*_forgetting(question))
+            connection.execute("DELETE FROM missed WHERE id <= (SELECT max(id) FROM missed) - ?", (_MOST_MISSED,))
             connection.execute(
                 "INSERT INTO missed (at, what, project, target, text, command, directory, ahead)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (time.time(), *_row(question.key), *values, ahead),
+                (time.time(), *_row(key), *values, _ahead(question)),
             )
+
+    def meet(self, question: Question) -> None:
+        """Note that a question found somebody, as it may not have done before."""
+        self.database.write(*_forgetting(question))
 
     def missed(self, project: str = "") -> list[Missed]:
         """Return the questions that found nobody, the latest first; of one project, or of all."""
         query = f"SELECT {', '.join(Missed._fields)} FROM missed WHERE ? IN (x'', project) ORDER BY id DESC"
         missed = map(Missed.from_row, self.database.rows(query, (os.fsencode(project),)))
-        return [
-            each.replace(project=os.fsdecode(each.project), directory=os.fsdecode(each.directory)) for each in missed
-        ]
+        names = ("project", "target", "directory")
+        return [each.replace(**{name: os.fsdecode(getattr(each, name)) for name in names}) for each in missed]
 
     def forget_missed(self, number: int) -> bool:
         """Forget a question that found nobody; False if it is not there."""
@@ -266,6 +267,15 @@ class Grants:
             raise BadRequest(f"there is no grant {number}", hint="fumehood grants list shows them")
         self.database.write("DELETE FROM grants WHERE id = ?", (number,), durable=True)
         return grant
+
+
+def _forgetting(question: Question) -> tuple[str, tuple[str | bytes, ...]]:
+    values = question.what, os.fsencode(question.project), storable(question.text), _ahead(question)
+    return "DELETE FROM missed WHERE what = ? AND project = ? AND text = ? AND ahead = ?", values
+
+
+def _ahead(question: Question) -> str:
+    return storable(question.remedy or question.ahead)
 
 
 def _row(key: Key) -> tuple[str, bytes, bytes]:

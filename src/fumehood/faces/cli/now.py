@@ -30,6 +30,7 @@ from fumehood.faces.cli.telling import line_of, numbered, tell_run
 from fumehood.service import loopback, now
 from fumehood.service.ask import settle_access
 from fumehood.service.desk import Desk, OpenQuestion
+from fumehood.service.overview import missed_questions
 from fumehood.service.permission import Permissions, widened
 from fumehood.service.settle import FAILED
 from fumehood.service.undo import has_backups
@@ -191,7 +192,7 @@ def _status(context: Context) -> int:
     running = now.running(store, context.reach, reach)
     network = policy.network if policy.network != "none" or not policy.hosts else "hosts"
     is_agent = bool(options.only_session)
-    missed = [] if is_agent else store.grants.missed(project.path)
+    missed = [] if is_agent else missed_questions(store, project.path)
     asked = [] if is_agent else Desk(store.places).waiting()
     questions = [each for each in asked if each.question.project in ("", project.path)]
     drafts = store.drafts.open_ones(project.id)

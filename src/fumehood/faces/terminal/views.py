@@ -185,7 +185,7 @@ class QuestionsView(Acting):
 
     def look(self) -> Callable[[], None] | None:
         """Read what is asked, and what was, if there is anything new."""
-        waiting, missed = self._desk.waiting(), self.store.grants.missed()
+        waiting, missed = self._desk.waiting(), overview.missed_questions(self.store)
         is_shown = [each.id for each in waiting] == [each.id for each in self._open] and missed == self._missed
         return None if is_shown else lambda: self._show(waiting, missed)
 

@@ -167,7 +167,7 @@ def _waiting(house: House, request: Request, _body: dict[str, Any]) -> dict[str,
 
 
 def _questions(house: House, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    missed = [each.fields() for each in house.store.grants.missed()]
+    missed = [each.fields() for each in overview.missed_questions(house.store)]
     return {"questions": [each.as_dict() for each in house.desk.waiting()], "missed": missed}
 
 

@@ -67,7 +67,7 @@ def now(house: House, _request: Request) -> View:
 
 def questions(house: House, _request: Request) -> View:
     """What is asked now, and what found nobody."""
-    return "questions.html", {"title": "Questions", "missed": house.store.grants.missed()}
+    return "questions.html", {"title": "Questions", "missed": overview.missed_questions(house.store)}
 
 
 def waiting(house: House, request: Request) -> View:
