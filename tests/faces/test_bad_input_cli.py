@@ -258,3 +258,18 @@ def test_what_nobody_foresaw_is_one_line_unless_somebody_looks_for_it(
         assert done.returncode == 125
         assert "something unexpected happened: ModuleNotFoundError" in done.stderr
         assert ("Traceback" in done.stderr, len(done.stderr.splitlines()) >= lines) == (bool(debug), True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--draft", "", "--", "touch b"], ["run", "--session=", "--", "touch b"], ["run", "--cwd", ""],
+        ["run", "--write", "", "--", "touch b"], ["run", "--root=", "--", "touch b"], ["export", "last", "-o", ""],
+        ["export", "last", "--patch", "--output="], ["ask", "--show", ""], ["ask", "--write="],
+        ["status", "--project="],
+    ],
+)  # fmt: skip
+def test_an_option_without_a_value_means_nothing_else(words: list[str], cli: Cli, applied: str, project: Path) -> None:
+    before = snapshot(project), sorted(project.parent.iterdir())
+    assert refused(cli(*words))[0].endswith(" needs a value")
+    assert (snapshot(project), sorted(project.parent.iterdir())) == before

@@ -78,6 +78,18 @@ def test_changes_go_to_another_copy_of_the_project_and_are_judged_there(
         assert snapshot(other) == before
 
 
+def test_what_can_not_be_put_in_its_place_leaves_nothing(project: Path, test_directory: Path) -> None:
+    (test_directory / "place").mkdir()
+    with Sandbox(project, session="s") as sandbox:
+        run = sandbox.run("echo x > f")
+        before = sorted(test_directory.iterdir())
+        with pytest.raises(BadRequest, match=r"can't be written: Is a directory"):
+            sandbox.export(run, test_directory / "place")
+    with pytest.raises(BadRequest):
+        export(OpenedStore(), run, str(test_directory / "signed"), key=str(test_directory / "no-such-key"))
+    assert sorted(test_directory.iterdir()) == before
+
+
 def test_other_tools_read_a_bundle(project: Path, other: Path, test_directory: Path) -> None:
     need(shutil.which("umoci") is not None, "umoci is not installed")
     layout, file = test_directory / "layout", test_directory / "fix.tar"

@@ -103,3 +103,19 @@ def test_paths_in_a_row_are_each_checked_as_one(sandbox: Sandbox):
     with pytest.raises(BadRequest, match=r"paths can't be b'c'"):
         sandbox.undo(run, "a", "b", b"c")
     assert len(sandbox.undo(run, "a", "b", force=True).changes) == 2
+
+
+def test_an_empty_path_means_no_place_and_never_another_one(sandbox: Sandbox, project, monkeypatch, test_directory):
+    run = sandbox.run("touch a")
+    monkeypatch.chdir(test_directory)
+    before = sorted(test_directory.iterdir())
+    for take in (
+        lambda: sandbox.export(run, ""), lambda: sandbox.draft("d").export(""), lambda: sandbox.import_bundle(""),
+        lambda: sandbox.run("touch b", write=[""]), lambda: sandbox.run("touch b", write=""),
+        lambda: sandbox.run("touch b", cwd=""), lambda: sandbox.add_root(""),
+        lambda: sandbox.write_file("", "x"), lambda: sandbox.restore(""), lambda: sandbox.undo(run, ""),
+    ):  # fmt: skip
+        with pytest.raises(BadRequest, match=r"^\w+ can't be ''$"):
+            take()
+    assert (sorted(test_directory.iterdir()), sorted(project.iterdir())) == (before, [project / "a"])
+    assert [each["path"] for each in sandbox.files("")] == ["a"]

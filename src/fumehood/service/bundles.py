@@ -18,7 +18,8 @@ import stat
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any
 
 from fumehood.core import changes as c
@@ -105,17 +106,29 @@ def export(store: Store, run: Run, path: str, *, key: str = "", may_be_empty: bo
         "format": FORMAT, "run": run.run, "command": run.command, "exit_code": run.exit_code,
         "started_at": run.started_at, "base": base,
     }  # fmt: skip
+    with _written_whole(path) as file, tempfile.TemporaryFile(dir=store.places.state) as layer:
+        unpacked = _write_layer(store, run, changes, layer)
+        _write_image(file, layer, unpacked, report, key)
+    return len(changes)
+
+
+@contextmanager
+def _written_whole(path: str) -> Iterator[IO[bytes]]:
+    """Write a file beside its place, and put it there when it is whole; else nothing is left of it."""
     spare = f"{path}.new"
     try:
-        with open(spare, "xb") as file, tempfile.TemporaryFile(dir=store.places.state) as layer:
-            unpacked = _write_layer(store, run, changes, layer)
-            _write_image(file, layer, unpacked, report, key)
-        os.rename(spare, path)
+        file = open(spare, "xb")  # noqa: SIM115 - closed before it is put in its place
+        try:
+            with file:
+                yield file
+            os.rename(spare, path)
+        except BaseException:
+            os.unlink(spare)
+            raise
     except FileExistsError as error:
         raise BadRequest(f"{spare} is there already", hint="remove it, or choose another name") from error
     except OSError as error:
         raise BadRequest(f"{path} can't be written: {error.strerror}", hint="choose another place") from error
-    return len(changes)
 
 
 def _refuse_what_stays(run: Run, changes: Sequence[c.Change], *, may_be_empty: bool = False) -> None:

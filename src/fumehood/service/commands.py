@@ -65,7 +65,8 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_path(value: Any) -> bool:
-    return _is_text(value.__fspath__() if isinstance(value, os.PathLike) else value)
+    text = value.__fspath__() if isinstance(value, os.PathLike) else value
+    return _is_text(text) and text != ""
 
 
 def _is_count(value: Any) -> bool:
@@ -110,10 +111,10 @@ _KINDS: dict[str, Kind] = {
 @cache
 def _rules(
     function: Callable[..., object], options_of: Callable[..., object] | None
-) -> tuple[list[str], list[str], dict[str, tuple[Kind, bool]]]:
+) -> tuple[list[str], list[str], dict[str, tuple[Kind, object]]]:
     """Return a function's parameters by place, that for all further ones, and what those take that can be checked.
 
-    True: or None. Read when it is called first: most of a face's methods never are.
+    With what each is where it is left out. Read when it is called first: most of a face's methods never are.
     """
     parameters = inspect.signature(function).parameters.values()
     has_options = any(each.kind is each.VAR_KEYWORD for each in parameters)
@@ -122,7 +123,7 @@ def _rules(
         said = str(each.annotation)
         kind = _KINDS.get(said.removesuffix(" | None"))
         if kind is not None:
-            kinds[each.name] = kind, said.endswith(" | None")
+            kinds[each.name] = kind, None if said.endswith(" | None") else each.default
     by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
     return by_place, [each.name for each in parameters if each.kind is each.VAR_POSITIONAL], kinds
 
@@ -134,8 +135,9 @@ def checked_arguments(function: Checked, options_of: Callable[..., object] | Non
         by_place, several, kinds = _rules(function, options_of)
         names = chain(by_place, cycle(several))
         for name, value in (*zip(names, arguments, strict=False), *options.items()):
-            (is_right, said), may_lack = kinds.get(name, ((None, ""), True))
-            if is_right is not None and not (value is None and may_lack) and not is_right(value):
+            (is_right, said), without = kinds.get(name, ((None, ""), None))
+            is_left_out = value is without or (value == "" and without == "")
+            if is_right is not None and not is_left_out and not is_right(value):
                 raise BadRequest(f"{name} can't be {value!r:.100}", hint=said)
 
     if inspect.iscoroutinefunction(function):

@@ -220,7 +220,10 @@ class _Parser(argparse.ArgumentParser):
                 begun = [each for name, each in self._option_string_actions.items() if name.startswith(word)]
                 action = self._option_string_actions.get(word) or (begun[0] if begun else None)
                 takes_value = action is not None and action.nargs is None
-                options += [word, *itertools.islice(left, 1 if takes_value else 0)]
+                values = list(itertools.islice(left, 1 if takes_value else 0))
+                if "" in values or (word.startswith("--") and word.endswith("=")):
+                    self.error(f"argument {word.rstrip('=')}: expected one argument")
+                options += [word, *values]
             else:
                 others.append(word)
         return options + others

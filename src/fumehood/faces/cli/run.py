@@ -102,9 +102,10 @@ def parse(
         if word in _FLAGS or word in flags:
             options.flags.add(word)
         elif name in _VALUES or name in more:
-            if not equals and not waiting:
+            value = value if equals or not waiting else waiting.pop(0)
+            if not value:  # a variable that is not set, for the most part: never something else in its place
                 raise BadRequest(f"{name} needs a value", hint="fumehood run --help")
-            options.values.setdefault(name, []).append(value if equals else waiting.pop(0))
+            options.values.setdefault(name, []).append(value)
         elif word.startswith("-"):
             near = meant(name, (_FLAGS | _VALUES | more | flags) - _OF_THE_HOOK)
             hint = near or "fumehood run --help; the command goes after --"
