@@ -13,6 +13,7 @@ import pytest
 
 from conftest import need
 from fumehood import Run, Sandbox, UndoRefused
+from fumehood.linux import gitobjects
 from fumehood.service.store import Store
 
 pytestmark = pytest.mark.namespaces
@@ -59,6 +60,24 @@ def test_a_commit_over_a_held_index_waits_with_it(repository: Path) -> None:
     assert git(repository, "ls-files").split() == ["a", "b"]
     assert git(repository, "status", "--porcelain") == ""
     assert is_sound(repository)
+
+
+def test_an_undo_reads_other_refs_once_for_what_needs_them_and_once_for_its_own_undo(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    content = gitobjects._content
+
+    def reading(top: int, path: str, status: os.stat_result) -> bytes:
+        read.append(path)
+        return content(top, path, status)
+
+    with Sandbox(repository) as sandbox:
+        git(repository, "branch", "other")
+        run = sandbox.run("echo a > a; git add a; git commit -qm a")
+        monkeypatch.setattr(gitobjects, "_content", reading)
+        sandbox.undo(run)
+    assert read.count(".git/refs/heads/other") == 2
 
 
 def test_undo_leaves_objects_that_a_person_has_built_on(repository: Path) -> None:

@@ -196,16 +196,18 @@ def repositories_of(roots: Sequence[str], changes: Sequence[c.Change]) -> set[tu
 
 def refs_of(root: str, git: str) -> dict[str, bytes]:
     """Return a digest of each ref and HEAD, and what tells versions of an index, a log or a list apart."""
+    with Closing(open_top(root)) as top:
+        named = _naming_objects(top, _inside(root, git))
+        return {path: _version(top, path, status, is_cache=is_cache) for path, status, is_cache in named}
+
+
+def _version(top: int, path: str, status: os.stat_result, *, is_cache: bool) -> bytes:
+    """Return what tells a version of what names objects from another."""
+    if is_cache:
+        return f"{status.st_size} {status.st_mtime_ns}".encode()
     import hashlib
 
-    refs: dict[str, bytes] = {}
-    with Closing(open_top(root)) as top:
-        for path, status, is_cache in _naming_objects(top, _inside(root, git)):
-            if is_cache:
-                refs[path] = f"{status.st_size} {status.st_mtime_ns}".encode()
-            else:
-                refs[path] = hashlib.blake2b(_content(top, path, status), digest_size=16).digest()
-    return refs
+    return hashlib.blake2b(_content(top, path, status), digest_size=16).digest()
 
 
 def _inside(root: str, git: str) -> str:
@@ -253,18 +255,24 @@ def heads_in_the_way(roots: Sequence[str], changes: Sequence[c.Change], noted: R
         git = _inside(roots[root], place)
         if (root, join(git, "HEAD")) not in noted:
             continue  # that was before HEADs were noted
-        now = refs_of(roots[root], place)
         with Closing(open_top(roots[root])) as top:
             for tree in (git, *_work_trees(top, git)):
                 head, log, index = (join(tree, name) for name in ("HEAD", "logs/HEAD", INDEX))
                 is_index_alone = (root, index) in paths and (root, log) not in paths
-                if is_index_alone and now.get(log) != noted.get((root, log)):
+                if is_index_alone and _is_another(top, log, noted.get((root, log)), is_cache=True):
                     moved.append((root, log))
                     continue
-                is_moved = (root, head) not in paths and now.get(head) != noted.get((root, head))
+                is_moved = (root, head) not in paths and _is_another(top, head, noted.get((root, head)))
                 if is_moved and (is_index_alone or (root, join(git, _branch(top, head))) in paths):
                     moved.append((root, head))
     return moved
+
+
+def _is_another(top: int, path: str, noted: bytes | None, *, is_cache: bool = False) -> bool:
+    status = _status(top, path)
+    if status is None or stat.S_ISDIR(status.st_mode):
+        return noted is not None
+    return noted != _version(top, path, status, is_cache=is_cache)
 
 
 def _work_trees(top: int, git: str) -> list[str]:
