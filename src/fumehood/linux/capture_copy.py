@@ -27,7 +27,7 @@ from fumehood.linux.layer import (
     unmark,
     whiteout,
 )
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.nofollow import (
     LISTING,
     Loosened,
@@ -214,10 +214,9 @@ class _Distilling:
 
     def __init__(self, layer: Layer, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._merged = Loosened(open_top(layer.merged))
-        self._upper = Loosened(open_top(layer.upper))
-        self._lowers = [open_top(path) for path in layer.lowers]
-        self._originals = Stack(self._lowers)
+        self._tops = Descriptors(map(open_top, (layer.merged, layer.upper, *layer.lowers)))
+        self._merged, self._upper = Loosened(self._tops[0]), Loosened(self._tops[1])
+        self._originals = Stack(self._tops[2:])
         self._made: dict[str, int] = {"": stat.S_IMODE(os.fstat(self._merged.top).st_mode)}
         self._open: tuple[str, int] | None = None
 
@@ -228,8 +227,7 @@ class _Distilling:
         self._originals.restore()
         for each in (self._merged, self._upper):
             each.let_go()
-        for top in (self._merged.top, self._upper.top, *self._lowers):
-            os.close(top)
+        self._tops.close()
 
     def distil(self) -> None:
         """Compare directory by directory, then close up the layer's directories, the deepest first."""

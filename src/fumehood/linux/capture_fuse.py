@@ -24,7 +24,7 @@ from fumehood.linux.layer import (
     unmark,
     whiteout,
 )
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import Loosened, is_whiteout, join, look, open_top, split
 from fumehood.linux.probe import may_mount
@@ -67,17 +67,13 @@ def mount(layer: Layer) -> None:
             f"fuse-overlayfs can't write to {place}: there is a colon or a backslash in it",
             hint="name another place for Fumehood's records: export XDG_STATE_HOME=/some/directory",
         )
-    lowers = [open_top(path) for path in layer.lowers]
     with tempfile.TemporaryFile(dir=os.path.dirname(layer.upper)) as output:
-        try:
+        with Descriptors(map(open_top, layer.lowers)) as lowers:
             daemon = subprocess.Popen(
                 _command(layer, lowers), cwd=os.path.dirname(layer.upper), pass_fds=lowers,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "LC_ALL": "C"},
                 start_new_session=True,  # Ctrl-C is for us, not for the mount that the command stands on
             )  # fmt: skip
-        finally:
-            for fd in lowers:
-                os.close(fd)
         _daemons[layer.merged] = daemon
         is_serving = False
         try:
@@ -200,10 +196,11 @@ def _end(daemon: subprocess.Popen[bytes]) -> None:
 
 def normalise(layer: Layer) -> None:
     """Put the layer into the form that the kernel leaves, and drop what fuse-overlayfs adds to it."""
-    lowers: list[int] = []
     try:
-        lowers += map(open_top, layer.lowers)
-        with Closing(open_top(layer.upper)) as top, Loosened(top) as opened, Stack(lowers) as stack:
+        with (
+            Descriptors(map(open_top, layer.lowers)) as lowers,
+            Closing(open_top(layer.upper)) as top, Loosened(top) as opened, Stack(lowers) as stack,
+        ):  # fmt: skip
             waiting = [("", True)]
             while waiting:
                 waiting += _normalise_directory(opened, stack, *waiting.pop())
@@ -212,9 +209,6 @@ def normalise(layer: Layer) -> None:
             f"cannot collect what the command wrote to {layer.root}: {error.strerror}",
             hint="nothing was taken over; fumehood clean frees what is no longer needed",
         ) from error
-    finally:
-        for lower in lowers:
-            os.close(lower)
 
 
 def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: bool) -> list[tuple[str, bool]]:

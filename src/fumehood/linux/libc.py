@@ -9,6 +9,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from ctypes import c_char, c_char_p, c_int, c_long, c_uint, c_ulong, c_void_p
     from typing import Any
 else:
@@ -226,6 +227,29 @@ class Closing:
 
     def __exit__(self, *_error: object) -> None:
         os.close(self._fd)
+
+
+class Descriptors(list[int]):
+    """Descriptors that are closed together: by `close`, at the end of a `with` block, or when one can't be opened."""
+
+    def __init__(self, opening: Iterable[int] = ()) -> None:
+        super().__init__()
+        try:
+            self.extend(opening)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Descriptors:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of all."""
+        while self:
+            os.close(self.pop())
 
 
 def read_all(fd: int) -> bytes:

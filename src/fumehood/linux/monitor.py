@@ -18,7 +18,7 @@ import inotify_simple  # type: ignore[import-untyped,unused-ignore]
 
 from fumehood.core.changes import ABSENT, DIRECTORY, WHITEOUT
 from fumehood.linux.layer import OPAQUE_MARKS, is_opaque
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.nofollow import (
     PATH_ONLY,
     entries,
@@ -92,12 +92,7 @@ class WatchedLayer:
 
     def open(self) -> None:
         """Open both top directories."""
-        self.project_fd = open_top(os.fsdecode(self.root))
-        try:
-            self.upper_fd = open_top(os.fsdecode(self.upper))
-        except OSError:
-            self.close()
-            raise
+        self.project_fd, self.upper_fd = Descriptors(map(open_top, map(os.fsdecode, (self.root, self.upper))))
 
     def close(self) -> None:
         """Let go of them; what was told stays."""

@@ -12,7 +12,7 @@ import time
 from fumehood.core import limits
 from fumehood.core.limits import MEMORY, PROCESSES
 from fumehood.linux.confine import memory_limit
-from fumehood.linux.libc import Closing, read
+from fumehood.linux.libc import Closing, Descriptors, read
 from fumehood.linux.nofollow import Parents, open_top
 from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
 
@@ -161,7 +161,7 @@ class Room:
     """
 
     def __init__(self, places: Sequence[str], limit: int, *, empty: bool) -> None:
-        self._tops = [open_top(place) for place in places]
+        self._tops = Descriptors(map(open_top, places))
         self._limit = limit
         self._before: int | None = 0 if empty else None
         self._measured = 0
@@ -212,8 +212,7 @@ class Room:
     def close(self) -> None:
         """Let go of the layers."""
         self._walk = None
-        for top in self._tops:
-            os.close(top)
+        self._tops.close()
 
     @staticmethod
     def _left(disk: os.statvfs_result) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux import nofollow
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import leave_theirs, refs_of, repositories_of
+from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
 from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
@@ -149,15 +150,13 @@ def _is_cut_off(error: Exception, changes: Sequence[c.Change], roots: Sequence[s
 
 
 def _is_there(root: str, directory: str) -> bool:
-    top = open_top(root)
-    try:
-        os.close(open_below(top, directory))
-    except OSError as error:
-        if error.errno not in NO_WAY:
-            raise
-        return False
-    finally:
-        os.close(top)
+    with Closing(open_top(root)) as top:
+        try:
+            os.close(open_below(top, directory))
+        except OSError as error:
+            if error.errno not in NO_WAY:
+                raise
+            return False
     return True
 
 
@@ -293,7 +292,7 @@ class Between:
         self._uppers = uppers
         self._run = run
         self._staging: dict[int, Staging] = {}
-        self._descriptors: list[int] = []
+        self._descriptors = Descriptors()
         self.has_originals = False  # in the staging directories, and nowhere else
 
     def open(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
@@ -322,8 +321,8 @@ class Between:
             note_refs(self._uppers[0], refs)
 
     def _open(self, number: int) -> tuple[int, int]:
-        layer, live = open_top(self._uppers[number]), open_top(self._roots[number])
-        self._descriptors += [layer, live]
+        self._descriptors += map(open_top, (self._uppers[number], self._roots[number]))
+        layer, live = self._descriptors[-2:]
         if not can_rename(layer, live):
             self._staging[number] = Staging(self._uppers[number], live, self._run)
         return layer, live
@@ -389,9 +388,8 @@ class Between:
             sides.close()
         for staging in self._staging.values():
             staging.close(remove=not self.has_originals)
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self.sides, self._staging, self._descriptors = {}, {}, []
+        self._descriptors.close()
+        self.sides, self._staging = {}, {}
 
 
 _now: tuple[Sized, int] = (), 0

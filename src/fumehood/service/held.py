@@ -16,7 +16,7 @@ from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux import held_layers
 from fumehood.linux.held_layers import fold
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.nofollow import looks, open_top, remove_tree
 from fumehood.linux.steps import give_back
 from fumehood.service import layers as layering
@@ -366,9 +366,5 @@ def fold_root(target: str, trees: Sequence[str], *, goes: bool = False) -> None:
     if not trees:
         return
     os.mkdir(target, 0o700)
-    tops = [open_top(path) for path in (target, *trees)]
-    try:
+    with Descriptors(map(open_top, (target, *trees))) as tops:
         fold(tops[0], tops[1:], goes=goes)
-    finally:
-        for top in tops:
-            os.close(top)

@@ -13,7 +13,7 @@ from fumehood.errors import FumehoodError
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.gitindex import SeenIndexes
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
 from fumehood.store.places import Places, has_entries
@@ -249,8 +249,7 @@ def scanned(
             continue
         from fumehood.linux.layer import scan
 
-        tops = [open_top(layer.upper), *(open_top(each) for each in _left_of(layer))]
-        try:
+        with Descriptors(map(open_top, (layer.upper, *_left_of(layer)))) as tops:
             changes = scan(number, *tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
             is_linked = any(change.before is not None and change.before.links > 1 for change in changes)
             if is_linked and whole and not is_in_use:
@@ -258,9 +257,6 @@ def scanned(
 
                 changes = keep_links(changes, *tops)
             scanned_changes += changes
-        finally:
-            for top in tops:
-                os.close(top)
     return scanned_changes
 
 

@@ -20,7 +20,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, TooDeep
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.layer import whiteout
-from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
     Loosened,
     is_whiteout,
@@ -278,12 +278,9 @@ def _is_taken_back(between: Between, step: Step) -> bool:
 def _clear(store: Store, run: Run) -> None:
     """Remove copies that were made on the way."""
     for upper in store.uppers(run):
-        above = open_top(os.path.dirname(upper))
-        try:
+        with Closing(open_top(os.path.dirname(upper))) as above:
             for name in (APART, HOME, SETTLED):
                 remove_tree(above, name)
-        finally:
-            os.close(above)
 
 
 def _tidy(store: Store, run: Run, steps: Sequence[Step], left: set[int]) -> None:
@@ -293,14 +290,11 @@ def _tidy(store: Store, run: Run, steps: Sequence[Step], left: set[int]) -> None
         mine = [change for change in inflight if change.root == number]
         if not mine:
             continue
-        layer = open_top(upper)
-        try:
+        with Closing(open_top(upper)) as layer:
             _name_again(layer, mine)
             if run.act == "run":
                 taken = [step for step in steps if step.change.root == number and step.act == TAKE]
                 _whiteouts(layer, [step for step in taken if id(step) not in left])
-        finally:
-            os.close(layer)
 
 
 def _name_again(layer: int, changes: Sequence[c.Change]) -> None:

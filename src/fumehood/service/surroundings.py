@@ -16,6 +16,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture, user_name
 from fumehood.linux.hostview import HostViews, kernel_masks
+from fumehood.linux.libc import Descriptors
 from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Operation, Proc, Tmpfs, View, sealed
 from fumehood.linux.namespaces import Layer, mounts_inside
 from fumehood.linux.nofollow import open_top
@@ -555,10 +556,8 @@ def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
 
     from fumehood.linux.layer import Stack
 
-    tops = [open_top(path) for path in layer.lowers]
-    stack = Stack(tops)
     seen = []
-    try:
+    with Descriptors(map(open_top, layer.lowers)) as tops, Stack(tops) as stack:
         for name in names:
             above, _, last = name.rpartition("/")
             try:
@@ -568,8 +567,4 @@ def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
                 continue
             if status is not None and (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
                 seen.append((name, stat.S_ISDIR(status.st_mode)))
-    finally:
-        stack.restore()
-        for top in tops:
-            os.close(top)
     return seen

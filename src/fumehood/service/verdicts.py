@@ -32,7 +32,7 @@ from fumehood.linux.capture import (
     user_name,
 )
 from fumehood.linux.git_includes import links_and_end
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, mounts_below
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
 from fumehood.linux.ways_in import (
@@ -182,7 +182,7 @@ class _Sources:
         self._number = number
         self._root = root
         self._planned = planned
-        self._tops = open_top(upper), open_top(root)
+        self._tops = Descriptors(map(open_top, (upper, root)))
         self._layer, self._live = Parents(self._tops[0]), Parents(self._tops[1])
 
     def facts(self, change: c.Change) -> Facts:
@@ -225,8 +225,7 @@ class _Sources:
         """Let go of the directories."""
         self._layer.close()
         self._live.close()
-        for top in self._tops:
-            os.close(top)
+        self._tops.close()
 
 
 def _content(side: Parents, path: str) -> bytes | None:
@@ -422,10 +421,9 @@ class _Live:
         from fumehood.linux.staging import can_rename
 
         self._root = layer.root
-        self._top = open_top(layer.root)
-        upper = open_top(layer.upper)
-        self._is_apart = not can_rename(upper, self._top)
-        os.close(upper)
+        with Descriptors(map(open_top, (layer.root, layer.upper))) as tops:
+            self._is_apart = not can_rename(tops[1], tops[0])
+            self._top = tops.pop(0)
         self._parents = Parents(self._top)
         self._closed: dict[str, str] = {}
 
