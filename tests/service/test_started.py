@@ -479,3 +479,24 @@ def test_policies_and_sessions_hold_for_what_is_started(home, project):
         started = sandbox.start("cd d && echo x > f")
         assert (started.wait().state, started.wait().session) == ("held", "s")
         assert sandbox.run("pwd; cat f").stdout == f"{project}/d\nx\n"
+
+
+@pytest.mark.parametrize("waiting", ["wait", "stop", "close", "read"])
+def test_a_command_can_not_be_waited_for_in_a_function_that_it_calls(project, waiting):
+    sandbox = Sandbox(project)
+    refusals: list[str] = []
+    began = threading.Event()
+
+    def changed(*_: str) -> None:
+        began.wait()
+        ways = {"wait": started.wait, "stop": started.stop, "close": sandbox.close, "read": started.stdout.read}
+        try:
+            ways[waiting]()
+        except BadRequest as error:
+            refusals.append(error.message)
+
+    started = sandbox.start("echo 1 > f; sleep 1", on_change=changed)
+    began.set()
+    started.wait()
+    assert refusals[0] == f"run {started.run} can't be waited for in a function that it calls"
+    sandbox.close()

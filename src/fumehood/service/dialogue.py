@@ -198,6 +198,7 @@ class Dialogue(Bell):
         self._is_input_closed = False
         self._is_input_gone = False
         self._failure: Exception | None = None
+        self._attending = 0  # the thread that attends the command
 
     # ---- What the attending thread calls.
 
@@ -297,6 +298,7 @@ class Dialogue(Bell):
 
     def attended(self, perform: Callable[[], Run]) -> None:
         """Be the attending thread, from the request to the report."""
+        self._attending = threading.get_ident()
         report, error = None, None
         try:
             report = perform()
@@ -339,6 +341,7 @@ class Dialogue(Bell):
             result = take()
             if result is not None:
                 return result
+            self.refuse_to_wait_for_itself()
             waits = self._wait_idly(threading.current_thread(), outputs) if is_idle else None
             try:
                 while (result := take()) is None:
@@ -348,6 +351,13 @@ class Dialogue(Bell):
             finally:
                 if waits is not None:
                     self._who_wait.remove(waits)
+
+    def refuse_to_wait_for_itself(self) -> None:
+        """Refuse what a function would wait for that the command calls, and waits for: neither would ever go on."""
+        if threading.get_ident() == self._attending:
+            raise BadRequest(
+                f"run {self.run} can't be waited for in a function that it calls", hint="wait in another thread"
+            )
 
     async def await_(self, take: Callable[[], Result | None], *outputs: Unread, is_idle: bool = True) -> Result:
         """Do the same in an event loop, which goes on meanwhile."""
@@ -558,6 +568,8 @@ def has_begun(dialogue: Dialogue) -> bool | None:
 def end_all(store: Store | None = None) -> None:
     """End the commands that were started here, or those of one store, and wait for their records."""
     ours = [each for each in tuple(_alive) if each.owner == os.getpid() and store in (None, each.store)]
+    for each in ours:
+        each.refuse_to_wait_for_itself()
     for each in ours:
         each.end(STOP)
     for each in ours:
