@@ -5,8 +5,9 @@ from itertools import pairwise
 import pytest
 
 from fumehood.core import changes as c
-from fumehood.core.questions import apply_question, held_digest
+from fumehood.core.questions import apply_question, held_digest, held_item
 from fumehood.core.report import Run
+from fumehood.core.wording import by_kind
 
 ORDER = [
     ("git-hook", "git-config", "git-redirect", "shell-settings", "a-flag-of-tomorrow"), ("setuid",),
@@ -47,6 +48,14 @@ def test_a_hook_among_decoys_is_named_and_they_are_counted_by_kind():
     assert "282 MORE, NOT SHOWN: 282 files that run in a build or a start" in text
     assert "fumehood show 01RUN" in text
     assert len(lines) < 30
+
+
+def test_changes_that_are_all_there_is_are_no_others():
+    run = run_with()
+    items = [held_item(run, change) for change in (held("a"), held("b"))]
+    assert (by_kind(items), by_kind(items, are_all=True)) == ("2 other changes", "2 changes")
+    items.append(held_item(run, held("c", "git-hook")))
+    assert by_kind(items, are_all=True) == "2 other changes, 1 git hook"
 
 
 def test_where_hooks_alone_are_too_many_that_is_said():

@@ -127,4 +127,5 @@ def test_a_profile_fits_a_program_and_the_words_that_follow():
 def test_defaults_of_several_profiles_add_up():
     found = defaults(matching(SHIPPED, "git add . && npm ci"))
     assert found["npm_config_update_notifier"] == "false"
+    assert int(found["npm_config_fetch_retry_maxtimeout"]) <= 5000, "it is to say soon that it reached nobody"
     assert found["GIT_CONFIG_KEY_0"] == "gc.autoDetach"

@@ -140,7 +140,9 @@ def test_a_draft_is_exported_imported_and_discarded(cli: Any, project: Path, tes
     cli("draft", "new", "one")
     cli("run", "--draft", "one", "--", "echo b > b")
     assert told(cli, "export", "one", "-o", str(test_directory / "it.tar"))["changes"] == 1
-    assert cli("draft", "discard", "one").returncode == 0
+    assert cli("draft", "discard", "one").stdout == "draft one is gone, with what 1 run wrote\n"
+    cli("draft", "new", "two")
+    assert cli("draft", "discard", "two").stdout == "draft two is gone\n"
     assert told(cli, "import", str(test_directory / "it.tar"), "--draft", "taken")["draft"] == "taken"
     assert os.listdir(project) == []
     assert cli("draft", "apply", "taken").returncode == 0

@@ -223,9 +223,9 @@ def test_import_tells_who_signed_a_bundle(project: Path, other: Path, test_direc
         sandbox.export(run, signed)
     export(OpenedStore(), run, str(plain))
     with Sandbox(other) as sandbox:
-        assert sandbox.import_bundle(signed).reason == "signed by ada@example.org"
-        assert sandbox.find().reason == "signed by ada@example.org"
-        assert sandbox.import_bundle(plain).reason == "not signed"
+        assert sandbox.import_bundle(signed).reason == "from a bundle, signed by ada@example.org"
+        assert sandbox.find().reason == "from a bundle, signed by ada@example.org"
+        assert sandbox.import_bundle(plain).reason == "from a bundle, not signed"
         (key.parent / "signers").write_text("")
         assert "signed by a key of nobody known here, ED25519 key SHA256:" in sandbox.import_bundle(signed).reason
 

@@ -154,6 +154,7 @@ _MISSING_FILE = (
     "cannot ", "can't ", "can not ", "could not ", "couldn't ", "unable to ", "failed", "not accessible",
     "not appear to be", "no rule to make", "not a valid", "not a directory", "not installable", "nosuchfile",
 )  # fmt: skip
+_NO_DIRECTORY = "Directory nonexistent"  # dash, of where a file was to be made
 _MOST_UNSEEN = 3  # paths that are named
 _MOST_ASKED = 200  # times that the caller looks at the disk
 _MOST_IN_A_LINE = 8
@@ -183,7 +184,7 @@ def unseen_paths(
         if len(line) > _LONGEST_LINE or not any(words in line.lower() for words in _MISSING_FILE):
             continue
         for ways in _named(_colourless(line), starts):
-            for path in _likeliest(ways, below):
+            for path in _likeliest(ways, below, is_in_home=_NO_DIRECTORY in line):
                 if path not in asked:
                     if len(asked) == _MOST_ASKED:
                         return tuple(paths)
@@ -225,11 +226,13 @@ def _named(line: str, starts: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
         yield [os.path.normpath(home + path) for path in ways]
 
 
-def _likeliest(paths: Sequence[str], homes: tuple[str, ...]) -> list[str]:
-    """Return those of some paths that lie in a home, then the directories that they lie in."""
+def _likeliest(paths: Sequence[str], homes: tuple[str, ...], *, is_in_home: bool) -> list[str]:
+    """Return those of some paths that lie in a home, then their directories, also those right in it if that is said."""
     inside = [path for path in paths if path.startswith(homes)]
     folders = [os.path.dirname(path) for path in inside]
-    return inside + [folder for folder in folders if os.path.dirname(folder).startswith(homes)]
+    return inside + [
+        folder for folder in folders if (folder if is_in_home else os.path.dirname(folder)).startswith(homes)
+    ]
 
 
 def _begins(line: str, starts: Sequence[tuple[str, str]]) -> list[tuple[int, str, str]]:
@@ -334,5 +337,6 @@ def left_behind(processes: Sequence[str]) -> tuple[Blocked, ...]:
             names.append(name)
     if not names:
         return ()
-    hint = "to have it go on, start it as a command of its own in the background (run_in_background, start_command)"
+    ways = "fumehood run … &, run_in_background, start_command"
+    hint = f"to have it go on, start it as a command of its own in the background ({ways})"
     return (Blocked(what=LEFT_PROCESS, detail=", ".join(dict.fromkeys(names)), hint=hint),)

@@ -99,7 +99,11 @@ _UV = "UV_CACHE_DIR=~/.cache/uv"
 _CARGO = ("CARGO_HOME=~/.cargo/registry", "~/.cargo/git")
 _GO = ("GOCACHE=~/.cache/go-build", "GOMODCACHE=~/go/pkg/mod")
 _PRE_COMMIT = "PRE_COMMIT_HOME=~/.cache/pre-commit"
-_NPM_DEFAULTS = (("npm_config_update_notifier", "false"),)
+# Without the host, npm would try for more than a minute before it says so.
+_NPM_DEFAULTS = (
+    ("npm_config_update_notifier", "false"),
+    ("npm_config_fetch_retry_mintimeout", "1000"), ("npm_config_fetch_retry_maxtimeout", "5000"),
+)  # fmt: skip
 # Its cache and the project are never one file system here, so it could not make the hard links it prefers.
 _UV_DEFAULTS = (("UV_LINK_MODE", "copy"),)
 # A collection left in the background would be ended half-way with the command.

@@ -214,8 +214,8 @@ def write_question(path: str, command: str, directory: str, project: str, run: s
 
 
 def _typed(words: str, project: str, what: str) -> str:
-    """Return the line by which a person allows something themselves, wherever they type it."""
-    return f"to allow it: fumehood {words} {word(what)} --project {word(project)}"
+    """Return the line by which a person allows something themselves, whatever project they are in."""
+    return f"to allow it, at a terminal: fumehood {words} {word(what)} --project {word(project)}"
 
 
 def reason_told(reason: str) -> tuple[str, ...]:

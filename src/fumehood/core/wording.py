@@ -93,12 +93,13 @@ def listed(items: Iterable[Item], most: int = MOST_ITEMS, seen_by: str = "") -> 
     return lines
 
 
-def by_kind(items: Sequence[Item]) -> str:
-    """Count items by kind: 9 git hooks, 2 links."""
+def by_kind(items: Sequence[Item], *, are_all: bool = False) -> str:
+    """Count items by kind: 9 git hooks, 2 links, 1 other change. Where these `are_all`, of one kind, it is 1 change."""
     counts: dict[tuple[str, str], int] = {}
     for item in items:
         counts[item.kind] = counts.get(item.kind, 0) + 1
-    return ", ".join(f"{count} {kind[count > 1]}" for kind, count in counts.items())
+    others = "other " if are_all and len(counts) == 1 else ""
+    return ", ".join(f"{count} {kind[count > 1].removeprefix(others)}" for kind, count in counts.items())
 
 
 def wrapped(line: str, width: int = WIDTH) -> list[str]:

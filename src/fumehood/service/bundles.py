@@ -413,7 +413,7 @@ def take_up(
     bundle = read(path, store.places.state, signers)
     with bundle.layer:
         run = lay_out(UNPACK, bundle.layer, title or f"import {os.path.basename(path)}: {bundle.command}")
-    return compare(store, project, run, bundle.replace(signed=signed or bundle.signed))
+    return compare(store, project, run, bundle.replace(signed=signed or f"from a bundle, {bundle.signed}"))
 
 
 TAKE_PATCH = ("git", "-c", "core.hooksPath=/dev/null", "apply", "--binary", "--whitespace=nowarn", "-")

@@ -223,7 +223,7 @@ def _apply(context: Context, draft: DraftRecord) -> int:
 
 def _discard(context: Context, draft: DraftRecord) -> int:
     count = drafts.discard_draft(context.store, context.project, draft)
-    message = f"draft {draft.name} is gone, with what {how_many(count, 'run')} wrote"
+    message = f"draft {draft.name} is gone" + (f", with what {how_many(count, 'run')} wrote" if count else "")
     return context.say({"draft": draft.name, "runs": count}, lambda: print(message))
 
 

@@ -376,7 +376,7 @@ def _say_all(run: Run) -> None:
     """Name all that one key applies or throws away with the whole run, what is dangerous first."""
     items = [held_item(run, change) for change in waiting(run)]
     if len(items) > 1:
-        print(f"the whole run holds {by_kind(items)}:")
+        print(f"the whole run holds {by_kind(items, are_all=True)}:")
         _say_items(items, run)
 
 

@@ -368,7 +368,8 @@ def _about_many(each: RunChanges, branch: Branch) -> list[Text]:
         return lines
     if each.is_held:
         items = [held_item(run, change) for change in decide.meant(run, branch.paths, here=run.project)]
-        lines += [Text(""), Text(f"{'this directory' if branch.paths else 'the whole run'} holds {by_kind(items)}:")]
+        what = "this directory" if branch.paths else "the whole run"
+        lines += [Text(""), Text(f"{what} holds {by_kind(items, are_all=True)}:")]
         lines += [shown(f"  {line}") for line in listed(items, seen_by=f"fumehood show {run.name}")]
     return lines
 
