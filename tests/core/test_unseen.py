@@ -88,8 +88,12 @@ def test_of_what_was_never_there_the_hidden_directory_is_named() -> None:
     assert unseen_paths(said, [HOME], HIDDEN.__contains__) == (f"{HOME}/src/lib",)
     assert unseen_paths(f"cat: {HOME}/x/new: No such file", [HOME], HIDDEN.__contains__) == ()
     for name in (f"{HOME}/x/new", "../x/new"):
-        said = f"sh: 1: cannot create {name}: Directory nonexistent"
-        assert unseen_paths(said, [HOME], HIDDEN.__contains__, f"{HOME}/project") == (f"{HOME}/x",)
+        for said in (
+            f"sh: 1: cannot create {name}: Directory nonexistent",
+            f"touch: cannot touch '{name}': No such file or directory",
+            f"mkdir: cannot create directory \u2018{name}\u2019: No such file or directory",
+        ):
+            assert unseen_paths(said, [HOME], HIDDEN.__contains__, f"{HOME}/project") == (f"{HOME}/x",)
 
 
 @pytest.mark.parametrize(

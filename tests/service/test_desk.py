@@ -283,7 +283,7 @@ def test_what_was_missed_is_listed_until_it_is_allowed(project: Path, home: Path
             lambda: sandbox.run("true", write=[second]),
             lambda: sandbox.add_root(third),
             lambda: sandbox.request_access(host="c.example.org"),
-            lambda: sandbox.request_access(show="~/notes"),
+            lambda: sandbox.request_access(show=home / "notes"),
             lambda: sandbox.require(apply_question(held)),
         ):
             with pytest.raises(fumehood.Refused):

@@ -154,7 +154,7 @@ _MISSING_FILE = (
     "cannot ", "can't ", "can not ", "could not ", "couldn't ", "unable to ", "failed", "not accessible",
     "not appear to be", "no rule to make", "not a valid", "not a directory", "not installable", "nosuchfile",
 )  # fmt: skip
-_NO_DIRECTORY = "Directory nonexistent"  # dash, of where a file was to be made
+_MAKING = ("Directory nonexistent", "cannot create", "cannot touch")  # that fails for want of a directory alone
 _MOST_UNSEEN = 3  # paths that are named
 _MOST_ASKED = 200  # times that the caller looks at the disk
 _MOST_IN_A_LINE = 8
@@ -184,7 +184,7 @@ def unseen_paths(
         if len(line) > _LONGEST_LINE or not any(words in line.lower() for words in _MISSING_FILE):
             continue
         for ways in _named(_colourless(line), starts):
-            for path in _likeliest(ways, below, is_in_home=_NO_DIRECTORY in line):
+            for path in _likeliest(ways, below, is_in_home=any(words in line for words in _MAKING)):
                 if path not in asked:
                     if len(asked) == _MOST_ASKED:
                         return tuple(paths)

@@ -195,7 +195,10 @@ class Sandbox(Commands):
 
         return Questions(Desk(self._store.places), "" if every_project else self._project.path)
 
-    def access_question(self, *, host: str = "", show: str = "", write: str = "", reason: str = "") -> Question | None:
+    def access_question(
+        self, *, host: str = "", show: str | os.PathLike[str] = "", write: str | os.PathLike[str] = "",
+        reason: str = "",
+    ) -> Question | None:  # fmt: skip
         """Return what a person would be asked by `request_access`; None where they have answered it."""
         widening = self._widening(host, show, write, reason)
         question = question_for(self._store, self._project, widening).replace(in_session=bool(self._session))
@@ -203,8 +206,8 @@ class Sandbox(Commands):
         return None if is_settled or self._hood.permissions.is_settled(question) else question
 
     def request_access(
-        self, *, host: str = "", show: str = "", write: str = "", reason: str = "",
-        ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
+        self, *, host: str = "", show: str | os.PathLike[str] = "", write: str | os.PathLike[str] = "",
+        reason: str = "", ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
     ) -> list[str]:  # fmt: skip
         """Ask a person to let later commands reach a host, read a path of the home, or write a directory.
 
@@ -215,9 +218,12 @@ class Sandbox(Commands):
         widening = self._widening(host, show, write, reason)
         return settle_access(self._store, self._project, self._session, [widening], permissions.decide)
 
-    def _widening(self, host: str, show: str, write: str, reason: str) -> Widening:
+    def _widening(
+        self, host: str, show: str | os.PathLike[str], write: str | os.PathLike[str], reason: str
+    ) -> Widening:
         words = [host] if host else []
-        words += [f"--{name}={value}" for name, value in (("show", show), ("write", write)) if value]
+        paths = {"show": os.fspath(show), "write": os.fspath(write)}
+        words += [f"--{name}={path}" for name, path in paths.items() if path]
         if len(words) != 1:
             raise BadRequest("one thing is asked for at a time", hint="host, show or write")
         whole = self._project.path
