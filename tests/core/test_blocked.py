@@ -108,6 +108,7 @@ def test_a_limit_that_refuses_without_ending_the_run_is_told(home, project):
 
 @pytest.mark.parametrize(("command", "said", "hosts"), [
     ("x", "curl: (6) Could not resolve host: example.org", "example.org"),
+    ("x", "Err:1 http://x y\n  Temporary failure resolving 'example.org'", "example.org"),
     ("x", "fatal: unable to access 'https://example.org/x/': Could not resolve host: example.org", "example.org"),
     ("x", "npm error request to https://registry.npmjs.org/x failed, reason: getaddrinfo EAI_AGAIN registry.npmjs.org",
      "registry.npmjs.org"),

@@ -54,7 +54,7 @@ def test_what_could_be_a_root_is_named_with_the_line_that_makes_it_one(sandbox, 
         run = sandbox.run(command)
         assert [each.detail for each in run.blocked] == [f"{second}/f"]
         assert run.blocked[0].hint.endswith(f"to let commands write it: fumehood roots add {second}")
-    for command in ("touch /usr/lib/x", "cd /usr; touch x", f"touch {second.parent}/f"):
+    for command in ("touch /usr/lib/x", "cd /usr; touch x", "touch /var/lib/x", f"touch {second.parent}/f"):
         assert "roots add" not in sandbox.run(command).blocked[0].hint
 
 

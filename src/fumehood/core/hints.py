@@ -252,9 +252,10 @@ def _begins(line: str, starts: Sequence[tuple[str, str]]) -> list[tuple[int, str
 # Hosts that a command did not reach. That it tried is counted by the kernel; what it printed only tells which one.
 
 _UNREACHED = (
-    "resolve", "name resolution", "Name or service not known", "Network is unreachable", "EAI_AGAIN", "ENOTFOUND",
-    "ENETUNREACH", "no such host", "nodename nor servname", "lookup", "Failed to establish a new connection",
-    "dns error", "Failed to connect", "connect to host", "unable to access", "Looking in indexes", "Connection to",
+    "resolve", "resolving", "name resolution", "Name or service not known", "Network is unreachable", "EAI_AGAIN",
+    "ENOTFOUND", "ENETUNREACH", "no such host", "nodename nor servname", "lookup", "dns error", "Failed to connect",
+    "Failed to establish a new connection", "connect to host", "unable to access", "Looking in indexes",
+    "Connection to",
 )  # fmt: skip
 _ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://(?:[^\s/@]*@)?([A-Za-z0-9.-]{1,160}\.[A-Za-z0-9-]+)")
 _HOST = re.compile(

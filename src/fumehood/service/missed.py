@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from fumehood.service.surroundings import World
 
 _MOST_NAMED = 3
-_OF_THE_SYSTEM = ("/bin", "/boot", "/dev", "/etc", "/lib", "/nix", "/proc", "/run", "/sbin", "/sys", "/usr")
+_OF_THE_SYSTEM = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/nix", "/proc", "/run", "/sbin", "/sys", "/usr",
+    "/var/cache", "/var/lib", "/var/log", "/var/spool",
+)  # fmt: skip
 _ASKING = "fumehood ask"  # what a command of a session can type
 
 
@@ -115,7 +118,8 @@ def _addable(place: Workplace, path: str, home: str) -> str:
     is_repository = any(os.path.isdir(f"{path}/{name}") for name in ("objects", ".git"))
     for directory in ([path] if is_repository else [*sorted(shown, key=len, reverse=True), inside]):
         try:
-            return place.store.projects.new_root(place.project, directory)
+            if os.access(directory, os.W_OK):
+                return place.store.projects.new_root(place.project, directory)
         except BadRequest:
             continue
     return ""
