@@ -105,6 +105,16 @@ def test_a_key_is_for_what_was_shown(held, cli):
     assert sorted(path.name for path in held.iterdir()) == ["a", "c", "d"]
 
 
+def test_an_undo_says_what_came_later_and_waits(project, cli):
+    cli("run", "--hold", "--", "echo 1 > early")
+    cli("run", "--", "echo 2 > applied")
+    cli("run", "--hold", "--", "echo 3 > late")
+    told = cli("undo").stdout
+    assert "that was run 2;" in told
+    assert told.endswith("  run 3 came later, and waits; to throw it away: fumehood discard 3\n")
+    assert "run 1 " not in told
+
+
 def test_all_that_one_key_takes_is_named_the_dangerous_first(project, cli):
     hook = "mkdir -p .git/hooks; echo x >.git/hooks/pre-push"
     cli("run", "--hold", "--", f"for n in $(seq 30); do echo x >decoy$n; done; {hook}")

@@ -152,6 +152,10 @@ def _undo(context: Context) -> int:
         earlier = next((each for each in latest if each.act == CHECKPOINT and each.of == run.run), None)
         if earlier is not None:
             print(f"  what was settled while it ran stands; to take that back: fumehood undo {earlier.name}")
+        names = set(context.store.history.held(context.project_of(run).id)) if options.run == LAST else set()
+        for each in context.store.history.runs(*context.reaches(LAST), among=names):
+            if each.number > run.number:
+                print(f"  run {each.name} came later, and waits; to throw it away: fumehood discard {each.name}")
 
     return _say(context, back, show)
 
