@@ -273,3 +273,7 @@ def test_an_option_without_a_value_means_nothing_else(words: list[str], cli: Cli
     before = snapshot(project), sorted(project.parent.iterdir())
     assert refused(cli(*words))[0].endswith(" needs a value")
     assert (snapshot(project), sorted(project.parent.iterdir())) == before
+
+
+def test_a_value_may_end_as_an_option_does_that_has_none(cli: Cli, applied: str) -> None:
+    assert "nobody was there to ask" in cli("ask", "example.org", "--reason=a=").stderr

@@ -170,7 +170,8 @@ class Door:
             return 0, self.ask(asked).encode(errors="backslashreplace")
         # Nobody was there when the command began: whoever has come is asked, else the line for a person is told.
         options = [f"--{each.what}={each.target}" for each in asked]
-        return self._by_command_line([ASK, f"--reason={asked[0].reason}", *options])
+        options += [f"--reason={asked[0].reason}"] if asked[0].reason else []
+        return self._by_command_line([ASK, *options])
 
     def _by_command_line(self, words: Sequence[str]) -> tuple[int, bytes]:
         """Run our own command line in a process of its own, and return how it ended and what it printed."""

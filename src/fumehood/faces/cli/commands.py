@@ -221,8 +221,9 @@ class _Parser(argparse.ArgumentParser):
                 action = self._option_string_actions.get(word) or (begun[0] if begun else None)
                 takes_value = action is not None and action.nargs is None
                 values = list(itertools.islice(left, 1 if takes_value else 0))
-                if "" in values or (word.startswith("--") and word.endswith("=")):
-                    self.error(f"argument {word.rstrip('=')}: expected one argument")
+                name, equals, value = word.partition("=")
+                if "" in values or (equals and not value):
+                    self.error(f"argument {name}: expected one argument")
                 options += [word, *values]
             else:
                 others.append(word)
