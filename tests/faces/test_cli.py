@@ -414,7 +414,7 @@ def bad_inputs() -> dict[str, tuple[tuple[str, ...], str]]:
         "our state": (("run", "--project", "{}/home/.local/state/fumehood", "--", "true"), "records"),
         "around our state": (("run", "--project", "{}/home/.local", "--", "true"), "records"),
         "a layer": (("run", "--project", "{}/home/.local/state/fumehood/runs", "--", "true"), "records"),
-        "an empty name": (("run", "--project", "", "--", "true"), "is not a directory"),
+        "an empty name": (("run", "--project", "", "--", "true"), "--project needs a value"),
         "no command": (("run",), "command is empty"),
         "an empty command": (("run", "--", ""), "command is empty"),
         "a blank command": (("run", "--", " \t"), "command is empty"),
