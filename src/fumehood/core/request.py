@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # What becomes of its changes.
 APPLY, HOLD, DISCARD = "apply", "hold", "discard"
+HOST, ALPINE = "host", "alpine"  # what its `/` can be; else the name of a root tree, or a directory
 WHOLE = "whole"  # as apply; but where the command did not come to its own end, what it wrote is thrown away
 
 # What the runs of one agent share: a name, a working directory, and the variables it asked to keep.

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from fumehood.core.request import ALPINE, HOST
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
 from fumehood.linux.bwrap import memory
@@ -243,7 +244,7 @@ class Installer:
 def _check(order: Order) -> None:
     if order.tier not in (0, *TIERS):
         raise BadRequest(f"there is no tier {order.tier}", hint="--tier 1 (shell, Python) or --tier 2 (more tools)")
-    if order.name and (not _NAME.fullmatch(order.name) or order.name in (root_tree.ALPINE, root_tree.HOST, CURRENT)):
+    if order.name and (not _NAME.fullmatch(order.name) or order.name in (ALPINE, HOST, CURRENT)):
         raise BadRequest(f"a root can't be called {order.name!r}", hint="letters, digits, dots and dashes")
     if order.source and "://" not in order.source and not os.path.isfile(order.source):
         raise BadRequest(f"there is no file {order.source}", hint="--from takes a tarball, or its web address")
@@ -263,7 +264,7 @@ def _name_for(source: str, alpine: str) -> str:
     if alpine and stem.startswith("alpine-minirootfs"):
         return f"alpine-{alpine}"
     name = re.sub(r"[^A-Za-z0-9._+-]", "-", stem).lstrip(".-_+")[:100]
-    return "image" if name in ("", root_tree.ALPINE, root_tree.HOST, CURRENT) else name
+    return "image" if name in ("", ALPINE, HOST, CURRENT) else name
 
 
 def _alpine_release(tree: int) -> str:

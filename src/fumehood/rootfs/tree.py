@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import stat
 
+from fumehood.core.request import ALPINE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import libc
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 WORKSPACE, ROOTS, SKILLS, PLAYGROUND = "/workspace", "/roots", "/skills", "/playground"
 MOUNT_POINTS = (WORKSPACE, ROOTS, SKILLS, PLAYGROUND)
-HOST, ALPINE, CURRENT = "host", "alpine", "current"
+CURRENT = "current"
 VERSION_FILE = ".alpine-version"
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3", "/bin/python3")

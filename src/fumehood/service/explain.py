@@ -15,7 +15,7 @@ from fumehood.core.limits import TIME, amount_told
 from fumehood.core.masks import FRESH, is_below, is_in, masks
 from fumehood.core.network import FULL, NONE, decided
 from fumehood.core.policy import EVERYWHERE, HIDDEN, Policy
-from fumehood.core.request import Request, arguments, checked, shown
+from fumehood.core.request import HOST, Request, arguments, checked, shown
 from fumehood.core.tool import Capabilities, limits_told, parsed, script
 from fumehood.core.value import Value
 from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, Unavailable, plain_error
@@ -28,7 +28,6 @@ from fumehood.linux.mounts import Seal
 from fumehood.linux.probe import FIX, Host, read
 from fumehood.linux.streams import INLINE, Stream
 from fumehood.linux.survey import fault_of
-from fumehood.rootfs.tree import HOST
 from fumehood.service import layers as layering
 from fumehood.service.running import Execution, Wishes
 from fumehood.service.store import Store

@@ -11,6 +11,7 @@ from fumehood.core.masks import HOMES, UNSEEN, is_in
 from fumehood.core.network import FULL
 from fumehood.core.policy import Policy, Profile, fits
 from fumehood.core.report import Blocked
+from fumehood.core.request import HOST
 from fumehood.core.shell import may_be_kept, simple
 from fumehood.core.value import Value
 from fumehood.linux.capture import BWRAP, KERNEL
@@ -19,7 +20,6 @@ from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Layered, Operation
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
-from fumehood.rootfs.tree import HOST
 from fumehood.store.places import Places, home
 
 TYPE_CHECKING = False

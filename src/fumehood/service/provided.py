@@ -13,12 +13,12 @@ from fumehood.linux.cache import plain_file, replace
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
-from fumehood.rootfs.tree import WORKSPACE, RootTree, is_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from fumehood.rootfs.tree import RootTree
     from fumehood.store.places import Places
 
 
@@ -186,6 +186,8 @@ def known_in_tree(
     cache: str, tree: RootTree, user: int, group: int, home: str, roots: Sequence[str], *, is_layered: bool
 ) -> tuple[list[Operation], dict[str, str]]:
     """Return who a command is in a root tree, as mounts and variables: root, where that has a layer of its own."""
+    from fumehood.rootfs.tree import WORKSPACE, is_program
+
     mounts: list[Operation] = []
     variables = {"USER": "root", "LOGNAME": "root"}
     with Closing(open_top(tree.path)) as top:

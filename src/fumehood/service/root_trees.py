@@ -6,6 +6,7 @@ import os
 from contextlib import closing
 
 from fumehood.core.report import how_many
+from fumehood.core.request import ALPINE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.probe import host
@@ -169,7 +170,7 @@ def directory(name: str = "") -> str:
     return tree.find(at, name).path if name else at
 
 
-def is_ready(name: str = tree.ALPINE) -> bool:
+def is_ready(name: str = ALPINE) -> bool:
     """Return True if commands can run in a tree; asks nobody, so it works offline."""
     try:
         return bool(directory(name))

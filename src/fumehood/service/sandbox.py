@@ -12,6 +12,7 @@ from fumehood.core.network import NONE, OFFLINE, Network, decided
 from fumehood.core.policy import HIDDEN, TOOLS, Limits, Policy, Profile, defaults, matching
 from fumehood.core.report import Run, printable
 from fumehood.core.request import (
+    ALPINE,
     APPLY,
     BIN,
     WHOLE,
@@ -28,7 +29,6 @@ from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.streams import HeldBack, Stream
-from fumehood.rootfs.tree import ALPINE
 from fumehood.service import layers as layering
 from fumehood.service.missed import lacked_room, missed
 from fumehood.service.permission import Permissions, widened

@@ -10,7 +10,7 @@ from fumehood.core.environment import inherited
 from fumehood.core.masks import Masks, Sight, inside, is_below, is_in, masks, relevant
 from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
-from fumehood.core.request import SHELL
+from fumehood.core.request import ALPINE, HOST, SHELL
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.bwrap import TMP
@@ -20,7 +20,6 @@ from fumehood.linux.libc import Descriptors
 from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Operation, Proc, Tmpfs, View, sealed
 from fumehood.linux.namespaces import Layer, mounts_inside
 from fumehood.linux.nofollow import open_top
-from fumehood.rootfs import tree as root_tree
 from fumehood.service.provided import (
     PLAYGROUND,
     Playground,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
     from fumehood.linux.launch import Owner
     from fumehood.rootfs.layer import RootLayer
-    from fumehood.rootfs.tree import RootTree
+    from fumehood.rootfs.tree import InUse, RootTree
     from fumehood.service.profiles import Scratch
     from fumehood.service.session import Seat
 
@@ -120,7 +119,11 @@ class World(Value):
 
     def cwd(self, directory: str) -> str:
         """Return a directory as the command sees it."""
-        return root_tree.inside(directory, self.targets)
+        if not self.targets:
+            return directory
+        from fumehood.rootfs.tree import inside
+
+        return inside(directory, self.targets)
 
     def writable(self, roots: Sequence[str]) -> list[str]:
         """Return what a command may write besides /tmp, as it sees it: the roots, and the playground."""
@@ -143,7 +146,11 @@ class World(Value):
 
     def outside(self, path: str) -> str:
         """Return a path of the command's as the person knows it."""
-        return root_tree.outside(path, self.targets)
+        if not self.targets:
+            return path
+        from fumehood.rootfs.tree import outside
+
+        return outside(path, self.targets)
 
 
 class Entered:
@@ -152,14 +159,16 @@ class Entered:
     def __init__(self, world: World, way: str) -> None:
         self._world = world
         self._way = way
-        self._tree: root_tree.InUse | None = None
+        self._tree: InUse | None = None
         self._layer: RootLayer | None = None
 
     def __enter__(self) -> World:
         world = self._world
         if world.tree is None:
             return world
-        self._tree = root_tree.InUse(world.tree.path)
+        from fumehood.rootfs.tree import InUse
+
+        self._tree = InUse(world.tree.path)
         if not world.layer:
             return world
         try:
@@ -177,6 +186,7 @@ class Entered:
     def _layered(self, world: World, tree: RootTree) -> World:
         """Lay the project's own layer over the tree; where another command is writing it, only to be read."""
         from fumehood.rootfs.layer import RootLayer
+        from fumehood.rootfs.tree import MOUNT_POINTS
 
         if self._way not in (KERNEL, BWRAP):
             raise BadRequest(
@@ -187,7 +197,7 @@ class Entered:
         taken = self._layer.take(world.base)
         upper, work = (taken.upper, taken.work) if taken.writable else ("", "")
         lowers = (tree.path,) if taken.writable else (taken.upper, tree.path)
-        tree = tree.replace(lowers=lowers, upper=upper, work=work, guarded=root_tree.MOUNT_POINTS)
+        tree = tree.replace(lowers=lowers, upper=upper, work=work, guarded=MOUNT_POINTS)
         hint = "another command of this project is writing it; / was read-only"
         busy = Blocked(what="write", detail="the root layer", hint=hint)
         return world.replace(tree=tree, blocked=() if taken.writable else (busy,))
@@ -203,17 +213,21 @@ def around(
     """
     ground, no_playground = _playground(places, policy, owner)
     user = (os.geteuid(), os.getegid()) if owner is None else (owner.user, owner.group)
-    skills = root_tree.skills(policy.skills) if policy.skills else ()
+    skills: tuple[tuple[str, str], ...] = ()
+    if policy.skills:
+        from fumehood.rootfs.tree import skills as shown_skills
+
+        skills = shown_skills(policy.skills)
     for source, _ in skills:
         if not os.path.isdir(source):
             raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
-    if root in ("", root_tree.HOST):
+    if root in ("", HOST):
         wishes, own = policy.environment, dict(os.environ)  # the process's own is slow to ask
         environment, dropped = inherited(own, wishes.keep, wishes.drop)
         if policy.home == HIDDEN:
             for name in _OF_GIT:
                 environment.pop(name, None)  # they lead git past the settings that are made for it
-        environment |= policy.variables_in(root_tree.HOST)
+        environment |= policy.variables_in(HOST)
         if owner is not None:
             environment |= home_of(owner)
         base = environment.get("HOME") or home()
@@ -225,6 +239,8 @@ def around(
             made=(*known_on_host(places.cache, *user, base), *trusted),
             variables=relevant(own) if policy.home == HIDDEN else (),
         )  # fmt: skip
+    from fumehood.rootfs import tree as root_tree
+
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
     own_home = home() if owner is None else home_of(owner)["HOME"]
@@ -261,6 +277,8 @@ def home_of(owner: Owner) -> dict[str, str]:
 
 def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
     """Find a tree and its name; where the project has a layer, the tree that it lies over."""
+    from fumehood.rootfs import tree as root_tree
+
     if "/" in root:
         path = os.path.realpath(root)
         if path == "/":
@@ -271,7 +289,7 @@ def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
         from fumehood.rootfs.layer import RootLayer
 
         pinned = RootLayer(layer).base
-    if pinned and root not in (root_tree.ALPINE, pinned):
+    if pinned and root not in (ALPINE, pinned):
         raise BadRequest(
             f"this project's root layer lies over {pinned}, not over {root}", hint="fumehood workspace reset drops it"
         )
@@ -515,7 +533,11 @@ def _shelves(world: World, capture: Capture) -> list[Operation]:
     In a tree that can be written, all of its free mount points too.
     """
     if world.tree is None:
-        return [Tmpfs(target=root_tree.SKILLS, is_sealed=True)] if world.skills else []
+        if not world.skills:
+            return []
+        from fumehood.rootfs.tree import SKILLS
+
+        return [Tmpfs(target=SKILLS, is_sealed=True)]
     mounted = [target for _, target in (*capture.targets, *world.skills)]
     free = [point for point in world.tree.guarded if point not in mounted]
     above = [path.rpartition("/")[0] for path in mounted]

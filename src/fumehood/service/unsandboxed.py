@@ -9,12 +9,11 @@ from fumehood.core.environment import inherited
 from fumehood.core.network import FULL, NONE
 from fumehood.core.questions import Question, unsandboxed_question
 from fumehood.core.report import Run
-from fumehood.core.request import APPLY, SHELL, Request, arguments, checked, shown
+from fumehood.core.request import APPLY, HOST, SHELL, Request, arguments, checked, shown
 from fumehood.errors import BadRequest, NoDirectory, Unavailable, reason_of
 from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of
 from fumehood.linux.streams import Stream
-from fumehood.rootfs.tree import HOST
 from fumehood.service import layers as layering
 from fumehood.service.profiles import resolved
 from fumehood.service.provided import PLAYGROUND, make_playground

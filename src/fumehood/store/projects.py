@@ -6,7 +6,7 @@ import os
 import time
 
 from fumehood.core.masks import is_in
-from fumehood.core.request import Session, checked_name
+from fumehood.core.request import ALPINE, HOST, Session, checked_name
 from fumehood.core.value import Value, words
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
@@ -513,7 +513,7 @@ class Workspaces:
         root = settings.get("root", "")
         if "/" in root:
             tree.tree_at(os.path.realpath(root))
-        elif root not in ("", "host", tree.ALPINE):
+        elif root not in ("", HOST, ALPINE):
             tree.find(tree.collection(self._places.data), root)
         if workspace.network and workspace.network not in _NETWORKS:
             raise BadRequest(f"there is no network rule {workspace.network!r}", hint=f"one of: {', '.join(_NETWORKS)}")

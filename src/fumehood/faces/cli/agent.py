@@ -9,11 +9,10 @@ import sys
 from fumehood.core.agents import known_agents
 from fumehood.core.config_keys import shown as as_toml
 from fumehood.core.report import printable
-from fumehood.core.request import BACKGROUND_AFTER, shown
+from fumehood.core.request import BACKGROUND_AFTER, HOST, shown
 from fumehood.errors import BadRequest
 from fumehood.faces.cli import run
 from fumehood.faces.cli.output import here, text_of
-from fumehood.rootfs.tree import HOST
 from fumehood.service.agents import find_agent
 from fumehood.service.opened import OpenedStore
 from fumehood.store.audit import CLI
