@@ -11,7 +11,6 @@ from fumehood.core.value import Value
 from fumehood.linux import confine, libc, namespaces, site
 from fumehood.linux.bwrap import BUNDLED, CONFINEMENT, FILTER_FD, GUARD_FD, NAMESPACES, NO_NETWORK, TMP, provide
 from fumehood.linux.mounts import DATA_FD, is_bubblewraps, writable
-from fumehood.linux.process import Exit, number_in, supervise
 from fumehood.linux.site import Site
 
 TYPE_CHECKING = False
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from fumehood.linux.mounts import Operation
-    from fumehood.linux.process import Running
+    from fumehood.linux.process import Exit, Running
 
     # Standard input, output and error; the channel that listeners are handed out by, where there are any, and the
     # session's network, where it is made; and that network, where it is joined.
@@ -197,6 +196,8 @@ def become(plan: Plan, streams: Streams, status: int, report: int, ready: Ready 
             kept[namespaces.CHANNEL_FD] = channel
         _keep_open(kept)
         if plan.bare:
+            from fumehood.linux.process import supervise
+
             supervise(plan.arguments, plan.environment, plan.bare)
         if plan.filter:
             provide(plan.filter, FILTER_FD)
@@ -376,6 +377,8 @@ class RunningSandbox:
                     return None
             except ChildProcessError:
                 pass  # bubblewrap reaped it itself
+        from fumehood.linux.process import Exit, number_in
+
         report, home = self._read_report()
         os.close(self._reading)
         tries = self._tries.end()
@@ -425,6 +428,8 @@ class RunningSandbox:
 
     def init(self) -> int | None:
         """The process that is number one inside, once it is known: when it is gone, everything inside is."""
+        from fumehood.linux.process import number_in
+
         return number_in(self._text, b'"child-pid": ')
 
     def kill(self) -> None:

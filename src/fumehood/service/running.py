@@ -18,11 +18,9 @@ from fumehood.linux.mounts import Operation, Text, is_bubblewraps
 from fumehood.linux.namespaces import from_inside
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
-from fumehood.linux.process import KILLED, LAUNCHER_GONE, Attendance, Outcome
 from fumehood.linux.streams import CLOSED, Stream, can_be_given_again, on_terminal, piped
 from fumehood.service.layers import init_file, remove_note
 from fumehood.service.permission import Permissions
-from fumehood.service.settle import REFUSED
 from fumehood.store.audit import DECIDED
 
 TYPE_CHECKING = False
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Starter, Streams
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.probe import Host
-    from fumehood.linux.process import Guard, Partner, QuestionsOpen, Running, Watched
+    from fumehood.linux.process import Guard, Outcome, Partner, QuestionsOpen, Running, Watched
     from fumehood.linux.streams import Sink, Stdio, Wish
     from fumehood.linux.terminal import ProgramTerminal, Signals, Terminal
     from fumehood.service.ask import Ask
@@ -142,6 +140,8 @@ class Workplace:
 
 def note_refusal(run: Run, error: Refused) -> None:
     """Write down that a run was refused, and by what."""
+    from fumehood.service.settle import REFUSED
+
     run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code
     run.stdout = run.stderr = ""
     error.run, error.report = run.run, run.as_dict()
@@ -371,6 +371,8 @@ def attend(
                 stdio.started()
             if wishes.partner is not None:
                 wishes.partner.launched()
+            from fumehood.linux.process import Attendance
+
             outcome = Attendance(
                 running, stdio.outputs,
                 deadline=None if timeout is None else began + timeout,
@@ -403,6 +405,8 @@ def _listening_inside(access: Access, command: tuple[str, ...], world: World) ->
 
 def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[Layer]) -> NoReturn:
     """Raise the error that says why the sandbox itself failed: the command did not run, or nobody can tell."""
+    from fumehood.linux.process import LAUNCHER_GONE
+
     if ended.outcome.exit.failure != LAUNCHER_GONE:
         remove_note(init_file(layers))  # nothing can have been written
     said = ended.stderr.text().strip() or ended.stdout.text().strip()
@@ -427,6 +431,8 @@ def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[L
 
 def take_note(run: Run, ended: Ended) -> None:
     """Write down how a command ended and what it printed."""
+    from fumehood.linux.process import KILLED
+
     outcome = ended.outcome
     status = KILLED if outcome.exit.status is None and outcome.was_ended else outcome.exit.status
     run.exit_code = 124 if outcome.timed_out else 130 if outcome.interrupted else status

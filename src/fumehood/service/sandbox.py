@@ -23,17 +23,15 @@ from fumehood.core.request import (
     on_terminal,
     shown,
 )
-from fumehood.errors import BadRequest, NoDirectory, Refused, reason_of
+from fumehood.errors import BadRequest, NoDirectory, Overtaken, Refused, reason_of
 from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.streams import HeldBack, Stream
 from fumehood.service import layers as layering
-from fumehood.service.missed import lacked_room, missed
 from fumehood.service.permission import Permissions, widened
 from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
-from fumehood.service.settle import AGAIN, FAILED, Looking, Overtaken, may_be_forgotten, settle
 from fumehood.service.surroundings import Surroundings, World, around
 from fumehood.store import database
 from fumehood.store.places import new_id
@@ -47,9 +45,9 @@ if TYPE_CHECKING:
     from fumehood.core.inside import Widening
     from fumehood.core.questions import Decision, Question
     from fumehood.linux.capture import Stranger
-    from fumehood.linux.launch import Starter
+    from fumehood.linux.launch import Plan, Starter, Streams
     from fumehood.linux.namespaces import Layer
-    from fumehood.linux.process import Outcome
+    from fumehood.linux.process import Outcome, Running
     from fumehood.service.network import Access, Asking
     from fumehood.service.session import Seat
     from fumehood.service.store import Store
@@ -139,6 +137,8 @@ class Hood(Workplace):
                 try:
                     return self._run_in_session(request, wishes, reason, may_run_again=tries > 0)
                 except Overtaken as overtaken:
+                    from fumehood.service.settle import AGAIN
+
                     reason, place = f"{AGAIN}{overtaken}", overtaken.place
                     if wishes.on_again is not None:
                         wishes.on_again(reason)
@@ -211,6 +211,9 @@ class Hood(Workplace):
         except BaseException as error:
             self._give_up(run, layers, error)
             raise
+        from fumehood.service.missed import lacked_room, missed
+        from fumehood.service.settle import Looking, may_be_forgotten, settle
+
         # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
         with InterruptsHeld() as interrupts:
             with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
@@ -254,6 +257,8 @@ class Hood(Workplace):
         if layering.may_be_written(self.store.places, run, layers):
             self.store.history.end(run)
             return
+        from fumehood.service.settle import FAILED
+
         run.state = FAILED
         self.store.history.end(run)
         layering.drop(self.store.places, run.run)
@@ -303,9 +308,17 @@ class Hood(Workplace):
             return When(*parts, request.background_after, commands).look
 
         return layers, Execution(
-            self.host(), capture, self.start, self.policy.limits, self.surroundings, claim.indexes,
+            self.host(), capture, self._launch, self.policy.limits, self.surroundings, claim.indexes,
             places.stop_mark(run.run), checkpoints,
         )  # fmt: skip
+
+    def _launch(self, plan: Plan, streams: Streams) -> Running:
+        """Start the sandbox; while it is being made, what comes after the command is loaded."""
+        running = self.start(plan, streams)
+        from fumehood.linux import process  # noqa: F401 - nobody waits for this now
+        from fumehood.service import missed, settle  # noqa: F401 - the same
+
+        return running
 
     def _execute(
         self, run: Run, execution: Execution, world: World, network: Network, request: Request, wishes: Wishes,

@@ -7,7 +7,7 @@ import os
 from fumehood.core import changes as c
 from fumehood.core.network import FULL
 from fumehood.core.report import Run, printable
-from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
+from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, Overtaken, TooDeep, Unfinished
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import is_version, looks, open_top
 from fumehood.service import layers as layering
@@ -345,14 +345,6 @@ def _state(run: Run, change: c.Change) -> str:
 
 # ---- A run that conflicts with nothing but other runs is run once more, from the state that they left. Nothing that it
 # did has left the hood: it reached no network, and what it wrote was not applied.
-
-
-class Overtaken(Exception):
-    """Other runs changed what this one changed, at a place; it left nothing, not even a record."""
-
-    def __init__(self, reason: str, place: str) -> None:
-        super().__init__(reason)
-        self.place = place
 
 
 def may_be_forgotten(run: Run, again: Again) -> bool:
