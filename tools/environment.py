@@ -243,6 +243,7 @@ def add_sources(target: Path) -> None:
 
     The sources come after the standard library, so that no file there can stand in for one of its modules. Nothing
     that is imported is garbage, and looking for some would take a twentieth of the time; the command turns it on again.
+    Of SQLite and other libraries, functions are looked up when they are called (RTLD_LAZY): few ever are.
     What an agent waits for all day finds its modules in one file (fumehood/bundle.py).
     """
     sources = CHECKOUT / "src"
@@ -251,6 +252,7 @@ def add_sources(target: Path) -> None:
     (target / "launch.py").write_text(
         "import gc, sys\n"
         "gc.disable()\n"
+        "sys.setdlopenflags(1)\n"
         f"sys.path += [{str(sources)!a}, {str(site_packages)!a}]\n"
         f"sys.prefix = sys.exec_prefix = {str(target)!a}\n"
         "bundle = None\n"

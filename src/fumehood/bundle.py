@@ -68,7 +68,7 @@ class Bundle:
         self._used.add(name)
         loader: Any = ExtensionFileLoader(name, source) if code is None else KeptLoader(name, source, code)
         spec = ModuleSpec(name, loader, origin=source)
-        spec.has_location = True
+        spec.has_location, spec.cached = True, self._file  # else Python works out a name for the bytecode's file
         if directory:
             spec.submodule_search_locations = [directory]
         return spec
