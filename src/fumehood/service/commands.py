@@ -136,7 +136,8 @@ def checked_arguments(function: Checked, options_of: Callable[..., object] | Non
         names = chain(by_place, cycle(several))
         for name, value in (*zip(names, arguments, strict=False), *options.items()):
             (is_right, said), without = kinds.get(name, ((None, ""), None))
-            is_left_out = value is without or (value == "" and without == "")
+            # A directory is named from the project on, so that an empty one is the project.
+            is_left_out = value is without or (value == "" and (without == "" or name == "cwd"))
             if is_right is not None and not is_left_out and not is_right(value):
                 raise BadRequest(f"{name} can't be {value!r:.100}", hint=said)
 
