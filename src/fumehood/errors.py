@@ -91,14 +91,6 @@ class Unforeseen(FumehoodError):
     """Something went wrong that nobody thought of; what it was is the cause."""
 
 
-class Overtaken(Exception):
-    """Other runs changed what this one changed, at a place; it left nothing, not even a record."""
-
-    def __init__(self, reason: str, place: str) -> None:
-        super().__init__(reason)
-        self.place = place
-
-
 RAISED_BY = "raised by "  # a note on what a function raised that a program passed to us, with its name
 
 

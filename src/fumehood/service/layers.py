@@ -36,6 +36,14 @@ GONE = ".gone"  # ends the name of a run's directory that only waits to be remov
 MEND = "fumehood doctor --mend"  # takes up again what no record names
 
 
+class Overtaken(Exception):
+    """Other runs changed what this one changed, at a place; it left nothing, neither layers nor a record."""
+
+    def __init__(self, reason: str, place: str) -> None:
+        super().__init__(reason)
+        self.place = place
+
+
 def make(
     places: Places, run: str, roots: Sequence[str], way: str, below: Sequence[tuple[str, ...]] = (), frozen: str = ""
 ) -> tuple[Layer, ...]:

@@ -23,7 +23,7 @@ from fumehood.core.request import (
     on_terminal,
     shown,
 )
-from fumehood.errors import BadRequest, NoDirectory, Overtaken, Refused, reason_of
+from fumehood.errors import BadRequest, NoDirectory, Refused, reason_of
 from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
@@ -136,7 +136,7 @@ class Hood(Workplace):
                 tries -= 1
                 try:
                     return self._run_in_session(request, wishes, reason, may_run_again=tries > 0)
-                except Overtaken as overtaken:
+                except layering.Overtaken as overtaken:
                     from fumehood.service.settle import AGAIN
 
                     reason, place = f"{AGAIN}{overtaken}", overtaken.place

@@ -7,7 +7,7 @@ import os
 from fumehood.core import changes as c
 from fumehood.core.network import FULL
 from fumehood.core.report import Run, printable
-from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, Overtaken, TooDeep, Unfinished
+from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import is_version, looks, open_top
 from fumehood.service import layers as layering
@@ -390,7 +390,7 @@ def let_pass(store: Store, run: Run, place: str) -> None:
 def _forget(store: Store, run: Run, reason: str, place: str) -> NoReturn:
     store.history.withdraw(run, reason)
     layering.drop(store.places, run.run)
-    raise Overtaken(reason, place)
+    raise layering.Overtaken(reason, place)
 
 
 def _maker(store: Store, run: Run, conflict: c.Change, status: os.stat_result | None) -> str:
