@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache, partial
 
 from fumehood.core import questions
 from fumehood.core.changes import APPLIED, HELD, Change
 from fumehood.core.hunks import MARKS
 from fumehood.core.masks import is_in
 from fumehood.core.network import EVERY_HOST, FULL, NONE, decided
+from fumehood.core.policy import Policy
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, UndoRefused
@@ -299,10 +301,16 @@ def _all_or_none(
 
 def missed_questions(store: Store, project: str = "") -> list[Missed]:
     """Return the questions that found nobody and would still be asked, the latest first; of one project, or of all."""
-    return [each for each in store.grants.missed(project) if not _is_allowed(store, each)]
+    policy_of = cache(partial(_policy_now, store))  # one project may have missed many, and views look twice a second
+    return [each for each in store.grants.missed(project) if not _is_allowed(store, each, policy_of)]
 
 
-def _is_allowed(store: Store, missed: Missed) -> bool:
+def _policy_now(store: Store, path: str) -> Policy:
+    project = store.projects.open(path, register=False)
+    return widened(store.policy_of(project), store.grants.allowed(project.path, ""))
+
+
+def _is_allowed(store: Store, missed: Missed, policy_of: Callable[[str], Policy]) -> bool:
     """Return True if what was asked for needs nobody's word any more."""
     if missed.what == questions.UNSANDBOXED:
         return store.grants.find((missed.what, missed.project, missed.target)) == questions.ALLOW
@@ -310,10 +318,9 @@ def _is_allowed(store: Store, missed: Missed) -> bool:
         return not any(run.state == HELD for run in store.history.runs(among={missed.target}))
     if not os.path.isdir(missed.project):
         return False
-    project = store.projects.open(missed.project, register=False)
     if missed.what in (questions.ROOT, questions.LINKED_ROOT):
-        return is_in(missed.target, project.roots)
-    policy = widened(store.policy_of(project), store.grants.allowed(project.path, ""))
+        return is_in(missed.target, store.projects.open(missed.project, register=False).roots)
+    policy = policy_of(missed.project)
     if missed.what == questions.SHOW:
         return is_in(missed.target, policy.show)
     hosts = tuple(missed.target.split("\n"))
