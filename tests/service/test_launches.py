@@ -3,6 +3,7 @@
 import asyncio
 import os
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -71,6 +72,59 @@ def test_one_that_is_ended_at_any_moment_of_its_start_is_gone(sandbox):
         run = sandbox.run(f"sleep {LONG}.29", timeout=(quarters or 0.01) / 4000)
         assert run.timed_out
     assert not left_over(f"{LONG}.29")
+
+
+# Starts a command by the command line or from Python, and is killed at a moment of its start.
+KILLED = """
+import os, sys
+from fumehood import Sandbox
+from fumehood.linux import launch, launcher, namespaces
+from fumehood.faces.cli.main import command as command_line
+face, moment, command = sys.argv[1:]
+def die(*given):
+    os.kill(program, 9)
+program = os.getpid()
+if moment == "as soon as it is forked":
+    forked, launch.forked = launch.forked, lambda child: die(forked(child))
+    if face == "Python":
+        start, launcher.Launcher.start = launcher.Launcher.start, lambda *given: die(start(*given))
+else:
+    begin = namespaces.TriesToLeave.begin
+    def begin_to_die(self, process, gate):
+        if process is not None:
+            die()
+        begin(self, process, gate)
+    namespaces.TriesToLeave.begin = begin_to_die
+if face == "Python":
+    Sandbox(".").run(command)
+else:
+    sys.argv[1:] = ["run", "--", command]
+    command_line()
+"""
+
+
+def end_of_last_run(project):
+    with Sandbox(project) as sandbox:
+        run = sandbox.history()[0]
+        assert "begun" not in {change.path for change in run.changes}
+        return run.state, run.changes
+
+
+@pytest.mark.parametrize(
+    ("face", "moment"),
+    [
+        ("Python", "as soon as it is forked"),
+        ("the command line", "as soon as it is forked"),
+        ("the command line", "when bubblewrap has begun"),
+    ],
+)
+def test_whoever_is_killed_while_a_sandbox_is_made_leaves_no_command_that_runs(home, project, face, moment):
+    for _ in range(4):
+        line = [sys.executable, "-P", "-c", KILLED, face, moment, f"echo x > begun; sleep {LONG}.31"]
+        assert subprocess.run(line, cwd=project, check=False).returncode == -9
+        # What was forked may live a moment longer.
+        assert eventually(lambda: end_of_last_run(project) in (("failed", ()), ("empty", ())))
+        assert not left_over(f"{LONG}.31")
 
 
 # --- what is looked up once ---

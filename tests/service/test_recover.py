@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -183,6 +184,32 @@ def test_recovering_does_not_wait_for_whoever_applies(sandbox, project):
 
 
 @pytest.mark.namespaces
+@pytest.mark.parametrize("by", ["the next start", "whoever has the lock"])
+def test_what_is_held_moves_only_while_nobody_begins(sandbox, project, by):
+    run = sandbox.run("echo new > new", apply="hold")
+    number = sandbox._project.id
+    store, other = OpenedStore(), OpenedStore()
+    store.history.note(run, "applying")
+
+    def recover():
+        if by == "the next start":
+            OpenedStore().close()
+        else:
+            with other.alone(number):
+                pass
+
+    with store.stack(number, settling=False):  # as who records a run has it
+        recovering = Thread(target=recover)
+        recovering.start()
+        recovering.join(0.3)
+        assert store.history.find(run.run).state == "applying"
+    recovering.join()
+    assert store.history.find(run.run).state == "held"
+    store.close()
+    other.close()
+
+
+@pytest.mark.namespaces
 @pytest.mark.ordinary
 def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, project):
     closed = project / "closed"
@@ -265,6 +292,7 @@ def test_a_read_only_directory_that_was_moved_when_all_died_keeps_its_mode(home,
     with Sandbox(project) as sandbox:
         assert snapshot(project) == states[1]
         if act == "apply":
+            assert sandbox.run("ls -F . stays").stdout.split() == [".:", "new/", "other", "stays/", "stays:", "file"]
             sandbox.apply(run)
             assert stat.S_IMODE((project / "new").stat().st_mode) == 0o555
         sandbox.undo(run)

@@ -126,12 +126,25 @@ def bubblewrap_arguments(
     for name, value in (*variables, ("TMPDIR", TMP)):
         arguments += ("--setenv", name, value)
     arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), "--info-fd", str(DATA_FD + len(texts)))
-    arguments += ("--block-fd", str(_REPORT_FD))  # the command begins when whoever attends it is ready
+    arguments += ("--block-fd", str(DATA_FD + len(texts) + 1))  # the command begins when whoever attends it is ready
     if has_filter:
         arguments += ("--seccomp", str(FILTER_FD))
     # The guard becomes the command, after it was told every place that may be written.
     guard = (_GUARD, *writable(mounts), "--") if confine.guard() else ()
     return (*arguments, "--", *guard, *command), tuple(texts)
+
+
+class Ends(Value):
+    """What a process that becomes a sandbox has of the one that forked it, and attends it.
+
+    The gate is a pipe's two ends in one descriptor, which both have: what waits there waits for a word, and not for the
+    end of whoever could say it.
+    """
+
+    attendant: int
+    status: int
+    report: int
+    gate: int
 
 
 class Ready(Value):
@@ -176,22 +189,22 @@ def _host_shown(plan: Plan, ready: Ready | None = None) -> Site:
     return shown
 
 
-def become(plan: Plan, streams: Streams, status: int, report: int, ready: Ready | None = None) -> NoReturn:
-    """Turn this freshly forked process into the sandbox; what fails is told on `report`."""
+def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None) -> NoReturn:
+    """Turn this freshly forked process into the sandbox; what fails is told on `ends.report`."""
     step = "preparing"
     try:
-        channel, network = _arrange_descriptors(plan, streams, status, report)
+        channel, network, gate = _arrange_descriptors(plan, streams, ends)
         init = -1 if plan.bare else os.open(plan.init_file or os.devnull, _WRITTEN, 0o600)
         # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
         os.setpgid(0, 0)
         for step in _steps(plan, channel, network, ready):  # noqa: B007 - told below, if it fails
             pass
         step = f"starting {plan.arguments[0]}"
-        libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
+        libc.end_with(ends.attendant, _KILL)
         libc.default_signals()
-        kept = {}
+        kept: dict[int, int] = {}
         if init >= 0:
-            kept[DATA_FD + len(plan.texts)] = init
+            kept |= {DATA_FD + len(plan.texts): init, DATA_FD + len(plan.texts) + 1: gate}
         if plan.keeps_channel:
             kept[namespaces.CHANNEL_FD] = channel
         _keep_open(kept)
@@ -208,7 +221,6 @@ def become(plan: Plan, streams: Streams, status: int, report: int, ready: Ready 
         program = plan.arguments[0]
         if plan.lent:
             program = site.LENT + program.removeprefix(plan.lent)
-        os.set_inheritable(_REPORT_FD, True)  # bubblewrap closes it before the command
         os.execve(program, plan.arguments, plan.environment)
     except OSError as error:
         about = f" ({os.fsdecode(error.filename)})" if error.filename else ""
@@ -312,11 +324,11 @@ def _used(directory: int) -> bytes:
     return b"%d %d" % (size.f_files - size.f_ffree, size.f_blocks - size.f_bfree)
 
 
-def _arrange_descriptors(plan: Plan, streams: Streams, status: int, report: int) -> tuple[int, int]:
+def _arrange_descriptors(plan: Plan, streams: Streams, ends: Ends) -> tuple[int, int, int]:
     """Put the few descriptors that are needed into their places; all others are closed before exec.
 
     One left open would reach into the sandbox: a directory among them is a way out. Returns the channel and the
-    session's network, if any.
+    session's network, if any, and the gate.
     """
 
     def above(fd: int) -> int:
@@ -327,10 +339,11 @@ def _arrange_descriptors(plan: Plan, streams: Streams, status: int, report: int)
     # First out of the way of the places that are about to be taken.
     channel = above(streams[3]) if len(streams) > 3 else -1
     network = above(streams[4]) if plan.loopback == JOIN else -1
-    for place, fd in enumerate([above(fd) for fd in (*streams[:3], status, report)]):
+    gate = above(ends.gate)
+    for place, fd in enumerate([above(fd) for fd in (*streams[:3], ends.status, ends.report)]):
         os.dup2(fd, place, inheritable=place != _REPORT_FD)
     os.chdir("/")
-    return channel, network
+    return channel, network, gate
 
 
 class RunningSandbox:
@@ -340,10 +353,11 @@ class RunningSandbox:
     and only when that one is reaped is nothing left that could still write.
     """
 
-    def __init__(self, process: int, status: int, report: int) -> None:
+    def __init__(self, process: int, status: int, report: int, gate: int) -> None:
         self.process = process
         self._reading = status
         self._report = report
+        self._gate = gate
         self._text = b""  # what bubblewrap tells on its status descriptor
         self._ending = False
         self._killed = False
@@ -361,7 +375,7 @@ class RunningSandbox:
             data = os.read(self._reading, 4096)
             if data:
                 self._text += data
-                self._tries.begin(self.init(), self._report)
+                self._tries.begin(self.init(), self._gate)
                 if self._killed:
                     self.kill()
                 return None
@@ -381,6 +395,7 @@ class RunningSandbox:
 
         report, home = self._read_report()
         os.close(self._reading)
+        os.close(self._gate)
         tries = self._tries.end()
         if self._killed or (self._signal and not report):
             # Not by us: by the kernel, for want of memory, or by a person.
@@ -455,8 +470,8 @@ class RunningSandbox:
         """End a process that was never told what to become."""
         os.kill(self.process, _KILL)
         os.waitpid(self.process, 0)
-        os.close(self._reading)
-        os.close(self._report)
+        for fd in (self._reading, self._report, self._gate):
+            os.close(fd)
 
     def interrupt(self) -> None:
         """Send the command what Ctrl-C would; where it has not begun yet, end it."""
@@ -473,23 +488,35 @@ class RunningSandbox:
 
 def start(plan: Plan, streams: Streams) -> RunningSandbox:
     """Fork a sandbox from this process, which must have one thread only and outlive it."""
-    return forked(lambda status, report: become(plan, streams, status, report))
+    return forked(lambda ends: become(plan, streams, ends))
 
 
-def forked(child: Callable[[int, int], NoReturn]) -> RunningSandbox:
-    """Fork a process that becomes a sandbox, given where its status and its report are written."""
+def forked(child: Callable[[Ends], NoReturn]) -> RunningSandbox:
+    """Fork a process that becomes a sandbox."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
     status, status_end = os.pipe()
     report, report_end = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    gate = _gate()
+    ends = Ends(attendant=os.getpid(), status=status_end, report=report_end.fileno(), gate=gate)
     process = os.fork()
     if process == 0:
         try:
-            child(status_end, report_end.fileno())
+            child(ends)
         finally:
             os._exit(125)
     os.close(status_end)
     report_end.close()
-    return RunningSandbox(process, status, report.detach())
+    return RunningSandbox(process, status, report.detach(), gate)
+
+
+def _gate() -> int:
+    """Make a pipe whose ends are one descriptor: who reads it meets no end, since it could write itself."""
+    reading, writing = os.pipe()
+    try:
+        return os.open(f"/proc/self/fd/{reading}", os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(reading)
+        os.close(writing)
 
 
 def started(start: Starter, plan: Plan, streams: Streams, look_again: Callable[[Plan], Plan]) -> Running:

@@ -197,20 +197,18 @@ class _Child:
     def __init__(self, host: _Host, like: launch.Plan | None = None) -> None:
         self.entered = launch.NONE if like is None else like.entered
         self._orders, waiting = _socket.socketpair()
-        self._sandbox = launch.forked(lambda status, report: self._wait(waiting, status, report, host, like))
+        self._sandbox = launch.forked(lambda ends: self._wait(waiting, ends, host, like))
         waiting.close()
 
-    def _wait(
-        self, waiting: _socket.socket, status: int, report: int, host: _Host, like: launch.Plan | None
-    ) -> NoReturn:
+    def _wait(self, waiting: _socket.socket, ends: launch.Ends, host: _Host, like: launch.Plan | None) -> NoReturn:
         self._orders.close()
-        libc.prctl(libc.PR_SET_PDEATHSIG, _SIGKILL)
+        libc.end_with(ends.attendant, _SIGKILL)
         ready = None if like is None else launch.made_ready(like)
         head, streams = launch.receive_descriptors(waiting, 4, 5)
         message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
         if message is None or len(streams) < 3:
             os._exit(125)
-        launch.become(_unpacked(message, host)[0], streams, status, report, ready)
+        launch.become(_unpacked(message, host)[0], streams, ends, ready)
 
     def become(self, message: bytes, streams: list[int]) -> launch.RunningSandbox:
         """Let it be a sandbox; one that has died meanwhile is found out when it is attended."""
@@ -258,7 +256,7 @@ class _Service:
         self._last, self._entered = b"", launch.NONE
 
     def serve(self) -> None:
-        """Answer until the program ends; then so does everything, since sandboxes die with their parent."""
+        """Answer until the program ends; then so does everything."""
         while True:
             ready = self._poll.poll(None if self._spare is None else _IDLE_MS)
             if not ready or self._mounts in dict(ready):
@@ -266,11 +264,25 @@ class _Service:
                 self._drop_spare()
             for fd, _ in ready:
                 if fd == self._program or (fd == self._control.fileno() and not self._accept()):
+                    self._end_all()
                     return
                 if fd in self._channels:
                     self._listen(fd)
                 elif fd in self._sandboxes:
                     self._advance(fd)
+
+    def _end_all(self) -> None:
+        """End every sandbox and see it gone: a bubblewrap that died with us would leave what it had just begun."""
+        self._drop_spare()
+        for fd in (self._program, self._control.fileno(), self._mounts, *self._channels):
+            self._poll.unregister(fd)
+        self._channels.clear()
+        self._entered = launch.NONE  # no more spares
+        for sandbox, _ in self._sandboxes.values():
+            sandbox.kill()
+        while self._sandboxes:
+            for fd, _ in self._poll.poll():
+                self._advance(fd)
 
     def _drop_spare(self) -> None:
         if self._spare is not None:

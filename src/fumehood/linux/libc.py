@@ -93,6 +93,16 @@ def prctl(option: int, value: int) -> None:
     _check(_libc.prctl(option, value, 0, 0, 0), "prctl")
 
 
+def end_with(parent: int, number: int) -> None:
+    """Have this process sent a signal when the one that forked it ends; end at once where it has ended already.
+
+    Change of rights, such as entering a user namespace, takes that back: it comes after those.
+    """
+    prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(125)
+
+
 def renameat2(old_dir: int, old: bytes, new_dir: int, new: bytes, flags: int) -> None:
     """Rename between two directories: exchange the two, or refuse to replace."""
     if _libc.renameat2(old_dir, old, new_dir, new, flags):

@@ -324,8 +324,8 @@ class TriesToLeave:
         self._before = 0
         self._has_begun = False
 
-    def begin(self, process: int | None, waits: int) -> None:
-        """Count from now on, once the process is known, which waits to be let go: it could be over before we look."""
+    def begin(self, process: int | None, gate: int) -> None:
+        """Count from now on, once the process is known, which waits at a gate: it could be over before we look."""
         if process is None or self._has_begun:
             return
         self._has_begun = True
@@ -335,10 +335,7 @@ class TriesToLeave:
         except OSError:
             pass  # the kernel knows no IPv6
         self._before = self._count()
-        # The end of what it reads, and not a word: one that nobody read would be an error to whoever reads the report.
-        connection = _socket.socket(fileno=os.dup(waits))
-        connection.shutdown(_socket.SHUT_WR)
-        connection.close()
+        os.write(gate, b".")
 
     def end(self) -> int:
         """Return how many there were, and let go of the namespace."""

@@ -357,16 +357,18 @@ def number_in(text: bytes, key: bytes) -> int | None:
     return int(digits) if is_there and digits and len(rest) > len(digits) else None
 
 
-def is_gone(init_file: str, patience_s: float) -> bool:
+def is_gone(init_file: str, patience_s: float, *, by_force: bool = False) -> bool:
     """Wait until nothing of a sandbox is left whose own process died; False if it does not end.
 
     It is killed with that process, but not at the same moment. Its first process inside ends after all the others.
+    By force, that one is ended: where bubblewrap was killed while it made the sandbox, it waits for it for ever.
     """
     try:
         with open(init_file, "rb") as file:
-            number = number_in(file.read(), b'"child-pid": ')
+            noted = file.read()
     except FileNotFoundError:
         return True  # it never began
+    number = number_in(noted, b'"child-pid": ')
     if number is None:
         return True
     try:
@@ -376,9 +378,25 @@ def is_gone(init_file: str, patience_s: float) -> bool:
     with libc.Closing(process):
         if not is_first_inside(number):
             return True  # another one that has the number now
+        if by_force and _is_there_still(number, noted):
+            try:
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+            except ProcessLookupError:
+                return True
         poll = select.poll()
         poll.register(process, select.POLLIN)
         return bool(poll.poll(patience_s * 1000))
+
+
+def _is_there_still(process: int, noted: bytes) -> bool:
+    """Return True if a process is in the namespaces that bubblewrap noted of it: no other one is."""
+    try:
+        return all(
+            os.stat(f"/proc/{process}/ns/{name}").st_ino == number_in(noted, f'"{name}-namespace": '.encode())
+            for name in ("mnt", "pid")
+        )
+    except OSError:
+        return False
 
 
 def is_first_inside(process: int) -> bool:
@@ -406,12 +424,13 @@ def supervise(arguments: tuple[str, ...], environment: Mapping[str, str], cwd: s
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
     os.chdir(cwd)
     os.write(_STATUS_FD, b'{ "bare": true }\n')
+    this = os.getpid()
     command = os.fork()
     if command == 0:
         try:
             # A session of its own: no terminal to type into, and one group to interrupt.
             os.setsid()
-            libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+            libc.end_with(this, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
             os.execve(arguments[0], arguments, environment)
         except OSError as error:

@@ -205,13 +205,14 @@ def serve(
     while True:
         client, _ = listener.accept()
         children -= {child for child in children if os.waitpid(child, os.WNOHANG)[0]}
+        this = os.getpid()
         child = os.fork()
         if child:
             children.add(child)
             client.close()
             continue
         try:
-            libc.prctl(libc.PR_SET_PDEATHSIG, _KILL)
+            libc.end_with(this, _KILL)
             listener.close()
             network = network_now(store.places, session)
             if network < 0:

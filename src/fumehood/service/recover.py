@@ -12,26 +12,15 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import MKDIR, TAKE, WAITING, plan, staying
+from fumehood.core.changes import MKDIR, WAITING, plan, staying
 from fumehood.core.judge import judge
 from fumehood.core.report import printable
 from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, TooDeep
 from fumehood.linux.capture import COPY, FUSE
-from fumehood.linux.layer import whiteout
 from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.nofollow import (
-    Loosened,
-    is_whiteout,
-    kind_of,
-    look,
-    looks,
-    make_parents,
-    open_top,
-    remove_tree,
-    stamp_of,
-)
+from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.process import is_gone
 from fumehood.linux.staging import APART, HOME, SETTLED
 from fumehood.linux.steps import NO_WAY, Changed, give_back
@@ -127,8 +116,8 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
         if run.mode == DRAFT:
             _forget(store, run)  # the draft holds it all still
             return
-        if not is_gone(f"{store.places.run(name)}/0/{layering.INIT}", _DYING_S):
-            raise BlockingIOError  # its command goes on without us
+        if not is_gone(f"{store.places.run(name)}/0/{layering.INIT}", _DYING_S, by_force=True):
+            raise BlockingIOError  # something of it can't end now: it waits for a disk, perhaps
         with Alone(store.places.lock(f"project-{project}"), wait=False):
             layers = layering.layers_of(store.places, name, run.roots, *layering.below_of(store.places, name))
             _hold(store, run, layers, interrupts)
@@ -254,7 +243,6 @@ def _take_back(store: Store, run: Run) -> None:
     finally:
         between.close()
     _clear(store, run)
-    _tidy(store, run, steps, {id(step) for step in left})
     _record_taken_back(store, run, left)
 
 
@@ -281,47 +269,6 @@ def _clear(store: Store, run: Run) -> None:
         with Closing(open_top(os.path.dirname(upper))) as above:
             for name in (APART, HOME, SETTLED):
                 remove_tree(above, name)
-
-
-def _tidy(store: Store, run: Run, steps: Sequence[Step], left: set[int]) -> None:
-    """See that the layer is what its run left, and that changes name what lies there."""
-    inflight = [change for change in reversed(run.changed) if change.verdict == c.APPLIED]
-    for number, upper in enumerate(store.uppers(run)):
-        mine = [change for change in inflight if change.root == number]
-        if not mine:
-            continue
-        with Closing(open_top(upper)) as layer:
-            _name_again(layer, mine)
-            if run.act == "run":
-                taken = [step for step in steps if step.change.root == number and step.act == TAKE]
-                _whiteouts(layer, [step for step in taken if id(step) not in left])
-
-
-def _name_again(layer: int, changes: Sequence[c.Change]) -> None:
-    """Let changes name what lies in the layer."""
-    for change, status, _ in looks(layer, changes):
-        stamp = change.after
-        if stamp is None or status is None or kind_of(status.st_mode) != stamp.kind or is_whiteout(status):
-            continue
-        if not c.is_mode_alone(change):
-            change.after = stamp_of(status, stamp.meaning)
-            change.after.mode = stamp.mode
-
-
-def _whiteouts(layer: int, steps: Sequence[Step]) -> None:
-    """Put back the mark of a deletion, where it was cleared for what was to be moved there."""
-    loosened = Loosened(layer)
-    try:
-        for step in steps:
-            make_parents(layer, step.parent)
-            directory = loosened.open(step.parent)
-            try:
-                if look(directory, step.name) is None:
-                    whiteout(directory, step.name)
-            finally:
-                os.close(directory)
-    finally:
-        loosened.restore()
 
 
 def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
