@@ -30,7 +30,7 @@ TESTS = {
     "linux/steps": ("linux/test_steps.py", "service/test_apply_undo.py", "service/test_in_use.py"),
     "linux/layer": (
         "linux/test_upper.py", "linux/test_fold.py", "linux/test_steps.py", "fuzz", "service/test_tree.py",
-        "service/test_ownership.py", "service/test_groups.py",
+        "service/test_ownership.py", "service/test_groups.py", "service/test_checkpoint.py",
     ),
     "linux/nofollow": (
         "linux/test_nofollow.py", "linux/test_steps.py", "linux/test_upper.py", "linux/test_fold.py",
