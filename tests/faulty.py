@@ -214,7 +214,7 @@ def tried(point: Point, after: Snapshot, cache: Path) -> Outcome:
     try:
         log = scene.top / "log"
         scene.play(point.act, scene.told(), point, log=str(log))
-        is_reached = any(sign in log.read_text() for sign in ("+++ killed by SIGKILL", "(INJECTED)"))
+        is_reached = any(sign in log.read_text() for sign in ("+++ killed by SIGKILL", "--- SIGINT", "(INJECTED)"))
         with Sandbox(scene.project) as sandbox:
             became = _checked(scene, after)
             _goes_on(scene, sandbox, became, after)

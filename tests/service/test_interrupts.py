@@ -5,15 +5,18 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
 from fumehood import Sandbox
+from fumehood.linux.libc import InterruptsHeld
 from fumehood.service import layers as layering
 from fumehood.service import restore as restoring
 from fumehood.service import undo as undoing
 from fumehood.service.restore import restore
 from fumehood.service.settle import INTERRUPTED
+from interrupting import lines_of
 from patience import LONG_S
 from snapshots import snapshot
 
@@ -126,3 +129,36 @@ def test_a_restore_that_is_interrupted_while_it_copies_did_nothing(sandbox, stor
     assert snapshot(project) == left
     restore(store, known, "a")
     assert (project / "a").read_text() == "old\n"
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_an_apply_is_finished_before_ctrl_c_ends_a_program_with_threads(sandbox, store, project, part):
+    first, second = (sandbox.run(f"echo {text} > {text}", apply="hold") for text in ("b", "c"))
+    lines = len(lines_of(lambda: sandbox.apply(first), below="service/apply.py"))
+    with pytest.raises(KeyboardInterrupt):
+        lines_of(lambda: sandbox.apply(second), interrupt=int(lines * part), below="service/apply.py")
+    assert (project / "c").read_text() == "c\n"
+    assert store.history.find(second.run).state == "applied"  # not by recovery: nobody asked for that
+
+
+def test_a_process_forked_meanwhile_has_the_handlers_of_before():
+    ended, is_held = [], threading.Event()
+
+    def fork():
+        is_held.wait()
+        child = os.fork()
+        if child == 0:
+            try:
+                signal.raise_signal(signal.SIGINT)
+                os._exit(1)
+            except KeyboardInterrupt:
+                os._exit(130)
+        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    thread = threading.Thread(target=fork)
+    thread.start()
+    with InterruptsHeld():
+        is_held.set()
+        thread.join()
+    assert ended == [130]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

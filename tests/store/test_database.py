@@ -15,6 +15,7 @@ from fumehood import BadRequest, StoreDamaged
 from fumehood.store import database
 from fumehood.store.database import MIGRATIONS, Database
 from fumehood.store.places import LENGTH, new_id, places
+from interrupting import lines_of
 
 SOURCE = Path(fumehood.__file__).parent.parent
 
@@ -201,6 +202,20 @@ def test_a_transaction_is_kept_whole_or_not_at_all(path):
         fail()
     assert made.rows("SELECT path FROM projects") == [("/kept",)]
     made.close()
+
+
+def test_ctrl_c_at_any_line_of_a_transaction_leaves_nothing_locked(path):
+    store = Database(path)
+    store.write("CREATE TABLE seen (n INTEGER)")
+    count = len(lines_of(lambda: store.write("INSERT INTO seen VALUES (0)", durable=True)))
+    for line in range(1, count + 1):
+        with pytest.raises(KeyboardInterrupt):
+            lines_of(lambda: store.write("INSERT INTO seen VALUES (1)", durable=True), interrupt=line)
+        assert not store._lock.locked()
+        with sqlite3.connect(path, timeout=0) as other:  # another program's
+            other.execute("INSERT INTO seen VALUES (2)")
+        other.close()
+    assert store.rows("SELECT count(*) FROM seen WHERE n = 2") == [(count,)]
 
 
 def test_threads_and_connections_write_one_after_the_other(path):

@@ -10,6 +10,7 @@ import time
 
 from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
+from fumehood.linux.libc import InterruptsHeld
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -344,17 +345,6 @@ class Database:
             connection.close()
 
 
-def packed(variables: Iterable[tuple[str, str]]) -> bytes:
-    """Write variables as they are stored: NAME=value, joined by NUL."""
-    return b"\0".join(os.fsencode(f"{name}={value}") for name, value in variables)
-
-
-def unpacked(stored: bytes) -> tuple[tuple[str, str], ...]:
-    """Return the variables that are stored in one value."""
-    parts = [os.fsdecode(each).partition("=") for each in stored.split(b"\0") if each]
-    return tuple((name, value) for name, _, value in parts)
-
-
 def damage(path: str) -> str:
     """Say what is wrong with the content of a database; "" where it is whole, or there is none."""
     if not os.path.lexists(path):
@@ -396,20 +386,25 @@ def _make(path: str) -> None:
 
 
 class Transaction:
-    """One transaction, taken at its beginning: two writers wait for each other instead of failing."""
+    """One transaction, taken at its beginning: two writers wait for each other instead of failing.
+
+    Ctrl-C waits for its end: it would leave the database locked, for this program and for every other.
+    """
 
     def __init__(self, path: str, lock: Any, connection: sqlite3.Connection, durable: bool) -> None:
         self._path, self._lock, self._connection, self._durable = path, lock, connection, durable
+        self._interrupts = InterruptsHeld()
 
     def __enter__(self) -> sqlite3.Connection:
         give_back_if_full(os.path.dirname(self._path))
+        self._interrupts.__enter__()
         self._lock.acquire()
         try:
             if self._durable:
                 self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.DatabaseError as error:
-            self._lock.release()
+            self._let_others_in()
             raise unusable(self._path, error) from error
         return self._connection
 
@@ -425,9 +420,13 @@ class Transaction:
                 self._connection.execute("ROLLBACK")
             if self._durable:
                 self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._lock.release()
+            self._let_others_in()
         if isinstance(error, sqlite3.DatabaseError):
             raise unusable(self._path, error) from error
+
+    def _let_others_in(self) -> None:
+        self._lock.release()
+        self._interrupts.__exit__()
 
 
 def unusable(path: str, error: sqlite3.DatabaseError) -> FumehoodError:

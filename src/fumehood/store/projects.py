@@ -11,8 +11,8 @@ from fumehood.core.value import Value, words
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
 from fumehood.store.audit import IN_SESSION
-from fumehood.store.database import packed, unpacked
 from fumehood.store.places import home, make_private
+from fumehood.store.records import packed, unpacked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

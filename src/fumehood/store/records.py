@@ -462,3 +462,14 @@ def _has_printed(database: Database, places: Places, run: str, text: bytes) -> b
         except FileNotFoundError:
             continue  # no longer kept
     return False
+
+
+def packed(variables: Iterable[tuple[str, str]]) -> bytes:
+    """Write variables as they are stored: NAME=value, joined by NUL."""
+    return b"\0".join(os.fsencode(f"{name}={value}") for name, value in variables)
+
+
+def unpacked(stored: bytes) -> tuple[tuple[str, str], ...]:
+    """Return the variables that are stored in one value."""
+    parts = [os.fsdecode(each).partition("=") for each in stored.split(b"\0") if each]
+    return tuple((name, value) for name, _, value in parts)
