@@ -1,5 +1,6 @@
 """Ctrl-C ends a long look at what a command changed, or at what an undo would do: nothing is lost, and it is said."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -139,6 +140,20 @@ def test_an_apply_is_finished_before_ctrl_c_ends_a_program_with_threads(sandbox,
         lines_of(lambda: sandbox.apply(second), interrupt=int(lines * part), below="service/apply.py")
     assert (project / "c").read_text() == "c\n"
     assert store.history.find(second.run).state == "applied"  # not by recovery: nobody asked for that
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets that nobody closed
+def test_ctrl_c_cuts_no_word_of_the_launcher_short(sandbox):
+    def run():
+        try:
+            assert sandbox.run("true").exit_code in (0, 130)
+        except KeyboardInterrupt:
+            return
+
+    for line in range(1, len(lines_of(run, below="linux/launcher.py")) + 1):
+        lines_of(run, interrupt=line, below="linux/launcher.py")
+        assert sandbox.run("echo next").stdout == "next\n"
+    gc.collect()  # here, where nobody minds them
 
 
 def test_a_process_forked_meanwhile_has_the_handlers_of_before():

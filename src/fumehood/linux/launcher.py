@@ -58,7 +58,7 @@ class Launcher:
         own = mounts.packed(plan.mounts[plan.ahead :])
         message = marshal.dumps((self._host[0], {**plan.fields(), "mounts": own, "owner": owner}))
         try:
-            with self._lock:
+            with libc.InterruptsHeld(), self._lock:  # half a message would be its end
                 self._socket.sendall(len(message).to_bytes(4, "big"))
                 launch.send_descriptors(self._socket, plan.entered, [*streams, theirs.fileno()])
                 self._socket.sendall(message)

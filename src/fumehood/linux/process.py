@@ -210,7 +210,8 @@ class Attendance:
             if each is not None and each.fileno() in ready:
                 each.drain()
         if self._running.fileno() in ready:
-            self._exit = self._running.advance()
+            with libc.InterruptsHeld():  # what it says is said once
+                self._exit = self._running.advance()
         self._look_at_the_clock()
 
     def _register_carried(self, poll: select.poll) -> int:
