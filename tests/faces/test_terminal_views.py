@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import textual.timer
 from textual.pilot import Pilot
-from textual.widgets import DataTable, Footer, Input
+from textual.widgets import Button, DataTable, Footer, Input
 from textual.widgets.tree import TreeNode
 
 from at_terminal import Terminal
@@ -309,6 +309,89 @@ def test_a_run_is_undone_and_redone_from_the_history(cli: Any, opened: OpenedSto
 
     at(Views(opened), go_back)
     assert (project / "first").read_text() == "one\n"
+
+
+def test_what_a_run_printed_and_changed_is_shown_from_the_history(
+    cli: Any, opened: OpenedStore, project: Path
+) -> None:
+    cli("run", "--", "mkdir sub; echo one > sub/first; echo said; printf '\\033]0;owned\\007[bold]\\n' >&2")
+
+    async def look(watcher: Watcher) -> None:
+        await watcher.press("4")
+        await watcher.until(lambda: watcher.app.query_one("#history", DataTable).row_count == 1)
+        await watcher.press("slash", *"mkdir", "escape", "o")
+        await watcher.until(lambda: any("said" in text and "[bold]" in text for text in watcher.shown))
+        assert "owned" not in watcher.drawn
+        await watcher.press("o", "enter")
+        await watcher.go_to("sub")
+        await watcher.press("l")
+        await watcher.go_to("sub/first")
+        await watcher.press("h", "h")
+        await watcher.until(lambda: "sub/first" not in watcher.paths)
+        await watcher.press("u")
+        await watcher.until(lambda: not (project / "sub").exists())
+        await watcher.press("r")
+        await watcher.until((project / "sub/first").exists)
+        await watcher.press("o")
+        await watcher.until(lambda: any("said" in text for text in watcher.shown))
+        await watcher.press("escape", "escape")
+
+    at(Views(opened), look)
+    assert (project / "sub/first").read_text() == "one\n"
+
+
+def test_what_a_command_has_finished_is_settled_while_it_goes_on(
+    cli: Any, begun: Callable[..., "subprocess.Popen[str]"], opened: OpenedStore, project: Path
+) -> None:
+    process = begun("echo x > f; echo ready; sleep 1000")
+
+    async def settle(watcher: Watcher) -> None:
+        table = watcher.app.query_one("#running", DataTable)
+        await watcher.until(lambda: table.row_count == 1)
+        await watcher.press("c")
+        await watcher.until((project / "f").exists)
+        assert process.poll() is None
+        await watcher.press("s")
+        await watcher.agree()
+        await watcher.until(lambda: table.row_count == 0)
+
+    at(Views(opened), settle)
+    process.communicate(timeout=LONG_S)
+    assert (project / "f").read_text() == "x\n"
+
+
+def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
+    home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Views(opened)
+    asking = [
+        subprocess.Popen(
+            [*command_line(), "run", *options, "--", "echo ran"], cwd=project, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for options in (("--network",), ("--allow-host", "example.org"))
+    ]  # fmt: skip
+
+    async def answer(watcher: Watcher) -> None:
+        question = app.query_one("#question", Lines)
+        await watcher.press("exclamation_mark")
+        await watcher.until(lambda: "of 2," in question.text)
+        while "example.org" not in question.text:
+            await watcher.press("right_square_bracket")
+        await watcher.press("left_square_bracket", "right_square_bracket")
+        assert "example.org" in question.text
+        await watcher.until(lambda: app.screen.query(Button))
+        refuse = next(each for each in app.screen.query(Button) if each.name == DENY_ONCE)
+        refuse.press()
+        await watcher.until(lambda: "question 1 of 1," in question.text)
+        monkeypatch.setattr(views, "_NOT_YET_S", 0.0)
+        await watcher.press("y")
+        await watcher.until(lambda: "Nothing is asked." in question.text)
+
+    with app.desk.attend():  # who asks finds somebody there
+        at(app, answer)
+    ended = [process.communicate(timeout=LONG_S) and process.returncode for process in asking]
+    assert ended == [0, 126]
 
 
 def test_a_command_is_watched_as_it_prints_and_stopped(
