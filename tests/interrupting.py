@@ -48,6 +48,7 @@ def lines_of(act: Callable[[], object], *, interrupt: int = 0, below: str = "") 
             pass  # until it was heard
 
     other.start()
+    rest = signal.setitimer(signal.ITIMER_REAL, 0)  # that of somebody else
     before = signal.signal(signal.SIGALRM, send)
     signal.set_wakeup_fd(writing)
     sys.settrace(enter)
@@ -60,6 +61,7 @@ def lines_of(act: Callable[[], object], *, interrupt: int = 0, below: str = "") 
         other.join()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *rest)
         os.close(reading)
         os.close(writing)
     return lines

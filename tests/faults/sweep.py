@@ -1,11 +1,12 @@
 """Interrupt every act at every system call that touches a file: `sh tools/python tests/faults/sweep.py [WORD …]`.
 
 Words choose acts (run, apply, part, force, discard, undo, redo, recover, begin, edit, merge, draft), "one" or "two"
-file systems, and Ctrl-C (INT) or errors (ENOSPC, EACCES, EIO) in place of the kill; "1/4" takes every fourth point.
+file systems, and Ctrl-C (INT) or errors (ENOSPC, EMFILE, …) in place of the kill; "1/4" takes every fourth point.
 Prints what failed, and how many points of each were tried. With "count", none is tried: it prints how many there are,
 and of what effect.
 """
 
+import errno
 import os
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from faulty import ACTS, ERRORS, Point, points, tried
+from faulty import ACTS, Point, points, tried
 from fumehood.linux.probe import host
 
 
@@ -50,7 +51,7 @@ def main(words: list[str]) -> int:
     acts = [act for act in ACTS if act in words] or list(ACTS)
     places = [word == "two" for word in ("one", "two") if word in words] or [False, True]
     print(f"on {os.uname().machine}, as user {os.geteuid()}", flush=True)
-    answers = [f"error={error}" for error in ERRORS if error in words]
+    answers = [f"error={word}" for word in words if hasattr(errno, word)]
     answers += ["signal=INT"] if "INT" in words else []
     answers = answers or ["signal=KILL"]
     step = max([1, *(int(word[2:]) for word in words if word.startswith("1/"))])

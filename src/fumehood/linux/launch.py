@@ -498,7 +498,7 @@ def forked(child: Callable[[Ends], NoReturn]) -> RunningSandbox:
     report, report_end = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     gate = _gate()
     ends = Ends(attendant=os.getpid(), status=status_end, report=report_end.fileno(), gate=gate)
-    process = os.fork()
+    process = libc.fork()
     if process == 0:
         try:
             child(ends)

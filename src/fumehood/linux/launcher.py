@@ -4,13 +4,12 @@ Forking with work between fork and exec is not safe in a threaded program, a fre
 command is slow, and a sandbox dies with the thread that forked it. The launcher has none of these troubles.
 It ends, and everything it started with it, when its program does.
 
-Every sandbox is a fork of it, which pays for each module: that is why `_socket` and `_thread` are used as they are.
+Every sandbox is a fork of it, which pays for each module: that is why `_socket` is used as it is.
 """
 
 from __future__ import annotations
 
 import _socket
-import _thread
 import gc
 import marshal
 import os
@@ -36,7 +35,7 @@ class Launcher:
         import subprocess
 
         self.owner = os.getpid()
-        self._lock = _thread.allocate_lock()
+        self._lock = libc.lock()
         self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self._host: _Host = b"", ()
         try:
@@ -134,7 +133,7 @@ class Remote:
 
 
 _shared: Launcher | None = None
-_shared_lock = _thread.allocate_lock()
+_shared_lock = libc.lock()
 
 
 def shared() -> Launcher:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import _ctypes
 import _signal  # type: ignore[import-not-found] # what `signal` is made of, without the enums around it
+import _thread
+import _weakref
 import gc
 import os
 import sys
@@ -250,6 +252,63 @@ class InterruptsHeld:
         if self._collects:
             gc.enable()
         self.let_in()
+
+
+# What a fork of this process waits for. What another thread was doing then, nobody would end in the child.
+_locks: set[Any] = set()
+_taken: list[Any] = []
+before_forks: list[Callable[[], object]] = []  # called when nobody else is at work, and only then
+_FORK_WAITS_S, _AT_ONCE_S = 5.0, 0.02  # after the first, the child is left to its luck
+_becomes_another = False
+
+
+def lock() -> Any:
+    """Make a lock that a fork of this process waits for."""
+    made = _thread.RLock()
+    _locks.add(_weakref.ref(made, _locks.discard))
+    return made
+
+
+def fork() -> int:
+    """Fork a child that becomes another program at once: it uses nothing of ours, so nothing is waited for."""
+    global _becomes_another
+    _becomes_another = True
+    try:
+        return os.fork()
+    finally:
+        _becomes_another = False
+
+
+def _take_locks() -> None:
+    tries = 0 if _becomes_another else int(_FORK_WAITS_S / _AT_ONCE_S)
+    while tries:
+        if _all_taken():
+            for act in before_forks:
+                act()
+            return
+        tries -= 1  # somebody who has one of them waits for another: let them
+
+
+def _all_taken() -> bool:
+    taken: list[Any] = []
+    # Whoever had one of these meanwhile may have made another.
+    while new := [made for each in tuple(_locks) if (made := each()) is not None and made not in taken]:
+        for made in new:
+            if not made.acquire(True, _AT_ONCE_S):
+                for each in taken:
+                    each.release()
+                return False
+            taken.append(made)
+    _taken[:] = taken
+    return True
+
+
+def _give_locks_back() -> None:
+    while _taken:
+        _taken.pop().release()
+
+
+os.register_at_fork(before=_take_locks, after_in_parent=_give_locks_back, after_in_child=_give_locks_back)
 
 
 class Closing:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _socket
-import _thread
 import errno
 import os
 import select
@@ -179,7 +178,7 @@ class _MountTable:
         self._process = 0
         self._table = -1
         self._entries: list[tuple[bytes, str]] = []
-        self._lock = _thread.allocate_lock()
+        self._lock = libc.lock()
 
     def __call__(self) -> list[tuple[bytes, str]]:
         """Return every mount point with the kind of its file system; the same list as long as nothing changes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import _weakref
 import errno
 import os
 import sys
@@ -10,7 +10,8 @@ import time
 
 from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
-from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux import libc
+from fumehood.store.schema import MIGRATIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,212 +32,12 @@ else:
     finally:
         del sys.modules["functools"], functools
 
-_FIRST = """
-CREATE TABLE migrations (version INTEGER PRIMARY KEY, applied_at REAL NOT NULL);
-CREATE TABLE projects (
-    id INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE, added_at REAL NOT NULL);
-CREATE TABLE roots (
-    project INTEGER NOT NULL REFERENCES projects(id), path BLOB NOT NULL, added_at REAL NOT NULL,
-    PRIMARY KEY (project, path)) WITHOUT ROWID;
-CREATE TABLE runs (
-    number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, project INTEGER NOT NULL REFERENCES projects(id),
-    act TEXT NOT NULL,              -- 'run' or 'undo'
-    of TEXT,                        -- the run that an undo takes back
-    layer TEXT NOT NULL,            -- the run whose layers hold its versions: an undo uses those of what it takes back
-    command TEXT NOT NULL, cwd BLOB NOT NULL,
-    roots BLOB NOT NULL,            -- paths, joined by NUL; a change names one by number
-    state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '',
-    mode TEXT NOT NULL, capture TEXT NOT NULL, sandboxed INTEGER NOT NULL, network TEXT NOT NULL,
-    started_at REAL NOT NULL, process INTEGER NOT NULL, duration_s REAL,
-    exit_code INTEGER, timed_out INTEGER NOT NULL DEFAULT 0,
-    stdout BLOB, stderr BLOB,       -- NULL where a file holds them
-    stdout_size INTEGER NOT NULL DEFAULT 0, stderr_size INTEGER NOT NULL DEFAULT 0,
-    blocked TEXT NOT NULL DEFAULT '[]', dropped TEXT NOT NULL DEFAULT '',
-    counts TEXT NOT NULL DEFAULT ''  -- how many changes of each kind
-    );
-CREATE INDEX runs_of_project ON runs (project, id);
-CREATE TABLE changes (              -- a row a directory: store/records.py
-    run INTEGER NOT NULL REFERENCES runs(number), n INTEGER NOT NULL,
-    root INTEGER NOT NULL, directory BLOB NOT NULL,
-    within BLOB,                    -- the changed directory that carries all this along
-    entries BLOB NOT NULL,          -- change, kind, verdict, mark, both stamps, flags, reason, name of each
-    PRIMARY KEY (run, n)) WITHOUT ROWID;
-"""
-_FILES = """
-CREATE TABLE files (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- it is in the names of backups, so it is never given twice
-    project INTEGER NOT NULL REFERENCES projects(id), root BLOB NOT NULL, path BLOB NOT NULL,
-    kind TEXT NOT NULL,             -- 'absent' where only a held change would make it
-    size INTEGER NOT NULL, modified_ns INTEGER NOT NULL, recorded_at REAL NOT NULL,
-    last_run INTEGER REFERENCES runs(number),
-    last_approved_copy_path BLOB NOT NULL DEFAULT x'',  -- the latest daily backup, below the state directory
-    is_deleted INTEGER NOT NULL DEFAULT 0, needs_approval INTEGER NOT NULL DEFAULT 0,
-    UNIQUE (project, root, path));
-CREATE INDEX files_waiting ON files (project) WHERE needs_approval;
-CREATE TABLE files_due (            -- runs whose changes the records of files do not show yet
-    n INTEGER PRIMARY KEY, project INTEGER NOT NULL, run TEXT NOT NULL);
-INSERT INTO sqlite_sequence VALUES ('files', 0);
-"""
-_UNFINISHED = """
-CREATE INDEX runs_unfinished ON runs (project, state) WHERE state IN ('running', 'applying', 'settling');
-"""
-_LATER_VERDICTS = """
-ALTER TABLE changes ADD COLUMN verdict TEXT;  -- what all of a row became later, where that is one and the same
-"""
-_STACKED = """
--- held runs that the command saw, the latest first
-ALTER TABLE runs ADD COLUMN below TEXT NOT NULL DEFAULT '';
--- when a person last applied or discarded what it held
-ALTER TABLE runs ADD COLUMN decided_at REAL;
-CREATE INDEX runs_held ON runs (project, id) WHERE state = 'held';
-"""
-_GRANTS = """
-CREATE TABLE grants (               -- answers that a person chose to keep
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- named on the command line, so never given twice
-    what TEXT NOT NULL, project BLOB NOT NULL, target BLOB NOT NULL,
-    answer TEXT NOT NULL,           -- 'allow' or 'deny'
-    kept_at REAL NOT NULL,
-    UNIQUE (what, project, target));
-"""
-_SESSIONS = """
-CREATE TABLE sessions (
-    name TEXT PRIMARY KEY, project INTEGER NOT NULL REFERENCES projects(id), started_at REAL NOT NULL,
-    cwd BLOB NOT NULL DEFAULT x'',          -- where its last command ended; empty: the project
-    environment BLOB NOT NULL DEFAULT x''   -- NAME=value, joined by NUL
-    ) WITHOUT ROWID;
-ALTER TABLE runs ADD COLUMN session TEXT;
-CREATE INDEX runs_of_session ON runs (session, id) WHERE session IS NOT NULL;
-"""
-_EVENTS = """
-CREATE TABLE events (               -- the audit trail: store/audit.py
-    n INTEGER PRIMARY KEY, at REAL NOT NULL, run TEXT NOT NULL, project INTEGER, act TEXT NOT NULL,
-    uid INTEGER NOT NULL, user TEXT NOT NULL, face TEXT NOT NULL, agent TEXT NOT NULL, detail TEXT NOT NULL);
-CREATE INDEX events_of_run ON events (run, n);
-CREATE TRIGGER events_do_not_change BEFORE UPDATE ON events
-    BEGIN SELECT RAISE(ABORT, 'events are only ever added'); END;
-CREATE TRIGGER events_do_not_go BEFORE DELETE ON events
-    BEGIN SELECT RAISE(ABORT, 'events are only ever added'); END;
-CREATE TRIGGER events_are_not_replaced BEFORE INSERT ON events WHEN EXISTS (SELECT 1 FROM events WHERE n = NEW.n)
-    BEGIN SELECT RAISE(ABORT, 'events are only ever added'); END;
-"""
-_DUE = """
-ALTER TABLE files_due ADD COLUMN at REAL NOT NULL DEFAULT 0;
-ALTER TABLE files_due ADD COLUMN begun INTEGER NOT NULL DEFAULT 1;
-CREATE INDEX files_due_of_project ON files_due (project, n);
-"""
-_CONNECTIONS = """
--- The hosts that a run was granted, one a line.
-ALTER TABLE runs ADD COLUMN hosts TEXT NOT NULL DEFAULT '';
-CREATE TABLE connections (          -- what a command reached or was refused
-    run INTEGER NOT NULL REFERENCES runs(number), n INTEGER NOT NULL,
-    host TEXT NOT NULL, port INTEGER NOT NULL,
-    protocol TEXT NOT NULL,         -- 'http', 'connect', 'socks5', 'forward'
-    allowed INTEGER NOT NULL, reason TEXT NOT NULL,
-    address TEXT NOT NULL,          -- where it really went
-    started_at REAL NOT NULL, duration_s REAL NOT NULL,
-    sent INTEGER NOT NULL, received INTEGER NOT NULL,
-    count INTEGER NOT NULL,         -- how many of one kind, where they were too many
-    PRIMARY KEY (run, n)) WITHOUT ROWID;
-"""
-_WORKSPACES = """
-CREATE TABLE workspaces (           -- store/projects.py
-    name TEXT PRIMARY KEY, root TEXT NOT NULL, network TEXT NOT NULL, writable INTEGER,
-    environment BLOB NOT NULL,      -- NAME=value, joined by NUL
-    created_at REAL NOT NULL) WITHOUT ROWID;
-"""
-_ORDER = """
--- Runs are in the order of their numbers, whatever the clock said.
-DROP INDEX runs_of_project;
-CREATE INDEX runs_of_project ON runs (project, number);
-DROP INDEX runs_of_session;
-CREATE INDEX runs_of_session ON runs (session, number) WHERE session IS NOT NULL;
-DROP INDEX runs_held;
-CREATE INDEX runs_held ON runs (project, number) WHERE state = 'held';
--- the number of the latest run when this one was last settled
-ALTER TABLE runs ADD COLUMN settled_after INTEGER NOT NULL DEFAULT 0;
-CREATE TABLE days (                 -- on which something was recorded or cleaned: store/database.py
-    n INTEGER PRIMARY KEY, day TEXT NOT NULL UNIQUE,
-    first_run INTEGER NOT NULL      -- runs before this number are from before that day
-    );
--- the latest recorded day when this run began or was last settled
-ALTER TABLE runs ADD COLUMN day INTEGER NOT NULL DEFAULT 0;
-INSERT INTO days (day, first_run) SELECT substr(date(started_at, 'unixepoch', 'localtime'), 3), min(number)
-    FROM runs GROUP BY 1 ORDER BY min(number);
-UPDATE runs SET day = (SELECT n FROM days WHERE days.day = substr(date(started_at, 'unixepoch', 'localtime'), 3));
-"""
-_IDENTITIES = """
-CREATE TABLE known_projects (       -- store/projects.py
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- it is in the names of locks and layers, so it is never given twice
-    path BLOB NOT NULL, added_at REAL NOT NULL,
-    device INTEGER, inode INTEGER, born INTEGER,  -- which directory it is; NULL: not looked at yet
-    replaced_at REAL                -- since when another directory is at its path, or it is to be forgotten
-    );
-INSERT INTO known_projects (id, path, added_at) SELECT id, path, added_at FROM projects;
-DROP TABLE projects;
-ALTER TABLE known_projects RENAME TO projects;
-CREATE UNIQUE INDEX projects_in_place ON projects (path) WHERE replaced_at IS NULL;
-"""
-_LONG_HISTORY = """
--- What is asked for over and over, found without going through all that ever ran.
-CREATE INDEX runs_of_layer ON runs (layer);
-CREATE INDEX runs_undos ON runs (project, number) WHERE act = 'undo';
-CREATE INDEX changes_of_directory ON changes (directory, run);
-CREATE TABLE versions (             -- the paths that runs replaced or deleted: store/files.py
-    run INTEGER NOT NULL REFERENCES runs(number),
-    root BLOB NOT NULL,             -- empty for the project itself
-    path BLOB NOT NULL, PRIMARY KEY (run, root, path)) WITHOUT ROWID;
--- whether `versions` has what this run did
-ALTER TABLE runs ADD COLUMN is_listed INTEGER NOT NULL DEFAULT 0;
--- the bytes that its layer took at the last cleaning; -1: it has none; NULL: not looked at since it was settled
-ALTER TABLE runs ADD COLUMN space INTEGER;
-CREATE INDEX runs_measured ON runs (day, id, project, space) WHERE space >= 0;
-CREATE INDEX runs_unmeasured ON runs (layer) WHERE space IS NULL AND layer != '';
-"""
-_NUMBERS = """
--- its number in its project, for people
-ALTER TABLE runs ADD COLUMN project_number INTEGER NOT NULL DEFAULT 0;
-UPDATE runs SET project_number = counted.n FROM
-    (SELECT number, row_number() OVER (PARTITION BY project ORDER BY number) AS n FROM runs) AS counted
-    WHERE counted.number = runs.number;
-CREATE UNIQUE INDEX runs_by_number ON runs (project, project_number);
-"""
-_MISSED = """
-CREATE TABLE missed (               -- questions that found nobody: store/audit.py
-    id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL,
-    what TEXT NOT NULL, project BLOB NOT NULL, target BLOB NOT NULL,
-    text TEXT NOT NULL, command TEXT NOT NULL, directory BLOB NOT NULL,
-    ahead TEXT NOT NULL             -- how the person can allow it for the next time
-    );
-"""
-_LOST_NUMBERS = """
-CREATE TABLE lost_numbers (         -- the last that a project's runs had, by records that another database knew
-    path BLOB PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
-"""
-_DRAFTS = """
-CREATE TABLE drafts (               -- store/drafts.py
-    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- it is in the names of directories, so it is never given twice
-    project INTEGER NOT NULL REFERENCES projects(id), name TEXT NOT NULL, created_at REAL NOT NULL,
-    state TEXT NOT NULL DEFAULT 'open',  -- then 'applied' or 'discarded'
-    base INTEGER,                   -- the draft whose frozen copy of the project it lies on; NULL: the project itself
-    run TEXT                        -- the run that applies it
-    );
-CREATE UNIQUE INDEX drafts_open ON drafts (project, name) WHERE state = 'open';
--- the draft that a run belongs to
-ALTER TABLE runs ADD COLUMN draft INTEGER REFERENCES drafts(id);
-CREATE INDEX runs_of_draft ON runs (draft, number) WHERE draft IS NOT NULL;
-"""
-CHANGES = ("root", "directory", "within", "verdict", "entries")  # columns of the table of that name
-MIGRATIONS = (
-    _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
-    _STACKED, _ORDER, _IDENTITIES, _LONG_HISTORY, _NUMBERS, _MISSED, _LOST_NUMBERS,
-    _DRAFTS,
-)  # fmt: skip
-
-
 _PATIENCE_S = 30.0
 _AT_ONCE = 500  # names in one query
 # Connections of a parent process: closing one here would drop the parent's locks.
-_abandoned: list[sqlite3.Connection] = []
+_abandoned: list[sqlite3.Connection | None] = []
+_connected: set[Any] = set()
+_opening = libc.lock()
 
 
 class Database:
@@ -245,11 +46,13 @@ class Database:
     def __init__(self, path: str) -> None:
         self.path = path
         self.was_made = False  # just now, by this process: all that was recorded before is lost
+        self._is_closed = False  # by who opened it
         self._open()
 
     def _open(self) -> None:
         self._process = os.getpid()
-        self._lock = _thread.allocate_lock()
+        self._lock = libc.lock()
+        self._connection: sqlite3.Connection | None = None
         try:
             try:
                 self._connect()
@@ -265,15 +68,17 @@ class Database:
             raise unusable(self.path, error) from error
 
     def _connect(self) -> None:
-        if not os.path.exists(self.path):
-            _make(self.path)
-        self._connection = sqlite3.connect(
-            self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False, cached_statements=64
-        )
-        self._connection.execute("PRAGMA synchronous=NORMAL")
-        # A command ends without closing it, and the next one reads the whole log, 3 µs a page: it is kept shorter.
-        self._connection.execute("PRAGMA wal_autocheckpoint=250")
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        with _opening:
+            if not os.path.exists(self.path):
+                _make(self.path)
+            self._connection = connection = sqlite3.connect(
+                self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False, cached_statements=64
+            )
+            _connected.add(_weakref.ref(self, _connected.discard))
+            connection.execute("PRAGMA synchronous=NORMAL")
+            # A command ends without closing it, and the next one reads the whole log, 3 µs a page: it is kept shorter.
+            connection.execute("PRAGMA wal_autocheckpoint=250")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > len(MIGRATIONS):
             raise StoreDamaged(
                 f"the database {self.path} was written by a newer Fumehood (schema {version})",
@@ -300,13 +105,28 @@ class Database:
         A durable one is on the disk at its end, whatever happens to the machine then; others may take a moment.
         """
         self._mind_forks()
-        return Transaction(self.path, self._lock, self._connection, durable)
+        return Transaction(self, durable)
 
     def _mind_forks(self) -> None:
-        """Open the database anew in a child of the process that opened it: SQLite forbids to share a connection."""
+        """Open the database anew in a child that was forked all the same: SQLite forbids to share a connection."""
         if self._process != os.getpid():
             _abandoned.append(self._connection)
             self._open()
+
+    def connected(self) -> sqlite3.Connection:
+        """Return the connection, for who has the lock; one that was closed before a fork is opened anew."""
+        if self._is_closed:
+            raise sqlite3.ProgrammingError("closed database")
+        if self._connection is None:
+            self._connect()
+        assert self._connection is not None
+        return self._connection
+
+    def before_fork(self) -> None:
+        """Close the connection, unless this thread uses it."""
+        if self._connection is not None and self._process == os.getpid() and not self._connection.in_transaction:
+            self._connection.close()
+            self._connection = None
 
     def write(self, statement: str, values: Iterable[Any] = (), *, durable: bool = False) -> int:
         """Do one statement in a transaction of its own; return how many rows it concerned."""
@@ -323,7 +143,7 @@ class Database:
         self._mind_forks()
         try:
             with self._lock:
-                return self._connection.execute(query, tuple(values)).fetchall()
+                return self.connected().execute(query, tuple(values)).fetchall()
         except sqlite3.DatabaseError as error:
             raise unusable(self.path, error) from error
 
@@ -336,13 +156,29 @@ class Database:
     def close(self) -> None:
         """Close the connection."""
         with self._lock:
-            self._connection.close()
+            self._is_closed = True
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
 
     def __del__(self) -> None:
         # A program may simply forget a sandbox: nothing is lost by that, so nobody is to complain of it.
-        connection = getattr(self, "_connection", None)
-        if connection is not None and self._process == os.getpid():
-            connection.close()
+        if getattr(self, "_connection", None) is not None and self._process == os.getpid():
+            self.close()
+
+
+def _close_all() -> None:
+    """Close every connection before a fork.
+
+    SQLite keeps account of its locks in the process. The child would have the account and not the locks: when the
+    parent closes the database then, the log that the child writes to is removed, and all of that is lost.
+    """
+    for each in tuple(_connected):
+        if (database := each()) is not None:
+            database.before_fork()
+
+
+libc.before_forks.append(_close_all)
 
 
 def damage(path: str) -> str:
@@ -391,15 +227,16 @@ class Transaction:
     Ctrl-C waits for its end: it would leave the database locked, for this program and for every other.
     """
 
-    def __init__(self, path: str, lock: Any, connection: sqlite3.Connection, durable: bool) -> None:
-        self._path, self._lock, self._connection, self._durable = path, lock, connection, durable
-        self._interrupts = InterruptsHeld()
+    def __init__(self, database: Database, durable: bool) -> None:
+        self._database, self._path, self._lock, self._durable = database, database.path, database._lock, durable
+        self._interrupts = libc.InterruptsHeld()
 
     def __enter__(self) -> sqlite3.Connection:
         give_back_if_full(os.path.dirname(self._path))
         self._interrupts.__enter__()
         self._lock.acquire()
         try:
+            self._connection = self._database.connected()
             if self._durable:
                 self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.execute("BEGIN IMMEDIATE")

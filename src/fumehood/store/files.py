@@ -8,7 +8,7 @@ import time
 from fumehood.core.changes import ABSENT, APPLIED
 from fumehood.core.value import Value
 from fumehood.store import records
-from fumehood.store.database import CHANGES
+from fumehood.store.schema import CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

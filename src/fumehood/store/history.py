@@ -10,7 +10,8 @@ from fumehood.core.report import Blocked, Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
-from fumehood.store.database import CHANGES, note_day
+from fumehood.store.database import note_day
+from fumehood.store.schema import CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

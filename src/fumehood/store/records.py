@@ -15,7 +15,7 @@ from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.linux.cache import replace
 from fumehood.linux.libc import Closing
-from fumehood.store.database import CHANGES
+from fumehood.store.schema import CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
