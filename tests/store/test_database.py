@@ -246,6 +246,7 @@ def test_what_a_forked_process_writes_stays_when_its_parent_closes_the_database(
         own.write("INSERT INTO seen VALUES (2)")
         os._exit(0)
     os.read(told, 1)
+    assert store.rows("SELECT n FROM seen") == [(1,)]
     store.close()
     with pytest.raises(BadRequest, match="closed"):
         store.rows("SELECT n FROM seen")

@@ -35,8 +35,8 @@ else:
 _PATIENCE_S = 30.0
 _AT_ONCE = 500  # names in one query
 # Connections of a parent process: closing one here would drop the parent's locks.
-_abandoned: list[sqlite3.Connection | None] = []
-_connected: set[Any] = set()
+_abandoned: list[sqlite3.Connection] = []
+_connected: set[Any] = set()  # databases of this process, as weak references
 _opening = libc.lock()
 
 
@@ -53,6 +53,9 @@ class Database:
         self._process = os.getpid()
         self._lock = libc.lock()
         self._connection: sqlite3.Connection | None = None
+        self._reach()
+
+    def _reach(self) -> None:
         try:
             try:
                 self._connect()
@@ -109,8 +112,9 @@ class Database:
 
     def _mind_forks(self) -> None:
         """Open the database anew in a child that was forked all the same: SQLite forbids to share a connection."""
-        if self._process != os.getpid():
-            _abandoned.append(self._connection)
+        if self._process != os.getpid() and not self._is_closed:
+            if self._connection is not None:
+                _abandoned.append(self._connection)
             self._open()
 
     def connected(self) -> sqlite3.Connection:
@@ -118,7 +122,7 @@ class Database:
         if self._is_closed:
             raise sqlite3.ProgrammingError("closed database")
         if self._connection is None:
-            self._connect()
+            self._reach()
         assert self._connection is not None
         return self._connection
 
@@ -240,9 +244,11 @@ class Transaction:
             if self._durable:
                 self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.execute("BEGIN IMMEDIATE")
-        except sqlite3.DatabaseError as error:
+        except BaseException as error:
             self._let_others_in()
-            raise unusable(self._path, error) from error
+            if isinstance(error, sqlite3.DatabaseError):
+                raise unusable(self._path, error) from error
+            raise
         return self._connection
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
