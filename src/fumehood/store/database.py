@@ -11,7 +11,7 @@ import time
 from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
 from fumehood.linux import libc
-from fumehood.store.schema import MIGRATIONS
+from fumehood.store.schema import _IDENTITIES, MIGRATIONS  # noqa: F401 - a step that tests stop before
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
