@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from fumehood import Sandbox
+from fumehood.linux import launcher
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.service import layers as layering
 from fumehood.service import restore as restoring
@@ -152,6 +153,7 @@ def test_ctrl_c_cuts_no_word_of_the_launcher_short(sandbox):
 
     for line in range(1, len(lines_of(run, below="linux/launcher.py")) + 1):
         lines_of(run, interrupt=line, below="linux/launcher.py")
+        assert not launcher.shared()._process._waitpid_lock.locked()  # else one that died would not be missed
         assert sandbox.run("echo next").stdout == "next\n"
     gc.collect()  # here, where nobody minds them
 

@@ -139,7 +139,8 @@ _shared_lock = libc.lock()
 def shared() -> Launcher:
     """Return this process's launcher, starting it the first time, and after a fork."""
     global _shared
-    with _shared_lock:
+    # `subprocess` has a lock of its own: cut short there, it would take a launcher that is gone for one that lives.
+    with libc.InterruptsHeld(), _shared_lock:
         if _shared is not None and not _shared.is_alive:
             _shared.close()
             _shared = None

@@ -124,7 +124,9 @@ class Attendance:
         watched: Watched | None = None, feeding: Carrier | None = None, cancelled: Callable[[], bool] | None = None,
         guarding: Callable[[int], Guard | None] | None = None, signals: Signals | None = None,
         asking: QuestionsOpen | None = None, door: Watched | None = None, partner: Partner | None = None,
+        interrupts: libc.InterruptsHeld | None = None,
     ) -> None:  # fmt: skip
+        self._interrupts = interrupts  # held so far: from now on somebody hears them
         self._partner = partner
         self._running = running
         self._outputs = dict(outputs)
@@ -150,6 +152,9 @@ class Attendance:
         try:
             while self._exit is None:
                 try:
+                    if self._interrupts is not None:
+                        held, self._interrupts = self._interrupts, None
+                        held.__exit__()
                     self._turn()
                 except KeyboardInterrupt:
                     self._give_way()

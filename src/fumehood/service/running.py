@@ -14,6 +14,7 @@ from fumehood.linux.cache import plain_file
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
 from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
+from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.mounts import Operation, Text, is_bubblewraps
 from fumehood.linux.namespaces import from_inside
 from fumehood.linux.nofollow import LISTING
@@ -361,24 +362,24 @@ def attend(
             # Before the command starts, or its first writes would not be seen.
             if wishes.watch is not None:
                 watched = wishes.watch(layers)
+            interrupts = InterruptsHeld()
+            interrupts.__enter__()  # until somebody attends what was started
             try:
-                streams = stdio.descriptors
-                running = start(plan, streams) if access is None else access.launched(start, plan, streams)
-            except FumehoodError:
-                stdio.abandon()
-                raise
-            finally:
-                stdio.started()
-            if wishes.partner is not None:
-                wishes.partner.launched()
-            from fumehood.linux.process import Attendance
+                running = _launched(start, plan, stdio, access)
+                if wishes.partner is not None:
+                    wishes.partner.launched()
+                from fumehood.linux.process import Attendance
 
-            outcome = Attendance(
-                running, stdio.outputs,
-                deadline=None if timeout is None else began + timeout,
-                watched=watched, feeding=stdio.feed, cancelled=wishes.cancelled, guarding=guard,
-                signals=wishes.signals, asking=asking, door=door, partner=wishes.partner,
-            ).attend()  # fmt: skip
+                attendance = Attendance(
+                    running, stdio.outputs,
+                    deadline=None if timeout is None else began + timeout,
+                    watched=watched, feeding=stdio.feed, cancelled=wishes.cancelled, guarding=guard,
+                    signals=wishes.signals, asking=asking, door=door, partner=wishes.partner, interrupts=interrupts,
+                )  # fmt: skip
+            except BaseException:
+                interrupts.__exit__()
+                raise
+            outcome = attendance.attend()
         finally:
             if door is not None:
                 door.stop()
@@ -391,6 +392,18 @@ def attend(
     # Only now: a person who is asked something answers on a terminal as they know it.
     with wishes.terminal as terminal:
         return attended(on_terminal(terminal, outputs[0], wishes.stdin))
+
+
+def _launched(start: Starter, plan: Plan, stdio: Stdio, access: Access | None) -> Running:
+    """Start what was planned; the command's own ends of its streams are closed here then."""
+    streams = stdio.descriptors
+    try:
+        return start(plan, streams) if access is None else access.launched(start, plan, streams)
+    except FumehoodError:
+        stdio.abandon()
+        raise
+    finally:
+        stdio.started()
 
 
 def _listening_inside(access: Access, command: tuple[str, ...], world: World) -> tuple[str, ...]:
