@@ -15,7 +15,7 @@ import fumehood
 from fumehood import BadRequest, StoreDamaged
 from fumehood.store import database
 from fumehood.store.database import MIGRATIONS, Database
-from fumehood.store.places import LENGTH, new_id, places
+from fumehood.store.places import LENGTH, Alone, new_id, places
 from interrupting import lines_of
 
 SOURCE = Path(fumehood.__file__).parent.parent
@@ -346,3 +346,23 @@ def test_no_name_of_a_run_is_anything_but_a_name(home, project, name):
         assert store.database.rows("SELECT count(*) FROM runs") == [(0,)]
     finally:
         store.close()
+
+
+def test_a_lock_is_given_back_whatever_was_forked_or_cut_short(path):
+    held, is_over = Alone(path), os.pipe()
+    with held:
+        child = os.fork()
+        if child == 0:
+            os.close(is_over[1])
+            os.read(is_over[0], 1)  # it lives on, with a copy of all descriptors
+            os._exit(0)
+    with Alone(path, wait=False):
+        pass
+    other = Alone(path)
+    other.__enter__()
+    del other  # an interrupt came before `__exit__`
+    with Alone(path, wait=False):
+        pass
+    os.close(is_over[1])
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(is_over[0])

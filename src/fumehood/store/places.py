@@ -183,11 +183,22 @@ class Alone:
             if self._first is not None:
                 self._first()
         except BaseException:
-            os.close(self._file)
+            self._give_back()
             raise
 
     def __exit__(self, *_error: object) -> None:
-        os.close(self._file)
+        self._give_back()
+
+    def __del__(self) -> None:
+        self._give_back()  # Ctrl-C can come before the end of a `with` block is done
+
+    def _give_back(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_UN)  # else a child that another thread forked meanwhile would have it still
+            os.close(file)
 
 
 # ---- Name runs so that names are unique and sort by time.
