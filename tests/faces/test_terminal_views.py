@@ -388,8 +388,7 @@ def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
         await watcher.press("y")
         await watcher.until(lambda: "Nothing is asked." in question.text)
 
-    with app.desk.attend():  # who asks finds somebody there
-        at(app, answer)
+    at(app, answer)
     ended = [process.communicate(timeout=LONG_S) and process.returncode for process in asking]
     assert ended == [0, 126]
 

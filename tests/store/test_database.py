@@ -366,3 +366,14 @@ def test_a_lock_is_given_back_whatever_was_forked_or_cut_short(path):
     os.close(is_over[1])
     assert os.waitpid(child, 0)[1] == 0
     os.close(is_over[0])
+
+
+def test_a_forked_process_does_not_give_a_lock_of_its_parent_back(path):
+    with Alone(path):
+        child = os.fork()
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+            with pytest.raises(BlockingIOError), Alone(path, wait=False):
+                pass
+    if child == 0:  # it has left the block too
+        os._exit(0)

@@ -171,6 +171,7 @@ class Alone:
         self._first = first
         self._wait = wait
         self._shared = shared
+        self._process = os.getpid()
         self._file = -1
 
     def __enter__(self) -> None:
@@ -197,7 +198,8 @@ class Alone:
         if file >= 0:
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_UN)  # else a child that another thread forked meanwhile would have it still
+            if self._process == os.getpid():  # a child that was forked meanwhile has it too: not its own to give back
+                fcntl.flock(file, fcntl.LOCK_UN)  # and it would have it still
             os.close(file)
 
 
