@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import shlex
 import signal
 import subprocess
@@ -169,6 +170,17 @@ def asking_in_a_thread(project: Path, hosts: list[str], outcomes: list[object]) 
     thread = threading.Thread(target=ask)
     thread.start()
     return thread
+
+
+def test_a_forked_process_does_not_end_the_presence_of_its_parent(desk: Desk) -> None:
+    presence = desk.attend()
+    with presence:
+        child = os.fork()
+        if child == 0:
+            presence.__exit__()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert desk.is_attended_for("/work"), "the child has left in its parent's place"
 
 
 def test_a_program_answers_what_others_ask_each_once_and_is_present_meanwhile(project: Path, desk: Desk) -> None:

@@ -51,6 +51,44 @@ def killed(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
+# A program with a helper that it forked while its command was running, and that outlives it.
+FORKS = """
+import os, sys, time
+from threading import Thread
+from fumehood import Sandbox
+sandbox = Sandbox(sys.argv[1])
+Thread(target=sandbox.run, args=(sys.argv[2],), daemon=True).start()
+while not any(run.state == "running" for run in sandbox.history()):
+    time.sleep(0.01)
+if os.fork() == 0:
+    os.close(1)
+    os.read(0, 1)
+    os._exit(0)
+os.close(0)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.namespaces
+def test_a_killed_run_is_dead_though_a_child_of_its_program_lives(home, project):
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", FORKS, str(project), "echo new > made; sleep 1000"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+        process.wait()
+        with Sandbox(project) as sandbox:
+            (run,) = sandbox.history()
+            assert (run.state, run.reason) != ("running", "")
+            assert run.reason == STOPPED_RUNNING
+    finally:
+        process.kill()
+        process.communicate()
+
+
 @pytest.mark.namespaces
 @pytest.mark.parametrize("capture", ["", "copy"])
 def test_what_a_killed_run_had_written_is_held_and_can_be_applied(home, project, capture):

@@ -10,6 +10,7 @@ from fumehood.core import changes as c
 from fumehood.errors import TooDeep
 from fumehood.linux import libc
 from fumehood.linux.libc import Closing
+from fumehood.linux.lock import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -198,46 +199,38 @@ class Note:
 
     def __init__(self) -> None:
         self._path = ""
-        self._file = -1
+        self._lock: Lock | None = None
 
     def add(self, fd: int, status: os.stat_result, below: str = "") -> None:
         """Write down the mode that something has now, before it is changed: what `fd` names, or a path below that."""
         if not notes_directory:
             return
-        if self._file < 0:
-            self._begin()
+        lock = self._lock = self._lock or self._begin()
         path = _path_of(fd) + (b"/" + os.fsencode(below) if below else b"")
         entry = b"%d %d %o %s\0" % (status.st_dev, status.st_ino, stat.S_IMODE(status.st_mode), path)
-        os.write(self._file, entry)
-        os.fdatasync(self._file)
+        os.write(lock.file, entry)
+        os.fdatasync(lock.file)
 
-    def _begin(self) -> None:
-        import fcntl
-
+    def _begin(self) -> Lock:
         os.makedirs(notes_directory, 0o700, exist_ok=True)
         name = f"{os.getpid()}-{os.urandom(4).hex()}"
         # By a dot in front until it is locked, so that nothing can be in it.
-        new, path = f"{notes_directory}/.{name}", f"{notes_directory}/{name}"
-        file = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            os.rename(new, path)
-        except OSError:
-            os.close(file)
-            raise
-        self._path, self._file = path, file
+        new, self._path = f"{notes_directory}/.{name}", f"{notes_directory}/{name}"
+        lock = Lock(os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)).take()
+        os.rename(new, self._path)
+        return lock
 
     def end(self) -> None:
         """Remove the note: all modes are back."""
-        if self._file >= 0:
+        if self._lock is not None:
             os.unlink(self._path)
         self.leave()
 
     def leave(self) -> None:
         """Leave the note, if there still is one, to whoever looks next: some mode could not be given back."""
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = None
 
 
 def _path_of(fd: int) -> bytes:

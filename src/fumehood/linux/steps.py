@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import stat
 
@@ -13,6 +12,7 @@ from fumehood.linux import libc
 from fumehood.linux.copying import copy_directory
 from fumehood.linux.layer import ORIGIN, remove_attributes, unmark, whiteout
 from fumehood.linux.libc import Closing
+from fumehood.linux.lock import Lock
 from fumehood.linux.nofollow import (
     Loosened,
     Parents,
@@ -483,18 +483,18 @@ def give_back(where: str) -> None:
 
     A note of which that fails again is kept. Whoever moves something has this done before, for a note names places.
     """
-    left: dict[str, int] = {}
+    left: dict[str, Lock] = {}
     kept: set[str] = set()
     entries: list[tuple[str, bytes]] = []
     try:
         for path in [f"{where}/{name}" for name in notes(where)]:
             try:
-                left[path] = file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.path.samestat(os.fstat(file), os.lstat(path)):
+                left[path] = lock = Lock(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+                lock.take(wait=False)
+                if not os.path.samestat(os.fstat(lock.file), os.lstat(path)):
                     kept.add(path)  # settled by another process, and a new one has its name
                     continue
-                with open(file, "rb", closefd=False) as reading:
+                with open(lock.file, "rb", closefd=False) as reading:
                     entries += [(path, entry) for entry in reading.read().split(b"\0")[:-1]]
             except OSError:
                 kept.add(path)  # locked by a living process, settled by another one, or can't be read
@@ -511,8 +511,8 @@ def give_back(where: str) -> None:
             except OSError:
                 continue  # the next one removes it
     finally:
-        for file in left.values():
-            os.close(file)
+        for lock in left.values():
+            lock.close()
 
 
 def _set(place: bytes, identity: tuple[int, int], mode: int) -> None:

@@ -11,6 +11,7 @@ import sys
 import time
 
 from fumehood.linux.libc import Closing
+from fumehood.linux.lock import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -124,13 +125,13 @@ class TerminalTurn:
     """The right to ask on a terminal, for a `with` block; `locks` is our own directory of lock files."""
 
     def __init__(self, tty: int, locks: str) -> None:
-        self._file = _lock_file(tty, locks)
+        self._lock = Lock(_lock_file(tty, locks))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        os.close(self._file)
+        self._lock.close()
 
     def wait(self, closed: int | None = None, seconds: float | None = None) -> bool:
         """Wait until it is ours; False if `closed` hangs up, or the time is over, before that."""
@@ -140,7 +141,7 @@ class TerminalTurn:
             poll.register(closed, select.POLLIN | select.POLLHUP)
         while True:
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock.take(wait=False)
             except BlockingIOError:
                 if deadline is not None and time.monotonic() >= deadline:
                     return False

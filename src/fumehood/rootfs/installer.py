@@ -7,7 +7,6 @@ number. Package scripts then work as they expect, and reach nothing else.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import secrets
@@ -24,7 +23,8 @@ from fumehood.linux.bwrap import memory
 from fumehood.linux.cache import plain_file
 from fumehood.linux.confine import filter_for
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import look, open_below, open_top, remove_tree, split
+from fumehood.linux.lock import Lock
+from fumehood.linux.nofollow import LISTING, look, open_below, open_top, remove_tree, split
 from fumehood.linux.probe import Host
 from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
@@ -108,9 +108,9 @@ class Installer:
         self._refuse_in_a_tree()
         tree = root_tree.find_damaged(self._at, name)
         with _Alone(self._at, self._tell):
-            with Closing(os.open(tree.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
+            with Lock(os.open(tree.path, LISTING | os.O_CLOEXEC)) as directory:
                 try:
-                    fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    directory.take(wait=False)
                 except BlockingIOError as error:
                     raise BadRequest(f"a command is running in {tree.name}", hint="wait for it, or end it") from error
                 if root_tree.current(self._at) == tree.name:
@@ -301,30 +301,32 @@ class _Alone:
     def __init__(self, at: str, tell: Tell) -> None:
         self._at = at
         self._tell = tell
-        self._file = -1
+        self._lock: Lock | None = None
 
     def __enter__(self) -> None:
         try:
             # One that the environment names is for everybody who uses the machine's image.
             os.makedirs(self._at, mode=0o755 if "FUMEHOOD_ROOTFS_DIR" in os.environ else 0o700, exist_ok=True)
-            self._file = os.open(f"{self._at}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._lock = lock = Lock(os.open(f"{self._at}/{_LOCK}", flags, 0o600))
         except OSError as error:
             raise FumehoodError(
                 f"root trees can't be installed in {self._at}: {error.strerror}",
                 hint="FUMEHOOD_ROOTFS_DIR may name a directory that you can write",
             ) from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock.take(wait=False)
         except BlockingIOError:
             self._tell("another process is installing; waiting for it")
-            fcntl.flock(self._file, fcntl.LOCK_EX)
+            lock.take()
         # What a killed process left: nobody else is building now.
         for name in os.listdir(self._at):
             if name.startswith((_NEW, _OLD)):
                 _remove(self._at, name)
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        os.close(self._file)
+        if self._lock is not None:
+            self._lock.close()
         if isinstance(error, OSError):
             failure = f"root trees can't be changed in {self._at}"
             if error.errno in FULL:

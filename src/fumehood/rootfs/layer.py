@@ -15,8 +15,9 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
+from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind
-from fumehood.linux.nofollow import look, make_parents, open_below, open_top, remove_tree, set_mode
+from fumehood.linux.nofollow import LISTING, look, make_parents, open_below, open_top, remove_tree, set_mode
 from fumehood.rootfs.tree import MOUNT_POINTS
 
 TYPE_CHECKING = False
@@ -43,7 +44,7 @@ class RootLayer:
 
     def __init__(self, at: str) -> None:
         self.at = at
-        self._lock = -1
+        self._lock: Lock | None = None
 
     @property
     def base(self) -> str:
@@ -56,13 +57,11 @@ class RootLayer:
 
     def take(self, base: str) -> Taken:
         """Get ready for a command to run over the tree of this name; `release` lets go of it."""
-        import fcntl
-
         try:
             self._make(base)
-            self._lock = os.open(self.at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            self._lock = self._opened()
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock.take(wait=False)
                 writable = True
             except BlockingIOError:
                 writable = False
@@ -83,9 +82,11 @@ class RootLayer:
 
     def release(self) -> None:
         """Let another command write it."""
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._lock = -1
+        if self._lock is not None:
+            self._lock.close()
+
+    def _opened(self) -> Lock:
+        return Lock(os.open(self.at, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC))
 
     def _make(self, base: str) -> None:
         if os.path.isdir(self.at):
@@ -108,13 +109,11 @@ class RootLayer:
 
     def drop(self) -> bool:
         """Remove the layer; returns False if there was none."""
-        import fcntl
-
         if not os.path.lexists(self.at):
             return False
         try:
-            with Closing(os.open(self.at, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)) as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with self._opened() as lock:
+                lock.take(wait=False)
                 with Closing(open_top(os.path.dirname(self.at))) as above:
                     remove_tree(above, os.path.basename(self.at))
         except BlockingIOError as error:

@@ -15,6 +15,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import libc
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
+from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind, Folder, Layered, Link, Operation, Tmpfs, View
 from fumehood.linux.nofollow import LISTING, look, open_top
 
@@ -301,15 +302,6 @@ def switch(at: str, name: str) -> None:
         ) from error
 
 
-class InUse:
-    """Keeps a tree from being removed for as long as a command runs in it."""
-
-    def __init__(self, path: str) -> None:
-        import fcntl
-
-        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
-
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self._fd)
+def in_use(path: str) -> Lock:
+    """Keep a tree from being removed, for as long as a command runs in it."""
+    return Lock(os.open(path, LISTING | os.O_CLOEXEC)).take(shared=True)

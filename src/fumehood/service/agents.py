@@ -103,7 +103,6 @@ class AgentRoom(Scratch):
         if not conditions.has_host:
             raise BadRequest("an agent runs on the host's own system", hint="leave out --root")
         kept = self._directory(self._agent.name, keep=True, alone=False, above=self._above)[0]
-        rooms = {}
         for each in self._kept:
             source = f"{kept}/{each.name}"
             os.makedirs(source, 0o700, exist_ok=True)
@@ -111,12 +110,11 @@ class AgentRoom(Scratch):
             self.mounts.append(Bind(target=each.target, source=source, is_writable=True, why="kept for the agent"))
             if each.variable:
                 self.variables[each.variable] = each.target
-            rooms[each.name] = os.open(source, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
-            self._held.append(rooms[each.name])
         for text in self._agent.credentials:
             path, _, keys = text.partition("#")
             room, place, source = self._place_of(path)
-            _give(rooms[room], place, source, tuple(filter(None, keys.split(","))), f"{kept}/{room}#{place}")
+            with Closing(os.open(f"{kept}/{room}", LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)) as directory:
+                _give(directory, place, source, tuple(filter(None, keys.split(","))), f"{kept}/{room}#{place}")
 
     def _place_of(self, path: str) -> tuple[str, str, str]:
         """Return whose directory a file of the person's belongs to, its name there, and where the person has it."""

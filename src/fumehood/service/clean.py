@@ -285,7 +285,7 @@ class _Cleaning:
                 claim = layering.take_up(self._store.places, name)
             except (FileNotFoundError, BlockingIOError):
                 continue  # its own run removed it, because nothing was left in it, or is at it
-            with Closing(claim):
+            with claim:
                 os.rename(name, f"{name}{_GONE}", src_dir_fd=runs, dst_dir_fd=runs)
                 self._gone.append(f"{name}{_GONE}")
 

@@ -515,7 +515,7 @@ def throw_away_unseen(store: Store, name: str) -> None:
     try:
         claim = layering.take_up(store.places, name)
     except FileNotFoundError:
-        claim = -1
+        claim = None
     try:
         run = store.history.find(name)
         if run.state in (RUNNING, FAILED):
@@ -523,5 +523,5 @@ def throw_away_unseen(store: Store, name: str) -> None:
             store.history.state(name, DISCARDED, reason)
             layering.drop(store.places, name)
     finally:
-        if claim >= 0:
-            os.close(claim)
+        if claim is not None:
+            claim.close()

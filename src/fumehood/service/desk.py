@@ -9,7 +9,6 @@ and what a process left that was killed is known by its lock, which is gone.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import threading
@@ -19,6 +18,8 @@ import weakref
 from fumehood.core.questions import ALLOW, DENY, Question, understood
 from fumehood.core.wording import Item
 from fumehood.errors import BadRequest
+from fumehood.linux.libc import read_all
+from fumehood.linux.lock import Lock
 from fumehood.store.places import LENGTH, Places, make_private, new_id
 
 TYPE_CHECKING = False
@@ -118,23 +119,23 @@ class Desk:
         """Lay a question on the desk, and wait for its answer in a thread."""
         key, options = new_id().lower(), asked.question.options
         try:
-            file = asked.share(lambda: self._laid(key, asked), lambda: self._taken_off(key, options))
+            lock = asked.share(lambda: self._laid(key, asked), lambda: self._taken_off(key, options))
         except OSError:
             asked.answer(None)  # there is no room: the others are asked
             return
-        if file is None:
+        if lock is None:
             return
         settled = threading.Event()
 
         def clear_away() -> None:
             for ending in (_QUESTION, *(f".{option}{_ANSWER}" for option in options)):
                 _remove(self._path(key, ending))
-            os.close(file)
+            lock.close()
 
         asked.wait_in_thread("fumehood-desk", lambda: self._await(key, asked, settled), settled.set, clear_away)
 
-    def _laid(self, key: str, asked: Asked) -> int:
-        """Make a question's file; returns the descriptor that keeps it locked."""
+    def _laid(self, key: str, asked: Asked) -> Lock:
+        """Make a question's file, and lock it."""
         fields = {**asked.question.fields(), "items": [item.fields() for item in asked.question.items]}
         contents = {"question": fields, "asked_at": time.time(), "deadline": time.monotonic() + asked.seconds}
         path = f"{self._made()}/{key}"
@@ -206,10 +207,9 @@ class Presence:
     def __enter__(self) -> Self:
         self._forget_dead()
         path = f"{self._directory}/{new_id().lower()}"
-        file = _put_down(path + _NEW, path + _PRESENT, os.fsencode(self._project))
+        lock = _put_down(path + _NEW, path + _PRESENT, os.fsencode(self._project))
         # Where nobody leaves, the end of this object is the end of the presence.
-        self._leave = weakref.finalize(self, _let_go, path + _PRESENT, file)
-        self._leave.atexit = False  # then the lock goes, and with it the presence; a forked process ends nobody's
+        self._leave = weakref.finalize(self, _let_go, path + _PRESENT, lock)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -275,24 +275,25 @@ class Questions:
         return (each for each in news if not self._closed.is_set() and each.is_open)
 
 
-def _put_down(spare: str, path: str, contents: bytes) -> int:
-    """Make a file that is whole and locked once it has its name; returns the descriptor that holds the lock."""
-    file = os.open(spare, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+def _put_down(spare: str, path: str, contents: bytes) -> Lock:
+    """Make a file that is whole and locked once it has its name."""
+    lock = Lock(os.open(spare, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock.take()
         view = memoryview(contents)
         while view:
-            view = view[os.write(file, view) :]
+            view = view[os.write(lock.file, view) :]
         os.rename(spare, path)
     except BaseException:
-        _let_go(spare, file)
+        _let_go(spare, lock)
         raise
-    return file
+    return lock
 
 
-def _let_go(path: str, file: int) -> None:
-    _remove(path)
-    os.close(file)
+def _let_go(path: str, lock: Lock) -> None:
+    if lock.file >= 0:  # a child that the program forked ends nobody's
+        _remove(path)
+    lock.close()
 
 
 def _remove(path: str) -> bool:
@@ -306,12 +307,12 @@ def _remove(path: str) -> bool:
 def _read_locked(path: str) -> bytes | None:
     """Return what is in a file that somebody has locked, else None."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = Lock(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
     except FileNotFoundError:
         return None
-    with open(file, "rb") as stream:
+    with lock:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock.take(shared=True, wait=False)
         except BlockingIOError:
-            return stream.read()
+            return read_all(lock.file)
     return None

@@ -14,6 +14,7 @@ from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.gitindex import SeenIndexes
 from fumehood.linux.libc import Closing, Descriptors
+from fumehood.linux.lock import Lock
 from fumehood.linux.namespaces import Layer
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
 from fumehood.store.places import Places, has_entries
@@ -150,45 +151,40 @@ class Claim:
         self._places = places
         self.run = run
         self.indexes = SeenIndexes()
-        self._fd = -1
+        self._lock: Lock | None = None
 
     def take(self) -> None:
         """Make the directory, and lock it."""
-        import fcntl
-
         path = self._places.run(self.run)
         try:
             os.mkdir(path, 0o700)
-            self._fd = os.open(path, LISTING | os.O_CLOEXEC)
+            self._lock = Lock(os.open(path, LISTING | os.O_CLOEXEC))
         except OSError as error:
             if os.path.isdir(path):
                 os.rmdir(path)
             raise _cannot_make(self._places, error) from error
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self._lock.take()
 
     def __enter__(self) -> Claim:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.indexes.close()
-        if self._fd >= 0:
+        if self._lock is not None:
             path = self._places.run(self.run)
             if any(error) and os.path.isdir(path) and not has_entries(path):
                 os.rmdir(path)  # it failed before anything was made or recorded
-            os.close(self._fd)
+            self._lock.close()
 
 
-def take_up(places: Places, run: str) -> int:
+def take_up(places: Places, run: str) -> Lock:
     """Lock the directory of a run whose process is dead; raises BlockingIOError where it lives."""
-    import fcntl
-
-    fd = os.open(places.run(run), LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
+    lock = Lock(os.open(places.run(run), LISTING | os.O_NOFOLLOW | os.O_CLOEXEC))
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
+        return lock.take(wait=False)
+    except BlockingIOError:
+        lock.close()
         raise
-    return fd
 
 
 def unknown(store: Store) -> list[str]:
@@ -200,7 +196,7 @@ def unknown(store: Store) -> list[str]:
         if name in recorded or name.endswith(GONE) or os.path.exists(f"{store.places.edits}/{name}"):
             continue
         try:
-            os.close(take_up(store.places, name))
+            take_up(store.places, name).close()
         except (FileNotFoundError, BlockingIOError):
             continue
         if _holds_something(store.places.run(name)):

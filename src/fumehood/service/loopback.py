@@ -9,7 +9,6 @@ Pass connections from this machine's loopback to that of a session.
 from __future__ import annotations
 
 import _socket
-import fcntl
 import os
 import socket
 
@@ -17,6 +16,7 @@ from fumehood.errors import Unavailable
 from fumehood.linux import libc
 from fumehood.linux.launch import JOIN, MAKE, receive_descriptors
 from fumehood.linux.libc import Closing
+from fumehood.linux.lock import Lock
 from fumehood.linux.namespaces import join_network
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
@@ -70,11 +70,11 @@ class Loopback:
         if not os.path.isdir(self._room):
             make_private(self._room)
         # Two that begin at once must end up in the same one, so the second waits until the first has made it.
-        with Closing(_locked(self._room)) as room:
+        with _locked(self._room) as room:
             if self._network < 0:
-                self._network = _network(self._places, room, plan.groups)
+                self._network = _network(self._places, room.file, plan.groups)
             is_new = self._network < 0
-            if is_new and any(name.endswith(_MARK) for name in os.listdir(room)):
+            if is_new and any(name.endswith(_MARK) for name in os.listdir(room.file)):
                 self.why_alone = "another command runs in a network that this one can't enter"
             plan = plan.replace(loopback=MAKE if is_new else JOIN)
             if access is not None and not is_new:
@@ -93,7 +93,7 @@ class Loopback:
             if is_new and received:
                 self._network = received.pop(0)
             if self._network >= 0:
-                self._say_where(room, plan.groups)
+                self._say_where(room.file, plan.groups)
                 if access is not None:
                     access.join(self._neighbours)
                     access.serve(received)
@@ -114,13 +114,13 @@ class Loopback:
         """The command has ended: let go of the network."""
         if self._network < 0:
             return
-        with Closing(_locked(self._room)) as room:
-            names = set(os.listdir(room))
+        with _locked(self._room) as room:
+            names = set(os.listdir(room.file))
             # Of a run that is to be run again nothing is left: another may have taken it for dead.
             mine = {f"{self._run}{_MARK}"} & names
             is_last = not any(name.endswith(_MARK) for name in names - mine)
             for name in mine | {name for name in names if is_last and name.endswith(_NAMES)}:
-                os.unlink(name, dir_fd=room)
+                os.unlink(name, dir_fd=room.file)
         os.close(self._network)
         self._network = -1
 
@@ -139,14 +139,12 @@ def network_now(places: Places, session: str) -> int:
         room = _locked(places.session(session))
     except FileNotFoundError:
         return -1
-    with Closing(room):
-        return _network(places, room)
+    with room:
+        return _network(places, room.file)
 
 
-def _locked(room: str) -> int:
-    directory = os.open(room, LISTING | os.O_CLOEXEC)
-    fcntl.flock(directory, fcntl.LOCK_EX)
-    return directory
+def _locked(room: str) -> Lock:
+    return Lock(os.open(room, LISTING | os.O_CLOEXEC)).take()
 
 
 def _network(places: Places, room: int, groups: tuple[int, ...] = ()) -> int:
@@ -155,7 +153,7 @@ def _network(places: Places, room: int, groups: tuple[int, ...] = ()) -> int:
         if not name.endswith(_MARK):
             continue
         try:
-            os.close(take_up(places, name.removesuffix(_MARK)))
+            take_up(places, name.removesuffix(_MARK)).close()
             is_alive = False
         except FileNotFoundError:
             is_alive = False

@@ -17,6 +17,7 @@ from fumehood.core.value import Value
 from fumehood.linux.capture import BWRAP, KERNEL
 from fumehood.linux.git_includes import followed
 from fumehood.linux.libc import Closing
+from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind, Layered, Operation
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
@@ -109,10 +110,10 @@ class Scratch:
         self._forget()
 
     def _forget(self) -> None:
-        self._held: list[int] = []
+        self._held: list[Lock] = []
         self._ours: list[str] = []
         self.points: list[str] = []  # where mounts need a directory that the host may lack
-        self._elsewhere: dict[bool, tuple[str, int]] = {}
+        self._elsewhere: dict[bool, tuple[str, str]] = {}
         self.directories: list[str] = []  # where what is written goes
         self.tmp = ""  # the project's own /tmp, where it keeps one
         self.variables: dict[str, str] = {}
@@ -146,15 +147,11 @@ class Scratch:
             source = self._directory(_ELSEWHERE, keep, alone=False)[0]
             target = INSIDE if keep else f"{INSIDE}-once"
             self.mounts.append(Bind(target=target, source=source, is_writable=True, why="its caches"))
-            self._elsewhere[keep] = target, os.open(source, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
-            self._held.append(self._elsewhere[keep][1])
-        target, above = self._elsewhere[keep]
-        place = f"{target}/{variable}"
-        try:
-            os.mkdir(variable, 0o700, dir_fd=above)
-        except FileExistsError:
-            return place  # whatever a command has put there is not followed
-        return place
+            self._elsewhere[keep] = target, source
+        target, source = self._elsewhere[keep]
+        if not os.path.lexists(f"{source}/{variable}"):  # whatever a command has put there is not followed
+            os.mkdir(f"{source}/{variable}", 0o700)
+        return f"{target}/{variable}"
 
     def _in_place(self, path: str, keep: bool) -> None:
         name = os.path.basename(path).lstrip(".") + "-" + digest_of(path)[:8]
@@ -189,15 +186,13 @@ class Scratch:
 
         Two overlays can't share one: whoever comes second gets one that is thrown away.
         """
-        import fcntl
-
         room = f"{above or self._room}/{name}"
         os.makedirs(room, mode=0o700, exist_ok=True)
-        fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._held.append(fd)
+        lock = Lock(os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC))
+        self._held.append(lock)
         if keep:
             try:
-                fcntl.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                lock.take(shared=not alone, wait=False)
             except BlockingIOError:
                 keep = False
         os.utime(room)  # when it was last used
@@ -216,8 +211,8 @@ class Scratch:
         for path in self._ours:
             with Closing(open_top(os.path.dirname(path))) as above:
                 remove_tree(above, os.path.basename(path))
-        for fd in self._held:
-            os.close(fd)
+        for lock in self._held:
+            lock.close()
         self._forget()
 
 
@@ -225,31 +220,29 @@ def sweep(
     places: Places, before: float, leftovers_before: float, *, project: str | None = None, dry: bool = False
 ) -> tuple[int, int]:
     """Remove scratch that was last used before a time, and what dead runs left; return how many, and their bytes."""
-    import fcntl
-
     count = size = 0
     tops = [top for top in (f"{places.cache}/scratch", agents_directory(places)) if os.path.isdir(top)]
     projects = [each for top in tops for each in os.scandir(top)]
     if project is not None:
         projects = [each for each in projects if each.name == digest_of(project)]
     for top, room in [(each.path, room.path) for each in projects for room in os.scandir(each.path) if room.is_dir()]:
-        fd = os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = Lock(os.open(room, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC))
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for name in entries(fd):
+            lock.take(wait=False)
+            for name in entries(lock.file):
                 limit, aged = (before, room) if name == _KEPT else (leftovers_before, f"{room}/{name}")
                 if os.stat(aged, follow_symlinks=False).st_mtime < limit:
                     count, size = count + 1, size + _size_of(f"{room}/{name}")
                     if not dry:
-                        remove_tree(fd, name)
-            if not dry and not entries(fd):
+                        remove_tree(lock.file, name)
+            if not dry and not entries(lock.file):
                 os.rmdir(room)
                 if not os.listdir(top):
                     os.rmdir(top)
         except BlockingIOError:
             continue  # in use
         finally:
-            os.close(fd)
+            lock.close()
     return count, size
 
 

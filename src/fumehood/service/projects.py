@@ -5,7 +5,6 @@ Another directory that commands may write can only be added by a person, and onl
 
 from __future__ import annotations
 
-import fcntl
 import os
 import weakref
 from copy import copy
@@ -18,6 +17,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
+from fumehood.linux.lock import Lock
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree, walk
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service import layers as layering
@@ -259,13 +259,11 @@ class Thrown:
         make_private(above)
         name = new_id()
         self.path = f"{above}/{name}"
-        with Closing(os.open(above, LISTING | os.O_CLOEXEC)) as around:
-            fcntl.flock(around, fcntl.LOCK_EX)  # nobody takes it for a dead one's before it is locked
-            _remove_left(around)
+        with _locked(above) as around:  # nobody takes it for a dead one's before it is locked
+            _remove_left(around.file)
             os.mkdir(self.path, 0o700)
-            lock = os.open(self.path, LISTING | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        self._end = weakref.finalize(self, _remove, above, name, lock, os.getpid())
+            lock = _locked(self.path)
+        self._end = weakref.finalize(self, _remove, above, name, lock)
 
     def close(self) -> None:
         """Remove it."""
@@ -275,12 +273,15 @@ class Thrown:
 def remove_left(places: Places) -> None:
     """Remove what dead processes left."""
     try:
-        around = os.open(_above(places), LISTING | os.O_CLOEXEC)
+        around = _locked(_above(places))
     except FileNotFoundError:
         return
-    with Closing(around):
-        fcntl.flock(around, fcntl.LOCK_EX)
-        _remove_left(around)
+    with around:
+        _remove_left(around.file)
+
+
+def _locked(directory: str) -> Lock:
+    return Lock(os.open(directory, LISTING | os.O_CLOEXEC)).take()
 
 
 def _above(places: Places) -> str:
@@ -289,20 +290,20 @@ def _above(places: Places) -> str:
 
 def _remove_left(around: int) -> None:
     for name in os.listdir(around):
-        with Closing(os.open(name, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=around)) as directory:
+        with Lock(os.open(name, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=around)) as directory:
             try:
-                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                directory.take(wait=False)
             except BlockingIOError:
                 continue  # somebody works there
             remove_tree(around, name)
 
 
-def _remove(above: str, name: str, lock: int, owner: int) -> None:
-    """Remove a directory; a child that the program forked only lets go of it."""
-    if owner == os.getpid() and os.path.isdir(f"{above}/{name}"):  # a person may have emptied the cache
+def _remove(above: str, name: str, lock: Lock) -> None:
+    """Remove a directory; a child that the program forked does nothing."""
+    if lock.file >= 0 and os.path.isdir(f"{above}/{name}"):  # a person may have emptied the cache
         with Closing(open_top(above)) as around:
             remove_tree(around, name)
-    os.close(lock)
+    lock.close()
 
 
 # ---- Directories that a person gave the client beside the project: offered as roots, once, when a session uses one.

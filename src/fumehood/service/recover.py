@@ -105,12 +105,12 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
     try:
         claim = layering.take_up(store.places, name)
     except FileNotFoundError:
-        claim = -1
+        claim = None
     try:
         run = store.history.find(name)
         if run.state != RUNNING:
             return  # another process was faster
-        if claim < 0:
+        if claim is None:
             store.history.state(name, FAILED, STOPPED_RUNNING, event=RECOVERED)
             return
         if run.mode == DRAFT:
@@ -122,8 +122,8 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
             layers = layering.layers_of(store.places, name, run.roots, *layering.below_of(store.places, name))
             _hold(store, run, layers, interrupts)
     finally:
-        if claim >= 0:
-            os.close(claim)
+        if claim is not None:
+            claim.close()
 
 
 def _hold(store: Store, run: Run, layers: Sequence[Layer], interrupts: InterruptsHeld) -> None:

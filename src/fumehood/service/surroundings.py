@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fumehood.linux.launch import Owner
+    from fumehood.linux.lock import Lock
     from fumehood.rootfs.layer import RootLayer
-    from fumehood.rootfs.tree import InUse, RootTree
+    from fumehood.rootfs.tree import RootTree
     from fumehood.service.profiles import Scratch
     from fumehood.service.session import Seat
 
@@ -159,16 +160,16 @@ class Entered:
     def __init__(self, world: World, way: str) -> None:
         self._world = world
         self._way = way
-        self._tree: InUse | None = None
+        self._tree: Lock | None = None
         self._layer: RootLayer | None = None
 
     def __enter__(self) -> World:
         world = self._world
         if world.tree is None:
             return world
-        from fumehood.rootfs.tree import InUse
+        from fumehood.rootfs.tree import in_use
 
-        self._tree = InUse(world.tree.path)
+        self._tree = in_use(world.tree.path)
         if not world.layer:
             return world
         try:

@@ -11,6 +11,7 @@ import time
 from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
 from fumehood.linux import libc
+from fumehood.linux.lock import Lock
 from fumehood.store.schema import _IDENTITIES, MIGRATIONS  # noqa: F401 - a step that tests stop before
 
 TYPE_CHECKING = False
@@ -205,12 +206,9 @@ def damage(path: str) -> str:
 
 def _make(path: str) -> None:
     """Make an empty database; it gets its name when it is ready, for a change of its log's kind waits for nobody."""
-    import fcntl
-
-    directory = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     spare = f"{path}.new"
-    try:
-        fcntl.flock(directory, fcntl.LOCK_EX)
+    with Lock(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
+        directory.take()
         if os.path.exists(path):
             return  # another process was faster
         # Before SQLite does it with the mode of the day.
@@ -221,8 +219,6 @@ def _make(path: str) -> None:
         finally:
             connection.close()
         os.rename(spare, path)
-    finally:
-        os.close(directory)
 
 
 class Transaction:

@@ -7,6 +7,7 @@ import time
 
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.linux.lock import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def has_entries(directory: str) -> bool:
 # ---- What is nobody else's to do for a while.
 
 class Alone:
-    """A lock between processes, and between the threads of this one; `first` is done as soon as it is held."""
+    """A lock on one of our files, for a `with` block; `first` is done as soon as it is held."""
 
     def __init__(
         self, path: str, first: Callable[[], None] | None = None, *, wait: bool = True, shared: bool = False
@@ -171,36 +172,22 @@ class Alone:
         self._first = first
         self._wait = wait
         self._shared = shared
-        self._process = os.getpid()
-        self._file = -1
+        self._lock: Lock | None = None
 
     def __enter__(self) -> None:
-        import fcntl
-
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._lock = lock = Lock(os.open(self._path, flags, 0o600))
         try:
-            how = fcntl.LOCK_SH if self._shared else fcntl.LOCK_EX
-            fcntl.flock(self._file, how if self._wait else how | fcntl.LOCK_NB)
+            lock.take(shared=self._shared, wait=self._wait)
             if self._first is not None:
                 self._first()
         except BaseException:
-            self._give_back()
+            lock.close()
             raise
 
     def __exit__(self, *_error: object) -> None:
-        self._give_back()
-
-    def __del__(self) -> None:
-        self._give_back()  # Ctrl-C can come before the end of a `with` block is done
-
-    def _give_back(self) -> None:
-        file, self._file = self._file, -1
-        if file >= 0:
-            import fcntl
-
-            if self._process == os.getpid():  # a child that was forked meanwhile has it too: not its own to give back
-                fcntl.flock(file, fcntl.LOCK_UN)  # and it would have it still
-            os.close(file)
+        if self._lock is not None:
+            self._lock.close()
 
 
 # ---- Name runs so that names are unique and sort by time.

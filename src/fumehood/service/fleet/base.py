@@ -7,7 +7,6 @@ directory or a bucket by fsspec, or in Redis itself.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -30,7 +29,7 @@ from fumehood.linux.nofollow import Parents, look, open_top
 from fumehood.service.files import ignore_rules, is_ignored
 from fumehood.service.fleet.jobs import KEPT_S, digest
 from fumehood.service.profiles import digest_of
-from fumehood.store.places import Places, home, make_private
+from fumehood.store.places import Alone, Places, home, make_private
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -442,8 +441,7 @@ class BaseCache:
         """Return where a base lies, laid out first if it does not yet; whoever else wants it waits."""
         place = f"{self._trees}/{name}"
         if not os.path.isdir(place):
-            with open(self._lock, "a", encoding="ascii") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            with Alone(self._lock):
                 if not os.path.isdir(place):
                     self._lay_out(name, place)
         os.utime(place)  # used now
@@ -500,8 +498,7 @@ def clean(directory: str, budget: int) -> None:
     files, trees = f"{directory}/files", f"{directory}/trees"
     if not os.path.isdir(trees):
         return
-    with open(f"{directory}/lock", "a", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with Alone(f"{directory}/lock"):
         oldest_first = sorted(os.scandir(trees), key=lambda each: each.stat().st_mtime)
         for tree in oldest_first:
             with os.scandir(files) as entries:

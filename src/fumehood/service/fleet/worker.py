@@ -7,7 +7,6 @@ was killed is taken up by another within `jobs.TAKEN_UP_S`. A job's process dies
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -30,6 +29,7 @@ from fumehood.core.request import DISCARD, HOLD
 from fumehood.errors import BadRequest, FumehoodError, Refused, Unavailable, plain_error
 from fumehood.linux import libc
 from fumehood.linux.libc import Closing
+from fumehood.linux.lock import Lock
 from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.signing import JOB, RESULT, sign
 from fumehood.service.bundles import export
@@ -218,38 +218,38 @@ def work(url: str, *, store: str = "", directory: str = "", name: str = jobs.QUE
             "this worker knows nobody who may send it jobs",
             hint="sign.signers of the configuration names a file of allowed signers (docs/fleet.md)",
         )
-    slot = _slot(directory)
+    slot, lock = _slot(directory)
     for each in _NEEDED:
         import_module(f"fumehood.service.{each}")
-    os.environ["XDG_STATE_HOME"] = _fresh_state(directory, os.path.basename(slot.name))
-    while True:
-        try:
-            connection.ping()
-            workshop = Workshop(connection, store, directory, settings)
-            worker = FleetWorker([jobs.queue(name, connection)], connection, workshop)
-            worker.work(burst=burst, logging_level="WARNING")
-            if worker.is_to_end or burst:
-                return 0
-        except RedisError as error:
-            if jobs.is_final(error):
-                raise jobs.unreachable(error) from error
-            print(f"fumehood: {jobs.unreachable(error).message}; trying again", file=sys.stderr, flush=True)  # noqa: T201
-        time.sleep(1)
+    os.environ["XDG_STATE_HOME"] = _fresh_state(directory, slot)
+    with lock:
+        while True:
+            try:
+                connection.ping()
+                workshop = Workshop(connection, store, directory, settings)
+                worker = FleetWorker([jobs.queue(name, connection)], connection, workshop)
+                worker.work(burst=burst, logging_level="WARNING")
+                if worker.is_to_end or burst:
+                    return 0
+            except RedisError as error:
+                if jobs.is_final(error):
+                    raise jobs.unreachable(error) from error
+                print(f"fumehood: {jobs.unreachable(error).message}; trying again", file=sys.stderr, flush=True)  # noqa: T201
+            time.sleep(1)
 
 
-def _slot(directory: str) -> Any:
-    """Take a place that no other worker of this directory has; it is given up when this process ends."""
+def _slot(directory: str) -> tuple[str, Lock]:
+    """Take a place that no other worker of this directory has; returns its name, and the lock on it."""
     os.makedirs(directory, 0o700, exist_ok=True)
     number = 0
     while True:
         number += 1
-        file = open(f"{directory}/worker-{number}", "a", encoding="ascii")  # noqa: SIM115 - until this process ends
+        name = f"worker-{number}"
+        lock = Lock(os.open(f"{directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return name, lock.take(wait=False)
         except BlockingIOError:
-            file.close()
-            continue
-        return file
+            lock.close()
 
 
 def _fresh_state(directory: str, slot: str) -> str:
