@@ -217,9 +217,11 @@ def test_the_command_line_says_that_it_runs_again(home: Path, project: Path, cli
             assert process.stdout is not None
             assert process.stderr is not None
             assert process.stdout.readline() == "begun\n"
-            with Sandbox(project) as other:
-                met = other.run("echo other >> f")
-            (playground / "go").touch()
+            try:
+                with Sandbox(project) as other:
+                    met = other.run("echo other >> f")
+            finally:
+                (playground / "go").touch()
             out, err = process.communicate(timeout=LONG_S)
         assert process.returncode == 0
         assert out == "begun\n"

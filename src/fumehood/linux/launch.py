@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Starter = Callable[["Plan", Streams], Running]
 
 
-_STATUS_FD, _REPORT_FD = 3, 4
+_STATUS_FD, _REPORT_FD, _INIT_FD, _GATE_FD = 3, 4, 8, 9
 _HIGHEST_FD = 1 << 20
 _WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _GUARD = f"/proc/self/fd/{GUARD_FD}"
@@ -125,8 +125,8 @@ def bubblewrap_arguments(
             arguments += operation.arguments(texts)
     for name, value in (*variables, ("TMPDIR", TMP)):
         arguments += ("--setenv", name, value)
-    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), "--info-fd", str(DATA_FD + len(texts)))
-    arguments += ("--block-fd", str(DATA_FD + len(texts) + 1))  # the command begins when whoever attends it is ready
+    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), "--info-fd", str(_INIT_FD))
+    arguments += ("--block-fd", str(_GATE_FD))  # the command begins when whoever attends it is ready
     if has_filter:
         arguments += ("--seccomp", str(FILTER_FD))
     # The guard becomes the command, after it was told every place that may be written.
@@ -202,9 +202,7 @@ def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None)
         step = f"starting {plan.arguments[0]}"
         libc.end_with(ends.attendant, _KILL)
         libc.default_signals()
-        kept: dict[int, int] = {}
-        if init >= 0:
-            kept |= {DATA_FD + len(plan.texts): init, DATA_FD + len(plan.texts) + 1: gate}
+        kept = {} if init < 0 else {_INIT_FD: init, _GATE_FD: gate}
         if plan.keeps_channel:
             kept[namespaces.CHANNEL_FD] = channel
         _keep_open(kept)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fumehood.linux.cache import Snapshot
 
-DATA_FD = 8  # the first of the descriptors that bubblewrap reads texts from
+DATA_FD = 10  # the first of the descriptors that bubblewrap reads texts from
 PROC = "/proc"
 _READ_ONLY = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV
 NODES = ("null", "zero", "full", "random", "urandom", "tty")

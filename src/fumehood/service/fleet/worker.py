@@ -78,7 +78,7 @@ class FleetWorker(Worker):
 
     def main_work_horse(self, job: RqJob, queue: Queue) -> None:
         """Do a job in a process that does not outlive this one."""
-        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.end_with(self.pid, signal.SIGKILL)
         super().main_work_horse(job, queue)
 
     def perform_job(self, job: RqJob, queue: Queue) -> bool:
