@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from fumehood import Sandbox
-from fumehood.linux import launcher
+from fumehood.linux import launcher, process
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.service import layers as layering
 from fumehood.service import restore as restoring
@@ -179,3 +179,31 @@ def test_a_process_forked_meanwhile_has_the_handlers_of_before():
         thread.join()
     assert ended == [130]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def soon_interrupted(*_output):
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+@pytest.mark.parametrize("apply", ["apply", "whole"])
+def test_ctrl_c_ends_the_command_and_the_program_hears_of_it(sandbox, project, apply):
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.run("echo new > a; echo begun; sleep 1000", apply=apply, on_output=soon_interrupted)
+    (run,) = sandbox.history()
+    assert (run.exit_code, run.state) == (130, "held" if apply == "apply" else "discarded")
+    assert run.reason.startswith("ended by a signal: SIGINT")
+    assert (project / "a").read_text() == "old\n"
+    assert sandbox.run("echo after > b").state == "applied"
+
+
+def test_a_file_that_ctrl_c_kept_from_being_read_or_written_is_not_said_to_be_out_of_reach(sandbox, monkeypatch):
+    attend = process.Attendance.attend
+
+    def interrupted(attendance):
+        os.kill(os.getpid(), signal.SIGINT)
+        return attend(attendance)
+
+    monkeypatch.setattr(process.Attendance, "attend", interrupted)
+    for act in (lambda: sandbox.write_file("a", "new"), lambda: sandbox.read_file("a")):
+        with pytest.raises(KeyboardInterrupt):
+            act()

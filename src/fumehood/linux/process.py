@@ -105,12 +105,18 @@ class Outcome(Value):
     timed_out: bool = False
     interrupted: bool = False
     signals: tuple[int, ...] = ()  # that asked for its end, as far as they were noted
+    raised: bool = False  # Ctrl-C came as an exception, and is the program's to hear
     limit: Blocked | None = None
 
     @property
     def was_ended(self) -> bool:
         """True if we ended it, maybe before the command began: then its sandbox has no status."""
         return self.timed_out or self.interrupted or self.limit is not None
+
+    def raise_interrupt(self) -> None:
+        """Let the program have its Ctrl-C too, once it is recorded how the command ended."""
+        if self.raised:
+            raise KeyboardInterrupt
 
 
 class Attendance:
@@ -145,7 +151,7 @@ class Attendance:
         self._limit: Blocked | None = None
         self._exit: Exit | None = None
         self._timed_out = False
-        self._interrupted = False
+        self._interrupted = self._raised = False
 
     def attend(self) -> Outcome:
         """Wait for the end. The first Ctrl-C asks the command to end, the second ends it."""
@@ -157,6 +163,7 @@ class Attendance:
                         held.__exit__()
                     self._turn()
                 except KeyboardInterrupt:
+                    self._raised = True
                     self._give_way()
             self._drain_outputs()
         except BaseException:
@@ -167,7 +174,7 @@ class Attendance:
                 self._limit = self._guard.close() or self._limit
         return Outcome(
             exit=self._exit, timed_out=self._timed_out and not self._interrupted, interrupted=self._interrupted,
-            signals=tuple(self._heard), limit=self._limit,
+            signals=tuple(self._heard), raised=self._raised, limit=self._limit,
         )  # fmt: skip
 
     def _give_way(self) -> None:

@@ -233,15 +233,20 @@ class Hood(Workplace):
             )  # fmt: skip
             # Only now: a command that is run again begins where the first one did.
             run.ended_in = seat.keep(world.outside) if seat else ""
-            if run.changed:
-                from fumehood.service.verdicts import forget_what_was_moved
-
-                forget_what_was_moved(self.store.places, self.project, run)
-            if run.draft is not None and run.state == HELD:
-                from fumehood.service.drafts import after_run
-
-                after_run(self.store, self.project, run)
+            self._follow(run)
+        ended.outcome.raise_interrupt()
         return run
+
+    def _follow(self, run: Run) -> None:
+        """Do what follows from a run that is settled."""
+        if run.changed:
+            from fumehood.service.verdicts import forget_what_was_moved
+
+            forget_what_was_moved(self.store.places, self.project, run)
+        if run.draft is not None and run.state == HELD:
+            from fumehood.service.drafts import after_run
+
+            after_run(self.store, self.project, run)
 
     def _judge(self, run: Run, layers: Sequence[Layer], mode: str, ended_by: str) -> None:
         if run.changed or ended_by:
@@ -530,7 +535,7 @@ def _question(run: Run, hosts: tuple[str, ...]) -> Question:
 def _cut_short(outcome: Outcome, wishes: Wishes) -> str:
     """Return what ended a command that did not end by itself, nor by a person at their terminal."""
     signals = () if wishes.signals is None else wishes.signals.sent(outcome.signals)
-    if wishes.is_agents_terminal and outcome.exit.status == _BY_CTRL_C:
+    if outcome.raised or (wishes.is_agents_terminal and outcome.exit.status == _BY_CTRL_C):
         signals = (*signals, "SIGINT")
     return cut_short(
         is_stopped=outcome.limit is not None and outcome.limit.what == STOPPED,

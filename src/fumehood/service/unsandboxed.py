@@ -67,6 +67,7 @@ def run_bare(place: Workplace, host: Host, claim: Claim, request: Request, wishe
     history.journal(run, printed(ended))
     # Not before: its lock tells that the run is alive, for as long as the record does.
     layering.drop(places, run.run)
+    ended.outcome.raise_interrupt()
     return run
 
 
