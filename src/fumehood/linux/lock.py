@@ -5,6 +5,7 @@ from __future__ import annotations
 import _weakref
 import fcntl
 import os
+import select
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class Lock:
     def __init__(self, file: int) -> None:
         """Take over a descriptor; nothing is locked yet."""
         self.file = file
+        # Closes it with this object, in C: a Ctrl-C that came in a `__del__` of ours would be lost.
+        self._owner = select.epoll.fromfd(file)
         _locks.add(_weakref.ref(self, _locks.discard))
 
     def take(self, *, shared: bool = False, wait: bool = True) -> Self:
@@ -33,10 +36,13 @@ class Lock:
 
     def close(self) -> None:
         """Give it back, and close the descriptor."""
-        file, self.file = self.file, -1
-        if file >= 0:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a process of somebody else's making may have a copy of the descriptor
-            os.close(file)
+        if self.file >= 0:
+            fcntl.flock(self.file, fcntl.LOCK_UN)  # a fork that Python knows nothing of has a copy
+            self._leave()
+
+    def _leave(self) -> None:
+        self.file = -1
+        self._owner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -44,16 +50,12 @@ class Lock:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()  # Ctrl-C can come before the end of a `with` block is done
-
 
 def _leave_to_parent() -> None:
     for each in tuple(_locks):
         lock = each()
-        if lock is not None and lock.file >= 0:
-            os.close(lock.file)
-            lock.file = -1
+        if lock is not None:
+            lock._leave()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
