@@ -51,6 +51,25 @@ def killed(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
+# A program that dies when its layer is there and does not look like the project yet.
+MAKES = """
+import os, signal, sys
+from fumehood import Sandbox
+from fumehood.service import layers
+layers.resemble = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+Sandbox(sys.argv[1]).run("true")
+"""
+
+
+def test_a_layer_that_was_not_ready_is_no_change(home, project):
+    project.chmod(0o775)
+    assert subprocess.run([sys.executable, "-P", "-c", MAKES, project], check=False).returncode == -signal.SIGKILL
+    with Sandbox(project) as sandbox:
+        (run,) = sandbox.history()
+        assert (run.state, run.changes) == ("failed", ())
+        assert sandbox.run("echo new > f").state == "applied"
+
+
 # A program with a helper that it forked while its command was running, and that outlives it.
 FORKS = """
 import os, sys, time

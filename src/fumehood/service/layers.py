@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
 
 _PARTS = ("upper", "work", "merged")
+_NEW = ".new"  # ends the name of a directory that is not ready
 _BELOW = "below"
 INIT = "init"  # which process was the first in the sandbox
 SETTLED = "settled"  # what checkpoints of its command have put into the project
@@ -49,14 +50,17 @@ def make(
     places: Places, run: str, roots: Sequence[str], way: str, below: Sequence[tuple[str, ...]] = (), frozen: str = ""
 ) -> tuple[Layer, ...]:
     """Make the directories of a run's layers; the upper one looks like the root it stands for."""
-    parts = _PARTS if way in (FUSE, COPY) else _PARTS[:2]
+    parts = _PARTS[1:] if way in (FUSE, COPY) else _PARTS[1:2]
     layers = []
     try:
         for number, layer in enumerate(layers_of(places, run, roots, below, frozen)):
             os.mkdir(f"{places.run(run)}/{number}", 0o700)
             for part in parts:
                 os.mkdir(places.layer(run, number, part), 0o700)
-            layers.append(layer.replace(mode=resemble(layer.upper, layer.lowers[0])))
+            # Under another name until then: what differs from the root would be a change.
+            os.mkdir(f"{layer.upper}{_NEW}", 0o700)
+            layers.append(layer.replace(mode=resemble(f"{layer.upper}{_NEW}", layer.lowers[0])))
+            os.rename(f"{layer.upper}{_NEW}", layer.upper)
         if any(below) or frozen:
             # For whoever goes on should this process die: the trees may be folds.
             with open(f"{places.run(run)}/0/{_BELOW}", "wb") as file:
