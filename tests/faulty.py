@@ -271,7 +271,9 @@ def _goes_on(scene: Scene, sandbox: Sandbox, became: str, after: Snapshot) -> No
         return
     held = [run for run in sandbox.history() if run.state == "held"]
     if held:
-        whole = {change.path for change in held[0].changes} >= {"plain/one", "gone", "modes", "finished"}
+        paths = {change.path for change in held[0].changes}
+        assert "." not in paths, "the command does not touch the project's own directory"
+        whole = paths >= {"plain/one", "gone", "modes", "finished"}
         sandbox.apply(held[0])
         if whole and scene.act != "recover":
             _must_be(scene, after)
