@@ -99,7 +99,7 @@ def reason_of(error: BaseException) -> str:
     whose = next((note for note in getattr(error, "__notes__", ()) if note.startswith(RAISED_BY)), "")
     if whose:
         return f"{whose.removeprefix(RAISED_BY)} raised {type(error).__name__}: {error}"
-    return str(error) or type(error).__name__
+    return str(error) or ("interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__)
 
 
 def plain_error(error: Exception) -> FumehoodError:

@@ -15,6 +15,7 @@ from fumehood.linux import launcher, process
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.service import layers as layering
 from fumehood.service import restore as restoring
+from fumehood.service import running
 from fumehood.service import undo as undoing
 from fumehood.service.restore import restore
 from fumehood.service.settle import INTERRUPTED
@@ -179,6 +180,14 @@ def test_a_process_forked_meanwhile_has_the_handlers_of_before():
         thread.join()
     assert ended == [130]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_run_that_is_interrupted_before_its_command_begins_says_so(sandbox, interrupted):
+    interrupted(running, "attend")
+    with pytest.raises(KeyboardInterrupt):
+        sandbox.run("echo new > a")
+    (run,) = sandbox.history()
+    assert (run.state, run.reason) == ("failed", "interrupted")
 
 
 def soon_interrupted(*_output):

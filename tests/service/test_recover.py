@@ -67,6 +67,7 @@ def test_a_layer_that_was_not_ready_is_no_change(home, project):
     with Sandbox(project) as sandbox:
         (run,) = sandbox.history()
         assert (run.state, run.changes) == ("failed", ())
+        assert run.reason == "Fumehood was stopped before the command began"
         assert sandbox.run("echo new > f").state == "applied"
 
 

@@ -180,7 +180,7 @@ def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Conc
 def _collect(run: Run, layers: Sequence[Layer]) -> str:
     """Let the upper directories be what an overlay would have left; say why that is not possible."""
     if not all(os.path.isdir(layer.upper) for layer in layers):
-        return f"{STOPPED_RUNNING}: it had not begun"
+        return "Fumehood was stopped before the command began"
     if run.capture == FUSE:
         from fumehood.linux import capture_fuse
 

@@ -9,7 +9,7 @@ from fumehood.core import changes as c
 from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK
 from fumehood.core.report import Run, printable, typed
 from fumehood.core.value import Value
-from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, UndoRefused
+from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, UndoRefused, reason_of
 from fumehood.linux.copying import copy_entry
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.layer import scan
@@ -297,7 +297,7 @@ def put(
         run.changed = _prepare(store, run, number, path, make)
     except (FumehoodError, OSError, KeyboardInterrupt) as error:
         interrupts.hold()
-        store.history.state(run.run, "failed", str(error) or "interrupted")
+        store.history.state(run.run, "failed", reason_of(error))
         layering.drop(store.places, run.run)
         if isinstance(error, OSError):
             done = "restored" if run.act == "restore" else "written"
