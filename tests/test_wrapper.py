@@ -421,6 +421,20 @@ def test_the_real_command_runs_through_the_wrapper(real_checkout: Checkout, proj
     assert (project / "file").read_text() == "written\n"
 
 
+def test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_word(real_checkout: Checkout, project: Path) -> None:
+    bundle = next(real_checkout.cache.glob("venv-run-*")) / "bundle-run"
+    bundle.unlink(missing_ok=True)
+    os.mkfifo(bundle)
+    try:
+        process = real_checkout.start("run", "--", "echo new > f", cwd=project)
+        with open(bundle, "wb"):  # when it is open at both ends, it is being read
+            process.send_signal(signal.SIGINT)
+            assert ended(process) == Ended(-signal.SIGINT, "", "")
+    finally:
+        bundle.unlink()
+    assert not (project / "f").exists()
+
+
 @pytest.mark.installs
 def test_a_client_is_not_connected_to_a_server_that_can_not_start(real_checkout: Checkout) -> None:
     refused = real_checkout.run("setup", "cursor", "--mcp", "--yes")

@@ -250,7 +250,9 @@ def add_sources(target: Path) -> None:
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)}))
     (site_packages / "fumehood-checkout.pth").write_bytes(os.fsencode(sources) + b"\n")
     (target / "launch.py").write_text(
-        "import gc, sys\n"
+        "import _signal, gc, sys\n"
+        "if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:\n"
+        "    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)\n"  # until a command begins, Ctrl-C ends it without a word
         "gc.disable()\n"
         "sys.setdlopenflags(1)\n"
         f"sys.path += [{str(sources)!a}, {str(site_packages)!a}]\n"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # what `signal` is made of, without the enums around it
 import gc
 import os
 import sys
@@ -33,7 +34,15 @@ def command(bundle: Bundle | None = None) -> NoReturn:
     Closing the database would write it all out and flush the disk, which costs more than the sandbox; what is
     committed is safe in its log. Nothing else is left to be tidied up.
     """
-    code = main() if bundle is None else main(begin=bundle.begin)
+
+    def begin() -> None:
+        if bundle is not None:
+            bundle.begin()
+        if _signal.getsignal(_signal.SIGINT) == _signal.SIG_DFL:  # as long as nothing but loading was to be ended
+            _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+
+    code = main(begin=begin)
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # it has ended
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
