@@ -123,6 +123,35 @@ def test_an_undo_that_is_interrupted_before_it_begins_did_nothing(sandbox, proje
     assert (project / "a").read_text() == "old\n"
 
 
+# Ctrl-C before an undo has begun, and when there is no way back any more.
+UNDO = """
+import os, signal, sys
+from fumehood.faces.cli.main import main
+from fumehood.service import undo
+act = undo.{at}
+
+def interrupted(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGINT)
+    return act(*arguments, **options)
+
+undo.{at} = interrupted
+sys.exit(main(["undo"]))
+"""
+
+
+@pytest.mark.parametrize(("at", "state", "left"), [("find_backups", "applied", "new"), ("_perform", "undone", "old")])
+def test_the_command_line_says_that_an_undo_is_done_or_not(sandbox, project, at, state, left):
+    run = sandbox.run("echo new > a")
+    done = subprocess.run(
+        [sys.executable, "-c", UNDO.format(at=at)], cwd=project, capture_output=True, text=True, timeout=LONG_S,
+        stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "\nERROR: interrupted\nhint: all of it was done, or nothing; fumehood log shows which\n"
+    assert (project / "a").read_text() == f"{left}\n"
+    assert sandbox.find(run.run).state == state
+
+
 def test_a_restore_that_is_interrupted_while_it_copies_did_nothing(sandbox, store, known, project, interrupted):
     sandbox.run("echo new > a")
     left = snapshot(project)

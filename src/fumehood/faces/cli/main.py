@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fumehood.bundle import Bundle
     from fumehood.faces.cli.commands import Add
 
+_ACTS = ("apply", "discard", "draft", "redo", "restore", "undo")  # what can't be interrupted in its middle
 _MCP_EXAMPLES = "  fumehood mcp --project .\n  fumehood mcp --http 8017        with a token, on this machine only"
 _WEB_EXAMPLES = "  fumehood web\n  fumehood web --port 8017 --no-open"
 _WEB_EXTRA = ("starlette", "uvicorn", "jinja2", "markupsafe", "pygments", "anyio", "python_multipart")
@@ -87,6 +88,8 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lam
         return 0
     except KeyboardInterrupt:
         sys.stderr.write("\nERROR: interrupted\n")
+        if words[:1] and words[0] in _ACTS:
+            sys.stderr.write("hint: all of it was done, or nothing; fumehood log shows which\n")
         return 130
     except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is one line and our own exit code
         if os.environ.get("FUMEHOOD_DEBUG"):
