@@ -8,8 +8,10 @@ and the last time are tried. Prints what was wrong, and how many lines of each a
 """
 
 import faulthandler
+import importlib
 import json
 import os
+import pkgutil
 import signal
 import sys
 import tempfile
@@ -21,9 +23,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import fumehood.core
+import fumehood.linux
+import fumehood.service
 from fumehood import Sandbox
 from fumehood.linux.probe import host
-from fumehood.service import apply, decide, drafts, missed, recover, restore, settle, undo  # noqa: F401 - loaded ahead
 from interrupting import lines_of
 from patience import LONG_S
 
@@ -49,6 +53,7 @@ def drafted(sandbox: Sandbox, act: str) -> Callable[[], object]:
 ACTS: dict[str, Callable[[Sandbox], Callable[[], object]]] = {
     "run": lambda sandbox: partial(sandbox.run, CHANGE),
     "session": lambda sandbox: partial(sandbox.session("one").run, CHANGE),
+    "output": lambda sandbox: partial(sandbox.run, "cat > a; seq 20000", stdin="new\n", on_output=lambda *_: None),
     "write": lambda sandbox: partial(sandbox.write_file, "a", "new\n"),
     "apply": lambda sandbox: partial(sandbox.apply, sandbox.run(CHANGE, apply="hold")),
     "part": lambda sandbox: partial(sandbox.apply, sandbox.run(CHANGE, apply="hold"), "a"),
@@ -153,6 +158,10 @@ def main(words: list[str]) -> int:
     total: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as cache, ProcessPoolExecutor(os.cpu_count()) as pool:
         host(f"{cache}/fumehood", cache)
+        # Else Python loses one that comes while it loads them.
+        for package in (fumehood.core, fumehood.linux, fumehood.service):
+            for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+                importlib.import_module(module.name)
         for act in acts:
             results = swept(act, step, cache, pool)
             total += results

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -186,6 +188,17 @@ def test_ctrl_c_cuts_no_word_of_the_launcher_short(sandbox):
         assert not launcher.shared()._process._waitpid_lock.locked()  # else one that died would not be missed
         assert sandbox.run("echo next").stdout == "next\n"
     gc.collect()  # here, where nobody minds them
+
+
+@pytest.mark.parametrize("below", ["linux/streams.py", "linux/process.py"])
+def test_ctrl_c_at_any_line_leaves_the_streams_of_a_command_in_order(sandbox, below):
+    act = partial(sandbox.run, "cat >/dev/null; echo printed", stdin="in", on_output=lambda *_: None)
+    lines = lines_of(act, below=below)
+    # Of those that come often, the last: more may be done by then.
+    for number in sorted({line: number for number, line in enumerate(lines, 1)}.values()):
+        with suppress(KeyboardInterrupt):
+            lines_of(act, interrupt=number, below=below)
+    assert act().output == "printed\n"
 
 
 def test_a_process_forked_meanwhile_has_the_handlers_of_before():

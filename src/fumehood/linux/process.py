@@ -212,8 +212,8 @@ class Attendance:
         ready = {fd for fd, _ in poll.poll(self._patience_ms())}
         for fd in ready & self._outputs.keys():
             self._read(fd)
-        if self._feeding is not None and fed in ready and not self._feeding.advance():
-            self._end_feeding()
+        if fed in ready:
+            self._feed()
         if self._signals is not None and self._signals.fileno() in ready:
             for number in self._signals.drain():
                 self._heard.append(number)
@@ -283,9 +283,10 @@ class Attendance:
         if self._guarding is not None and now >= self._next_look:
             self._look_after_it(now)
         if self._lasts_at is not None and now >= self._lasts_at:
-            self._lasts_at = None
-            for stream in self._outputs.values():
-                stream.spill()
+            with libc.InterruptsHeld():
+                self._lasts_at = None
+                for stream in self._outputs.values():
+                    stream.spill()
         if self._partner is not None and self._partner.asked:
             self._obey(self._partner.asked)
         ends_at = self._ends_at
@@ -311,22 +312,27 @@ class Attendance:
 
     def _read(self, fd: int) -> bool:
         """Read one piece of an output; return False if there is no more."""
+        stream, data = self._outputs[fd], b""
         try:
-            data = os.read(fd, _PIECE)
-        except OSError as error:
-            if error.errno != errno.EIO:
-                raise
-            data = b""  # the end of a terminal that nobody holds any more
-        if data:
-            try:
-                self._outputs[fd].feed(data)
-            except BrokenPipeError:
-                # Whoever read this output is gone; with the pipe closed, the command learns it as usual.
-                data = b""
-        if not data:
-            self._outputs.pop(fd).close()
+            with libc.InterruptsHeld():  # what was read is kept
+                data = _piece(fd)
+                stream.feed(data)
+        finally:
+            is_wanted = stream.tell(data)
+        # Where whoever read this output is gone, the pipe is closed, and the command learns it as usual.
+        goes_on = bool(data) and is_wanted
+        if not goes_on:
+            self._end(fd)
+        return goes_on
+
+    def _end(self, fd: int) -> None:
+        """Be done with an output."""
+        stream = self._outputs[fd]
+        stream.tell_end()
+        with libc.InterruptsHeld():
+            stream.close()
+            del self._outputs[fd]
             os.close(fd)
-        return bool(data)
 
     def _drain_outputs(self) -> None:
         """Read what is left in the pipes; nothing that could write to them lives any more."""
@@ -337,13 +343,28 @@ class Attendance:
                 while self._read(fd):
                     pass
             except BlockingIOError:
-                self._outputs.pop(fd).close()
-                os.close(fd)
+                self._end(fd)
+
+    def _feed(self) -> None:
+        assert self._feeding is not None
+        with libc.InterruptsHeld():  # what was carried is not carried twice
+            if not self._feeding.advance():
+                self._end_feeding()
 
     def _end_feeding(self) -> None:
         if self._feeding is not None:
-            self._feeding.close()
-            self._feeding = None
+            with libc.InterruptsHeld():
+                self._feeding.close()
+                self._feeding = None
+
+
+def _piece(fd: int) -> bytes:
+    try:
+        return os.read(fd, _PIECE)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""  # the end of a terminal that nobody holds any more
 
 
 LAUNCHER_GONE = "the launcher is gone"  # the command may have run

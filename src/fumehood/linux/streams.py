@@ -61,9 +61,7 @@ class Stream:
         self._file = -1
 
     def feed(self, data: bytes) -> None:
-        """Take in a piece of output: pass it on, keep what may be kept."""
-        if self._sink is not None:
-            self._sink(data)
+        """Take in a piece of output, as far as it may be kept."""
         self._save(data)
         self.size += len(data)
         room = self._most - len(self._head)
@@ -75,6 +73,21 @@ class Stream:
             # Cut now and then, not at each piece: shifting the buffer costs more than it frees.
             if len(self._tail) > 4 * KEPT:
                 del self._tail[: -self._most]
+
+    def tell(self, data: bytes) -> bool:
+        """Pass a piece on; return False if whoever read it is gone."""
+        try:
+            if self._sink is not None and data:
+                self._sink(data)
+        except BrokenPipeError:
+            return False
+        return True
+
+    def tell_end(self) -> None:
+        """Tell that this was all."""
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            sink(b"")
 
     def spill(self) -> None:
         """Begin the file before there is much: the command lasts, and somebody may want to follow it."""
@@ -107,10 +120,7 @@ class Stream:
             data = data[written:]
 
     def close(self) -> None:
-        """Tell that this was all, and close the file, if there is one; what is short goes into the record."""
-        if self._sink is not None:
-            self._sink(b"")
-            self._sink = None
+        """Close the file, if there is one; what is short goes into the record."""
         if self._file >= 0:
             if self.is_short:
                 self._drop()
