@@ -99,6 +99,8 @@ def reason_of(error: BaseException) -> str:
     whose = next((note for note in getattr(error, "__notes__", ()) if note.startswith(RAISED_BY)), "")
     if whose:
         return f"{whose.removeprefix(RAISED_BY)} raised {type(error).__name__}: {error}"
+    if isinstance(error, SystemExit):
+        return "the program that asked for it ended"
     return str(error) or ("interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__)
 
 

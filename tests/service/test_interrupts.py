@@ -247,6 +247,23 @@ def test_ctrl_c_ends_the_command_and_the_program_hears_of_it(sandbox, project, a
     assert sandbox.run("echo after > b").state == "applied"
 
 
+def test_a_program_that_ends_by_a_handler_of_its_own_leaves_a_plain_reason(sandbox, project):
+    def end(_number, _frame):
+        sys.exit(143)
+
+    before = signal.signal(signal.SIGTERM, end)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM))
+    try:
+        with pytest.raises(SystemExit):
+            sandbox.run("echo new > a; echo begun; sleep 1000", on_output=lambda *_: timer.start())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    sandbox.run("true")
+    run = sandbox.history()[1]
+    assert (run.state, run.reason) == ("held", "the program that asked for it ended")
+    assert (project / "a").read_text() == "old\n"
+
+
 def test_a_file_that_ctrl_c_kept_from_being_read_or_written_is_not_said_to_be_out_of_reach(sandbox, monkeypatch):
     attend = process.Attendance.attend
 
