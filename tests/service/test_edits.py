@@ -102,6 +102,19 @@ def tree(project: Path) -> dict[str, str]:
     }
 
 
+def test_edits_are_recorded_in_their_order_though_the_clock_was_set_back(
+    client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns
+    for days, path in ((40, "a"), (0, "b"), (20, "c")):
+        monkeypatch.setattr(time, "time_ns", lambda days=days: now() + days * 86400 * 1_000_000_000)
+        call = client.begin(path)
+        client.write(path, "new\n")
+        client.note_end(call)
+    OpenedStore().close()
+    assert runs(store) == ["Edit c: applied", "Edit b: applied", "Edit a: applied"]
+
+
 def test_an_edit_is_a_run_that_is_shown_and_taken_back(client: Client, store: Store, project: Path) -> None:
     (project / "a.py").write_text("one\n")
     run = client.edit("a.py", "two\n")

@@ -154,7 +154,7 @@ def begin(
     if spots:
         edit = OpenEdit(
             id=new_id(), project=seat.project, session=session, call=call, title=title, cwd=cwd,
-            started_at=time.time(), roots=seat.roots,
+            started_at=time.time(), roots=seat.roots, number=_next(places, seat.project),
             files=tuple(Kept(root=root, path=path, flags=flags.get((root, path), ())) for root, path in spots),
         )  # fmt: skip
         _keep(places, edit, spots)
@@ -241,8 +241,12 @@ def _as_it_is(top: int, kept: Kept) -> Kept:
 
 def _renew(places: Places, edit: OpenEdit, spots: Spots, *, keeps_files: bool = False) -> None:
     """Begin an edit anew, with some of its files as they are now; the earlier note goes when this one is there."""
-    _keep(places, edit.replace(id=new_id(), ended_at=0.0), spots, edit.id)
+    _keep(places, edit.replace(id=new_id(), ended_at=0.0, number=_next(places, edit.project)), spots, edit.id)
     _forget(places, edit, keeps_files=keeps_files)
+
+
+def _next(places: Places, project: int) -> int:
+    return max((each.number for each in open_edits(places, project)), default=0) + 1
 
 
 def _forget(places: Places, edit: OpenEdit, *, keeps_files: bool) -> None:

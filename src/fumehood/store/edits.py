@@ -53,6 +53,7 @@ class OpenEdit(Value):
     files: tuple[Kept, ...]
     ended_at: float = 0.0
     must_be_told: bool = False  # a part of it is recorded already, so what comes then may be somebody else's
+    number: int = 0  # tells the order among those of its project: the clock may have been set back
 
     @property
     def paths(self) -> set[tuple[str, str]]:
@@ -124,7 +125,7 @@ def open_edits(places: Places, project: int | None = None) -> list[OpenEdit]:
     """Return the edits that are begun and not recorded, the earliest first; of one project, or of all."""
     edits: list[OpenEdit] = []
     try:
-        names = sorted(name for name in os.listdir(places.edits) if "." not in name)
+        names = [name for name in os.listdir(places.edits) if "." not in name]
     except FileNotFoundError:
         return edits
     for name in names:
@@ -137,7 +138,7 @@ def open_edits(places: Places, project: int | None = None) -> list[OpenEdit]:
             continue  # recorded just now
         except (EOFError, ValueError, TypeError, KeyError):
             os.unlink(f"{places.edits}/{name}")  # cut short by a power failure; cleaning removes its files
-    return [edit for edit in edits if project in (None, edit.project)]
+    return sorted((each for each in edits if project in (None, each.project)), key=lambda each: (each.number, each.id))
 
 
 def write(places: Places, edit: OpenEdit) -> None:
