@@ -507,7 +507,8 @@ class Machine(RuleBasedStateMachine):
         else:
             assert done is not None
             assert back.of == done.name
-            assert self.model.undo(done, back.id) is not None
+            stayed = {path for path in tree_of(self.project) if path.startswith(f"{OBJECTS}/")}
+            assert self.model.undo(done, back.id, stayed) is not None
 
     def _look_back(self) -> None:
         """See that what ran is told in the order of the record."""

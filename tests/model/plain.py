@@ -5,6 +5,7 @@ A tree is a dictionary from paths to nodes. A run is what it saw, what it left, 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ Tree = dict[str, Node]
 Diff = dict[str, Node | None]
 
 APPLIED, HELD, CONFLICT, DISCARDED = "applied", "held", "conflict", "discarded"
+HEAD = ".git/HEAD"  # stands for where a repository stands
 JOURNAL = "-wal"  # a database and its journal are one state
 DONE = "done"  # applied before, while more of the run is being applied
 WAITING = (HELD, CONFLICT)
@@ -342,8 +344,8 @@ class Model:
         """The last undo that was not taken back itself."""
         return next((run for run in reversed(self.runs) if run.turns % 2 and run.stands), None)
 
-    def undo(self, run: Done, name: str) -> Done | None:
-        """A person takes a run back; None where that is refused."""
+    def undo(self, run: Done, name: str, stayed: Collection[str] = ()) -> Done | None:
+        """A person takes a run back; None where that is refused. Some objects of git have `stayed`."""
         paths = run.of_verdict(APPLIED)
         last = [each for each in self.runs if each.first is run.first and not each.left.keys().isdisjoint(paths)][-1]
         if last.turns % 2 != run.turns % 2:
@@ -352,6 +354,10 @@ class Model:
             return None
         if self._open_states(run.left, paths):
             return None
+        later = [each for each in self.runs[self.runs.index(run) + 1 :] if each.waits and each.of is None]
+        if HEAD not in paths or any(path.startswith(".git/") for each in later for path in each.held()):
+            # What waits in the repository, or came since, may be built on its objects: those may stay.
+            paths = [path for path in paths if path not in stayed or run.base[path] is not None]
         back = Done(name, {path: self.project.get(path) for path in paths}, {path: run.base[path] for path in paths},
                     dict.fromkeys(paths, APPLIED), of=run)  # fmt: skip
         for path in sorted(paths, key=lambda path: -path.count("/")):
