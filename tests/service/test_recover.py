@@ -81,11 +81,11 @@ Thread(target=sandbox.run, args=(sys.argv[2],), daemon=True).start()
 while not any(run.state == "running" for run in sandbox.history()):
     time.sleep(0.01)
 if os.fork() == 0:
+    os.write(1, b"ready\\n")
     os.close(1)
     os.read(0, 1)
     os._exit(0)
 os.close(0)
-print("ready", flush=True)
 time.sleep(1000)
 """
 
