@@ -36,17 +36,21 @@ BEFORE = {"a": "old\n", "gone": "x\n"}
 Contents = dict[str, str]
 
 
-def rebased(sandbox: Sandbox) -> Callable[[], object]:
-    draft = sandbox.draft("one")
-    draft.run(CHANGE)
-    sandbox.run("echo other > other")
-    return draft.rebase
-
-
 def drafted(sandbox: Sandbox, act: str) -> Callable[[], object]:
     draft = sandbox.draft("one")
     draft.run(CHANGE)
     return getattr(draft, act)  # type: ignore[no-any-return]
+
+
+def rebased(sandbox: Sandbox) -> Callable[[], object]:
+    rebase = drafted(sandbox, "rebase")
+    sandbox.run("echo other > other")
+    return rebase
+
+
+def restored(sandbox: Sandbox) -> Callable[[], object]:
+    sandbox.run(CHANGE)
+    return partial(sandbox.restore, "a")
 
 
 # What is done to a sandbox first, and returns the act.
@@ -60,7 +64,7 @@ ACTS: dict[str, Callable[[Sandbox], Callable[[], object]]] = {
     "discard": lambda sandbox: partial(sandbox.discard, sandbox.run(CHANGE, apply="hold")),
     "undo": lambda sandbox: partial(sandbox.undo, sandbox.run(CHANGE)),
     "redo": lambda sandbox: partial(sandbox.redo, sandbox.undo(sandbox.run(CHANGE))),
-    "restore": lambda sandbox: partial(sandbox.restore, "a") if sandbox.run(CHANGE) else print,
+    "restore": restored,
     "draft": lambda sandbox: partial(sandbox.draft("one").run, CHANGE),
     "draft-apply": partial(drafted, act="apply"),
     "draft-rebase": rebased,

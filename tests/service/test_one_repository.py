@@ -492,9 +492,11 @@ def test_in_every_order_of_runs_the_repository_stays_whole(repository: Path, hel
 
 
 def test_a_commit_is_told_without_the_names_of_its_objects(repository: Path) -> None:
+    objects = repository / ".git/objects"
+    before = len([*objects.rglob("*")])
     with Sandbox(repository) as sandbox:
         text = sandbox.run("echo n > n; git add n; git commit -qm n").for_model()
     # Three objects, each in a directory of its own, unless two names begin alike.
-    assert re.search(r"added [3-6] entries in \.git/objects/", text)
+    assert f"added {len([*objects.rglob('*')]) - before} entries in .git/objects/" in text
     assert text.count(".git/objects") == 1
     assert "added n\n" in f"{text}\n"

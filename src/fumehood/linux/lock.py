@@ -51,6 +51,11 @@ class Lock:
         self.close()
 
 
+def locked(directory: str) -> Lock:
+    """Wait for the lock on a directory, and take it."""
+    return Lock(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)).take()
+
+
 def _leave_to_parent() -> None:
     for each in tuple(_locks):
         lock = each()

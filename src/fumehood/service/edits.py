@@ -147,14 +147,15 @@ def begin(
 
     The project's lock is held. What its other edits did by now, they did before this one.
     """
-    for other in open_edits(places, seat.project):
+    others = open_edits(places, seat.project)
+    for other in others:
         if not other.ended_at and other.call != call:
             note_end(places, other.replace(roots=(seat.roots[0], *other.roots[1:])), is_told=False)
     spots = dict.fromkeys((each.root, each.path) for each in wanted if each.root >= 0)
     if spots:
         edit = OpenEdit(
             id=new_id(), project=seat.project, session=session, call=call, title=title, cwd=cwd,
-            started_at=time.time(), roots=seat.roots, number=_next(places, seat.project),
+            started_at=time.time(), roots=seat.roots, number=_next(others),
             files=tuple(Kept(root=root, path=path, flags=flags.get((root, path), ())) for root, path in spots),
         )  # fmt: skip
         _keep(places, edit, spots)
@@ -241,12 +242,14 @@ def _as_it_is(top: int, kept: Kept) -> Kept:
 
 def _renew(places: Places, edit: OpenEdit, spots: Spots, *, keeps_files: bool = False) -> None:
     """Begin an edit anew, with some of its files as they are now; the earlier note goes when this one is there."""
-    _keep(places, edit.replace(id=new_id(), ended_at=0.0, number=_next(places, edit.project)), spots, edit.id)
+    number = _next(open_edits(places, edit.project))
+    _keep(places, edit.replace(id=new_id(), ended_at=0.0, number=number), spots, edit.id)
     _forget(places, edit, keeps_files=keeps_files)
 
 
-def _next(places: Places, project: int) -> int:
-    return max((each.number for each in open_edits(places, project)), default=0) + 1
+def _next(others: Sequence[OpenEdit]) -> int:
+    """Return the number of an edit that comes after all others of its project, which are in their order."""
+    return others[-1].number + 1 if others else 0
 
 
 def _forget(places: Places, edit: OpenEdit, *, keeps_files: bool) -> None:

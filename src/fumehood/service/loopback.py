@@ -16,9 +16,8 @@ from fumehood.errors import Unavailable
 from fumehood.linux import libc
 from fumehood.linux.launch import JOIN, MAKE, receive_descriptors
 from fumehood.linux.libc import Closing
-from fumehood.linux.lock import Lock
+from fumehood.linux.lock import locked
 from fumehood.linux.namespaces import join_network
-from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
 from fumehood.proxy.relay import carry
 from fumehood.service.layers import INIT, take_up
@@ -70,7 +69,7 @@ class Loopback:
         if not os.path.isdir(self._room):
             make_private(self._room)
         # Two that begin at once must end up in the same one, so the second waits until the first has made it.
-        with _locked(self._room) as room:
+        with locked(self._room) as room:
             if self._network < 0:
                 self._network = _network(self._places, room.file, plan.groups)
             is_new = self._network < 0
@@ -114,7 +113,7 @@ class Loopback:
         """The command has ended: let go of the network."""
         if self._network < 0:
             return
-        with _locked(self._room) as room:
+        with locked(self._room) as room:
             names = set(os.listdir(room.file))
             # Of a run that is to be run again nothing is left: another may have taken it for dead.
             mine = {f"{self._run}{_MARK}"} & names
@@ -136,15 +135,11 @@ class Loopback:
 def network_now(places: Places, session: str) -> int:
     """Return a descriptor of the network of a session's commands that run now, or -1 where none does."""
     try:
-        room = _locked(places.session(session))
+        room = locked(places.session(session))
     except FileNotFoundError:
         return -1
     with room:
         return _network(places, room.file)
-
-
-def _locked(room: str) -> Lock:
-    return Lock(os.open(room, LISTING | os.O_CLOEXEC)).take()
 
 
 def _network(places: Places, room: int, groups: tuple[int, ...] = ()) -> int:

@@ -149,9 +149,12 @@ class Scratch:
             self.mounts.append(Bind(target=target, source=source, is_writable=True, why="its caches"))
             self._elsewhere[keep] = target, source
         target, source = self._elsewhere[keep]
-        if not os.path.lexists(f"{source}/{variable}"):  # whatever a command has put there is not followed
+        place = f"{target}/{variable}"
+        try:
             os.mkdir(f"{source}/{variable}", 0o700)
-        return f"{target}/{variable}"
+        except FileExistsError:
+            return place  # whatever a command has put there is not followed
+        return place
 
     def _in_place(self, path: str, keep: bool) -> None:
         name = os.path.basename(path).lstrip(".") + "-" + digest_of(path)[:8]

@@ -17,7 +17,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
-from fumehood.linux.lock import Lock
+from fumehood.linux.lock import Lock, locked
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree, walk
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service import layers as layering
@@ -259,10 +259,10 @@ class Thrown:
         make_private(above)
         name = new_id()
         self.path = f"{above}/{name}"
-        with _locked(above) as around:  # nobody takes it for a dead one's before it is locked
+        with locked(above) as around:  # nobody takes it for a dead one's before it is locked
             _remove_left(around.file)
             os.mkdir(self.path, 0o700)
-            lock = _locked(self.path)
+            lock = locked(self.path)
         self._end = weakref.finalize(self, _remove, above, name, lock)
 
     def close(self) -> None:
@@ -273,15 +273,11 @@ class Thrown:
 def remove_left(places: Places) -> None:
     """Remove what dead processes left."""
     try:
-        around = _locked(_above(places))
+        around = locked(_above(places))
     except FileNotFoundError:
         return
     with around:
         _remove_left(around.file)
-
-
-def _locked(directory: str) -> Lock:
-    return Lock(os.open(directory, LISTING | os.O_CLOEXEC)).take()
 
 
 def _above(places: Places) -> str:

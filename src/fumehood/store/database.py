@@ -11,7 +11,7 @@ import time
 from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
 from fumehood.linux import libc
-from fumehood.linux.lock import Lock
+from fumehood.linux.lock import locked
 from fumehood.store.schema import _IDENTITIES, MIGRATIONS  # noqa: F401 - a step that tests stop before
 
 TYPE_CHECKING = False
@@ -207,8 +207,7 @@ def damage(path: str) -> str:
 def _make(path: str) -> None:
     """Make an empty database; it gets its name when it is ready, for a change of its log's kind waits for nobody."""
     spare = f"{path}.new"
-    with Lock(os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as directory:
-        directory.take()
+    with locked(os.path.dirname(path)):
         if os.path.exists(path):
             return  # another process was faster
         # Before SQLite does it with the mode of the day.

@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lam
         return 0
     except KeyboardInterrupt:
         sys.stderr.write("\nERROR: interrupted\n")
-        if words[:1] and words[0] in _ACTS:
+        if words and words[0] in _ACTS:
             sys.stderr.write("hint: all of it was done, or nothing; fumehood log shows which\n")
         return 130
     except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is one line and our own exit code
