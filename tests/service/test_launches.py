@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -13,12 +14,13 @@ import pytest
 from fumehood import LaunchFailed, Policy, Sandbox
 from fumehood.core.policy import Profile
 from fumehood.errors import OverlayUnavailable
-from fumehood.linux import hostview, survey
+from fumehood.linux import bwrap, hostview, survey
 from fumehood.linux.launcher import shared
 from fumehood.linux.mounts import View
+from fumehood.linux.process import is_first_inside
 from fumehood.store.places import places
 from patience import eventually
-from processes import LONG, left_over
+from processes import LONG, left_over, processes
 
 pytestmark = pytest.mark.namespaces
 
@@ -125,6 +127,66 @@ def test_whoever_is_killed_while_a_sandbox_is_made_leaves_no_command_that_runs(h
         # What was forked may live a moment longer.
         assert eventually(lambda: end_of_last_run(project) in (("failed", ()), ("empty", ())))
         assert not left_over(f"{LONG}.31")
+
+
+@pytest.fixture
+def dying_bubblewrap(home, test_directory, need, monkeypatch):
+    """Let bubblewrap be killed when it notes, in the file or by the descriptor, whom it has started."""
+    need(shutil.which("strace") is not None, "there is no strace")
+    real = bwrap.usable(bwrap.candidates())[0][0].path
+
+    def choose(fault):
+        stand_in = test_directory / "bwrap"
+        stand_in.write_text(
+            f"""#!/bin/sh
+            note=$(readlink /proc/$$/fd/8) && case $note in */init) ;; *) exec {real} "$@" ;; esac
+            status=$(readlink /proc/$$/fd/3)
+            exec strace -o /dev/null --trace=write {fault} {real} "$@"
+            """
+        )
+        stand_in.chmod(0o755)
+        monkeypatch.setenv("FUMEHOOD_BWRAP", str(stand_in))
+
+    return choose
+
+
+NOTHING = '-P "$note" --inject=write:signal=KILL:error=EIO'
+A_PART = '-P "$note" --inject=write:signal=KILL'
+ALL_BUT_THE_WORD = '-P "$status" --inject=write:signal=KILL:when=2'
+
+
+@pytest.mark.parametrize("fault", [NOTHING, A_PART, ALL_BUT_THE_WORD])
+@pytest.mark.parametrize("face", ["Python", "the command line"])
+def test_what_a_bubblewrap_that_died_had_started_is_ended(project, cli, dying_bubblewrap, face, fault):
+    dying_bubblewrap(fault)
+    command = f"echo x > begun; sleep {LONG}.33"
+    if face == "Python":
+        with Sandbox(project) as sandbox:
+            status = sandbox.run(command).exit_code
+    else:
+        status = cli("run", "--", command).returncode
+    assert status == 137
+    assert not (project / "begun").exists()
+    assert not left_over(f"{LONG}.33")
+
+
+@pytest.mark.parametrize("fault", [NOTHING, A_PART])
+def test_what_was_started_and_not_noted_when_all_died_is_ended(project, dying_bubblewrap, fault):
+    dying_bubblewrap(fault)
+    command = f"echo x > begun; sleep {LONG}.35"
+    slow = f"""
+import sys, time
+from fumehood.linux import launch
+launch.end_abandoned = lambda: time.sleep(1000)
+from fumehood.faces.cli.main import command
+sys.argv[1:] = ["run", "--", {command!r}]
+command()
+"""
+    with subprocess.Popen([sys.executable, "-P", "-c", slow], cwd=project) as process:
+        assert eventually(lambda: any(is_first_inside(each) for each in processes(f"{LONG}.35")))
+        process.kill()
+    assert eventually(lambda: end_of_last_run(project) in (("failed", ()), ("empty", ())))
+    assert not left_over(f"{LONG}.35")
 
 
 # --- what is looked up once ---

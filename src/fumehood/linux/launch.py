@@ -11,6 +11,7 @@ from fumehood.core.value import Value
 from fumehood.linux import confine, libc, namespaces, site
 from fumehood.linux.bwrap import BUNDLED, CONFINEMENT, FILTER_FD, GUARD_FD, NAMESPACES, NO_NETWORK, TMP, provide
 from fumehood.linux.mounts import DATA_FD, is_bubblewraps, writable
+from fumehood.linux.process import GATE_FD, INIT_FD, NOTES, Exit, end_abandoned, number_in, supervise
 from fumehood.linux.site import Site
 
 TYPE_CHECKING = False
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from fumehood.linux.mounts import Operation
-    from fumehood.linux.process import Exit, Running
+    from fumehood.linux.process import Running
 
     # Standard input, output and error; the channel that listeners are handed out by, where there are any, and the
     # session's network, where it is made; and that network, where it is joined.
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     Starter = Callable[["Plan", Streams], Running]
 
 
-_STATUS_FD, _REPORT_FD, _INIT_FD, _GATE_FD = 3, 4, 8, 9
+_STATUS_FD, _REPORT_FD = 3, 4
 _HIGHEST_FD = 1 << 20
 _WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _GUARD = f"/proc/self/fd/{GUARD_FD}"
@@ -125,8 +126,7 @@ def bubblewrap_arguments(
             arguments += operation.arguments(texts)
     for name, value in (*variables, ("TMPDIR", TMP)):
         arguments += ("--setenv", name, value)
-    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), "--info-fd", str(_INIT_FD))
-    arguments += ("--block-fd", str(_GATE_FD))  # the command begins when whoever attends it is ready
+    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), *NOTES)
     if has_filter:
         arguments += ("--seccomp", str(FILTER_FD))
     # The guard becomes the command, after it was told every place that may be written.
@@ -202,13 +202,11 @@ def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None)
         step = f"starting {plan.arguments[0]}"
         libc.end_with(ends.attendant, _KILL)
         libc.default_signals()
-        kept = {} if init < 0 else {_INIT_FD: init, _GATE_FD: gate}
+        kept = {} if init < 0 else {INIT_FD: init, GATE_FD: gate}
         if plan.keeps_channel:
             kept[namespaces.CHANNEL_FD] = channel
         _keep_open(kept)
         if plan.bare:
-            from fumehood.linux.process import supervise
-
             supervise(plan.arguments, plan.environment, plan.bare)
         if plan.filter:
             provide(plan.filter, FILTER_FD)
@@ -384,14 +382,15 @@ class RunningSandbox:
         if init is not None:
             try:
                 if os.waitpid(init, os.WNOHANG)[0] == 0:
+                    os.kill(init, _KILL)  # it may wait for a word of bubblewrap's
                     os.close(self._reading)
                     self._reading = os.pidfd_open(init)
                     return None
             except ChildProcessError:
                 pass  # bubblewrap reaped it itself
-        from fumehood.linux.process import Exit, number_in
-
         report, home = self._read_report()
+        if init is None and not report:
+            end_abandoned()
         os.close(self._reading)
         os.close(self._gate)
         tries = self._tries.end()
@@ -441,8 +440,6 @@ class RunningSandbox:
 
     def init(self) -> int | None:
         """The process that is number one inside, once it is known: when it is gone, everything inside is."""
-        from fumehood.linux.process import number_in
-
         return number_in(self._text, b'"child-pid": ')
 
     def kill(self) -> None:

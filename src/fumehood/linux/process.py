@@ -367,6 +367,10 @@ def _piece(fd: int) -> bytes:
         return b""  # the end of a terminal that nobody holds any more
 
 
+# How bubblewrap is told where to note the first process of a sandbox, and where that waits until it may begin.
+INIT_FD, GATE_FD = 8, 9
+NOTES = ("--info-fd", str(INIT_FD), "--block-fd", str(GATE_FD))
+
 LAUNCHER_GONE = "the launcher is gone"  # the command may have run
 
 
@@ -395,7 +399,8 @@ def is_gone(init_file: str, patience_s: float, *, by_force: bool = False) -> boo
     """Wait until nothing of a sandbox is left whose own process died; False if it does not end.
 
     It is killed with that process, but not at the same moment. Its first process inside ends after all the others.
-    By force, that one is ended: where bubblewrap was killed while it made the sandbox, it waits for it for ever.
+    By force, that one is ended: where bubblewrap was killed while it made the sandbox, it waits for it for ever. Where
+    bubblewrap did not come to note it either, every one is ended that lost its bubblewrap.
     """
     try:
         with open(init_file, "rb") as file:
@@ -404,6 +409,8 @@ def is_gone(init_file: str, patience_s: float, *, by_force: bool = False) -> boo
         return True  # it never began
     number = number_in(noted, b'"child-pid": ')
     if number is None:
+        if by_force:
+            end_abandoned()
         return True
     try:
         process = os.pidfd_open(number)
@@ -431,6 +438,22 @@ def _is_there_still(process: int, noted: bytes) -> bool:
         )
     except OSError:
         return False
+
+
+def end_abandoned() -> None:
+    """End what bubblewrap started and died before it let go: it waits for ever, and nobody may have its number."""
+    notes = "\0".join(("", *NOTES, "")).encode()
+    for number in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        line = libc.read(f"/proc/{number}/cmdline")
+        if notes in line and is_first_inside(number):
+            try:
+                with libc.Closing(os.pidfd_open(number)) as process:
+                    parent = libc.stat_of(f"/proc/{number}")[1:2]
+                    if parent and libc.read(f"/proc/{parent[0].decode()}/cmdline") != line:
+                        signal.pidfd_send_signal(process, signal.SIGKILL)
+                        os.waitpid(number, 0)
+            except (ProcessLookupError, PermissionError, ChildProcessError):
+                continue  # it ended meanwhile, or is somebody else's
 
 
 def is_first_inside(process: int) -> bool:
