@@ -11,6 +11,7 @@ import pytest
 from conftest import need
 from fumehood import Policy, Sandbox
 from fumehood.errors import BadRequest, Refused
+from fumehood.linux import libc
 from fumehood.linux.confine import can_scope
 from fumehood.linux.probe import Host
 from patience import LONG_S, eventually, with_enough_time
@@ -401,3 +402,42 @@ def configured(home, text):
     configuration = home / ".config/fumehood/config.toml"
     configuration.parent.mkdir(exist_ok=True)
     configuration.write_text(text)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can have another resolver here")
+@pytest.mark.parametrize(
+    "resolver",
+    [
+        "search default.svc.cluster.local cluster.local\nnameserver 10.96.0.10\noptions ndots:5\n",
+        "domain corp.local\nnameserver 10.0.0.1\n",
+        "nameserver 2001:db8::53\nnameserver ::1\n",
+        "",
+    ],
+)
+def test_programs_that_know_no_proxy_ask_for_the_name_they_mean(box, test_directory, resolver):
+    need(os.path.isfile("/etc/resolv.conf"), "this host has no /etc/resolv.conf")
+    file = test_directory / "resolv.conf"
+    file.write_text(resolver)
+    libc.mount(str(file).encode(), b"/etc/resolv.conf", None, libc.MS_BIND, None)
+    try:
+        lines = "curl -sm 100 --noproxy '*' http://example.org/; curl -sm 100 --noproxy '*' http://build/"
+        run = box.run(lines, network=["granted.example:80"])
+    finally:
+        libc.umount(b"/etc/resolv.conf", libc.MNT_DETACH)
+    assert [(each.host, each.port, each.allowed) for each in run.connections] == [
+        ("example.org", 80, False), ("build", 80, False)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("resolver", "seen"),
+    [
+        ("search a.b\nnameserver 10.0.0.1\noptions timeout:2\n", "nameserver 10.0.0.1\noptions timeout:2\n"),
+        ("nameserver 10.0.0.1\n", "nameserver 10.0.0.1\n"),
+    ],
+)
+def test_in_a_tree_names_have_no_endings_either(home, project, test_directory, person, resolver, seen):
+    tree = make_tree(test_directory / "tree")
+    (tree / "etc/resolv.conf").write_text(resolver)
+    with Sandbox(project, Policy(root=str(tree), hosts=("granted.example:80",)), ask=person) as box:
+        assert box.run("cat /etc/resolv.conf").stdout == seen

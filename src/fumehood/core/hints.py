@@ -261,7 +261,7 @@ _ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://(?:[^\s/@]*@)?([A-Za-z0-9.-]{1,160
 _HOST = re.compile(
     rf"{_ADDRESS.pattern}"
     r"|host='([A-Za-z0-9.-]+)'"
-    r"|(?<![\w./@-])((?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+(?:[a-z]{2,63}|\d{1,3}))(?!\.?\w|[/(-])"
+    r"|(?<![\w./@-])((?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+(?:[a-z]{2,63}|\d{1,3}))(?!\.?\w|[/(-]|: \[)"  # not the name of an error
 )
 # Where programs look that name no host: what one of them needs to be asked for.
 _REGISTRIES = (
@@ -296,7 +296,8 @@ def denied_network(
 ) -> Blocked:
     """Say to a command that tried to leave that it has no network; `asking` is how it asks for hosts, if it can."""
     address = _ADDRESS.search(command)
-    hosts = _hosts_named(output) or ((address[1],) if address else meant or _registries(command))
+    in_command = (address[1],) if address and not _is_here(address[1]) else ()
+    hosts = _hosts_named(output) or in_command or meant or _registries(command)
     named = " ".join(hosts) or "HOST"
     if asking:
         hint = f"there is no network; to ask the person for it: {asking} {named}"
@@ -312,11 +313,16 @@ def _hosts_named(output: str) -> tuple[str, ...]:
     """Return the host that the last complaint about the network names, if there is one."""
     for line in reversed(output[-LOOKED_AT:].splitlines()):
         if len(line) < _LONGEST_LINE and any(words in line for words in _UNREACHED):
-            match = _HOST.search(line)
-            host = "" if match is None else next(filter(None, match.groups())).strip(".")
-            if host and len(host) <= _LONGEST:
-                return (host,)
+            for match in _HOST.finditer(line):
+                host = next(filter(None, match.groups())).strip(".")
+                if host and len(host) <= _LONGEST and not _is_here(host):
+                    return (host,)
     return ()
+
+
+def _is_here(host: str) -> bool:
+    """Return True if a host is this machine itself, to which a command needs no network."""
+    return host.startswith("127.") or host in ("localhost", "0.0.0.0")  # noqa: S104 - compared only
 
 
 def _registries(command: str) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _RESOLVER, _HOSTS = "/etc/resolv.conf", "/etc/hosts"
 # An address for documentation (RFC 5737). Some resolvers wait for an answer although nothing could be sent.
 _NOWHERE = b"nameserver 192.0.2.53\noptions timeout:1 attempts:1\n"
-_NO_NETWORK = "there is no network"
+_NO_NETWORK, _BY_PROXY = "there is no network", "where names are asked for"
 
 
 def names_of_host(cache: str) -> list[Operation]:
@@ -53,7 +53,39 @@ def resolver_in_sight() -> list[Operation]:
     """
     real = os.path.realpath(_RESOLVER)
     content = plain_file(real) if os.path.islink(_RESOLVER) and is_in(real, UNSEEN) else None
-    return [] if content is None else [Text(target=real, content=content, why="where names are asked for")]
+    return [] if content is None else [Text(target=real, content=content, why=_BY_PROXY)]
+
+
+def names_by_proxy(cache: str, tree: str = "") -> list[Operation]:
+    """Return what is mounted for a command whose names the proxy answers, where it would ask for others than it means.
+
+    To the proxy every name is one: the first that a program tries, with an ending of this machine's network, would be
+    taken for what was meant. And the proxy answers at IPv4 addresses alone.
+    """
+    if tree:
+        with Closing(open_top(tree)) as top:
+            path, content = _RESOLVER, plain_file(_RESOLVER[1:], top)
+        ending = b""  # without a line about them, there are none in musl, which can't read this one
+    else:
+        path = os.path.realpath(_RESOLVER)
+        content, ending = plain_file(path), b"search .\n"
+    plain = None if content is None else _without_endings(content, ending)
+    if content is None or plain is None:
+        return []
+    if is_in(path, UNSEEN):
+        return [] if tree else [Text(target=path, content=plain, why=_BY_PROXY)]
+    return [] if plain == content else in_place(cache, path, plain, _BY_PROXY)
+
+
+def _without_endings(configuration: bytes, ending: bytes) -> bytes:
+    """Return a resolver's configuration that asks at an IPv4 address for the name as it is; unchanged if it does."""
+    lines = [(line, line.split()) for line in configuration.splitlines(keepends=True)]
+    servers = [words[1] for _, words in lines if len(words) > 1 and words[0] == b"nameserver"]
+    first = b"" if any(server.count(b".") == 3 for server in servers[:3]) else b"nameserver 127.0.0.1\n"
+    kept = [line for line, words in lines if words[:1] not in ([b"search"], [b"domain"]) and b"ndots:" not in line]
+    if len(kept) == len(lines) and not first and not (ending and "." in os.uname().nodename):
+        return configuration
+    return first + b"".join(kept).rstrip(b"\n") + b"\n" + ending
 
 
 def names_of_tree(cache: str, tree: str) -> list[Operation]:

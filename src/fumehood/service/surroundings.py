@@ -27,6 +27,7 @@ from fumehood.service.provided import (
     known_in_tree,
     known_on_host,
     make_playground,
+    names_by_proxy,
     names_of_host,
     names_of_tree,
     playground,
@@ -426,12 +427,13 @@ class Surroundings:
 
     def _names(self, world: World, *, shares_network: bool, is_offline: bool) -> Sequence[Operation]:
         """Return what is mounted so that names of hosts are asked for where that leads somewhere, or nowhere."""
-        if not is_offline:
-            return resolver_in_sight() if world.tree is None else world.names() if shares_network else ()
+        if shares_network:
+            return resolver_in_sight() if world.tree is None else world.names()
         if world.tree is None:
-            return names_of_host(self.cache)
-        # What commands can write may have a link there.
-        return () if world.tree.guarded else names_of_tree(self.cache, world.tree.path)
+            return names_of_host(self.cache) if is_offline else names_by_proxy(self.cache)
+        if world.tree.guarded:
+            return ()  # what commands can write may have a link there
+        return (names_of_tree if is_offline else names_by_proxy)(self.cache, world.tree.path)
 
     def homes(self, user: int, variable: str) -> tuple[str, ...]:
         """Return where a user is at home: what HOME says, and what the system knows, where tools may be installed."""
