@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -556,3 +557,14 @@ def test_a_command_that_never_began_or_whose_number_is_anothers_is_gone(tmp_path
     if content is not None:
         (tmp_path / "init").write_bytes(content)
     assert is_gone(str(tmp_path / "init"), 0)
+
+
+def test_of_a_killed_run_with_hosts_it_is_said_that_its_connections_are_not_known(
+    home: Path, project: Path, begun: Any
+) -> None:
+    (home / ".config/fumehood").mkdir()
+    (home / ".config/fumehood/config.toml").write_text('hosts = ["example.org"]\n')
+    killed(begun("touch made; echo ready; sleep 1000"))
+    with Sandbox(project) as sandbox:
+        (run,) = sandbox.history()
+    assert (run.state, run.reason) == ("held", f"{STOPPED_RUNNING}; which hosts it reached is not known")

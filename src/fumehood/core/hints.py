@@ -261,7 +261,7 @@ _ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://(?:[^\s/@]*@)?([A-Za-z0-9.-]{1,160
 _HOST = re.compile(
     rf"{_ADDRESS.pattern}"
     r"|host='([A-Za-z0-9.-]+)'"
-    r"|(?<![\w./@-])((?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+(?:[a-z]{2,63}|\d{1,3}))(?!\.?\w|[/(-]|: \[)"  # not the name of an error
+    r"|(?<![\w./@-])((?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+(?:[a-z]{2,63}|\d{1,3}))(?!\.?\w|[/(-]|: \[Errno)"
 )
 # Where programs look that name no host: what one of them needs to be asked for.
 _REGISTRIES = (

@@ -14,6 +14,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.changes import MKDIR, WAITING, plan, staying
 from fumehood.core.judge import judge
+from fumehood.core.network import HOSTS
 from fumehood.core.report import printable
 from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
@@ -46,14 +47,6 @@ if TYPE_CHECKING:
     from fumehood.core.concern import Concern
     from fumehood.core.report import Run
     from fumehood.linux.namespaces import Layer
-    from fumehood.service.store import Store
-
-
-# ---- After a death: take back what was applied in part, finish what only we lack, and keep what a command wrote.
-#
-# Who died is told by locks. A run holds that on its directory until its record is final; applies and undos are done
-# under their project's lock, so whoever gets it knows that those still unfinished have nobody. Everything here looks
-# before it acts, so it can be interrupted too, and be done again.
 
 STOPPED_APPLYING = "Fumehood was stopped while applying; nothing was applied"
 STOPPED_BACK = "Fumehood was stopped before it was done; the project is as it was"
@@ -136,6 +129,8 @@ def _hold(store: Store, run: Run, layers: Sequence[Layer], interrupts: Interrupt
         store.history.state(run.run, FAILED, lost, event=RECOVERED)
         return
     state, run.reason = state_of(run.changed), run.reason or STOPPED_RUNNING
+    if run.network == HOSTS:
+        run.reason += "; which hosts it reached is not known"
     run.state = SETTLING if state == HELD else state
     store.history.journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")], event=RECOVERED)
     layering.drop_scratch(layers)
