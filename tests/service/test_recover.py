@@ -568,3 +568,18 @@ def test_of_a_killed_run_with_hosts_it_is_said_that_its_connections_are_not_know
     with Sandbox(project) as sandbox:
         (run,) = sandbox.history()
     assert (run.state, run.reason) == ("held", f"{STOPPED_RUNNING}; which hosts it reached is not known")
+
+
+def test_what_a_killed_run_left_in_its_session_is_removed(home: Path, project: Path, begun: Any) -> None:
+    (home / ".config/fumehood").mkdir()
+    (home / ".config/fumehood/config.toml").write_text('hosts = ["example.org"]\n')
+    with Sandbox(project, session="s") as sandbox:
+        sandbox.run("true")
+        room = Path(os.environ["XDG_STATE_HOME"], "fumehood/sessions/s")
+        before = {path.name for path in room.iterdir()}
+        process = begun("echo ready; sleep 1000", "--session", "s")
+        assert len({path.name.partition(".")[0] for path in room.iterdir()} - before) >= 1
+        killed(process)
+    with Sandbox(project, session="s") as sandbox:
+        assert sandbox.history()[0].state == "empty"
+        assert {path.name for path in room.iterdir() if not path.name.endswith(".names")} == before

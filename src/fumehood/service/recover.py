@@ -111,6 +111,10 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
             return
         if not is_gone(f"{store.places.run(name)}/0/{layering.INIT}", _DYING_S, by_force=True):
             raise BlockingIOError  # something of it can't end now: it waits for a disk, perhaps
+        if run.session is not None:
+            from fumehood.service.session import clear_seat
+
+            clear_seat(store.places, run.session, name)
         with Alone(store.places.lock(f"project-{project}"), wait=False):
             layers = layering.layers_of(store.places, name, run.roots, *layering.below_of(store.places, name))
             _hold(store, run, layers, interrupts)

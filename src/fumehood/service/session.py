@@ -38,10 +38,12 @@ if TYPE_CHECKING:
     from fumehood.service.inside import Door
     from fumehood.service.store import Store
     from fumehood.store.database import Days
+    from fumehood.store.places import Places
     from fumehood.store.projects import Project
 
 
 _MOST = 1 << 16  # what a pipe holds
+_FOR_OTHERS = "/run"  # our own state is closed to another user
 _FOLLOWED_S = 600.0
 _HEARD = (request.CWD, request.ENVIRONMENT, inside.REQUESTS)
 _PIPES = (*_HEARD, inside.ANSWERS)
@@ -78,8 +80,7 @@ class Seat:
         self.session = session_of(store, project, name)
         self._owner = owner_of(project.path)
         self._room = store.places.session(name)
-        # Our own state is closed to another user.
-        self._directory = f"{self._room}/{run}" if self._owner is None else f"/run/fumehood-{run}"
+        self._directory = f"{self._room}/{run}" if self._owner is None else f"{_FOR_OTHERS}/fumehood-{run}"
         self._pipes: dict[str, int] = {}
         self.loopback = Loopback(store.places, loopback or name, run)
         self.door: Door | None = None
@@ -260,6 +261,19 @@ def leave_link(link: str, target: str) -> tuple[Blocked, ...]:
         return ()
     hint = "only commands in the hood see it: begin each with cd"
     return (Blocked(what=NOT_FOLLOWED, detail=target, hint=hint),)
+
+
+def clear_seat(places: Places, session: str, run: str) -> None:
+    """Remove what a run that died has left of itself in its session, and where root worked for somebody else."""
+    for directory, beginning in ((places.session(session), run), (_FOR_OTHERS, f"fumehood-{run}")):
+        try:
+            top = open_top(directory)
+        except FileNotFoundError:
+            continue
+        with Closing(top):
+            for name in entries(top):
+                if name == beginning or name.startswith(f"{beginning}."):
+                    remove_tree(top, name)
 
 
 def sweep_sessions(
