@@ -56,6 +56,32 @@ def test_what_was_only_partly_taken_back_is_next(sandbox: Sandbox, project: Path
     assert sandbox.find(run.run).state == "undone"
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1,), (0, 2)])
+def test_what_was_taken_back_in_pieces_stands_again_piece_by_piece(
+    sandbox: Sandbox, project: Path, order: tuple[int, ...]
+) -> None:
+    run = sandbox.run("for each in a b c; do echo 1 > $each; done")
+    backs = [sandbox.undo(run, name) for name in "abc"]
+    assert sandbox.find(run.run).state == "undone"
+    for count, number in enumerate(order, 1):
+        sandbox.redo(backs[number])
+        assert sorted(path.name for path in project.iterdir()) == sorted("abc"[each] for each in order[:count])
+        again = sandbox.find(run.run)
+        standing = {change.path for change in again.changes if change.verdict == "applied"}
+        assert (again.state, standing) == ("applied", {"abc"[each] for each in order[:count]})
+        assert (again.reason == "") == (count == 3)
+    # All that stands goes with one undo, whichever way it came back.
+    sandbox.undo(run)
+    assert list(project.iterdir()) == []
+    assert sandbox.find(run.run).state == "undone"
+    sandbox.redo()
+    assert sorted(path.name for path in project.iterdir()) == sorted("abc"[each] for each in order)
+    sandbox.undo()
+    assert list(project.iterdir()) == []
+    with pytest.raises(BadRequest, match="nothing is left to undo"):
+        sandbox.undo()
+
+
 def test_a_run_that_is_named_is_meant_and_runs_are_counted_back(sandbox: Sandbox, project: Path) -> None:
     for name in "abc":
         sandbox.run(f"echo 1 > {name}")

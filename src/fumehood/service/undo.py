@@ -322,12 +322,14 @@ def _undone(run: Run, places: set[tuple[int, str]], by: str) -> bool:
     applied = _applied(run.changed)
     going = [change for change in applied if (change.root, change.path) in places]
     # Git's objects may have stayed, for somebody else's sake.
-    if all((each.root, each.path) in places or may_stay(f"{run.roots[each.root]}/{each.path}") for each in applied):
+    is_all = all((each.root, each.path) in places or may_stay(f"{run.roots[each.root]}/{each.path}") for each in applied)
+    if is_all and not any(change.reason.startswith(UNDONE_BY) for change in run.changed):
         run.state, run.reason = UNDONE, ""
         return False
+    # In pieces: each path says which undo took it, so that each can be brought back.
     for change in going:
         change.verdict, change.reason = c.DISCARDED, f"{UNDONE_BY}{by}"
-    run.state, run.reason = state_of(run.changed), IN_PART
+    run.state, run.reason = (UNDONE, "") if is_all else (state_of(run.changed), IN_PART)
     return True
 
 
@@ -342,7 +344,7 @@ def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
             if may_stay(f"{run.roots[change.root]}/{change.path}"):
                 continue  # they never went
             change.verdict, change.reason, changed = c.DISCARDED, mark, True
-        elif not was_whole and is_meant and change.reason == mark:
+        elif is_meant and change.reason == mark:
             change.verdict, change.reason, changed = c.APPLIED, "", True
     is_part = any(change.reason.startswith(UNDONE_BY) for change in run.changed)
     run.state, run.reason = state_of(run.changed), IN_PART if is_part else ""
