@@ -128,6 +128,23 @@ def test_what_a_command_has_written_is_settled_by_a_checkpoint(cli: Any, started
     assert not (project / "f").exists()
 
 
+def test_numbers_of_another_project_are_not_in_the_way_of_an_undo(
+    cli: Any, begun: Any, project: Path, test_directory: Path
+) -> None:
+    other = test_directory / "other"
+    other.mkdir()
+    cli("run", "--", "true", cwd=other)
+    process = begun("echo x > first; echo ready; while [ ! -e ~/playground/go ]; do sleep 0.05; done; echo y > second")
+    cli("checkpoint", "last")
+    Path(cli("playground", "path").stdout.strip(), "go").touch()
+    process.communicate(timeout=LONG_S)
+    for act in ("undo", "redo", "undo"):
+        done = cli(act, "1")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "that was run 1;" in done.stdout
+        assert (project / "first").exists() == (project / "second").exists() == (act == "redo")
+
+
 def test_an_undo_says_that_what_was_settled_before_stands(cli: Any, begun: Any, home: Path, project: Path) -> None:
     process = begun("echo x > first; echo ready; while [ ! -e ~/playground/go ]; do sleep 0.05; done; echo y > second")
     (run,) = shown(cli)

@@ -146,7 +146,7 @@ def _undo(context: Context) -> int:
         )  # fmt: skip
 
     def show() -> None:
-        _tell_undo(back, _meant(context, back))
+        _tell_undo(back, _meant(context, back).name)
         # Those of a command come right after it.
         latest = islice(context.store.history.standing(*context.reaches(LAST)), _LOOKED_AT)
         earlier = next((each for each in latest if each.act == CHECKPOINT and each.of == run.run), None)
@@ -181,9 +181,9 @@ def _say_taken_back(context: Context, backs: Sequence[Run]) -> int:
     def show() -> None:
         meant = [_meant(context, back) for back in backs]
         # What was settled while a command ran goes with it again.
-        command = next((name for name in meant if context.store.history.find(name).act == "run"), "") if others else ""
-        for back, name in zip(backs, meant, strict=True):
-            _tell_undo(back, name, command)
+        command = next((run.name for run in meant if run.act == "run"), "") if others else ""
+        for back, run in zip(backs, meant, strict=True):
+            _tell_undo(back, run.name, command)
 
     more = {"also": [back.as_dict() for back in others]} if others else {}
     return _say(context, first, show, more)
@@ -208,18 +208,16 @@ def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -
 
     def show() -> None:
         for back in backs:
-            print(f"fumehood: run {_meant(context, back)}: {headline(back)}")
+            print(f"fumehood: run {_meant(context, back).name}: {headline(back)}")
         print(f"  {_way_back(backs[-1], f'--session {printable(name)}')}")
 
     return context.say(lambda: {"runs": [back.as_dict() for back in backs]}, show)
 
 
-def _meant(context: Context, back: Run) -> str:
-    """Return the name of the run that was taken back, or brought back: a redo undoes an undo."""
-    history, of = context.store.history, back.of or ""
-    if back.command.startswith(f"{REDO} "):
-        of = history.find(of).of or of
-    return history.name(of)
+def _meant(context: Context, back: Run) -> Run:
+    """Return the run that was taken back, or brought back: a redo undoes an undo."""
+    run = context.store.history.find(back.of or "")
+    return context.store.history.find(run.of) if back.command.startswith(f"{REDO} ") and run.of else run
 
 
 def _tell_undo(back: Run, name: str, whole: str = "") -> None:
