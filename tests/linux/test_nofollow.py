@@ -2,10 +2,13 @@
 
 import os
 import stat
+import subprocess
 
 import pytest
 
+from conftest import need
 from fumehood.core import changes as c
+from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     LISTING,
     Loosened,
@@ -250,3 +253,19 @@ def test_every_kind_of_entry_is_removed(top, tree):
     os.link(tree / "a/file", tree / "kept")
     remove_tree(top, "a")
     assert entries(top) == ["kept"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can let nobody change a file")
+def test_what_nobody_may_change_is_named_when_it_can_not_be_removed(test_directory):
+    file = test_directory / "tree/below/file"
+    file.parent.mkdir(parents=True)
+    file.write_text("x")
+    need(subprocess.run(["chattr", "+i", file], check=False, capture_output=True).returncode == 0, "no chattr here")
+    try:
+        with Closing(open_top(str(test_directory))) as top, pytest.raises(PermissionError, match="file"):
+            remove_tree(top, "tree")
+    finally:
+        subprocess.run(["chattr", "-i", file], check=True)
+    with Closing(open_top(str(test_directory))) as top:
+        remove_tree(top, "tree")
+    assert not (test_directory / "tree").exists()

@@ -523,14 +523,25 @@ def remove_directories(parent: int, name: str) -> None:
 def remove_tree(parent: int, name: str) -> None:
     """Remove a tree of ours, whatever modes were left in it; one that is not there is fine."""
     try:
-        os.unlink(name, dir_fd=parent)
-        return
+        if _is_unlinked(parent, name):
+            return
     except FileNotFoundError:
         return
-    except (IsADirectoryError, PermissionError):
-        pass
     _empty(parent, name)
     os.rmdir(name, dir_fd=parent)
+
+
+def _is_unlinked(directory: int, name: str) -> bool:
+    """Unlink what is not a directory; False if it is one, of which some file systems say that it is not permitted."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except IsADirectoryError:
+        return False
+    except PermissionError:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+            raise  # nobody may change it (chattr +i)
+        return False
+    return True
 
 
 def _empty(parent: int, name: str) -> None:
@@ -568,13 +579,7 @@ def _move_up(directory: int, name: str, top: int, number: int) -> int:
 def _unlink_files(directory: int) -> list[str]:
     """Unlink what is not a directory at one level; return the directories left."""
     _make_usable(directory)
-    left = []
-    for name in entries(directory):
-        try:
-            os.unlink(name, dir_fd=directory)
-        except (IsADirectoryError, PermissionError):
-            left.append(name)
-    return left
+    return [name for name in entries(directory) if not _is_unlinked(directory, name)]
 
 
 def _make_usable(directory: int) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _PARTS = ("upper", "work", "merged")
 _NEW = ".new"  # ends the name of a directory that is not ready
 _BELOW = "below"
+_ACCESS_RULES = ("system.posix_acl_access", "system.posix_acl_default")  # what is made in a directory inherits them
 INIT = "init"  # which process was the first in the sandbox
 SETTLED = "settled"  # what checkpoints of its command have put into the project
 _REFS = "refs"  # what those of repositories said before its objects came
@@ -225,13 +226,17 @@ def resemble(upper: str, root: str) -> int:
         from fumehood.linux.copying import give_owner
 
         give_owner(upper, like)
-    for attribute in _own_attributes(root):
-        try:
+    rules = [each for each in os.listxattr(root) if each in _ACCESS_RULES]
+    try:
+        for attribute in (*_own_attributes(root), *rules):
             os.setxattr(upper, attribute, os.getxattr(root, attribute))
-        except OSError as error:
-            # A directory may be closed to us, and not every file system has attributes, or room for them.
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG):
-                raise
+        for attribute in os.listxattr(upper):
+            if attribute in _ACCESS_RULES and attribute not in rules:
+                os.removexattr(upper, attribute)  # from where the layer lies
+    except OSError as error:
+        # A directory may be closed to us, and not every file system has attributes, or room for them.
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG):
+            raise
     os.chmod(upper, like.st_mode & 0o7777)
     os.utime(upper, ns=(like.st_atime_ns, like.st_mtime_ns))
     return like.st_mode

@@ -321,8 +321,9 @@ def _undone(run: Run, places: set[tuple[int, str]], by: str) -> bool:
     """Mark what is undone; where that is all a run had applied, its state says so."""
     applied = _applied(run.changed)
     going = [change for change in applied if (change.root, change.path) in places]
+    staying = [change for change in applied if (change.root, change.path) not in places]
     # Git's objects may have stayed, for somebody else's sake.
-    is_all = all((each.root, each.path) in places or may_stay(f"{run.roots[each.root]}/{each.path}") for each in applied)
+    is_all = all(may_stay(f"{run.roots[change.root]}/{change.path}") for change in staying)
     if is_all and not any(change.reason.startswith(UNDONE_BY) for change in run.changed):
         run.state, run.reason = UNDONE, ""
         return False
