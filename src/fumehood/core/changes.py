@@ -47,6 +47,14 @@ PAIRS: dict[tuple[str, str], str | None] = {
 }
 
 
+SECOND = 1_000_000_000
+
+
+def is_later(changed_ns: int, began_ns: int) -> bool:
+    """Return True if something may have changed after a moment: some file systems have times of whole seconds."""
+    return changed_ns > began_ns or (changed_ns % SECOND == 0 and changed_ns + SECOND > began_ns)
+
+
 def classify(layer: str, live: str) -> str | None:
     """Name the change an entry of the layer makes to the project, or None if it makes none.
 

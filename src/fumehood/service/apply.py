@@ -20,7 +20,7 @@ from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
 from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
-from fumehood.service.layers import note_refs
+from fumehood.service.layers import let_second_pass, note_refs
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
@@ -90,7 +90,7 @@ def take_over(
         if is_torn:
             _take_back(between, done)
         else:
-            between.settle(steps, changes)
+            _settle(between, steps, changes, roots)
     except OSError as error:
         raise Unfinished(
             f"it is all applied, but not all backups are in their places: {error.strerror}: {_shown(error)}",
@@ -105,6 +105,16 @@ def take_over(
             changes, roots, uppers, run, staying=staying, or_nothing=or_nothing, journal=journal,
             on_conflict=on_conflict, even_open=even_open, swaps_ask=swaps_ask,
         )  # fmt: skip
+
+
+def _settle(between: Between, steps: Sequence[Step], changes: Sequence[c.Change], roots: Sequence[str]) -> None:
+    between.settle(steps, changes)
+    new = next((change for change in changes if change.verdict == c.APPLIED and change.after is not None), None)
+    if new is not None:
+        try:
+            let_second_pass(os.lstat(f"{roots[new.root]}/{new.path}"))
+        except OSError:
+            return  # somebody else has changed it, or it lies too deep
 
 
 def _wait_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str) -> bool:

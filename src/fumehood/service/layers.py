@@ -6,9 +6,10 @@ import errno
 import marshal
 import os
 import stat
+import time
 from binascii import crc32
 
-from fumehood.core.changes import BOOKKEEPING, Change, needs_layer
+from fumehood.core.changes import BOOKKEEPING, SECOND, Change, needs_layer
 from fumehood.errors import FumehoodError
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE
@@ -32,6 +33,7 @@ _PARTS = ("upper", "work", "merged")
 _NEW = ".new"  # ends the name of a directory that is not ready
 _BELOW = "below"
 _ACCESS_RULES = ("system.posix_acl_access", "system.posix_acl_default")  # what is made in a directory inherits them
+_CLOCK_S = 0.02  # the times of files lag behind the clock by less
 INIT = "init"  # which process was the first in the sandbox
 SETTLED = "settled"  # what checkpoints of its command have put into the project
 _REFS = "refs"  # what those of repositories said before its objects came
@@ -54,6 +56,8 @@ def make(
     parts = _PARTS[1:] if way in (FUSE, COPY) else _PARTS[1:2]
     layers = []
     try:
+        for root in roots:
+            let_second_pass(os.stat(root))
         for number, layer in enumerate(layers_of(places, run, roots, below, frozen)):
             os.mkdir(f"{places.run(run)}/{number}", 0o700)
             for part in parts:
@@ -70,6 +74,16 @@ def make(
         drop(places, run)
         raise _cannot_make(places, error) from error
     return tuple(layers)
+
+
+def let_second_pass(status: os.stat_result) -> None:
+    """Where files have times of whole seconds, wait for the next one.
+
+    A command begins with a second, and what it leaves in the project is there when one ends: else nothing would tell
+    what a person changes in the same second.
+    """
+    if status.st_ctime_ns % SECOND == 0:
+        time.sleep((SECOND - time.time_ns() % SECOND) / SECOND + _CLOCK_S)
 
 
 def layers_of(

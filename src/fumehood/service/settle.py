@@ -82,7 +82,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         change
         for change in run.changed
         if change.before is not None
-        and change.before.changed_ns > began
+        and c.is_later(change.before.changed_ns, began)
         and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
         and change.verdict in (c.APPLIED, c.HELD)
     ]
