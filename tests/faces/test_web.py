@@ -502,3 +502,26 @@ def test_a_command_that_prints_very_much_is_followed_with_gaps(page: WebPage, be
     assert len(news) < 1_000_000
     assert "MiB more …" in news
     assert "\ufffd" not in news.replace("\ufffd", "", 1)  # where it begins again, a letter may be cut
+
+
+@pytest.mark.parametrize("act", ["apply", "discard", "undo"])
+def test_the_buttons_for_what_is_chosen_do_nothing_where_nothing_is(
+    cli: Any, page: WebPage, project: Path, act: str
+) -> None:
+    cli("run", "--", "echo a > a; echo b > b; mkdir .vscode; echo '{}' > .vscode/tasks.json; echo x > .envrc")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    address = f"/runs/{run['run']}"
+    shown = page.get(address)
+    (button,) = re.findall(rf'<button[^>]*formaction="{address}/{act}"[^>]*>(?:Accept|Refuse|Undo) chosen', shown)
+    # As a browser without script sends it: the fields of the form and the button's own, with no box ticked.
+    own = dict(re.findall(r'\bname="(\w+)" value="(\w+)"', button))
+    fields = fields_of(shown, 'class="choice"')
+    refused = page.send(f"{address}/{act}", **fields, **own)
+    assert (refused.status, "nothing was chosen: nothing was done" in refused.text) == (409, True)
+    assert "nothing was chosen" in page.call("POST", f"/api{address}/{act}", {"paths": []})["error"]
+    assert ((project / "a").exists(), (project / ".envrc").exists()) == (True, False)
+    assert page.call("GET", "/api/waiting")["waiting"][0]["waiting"] == 3
+    path = "a" if act == "undo" else ".envrc"
+    assert page.send(f"{address}/{act}", path=path, **fields, **own).status == 303
+    assert ((project / "b").exists(), (project / ".vscode").exists()) == (True, False)
+    assert (project / path).exists() == (act == "apply")

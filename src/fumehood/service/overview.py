@@ -156,6 +156,7 @@ class Chosen(Value):
 
     act: str
     paths: tuple[str, ...] = ()
+    some: bool = False  # paths were to be chosen: none of them is nothing, not all
     force: bool = False
     expected: str = ""  # the digest of what was shown
     hunks: tuple[int, ...] = ()
@@ -167,6 +168,8 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
     """Do it; returns the run that did, or to which it was done."""
     project = store.projects.open(run.project, register=False)
     here, force = run.project, chosen.force
+    if chosen.some and not chosen.paths:
+        raise BadRequest("nothing was chosen: nothing was done", hint="choose at least one path, or all of the run")
     if chosen.act in ("stop", "checkpoint"):
         return (now.stop if chosen.act == "stop" else now.checkpoint)(store, run)
     if chosen.act in ("undo", "redo"):

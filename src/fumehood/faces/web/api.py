@@ -188,9 +188,9 @@ def _versions(house: House, request: Request, _body: dict[str, Any]) -> dict[str
 
 def _act(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
     chosen = overview.Chosen(
-        act=request.path_params["act"], paths=tuple(map(str, body.get("paths", ()))), force=body.get("force", False),
-        expected=body.get("digest", ""), seen=body.get("seen", ""), content=body.get("content", ""),
-        hunks=tuple(n for n in body.get("hunks", ()) if isinstance(n, int)),
+        act=request.path_params["act"], paths=tuple(map(str, body.get("paths", ()))), some="paths" in body,
+        force=body.get("force", False), expected=body.get("digest", ""), seen=body.get("seen", ""),
+        content=body.get("content", ""), hunks=tuple(n for n in body.get("hunks", ()) if isinstance(n, int)),
     )  # fmt: skip
     return overview.perform(house.store, house.run(request), chosen).as_dict()
 

@@ -185,9 +185,9 @@ def _act(house: House, request: Request, form: FormData) -> str:
     run = house.run(request)
     chosen = overview.Chosen(
         act=request.path_params["act"], paths=tuple(received(str(path)) for path in form.getlist("path")),
-        force=bool(form.get("force")), expected=str(form.get("digest", "")), seen=str(form.get("seen", "")),
+        some="chosen" in form, force=bool(form.get("force")), expected=str(form.get("digest", "")),
         hunks=tuple(int(str(number)) for number in form.getlist("hunk") if str(number).isdecimal()),
-        content=_text(form),
+        content=_text(form), seen=str(form.get("seen", "")),
     )  # fmt: skip
     done = overview.perform(house.store, run, chosen)
     back = str(form.get("back", ""))
