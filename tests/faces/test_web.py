@@ -525,3 +525,32 @@ def test_the_buttons_for_what_is_chosen_do_nothing_where_nothing_is(
     assert page.send(f"{address}/{act}", path=path, **fields, **own).status == 303
     assert ((project / "b").exists(), (project / ".vscode").exists()) == (True, False)
     assert (project / path).exists() == (act == "apply")
+
+
+def test_a_stale_page_undoes_and_redoes_nothing(cli: Any, page: WebPage, project: Path) -> None:
+    cli("run", "--", "echo a > a; echo x > .envrc")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    address = f"/runs/{run['run']}"
+    shown = page.get(address)
+    assert cli("apply", run["run"]).returncode == 0
+    for form in (f"{address}/undo", 'class="choice"'):
+        stale = page.send(f"{address}/undo", **fields_of(shown, form))
+        assert (stale.status, "has changed since it was shown: nothing was done" in stale.text) == (409, True)
+    for act in ("undo", "apply", "stop"):
+        assert "has changed since" in page.call("POST", f"/api{address}/{act}", {"seen": "999999"})["error"]
+    assert ((project / "a").exists(), (project / ".envrc").exists()) == (True, True)
+    seen = page.call("GET", f"/api{address}")["seen"]
+    undo = page.send(f"{address}/undo", **fields_of(page.get(address), f"{address}/undo"))
+    assert (undo.status, (project / "a").exists()) == (303, False)
+    assert "has changed since" in page.call("POST", f"/api{address}/redo", {"seen": seen})["error"]
+    # A redo takes the page of the undo, and what was taken back by its own name.
+    fields = fields_of(page.get(undo.where), f"{undo.where}/redo")
+    assert cli("redo").returncode == 0
+    assert page.send(f"{undo.where}/redo", **fields).status == 409
+    assert cli("undo", run["run"]).returncode == 0
+    seen = page.call("GET", f"/api{address}")["seen"]
+    assert page.call("POST", f"/api{address}/redo", {"seen": seen, "paths": ["a"]})["state"] == "applied"
+    assert ((project / "a").exists(), (project / ".envrc").exists()) == (True, False)
+    assert page.call("POST", f"/api{address}/redo", {})["state"] == "applied"
+    assert (project / ".envrc").exists()
+    assert "is not taken back" in page.call("POST", f"/api{address}/redo", {})["error"]

@@ -15,7 +15,7 @@ from fumehood.core.network import EVERY_HOST, FULL, NONE, decided
 from fumehood.core.policy import Policy
 from fumehood.core.report import Run
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, UndoRefused
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, UndoRefused
 from fumehood.linux.libc import read
 from fumehood.linux.nofollow import is_whiteout
 from fumehood.linux.process import is_first_inside, number_in
@@ -170,10 +170,11 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
     here, force = run.project, chosen.force
     if chosen.some and not chosen.paths:
         raise BadRequest("nothing was chosen: nothing was done", hint="choose at least one path, or all of the run")
+    _refuse_another(store, run, chosen)
     if chosen.act in ("stop", "checkpoint"):
         return (now.stop if chosen.act == "stop" else now.checkpoint)(store, run)
     if chosen.act in ("undo", "redo"):
-        return undo(store, project, run, chosen.paths, here=here, force=force)
+        return _taken_back(store, project, run, chosen)
     expected = _expected(store, run, chosen)
     if chosen.act == "apply":
         return decide.apply_held(store, project, run, chosen.paths, here=here, force=force, expected=expected)
@@ -196,8 +197,19 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
     )
 
 
+def _taken_back(store: Store, project: Project, run: Run, chosen: Chosen) -> Run:
+    """Take a run back, or bring back what was taken back of it; a redo names the run itself, or its undo."""
+    if chosen.seen:
+        with store.alone(project.id):  # whoever is at it just now has ended then, and may have changed it
+            _refuse_another(store, run, chosen)
+    here = run.project
+    if chosen.act == "redo" and run.act != "undo":
+        run = to_redo(store, run.run, paths=chosen.paths, here=here)
+    return undo(store, project, run, chosen.paths, here=here, force=chosen.force)
+
+
 def shown_at(store: Store, run: Run) -> str:
-    """Name the state of a run that is shown: what it holds is the same until something more is recorded of it.
+    """Name the state of a run that is shown: it is the same until something more is recorded of it.
 
     It is read before what is shown: what is recorded between the two is refused then. To make a digest of all that a
     run holds takes seconds where that is much.
@@ -210,15 +222,21 @@ def _expected(store: Store, run: Run, chosen: Chosen) -> str:
     """Return the digest of what the paths mean, if all that the run holds is still what was shown."""
     if not chosen.seen or chosen.act not in ("apply", "discard"):
         return chosen.expected
-    _refuse_another(store, run, chosen.seen)
     digest = decide.shown_digest(run, chosen.paths, here=run.project, forth=chosen.act == "apply")
-    _refuse_another(store, run, chosen.seen)  # what it holds was read only now
+    _refuse_another(store, run, chosen)  # what it holds was read only now
     return digest
 
 
-def _refuse_another(store: Store, run: Run, seen: str) -> None:
-    if shown_at(store, run) != seen:
+def _refuse_another(store: Store, run: Run, chosen: Chosen) -> None:
+    """Refuse an act on a run to which something happened since it was shown, where it is said what was."""
+    if not chosen.seen or shown_at(store, run) == chosen.seen:
+        return
+    if chosen.act in ("apply", "discard"):
         raise decide.changed_since_shown(run)
+    raise ChangedMeanwhile(
+        f"run {run.name} has changed since it was shown: nothing was done",
+        hint=f"fumehood show {run.name}, then decide again",
+    )
 
 
 # ---- Several runs at once: those of a session, or a command with what checkpoints of it settled. All, or none.

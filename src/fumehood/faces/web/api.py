@@ -120,6 +120,12 @@ def _runs(house: House, request: Request, _body: dict[str, Any]) -> dict[str, An
     return {"runs": [_summary(run) for run in house.store.history.runs(among=names)], "before": before or None}
 
 
+def _run(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    run = house.run(request)
+    seen = overview.shown_at(house.store, run)  # before what became of it is read
+    return {**house.store.history.find(run.run).as_dict(), "seen": seen}
+
+
 def _changes(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     run = house.run(request)
     is_held = request.query_params.get("verdict") == "held"
@@ -225,8 +231,7 @@ def _configure(house: House, request: Request, body: dict[str, Any]) -> dict[str
 CALLS = (
     Call(path="/api/runs", about="Runs, the latest first; `before` goes on", answer=_runs,
          query=(*views.SEARCHED, "project", "limit", "before")),
-    Call(path="/api/runs/{run}", about="A run, as `fumehood show --json` tells it",
-         answer=lambda house, request, _body: house.run(request).as_dict()),
+    Call(path="/api/runs/{run}", about="A run, as `fumehood show --json` tells it, and `seen`", answer=_run),
     Call(path="/api/runs/{run}/changes", answer=_changes, query=("verdict", "limit", "after"),
          about="What a run changed, some at a time; `verdict=held`: what waits"),
     Call(path="/api/runs/{run}/diff", about="What a run changed, line by line", answer=_diff, query=("path",)),

@@ -231,9 +231,10 @@ def graph(runs: Sequence[Run]) -> list[list[GraphCell]]:
 
 def run(house: House, request: Request) -> View:
     """All of one run."""
-    chosen = house.run(request)
     store = house.store
+    chosen = house.run(request)
     seen = shown_at(store, chosen)
+    chosen = store.history.find(chosen.run)  # as it is by then
     changes, rest = page_of_changes(store.database, chosen.run, most=_CHANGES)
     is_held = chosen.state == "held" and chosen.draft is None  # a draft is taken over as a whole
     held = count_waiting(store.database, chosen.run) if is_held else 0
