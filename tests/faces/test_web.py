@@ -554,3 +554,19 @@ def test_a_stale_page_undoes_and_redoes_nothing(cli: Any, page: WebPage, project
     assert page.call("POST", f"/api{address}/redo", {})["state"] == "applied"
     assert (project / ".envrc").exists()
     assert "is not taken back" in page.call("POST", f"/api{address}/redo", {})["error"]
+
+
+@pytest.mark.parametrize("left", [b"", b"\n", b"short", b"\0" * 43, b"\xff" * 43])
+def test_what_is_less_than_a_token_opens_nothing_and_is_made_anew(home: Path, left: bytes) -> None:
+    file = home / ".local/state/fumehood/api-token"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(left)
+    with WebPage() as page:
+        assert page.ask("GET", "/api/runs").status == 401
+        for header in ("", "Bearer", "Bearer ", f"Bearer {left.decode('latin-1').strip(chr(0))}".strip()):
+            assert page.ask("GET", "/api/runs", Authorization=header).status == 401
+        assert page.call("GET", "/api/runs") == {"runs": [], "before": None}
+        token = file.read_bytes()
+        assert (len(token), file.stat().st_mode & 0o077) == (43, 0)
+    with WebPage():
+        assert file.read_bytes() == token  # and stays

@@ -99,11 +99,16 @@ def _api_token(places: Places) -> str:
     """Return the token of the interface for programs, made once; whoever can read the file is the person."""
     path = f"{places.state}/api-token"
     try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
+        with open(path, encoding="ascii", errors="replace") as file:
+            token = file.read().strip()
     except FileNotFoundError:
-        replace(path, secrets.token_urlsafe(32).encode(), by_many=True)
-        return _api_token(places)
+        token = ""
+    new = secrets.token_urlsafe(32)
+    if len(token) >= len(new) and token.isascii() and token.isprintable():
+        return token
+    # There is none, or less than one, as a full disk or a crash leaves it.
+    replace(path, new.encode(), by_many=True)
+    return _api_token(places)  # another page may have made one at the same time
 
 
 def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gate:
@@ -322,7 +327,7 @@ class Gate:
         return PlainTextResponse(_STRANGE if self._house.token else _USED, 403)
 
     def _welcome(self, token: str) -> PlainTextResponse | HTMLResponse:
-        if not self._house.token or not _same(token, self._house.token):
+        if not _same(token, self._house.token):
             return self._unknown()
         self._house.token = ""
         # Not by a redirect: a browser that came from a link on another site would not send a strict cookie along.
@@ -338,5 +343,6 @@ class Gate:
         return cookie.value if cookie is not None else ""
 
 
-def _same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
+def _same(shown: str, secret: str) -> bool:
+    """Compare what somebody shows with a secret; an empty one is not there yet, or no more, and nothing opens it."""
+    return bool(secret) and hmac.compare_digest(shown.encode(), secret.encode())
