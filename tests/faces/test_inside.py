@@ -342,3 +342,25 @@ def test_a_question_ends_with_the_command_that_asked_it(home: Path, project: Pat
         is_over.set()
         assert run.exit_code == 130
         assert session.run("true").hosts == ()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "diff last $(seq 1 300)", "diff last $(seq 1 63)", "ask h --reason $(printf %05000d 1)",
+        "diff last $(printf 'ä%.0s' $(seq 3000))",  # fewer letters than bytes
+    ],
+)
+def test_a_request_that_is_too_long_is_refused_at_once(agent: Any, words: str) -> None:
+    done = agent(f"fumehood {words}; echo rc=$?; fumehood --help | head -n 1", "--timeout", "60")
+    assert done.stdout == "rc=125\nusage: fumehood COMMAND [--json]\n"
+    assert "too much to ask for at once" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "line", ["$$\\037/$(printf %010000d 1)", "$$\\037/$(printf '\\037%d' $(seq 100))", "$$", "$$\\037"]
+)
+def test_whoever_writes_a_request_by_itself_is_answered_by_the_number_at_its_head(agent: Any, line: str) -> None:
+    reads = 'read -r id code < /dev/fumehood/answer; [ "$id" = $$ ] && echo $code'
+    done = agent(f'printf "{line}\\n" > /dev/fumehood/ask; {reads}', "--timeout", "60")
+    assert done.stdout in ("125\n", "0\n"), done.stderr

@@ -21,8 +21,10 @@ WRITE = "write"
 BEGAN, ENDED = "command-began", "command-ended"  # what the shells of an agent say, where each command is a run
 LONGEST = 4096  # bytes of a request: what a pipe takes in one piece
 APART = "\x1f"  # between the words of a request
-_MOST_WORDS = 64
+MOST_WORDS = 62  # of a request, less who asks and where
+TOO_MUCH = "that is too much to ask for at once"
 _LONGEST_REASON = 300
+_LONGEST_NUMBER = 20
 _IN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@-~#")
 
 HELP = """usage: fumehood COMMAND [--json]
@@ -67,10 +69,18 @@ class Widening(Value):
     reason: str = ""
 
 
+def asker(line: bytes) -> str:
+    """Return who waits for the answer to a request, whatever else is wrong with it; nobody has the number 0."""
+    head = line.partition(APART.encode())[0]
+    return head.decode() if head.isdigit() and len(head) < _LONGEST_NUMBER else "0"
+
+
 def parsed(line: bytes) -> tuple[str, str, list[str]]:
     """Split a request as it came through the pipe: who waits for the answer, the directory, the words."""
     words = os.fsdecode(line).split(APART)
-    if len(line) > LONGEST or not 2 <= len(words) <= _MOST_WORDS or not (words[0].isascii() and words[0].isdigit()):
+    if len(line) > LONGEST or len(words) > 2 + MOST_WORDS:
+        raise BadRequest(TOO_MUCH, hint=f"{MOST_WORDS} words and {LONGEST} bytes at most")
+    if len(words) < 2 or asker(line) != words[0]:
         raise BadRequest("the request can't be read", hint="fumehood --help")
     if "\0" in "".join(words):
         raise BadRequest("a word has a NUL in it", hint="fumehood --help")

@@ -11,7 +11,21 @@ import os
 import select
 import time
 
-from fumehood.core.inside import ASK, BEGAN, ENDED, HELP, LONGEST, Widening, checked, is_of_a_shell, parsed, widenings
+from fumehood.core.inside import (
+    ASK,
+    BEGAN,
+    ENDED,
+    HELP,
+    LONGEST,
+    MOST_WORDS,
+    TOO_MUCH,
+    Widening,
+    asker,
+    checked,
+    is_of_a_shell,
+    parsed,
+    widenings,
+)
 from fumehood.core.request import BIN, TOLD
 from fumehood.errors import Refused, plain_error
 from fumehood.linux.process import interpreter
@@ -38,9 +52,13 @@ d={TOLD} s=$(printf '\\037') line=$$$(printf '\\037')$(pwd)
 for word; do line=$line$s$word; done
 case $line in *'
 '*) echo 'ERROR: a word has several lines' >&2; exit 125 ;; esac
-if [ -e $d/{CLOSED} ]; then echo 'ERROR: this command has asked too often' >&2; exit 125; fi
+if [ $# -gt {MOST_WORDS} ] || [ ${{#line}} -gt {LONGEST} ]; then
+    echo 'ERROR: {TOO_MUCH}
+hint: {MOST_WORDS} words and {LONGEST} bytes at most' >&2; exit 125
+fi
 exec 9<>$d/{REQUESTS} || exit 125
 flock 9 2>/dev/null
+if [ -e $d/{CLOSED} ]; then echo 'ERROR: this command has asked too often' >&2; exit 125; fi
 printf '%s\\n' "$line" >&9
 id=
 while [ "$id" != $$ ]; do
@@ -99,8 +117,7 @@ class Door:
                 return
         line, is_whole, rest = self._waiting.partition(b"\n")
         if not is_whole:
-            if len(line) > LONGEST:
-                self._waiting = b""  # nothing of ours; its end is another request that can't be read
+            self._waiting = line[: LONGEST + 1]  # of one that is too long, the head says who waits for the answer
             return
         self._waiting = rest
         reply = b""
@@ -143,9 +160,9 @@ class Door:
             os.eventfd_write(self._done, 1)
 
     def _reply(self, line: bytes) -> bytes:
-        number, code, text = "0", 0, b""
+        number, code, text = asker(line), 0, b""
         try:
-            number, cwd, words = parsed(line)
+            _, cwd, words = parsed(line)
             code, text = self._done_for(words, lambda path: self.outside(os.path.normpath(os.path.join(cwd, path))))
         except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever went wrong
             plain = plain_error(error)
