@@ -622,3 +622,24 @@ def test_a_hook_loads_nothing_slow_but_json(home: Path) -> None:
     imported = set(re.findall(r"^import time:.*\| +(\S+)$", done.stderr, flags=re.MULTILINE))
     assert "fumehood.faces.cli.hook" in imported
     assert not {"sqlite3", "ctypes", "argparse", "subprocess", "pathlib", "fumehood.service.store"} & imported
+
+
+@pytest.mark.parametrize("told", [call("id"), call({"not": "a line"}), {"hook_event_name": 3}])
+@pytest.mark.parametrize("end", [">&-", "2>&- >&-", "> /dev/null", "> /dev/full", "", "2>&1"])
+def test_an_answer_that_reaches_nobody_forbids_the_command(home: Path, project: Path, told: Any, end: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # whatever is not sent elsewhere breaks the pipe
+    line = ["sh", "-c", f'"$@" {end}', "sh", *command_line(), "hook", "--client", "claude"]
+    done = subprocess.run(
+        line, input=json.dumps(told), text=True, stdout=writing, stderr=subprocess.PIPE, cwd=project, check=False
+    )
+    os.close(writing)
+    assert done.returncode == 2
+    assert "2>" in end or done.stderr.startswith("ERROR: ")
+
+
+def test_an_answer_that_says_nothing_may_get_lost(home: Path, project: Path) -> None:
+    told = {**call("id"), "hook_event_name": "PostToolUse"}
+    line = ["sh", "-c", '"$@" >&-', "sh", *command_line(), "hook", "--client", "claude"]
+    done = subprocess.run(line, input=json.dumps(told), text=True, cwd=project, check=False)
+    assert done.returncode == 0

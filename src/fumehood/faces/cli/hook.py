@@ -30,6 +30,8 @@ _FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
 _VALUES = frozenset({"--project", "--draft", "--allow-host", "--root", "--timeout"})
 _ASKED = frozenset({"--client", "--session", "--allow-tool"})
 _BLOCK = 2
+_SAYS_NOTHING = ("", "{}\n")
+_NULL = os.makedev(1, 3)
 _LONGEST = 120 * 1024  # what one argument may be, less what the client puts around it
 _IN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@-")
 _STATUS = "fumehood_status"
@@ -58,14 +60,43 @@ def main(arguments: Sequence[str]) -> int:
         return 0  # its client runs whole in the hood, and so does all that it does
     try:
         answer = answered(sys.stdin.buffer.read(), parse(arguments))
+        _deliver(answer)
     except FumehoodError as error:
-        tell_error(error)
-        return _BLOCK
+        return _blocked(error)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - what nobody foresaw must not let the command through
-        tell_error(FumehoodError(f"the hook failed: {type(error).__name__}: {error}", hint="the command was not run"))
-        return _BLOCK
-    sys.stdout.write(answer)
+        what = f"the hook failed: {type(error).__name__}: {error}"
+        return _blocked(FumehoodError(what, hint="the command was not run"))
     return 0
+
+
+def _deliver(answer: str) -> None:
+    """Write the answer; raises FumehoodError where nobody gets it, for without it the command runs as it was."""
+    try:
+        sys.stdout.write(answer)
+        sys.stdout.flush()
+    except OSError as error:
+        # What could not be written would be tried once more at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise FumehoodError(f"the answer can't be written: {error.strerror}", hint="the command was not run") from error
+    if answer not in _SAYS_NOTHING and _is_nowhere():
+        raise FumehoodError("nobody reads the answer", hint="the command was not run; standard output must be open")
+
+
+def _is_nowhere() -> bool:
+    """Return True if what is written is lost: standard output is the null device, as it also is if it was closed."""
+    try:
+        return os.fstat(sys.stdout.fileno()).st_rdev == _NULL
+    except OSError:
+        return False  # it is no file
+
+
+def _blocked(error: FumehoodError) -> int:
+    try:
+        tell_error(error)
+        sys.stderr.flush()
+    except OSError:
+        pass  # the exit code says it
+    return _BLOCK
 
 
 def parse(arguments: Sequence[str]) -> HookOptions:
@@ -128,7 +159,7 @@ def answered(data: bytes, options: HookOptions) -> str:
     except BadRequest as error:
         answer = client.refused(DENY, f"{error.message}. {error.hint}")
     if not answer:
-        return "" if answer is None else "{}\n"
+        return _SAYS_NOTHING[answer is not None]
     import json
 
     return json.dumps(answer) + "\n"

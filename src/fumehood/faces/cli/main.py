@@ -85,12 +85,12 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lam
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
-        return 0
+        return _code_of(words, 0)
     except KeyboardInterrupt:
         sys.stderr.write("\nERROR: interrupted\n")
         if words and words[0] in _ACTS:
             sys.stderr.write("hint: all of it was done, or nothing; fumehood log shows which\n")
-        return 130
+        return _code_of(words, 130)
     except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is one line and our own exit code
         if os.environ.get("FUMEHOOD_DEBUG"):
             import traceback
@@ -110,7 +110,12 @@ def _tell_failure(error: FumehoodError, words: list[str]) -> int:
             break
         except OSError:
             continue  # there is no place to say it so
-    return error.exit_code
+    return _code_of(words, error.exit_code)
+
+
+def _code_of(words: list[str], code: int) -> int:
+    """Return the exit code of what did not end well: of the hook, clients take any but 2 for a yes."""
+    return 2 if words[:1] == ["hook"] else code
 
 
 def _print_object(error: FumehoodError) -> None:
