@@ -863,3 +863,22 @@ def test_a_template_of_the_configuration_is_a_tool_with_quoted_words(home: Path,
                 assert text(refused).startswith("ERROR: ")
 
     asked(test)
+
+
+def test_a_checkpoint_is_of_the_run_that_is_named_and_no_other(home: Path, project: Path) -> None:
+    async def test() -> None:
+        async with Client(stdio("--project", str(project))) as client:
+            ended = (await client.call_tool("run_command", {"command": "echo a > a"})).structured_content["run"]
+            await client.call_tool("start_command", {"command": f"echo b > b; echo begun; sleep {LONG}"})
+            await client.call_tool("poll_command", {"job": "job-1", "wait": 30})
+            running = (await client.call_tool("running", {})).structured_content["commands"]
+            (run,) = (each["run"] for each in running)
+            for name, why in (("", "there is no run"), ("0", "several runs"), (ended, "runs now"), ("1", "runs now")):
+                refused = await client.call_tool("checkpoint", {"run": name})
+                assert refused.is_error, name
+                assert why in text(refused)
+            for named in (2, run[:-1].lower()):
+                made = await client.call_tool("checkpoint", {"run": named})
+                assert made.structured_content["command"].startswith("checkpoint of "), text(made)
+
+    asked(test)

@@ -434,8 +434,10 @@ async def checkpoint(where: Where, run: RunningName = "last") -> Annotated[CallT
 
 
 def _running(where: Place, name: str) -> "tuple[Sandbox, Run]":
-    for sandbox, run in where.running():
-        if name == LAST or run.run.startswith(name.upper()):
+    runs = where.running()
+    wanted = None if name == LAST else where.holding(name).find(name).run  # as every other tool finds it
+    for sandbox, run in runs:
+        if wanted in (None, run.run):
             return sandbox, run
     raise BadRequest(f"no run {short(name)} runs now", hint="running lists those that do")
 
