@@ -185,3 +185,21 @@ def test_a_closed_standard_input_is_said_in_words(home: Path, project: Path) -> 
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=project)
     assert done.returncode == 125
     assert "ERROR: standard input is closed" in done.stderr
+
+
+def test_any_number_of_calls_that_wait_hold_up_no_other(greeted: Server) -> None:
+    command = f"echo begun; sleep {LONG}"
+    greeted.to.write(line(1, "tools/call", name="start_command", arguments={"command": command}))
+    job = greeted.answer()["result"]["structuredContent"]["job"]
+    offset = 0
+    while not offset:
+        greeted.to.write(line(2, "tools/call", name="poll_command", arguments={"job": job, "wait": 30}))
+        offset = greeted.answer()["result"]["structuredContent"]["next_offset"]
+    waiting = {"job": job, "offset": offset, "wait": 30}
+    for number in range(100, 200):
+        greeted.to.write(line(number, "tools/call", name="poll_command", arguments=waiting))
+    for number, call in ((3, line(3, "ping")), (4, running(4, "echo through")), (5, line(5, "ping"))):
+        greeted.to.write(call)
+        assert greeted.answer()["id"] == number  # before any of those that wait
+    greeted.to.write(line(6, "tools/call", name="stop_command", arguments={"job": job}))
+    assert sorted(greeted.answer()["id"] for _ in range(101)) == [6, *range(100, 200)]

@@ -9,6 +9,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
@@ -203,10 +204,12 @@ class Job:
         self.error: FumehoodError | None = None
         self._work = work
         self._stopped = threading.Event()
-        self._changed = threading.Condition()
+        self._changed = threading.Lock()
+        self._waiting: list[Callable[[], None]] = []  # each is called when there is something new
         self._pieces: list[str] = []
         self._dropped = 0
         self._size = 0
+        self._has_ended = False
         self._thread = threading.Thread(target=self._go, name=f"fumehood-{name}", daemon=True)
         self._thread.start()
 
@@ -217,7 +220,8 @@ class Job:
             self.error = plain_error(error)
         finally:
             with self._changed:
-                self._changed.notify_all()
+                self._has_ended = True
+                self._wake()
 
     def _take(self, _stream: str, text: str) -> None:
         with self._changed:
@@ -225,12 +229,16 @@ class Job:
             self._size += len(text)
             while self._size - self._dropped > _MOST_OUTPUT and len(self._pieces) > 1:
                 self._dropped += len(self._pieces.pop(0))
-            self._changed.notify_all()
+            self._wake()
+
+    def _wake(self) -> None:
+        for wake in self._waiting:
+            wake()
 
     @property
     def is_running(self) -> bool:
         """True until it has ended."""
-        return self.run is None and self.error is None and self._thread.is_alive()
+        return not self._has_ended
 
     def output(self, offset: int) -> tuple[int, str]:
         """Return what was printed from an offset on, and where that begins: the oldest may be gone."""
@@ -238,10 +246,23 @@ class Job:
             begin = min(max(offset, self._dropped), self._size)
             return begin, "".join(self._pieces)[begin - self._dropped :]
 
-    def wait(self, offset: int, seconds: float) -> None:
-        """Wait until there is something new, or it has ended."""
+    async def wait(self, offset: int, seconds: float) -> None:
+        """Wait until there is something new, or it has ended; in no thread, for those are few and serve all calls."""
+        loop, is_new = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            if self._size > offset or self._has_ended:
+                loop.call_soon_threadsafe(is_new.set)
+
         with self._changed:
-            self._changed.wait_for(lambda: self._size > offset or not self.is_running, seconds)
+            self._waiting.append(wake)
+            wake()
+        try:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(is_new.wait(), seconds)
+        finally:
+            with self._changed:
+                self._waiting.remove(wake)
 
     def stop(self) -> None:
         """End the command; what it wrote is held."""

@@ -13,8 +13,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
+import anyio
 import anyio.to_thread
 from mcp.server.mcpserver import Context, Resolve
 from mcp.types import CallToolResult, TextContent
@@ -44,6 +45,8 @@ from fumehood.store.history import LAST
 if TYPE_CHECKING:
     from fumehood import Run, Sandbox
     from fumehood.service.ask import Ask
+
+Done = TypeVar("Done")
 
 _MOST_TEXT = 100_000
 _MOST_WAIT_S = 30.0
@@ -385,7 +388,7 @@ async def start_command(
         return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, background=True, **more)
 
     job = where.clients.jobs.start(where.client, work)
-    await anyio.to_thread.run_sync(job.wait, 0, _FIRST_LOOK_S)
+    await job.wait(0, _FIRST_LOOK_S)
     return _job_status(job, 0)
 
 
@@ -399,7 +402,7 @@ async def poll_command(
     """Return what a started command printed since an offset, and its report once it has ended."""
     started = where.job(job)
     if wait:
-        await anyio.to_thread.run_sync(started.wait, offset, wait)
+        await started.wait(offset, wait)
     return _job_status(started, offset)
 
 
@@ -523,7 +526,12 @@ async def apply(
     """Apply what a run had to hold; the user is asked."""
     sandbox = where.holding(run if question is None else question.run)
     asked_about = question or _question_to_apply(sandbox, run)
-    return _reported(await anyio.to_thread.run_sync(_applied_as_shown, sandbox, asked_about, asks))
+    return _reported(await _in_own_thread(lambda: _applied_as_shown(sandbox, asked_about, asks)))
+
+
+async def _in_own_thread(act: "Callable[[], Done]") -> "Done":
+    """Do what waits for a person beside the few threads that all calls share, and by which messages are read."""
+    return await anyio.to_thread.run_sync(act, limiter=anyio.CapacityLimiter(1))
 
 
 def _applied_as_shown(sandbox: "Sandbox", question: "Question", asks: "list[Ask]") -> "Run":
@@ -555,7 +563,7 @@ async def request_access(
 ) -> Annotated[CallToolResult, AccessSaid]:  # fmt: skip
     """Ask the user to let later commands reach a host, read a path or write a directory: one of these."""
     sandbox = where.sandbox()
-    said = await anyio.to_thread.run_sync(
+    said = await _in_own_thread(
         lambda: sandbox.request_access(host=host, show=show, write=write, reason=reason, ask=asks)
     )
     return _returned(set_apart("", said, MARK), said=said)
