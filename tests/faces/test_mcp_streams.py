@@ -203,3 +203,17 @@ def test_any_number_of_calls_that_wait_hold_up_no_other(greeted: Server) -> None
         assert greeted.answer()["id"] == number  # before any of those that wait
     greeted.to.write(line(6, "tools/call", name="stop_command", arguments={"job": job}))
     assert sorted(greeted.answer()["id"] for _ in range(101)) == [6, *range(100, 200)]
+
+
+@pytest.mark.parametrize("number", [7, "seven", "é"])
+def test_what_can_not_be_read_is_refused_by_its_number(greeted: Server, project: Path, number: Any) -> None:
+    half = running(number, "echo \ud83d > f")
+    for message in (half, half.replace(b'"tools/call"', b"3"), half.replace(b'"params"', b'"params": [], "x"')):
+        greeted.to.write(message)
+        answer = greeted.answer()
+        assert (answer["id"], answer["error"]["code"]) == (number, -32602)
+    # What is itself an answer, or names nobody, gets none.
+    for message in ({"id": 8, "result": "\ud83d"}, {"id": None, "method": "\ud83d"}, {"id": "\ud83d", "method": "x"}):
+        greeted.to.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+    greeted.to.write(running(9, "cat; ls"))
+    assert greeted.answer()["result"]["structuredContent"]["output"] == ""

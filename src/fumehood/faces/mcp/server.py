@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import hmac
+import io
 import os
 import secrets
 import sys
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.tools import Tool
-from mcp.types import ToolAnnotations
+from mcp.types import ToolAnnotations, jsonrpc_message_adapter
 from pydantic import Field, ValidationError
 
 from fumehood import __version__
@@ -208,10 +209,68 @@ def _serve_streams(server: MCPServer[Any]) -> None:
     standard_input: object = sys.stdin
     if standard_input is None:  # as Python has it where it is closed
         raise Unavailable("standard input is closed", hint="an MCP client writes to it")
+    # What is not at descriptor 0 the SDK reads as it is, so it is for us to keep that from whoever would inherit it.
+    messages = Messages(os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(messages), encoding="utf-8", errors="replace")
     try:
         server.run()
     except* (BrokenPipeError, ConnectionResetError):
         pass  # the client has gone, and reads no more answers
+
+
+class Messages(io.RawIOBase):
+    """What a client writes, line by line: one that the SDK can't read but that waits for an answer is made to get one.
+
+    The SDK passes over what it can't read, half of a surrogate pair for instance, and the client would wait for ever.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        # Left open: somebody may wait there to the very end.
+        self._lines = os.fdopen(descriptor, "rb", closefd=False)
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        """It is there to be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some of a line; nothing at the end."""
+        if not self._left:
+            self._left = memoryview(_answerable(self._lines.readline()))
+        piece = self._left[: len(buffer)]
+        buffer[: len(piece)] = piece
+        self._left = self._left[len(piece) :]
+        return len(piece)
+
+
+def _answerable(line: bytes) -> bytes:
+    """Return a message as it is, or, where it can't be read but says who waits, a call that is refused as one."""
+    text = line.decode(errors="replace")
+    try:
+        jsonrpc_message_adapter.validate_json(text, by_name=False)
+    except ValidationError:
+        number = _who_waits(text)
+        if number is not None:
+            return b'{"jsonrpc": "2.0", "id": %b, "method": "tools/call", "params": {"name": null}}\n' % number
+    return line
+
+
+def _who_waits(text: str) -> bytes | None:
+    """Return the id of a request in JSON, by a reader that is less strict than the SDK's; None where there is none."""
+    import json
+
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(message, dict) or "result" in message or "error" in message:
+        return None
+    number = message.get("id")
+    is_one = isinstance(number, (str, int)) and not isinstance(number, bool)
+    return json.dumps(number).encode() if is_one else None
 
 
 def _serve_http(server: MCPServer[Any], port: int) -> None:
