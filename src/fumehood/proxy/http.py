@@ -26,8 +26,12 @@ _OWN = frozenset(
     {
         b"connection", b"proxy-connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te",
         b"trailer", b"transfer-encoding", b"upgrade", b"expect", b"content-length",
+        b"max-forwards",  # by which a client asks the proxy after us instead of the host
     }
 )  # fmt: skip
+# What is answered with the request itself, which may have a login of the person's in it by then. Some proxies read
+# methods in any case.
+_ECHOED = (b"TRACE", b"TRACK")
 
 
 class BadMessage(Exception):
@@ -96,12 +100,17 @@ class ProxyConnection:
                 raise Tunnel(host, port)
             host, port, path = _target(request.target)
         except (BadMessage, h11.RemoteProtocolError) as error:
-            entry = self._audit.begin(HTTP)
-            entry.reason = f"no request that can be read: {error}"
-            self._audit.end(entry)
-            self._client.part_with(answer(400, f"fumehood: {entry.reason}"))
-            return False
+            return self._refuse(400, f"no request that can be read: {error}")
+        if request.method.upper() in _ECHOED:
+            return self._refuse(405, "TRACE shows what a proxy was sent, and is not passed on", host, port)
         return self._pass_on(server, request, host, port, path)
+
+    def _refuse(self, status: int, reason: str, host: str = "", port: int = 0) -> bool:
+        entry = self._audit.begin(HTTP, host, port)
+        entry.reason = reason
+        self._audit.end(entry)
+        self._client.part_with(answer(status, f"fumehood: {reason}"))
+        return False
 
     def _request(self, server: h11.Connection, patience: float) -> h11.Request | None:
         deadline = time.monotonic() + patience
@@ -233,10 +242,17 @@ class _Exchange:
         while not isinstance(response := self._next(), h11.Response):
             if not isinstance(response, h11.InformationalResponse):
                 raise Gone("it closed the connection")
-        length = _value(response, b"content-length")
         has_body = not (
             self._request.method == b"HEAD" or response.status_code in (204, 304) or response.status_code < 200
         )
+        upstream = self._there.upstream
+        if has_body and upstream is not None and upstream.authorization and response.status_code >= 400:
+            self._withhold(response)
+        else:
+            self._bring(response, has_body=has_body)
+
+    def _bring(self, response: h11.Response, *, has_body: bool) -> None:
+        length = _value(response, b"content-length")
         chunked = _value(response, b"transfer-encoding") is not None
         self.host_keeps = (
             self.host_keeps and response.http_version == b"1.1"
@@ -248,15 +264,7 @@ class _Exchange:
             headers.append((b"Content-Length", length))
         elif chunked or has_body:
             headers.append((b"Transfer-Encoding", b"chunked"))
-        if not self.keeps:
-            headers.append((b"Connection", b"close"))
-        # A fresh one, whose request has come in whole: what was moved past the other is not known to it.
-        self._server = h11.Connection(h11.SERVER)
-        method = b"HEAD" if self._request.method == b"HEAD" else b"GET"
-        self._server.receive_data(method + b" / HTTP/" + self._request.http_version + b"\r\nHost: x\r\n\r\n")
-        self._server.next_event()
-        self.has_answered = True
-        self._to_client(h11.Response(status_code=response.status_code, reason=response.reason, headers=headers))
+        self._begin_answer(response.status_code, response.reason, headers)
         if has_body and length is not None and not chunked:
             self._there.wire.put_back(self._asking.trailing_data[0])
             self._there.wire.move(self._client, int(length), ANSWER_S, self._there.received)
@@ -266,6 +274,36 @@ class _Exchange:
             if not isinstance(event, h11.EndOfMessage):
                 raise Gone("the answer ended early")
             self._to_client(h11.EndOfMessage())
+
+    def _withhold(self, response: h11.Response) -> None:
+        """Leave out the text of an error that may be another proxy's own, and show our login to it.
+
+        All of it: whoever had only the login masked could guess at it by what is masked.
+        """
+        text = (
+            f"fumehood: {shown(*self._there.name)} was asked by way of the person's own proxy. The answer was"
+            f" {response.status_code}; its text is left out, because it may hold the login to that proxy.\n"
+        ).encode()
+        self.host_keeps = False  # the rest of it is still to come
+        headers = [(name, value) for name, value in _kept(response) if not name.lower().startswith(b"content-")]
+        headers.append((b"Content-Length", b"%d" % len(text)))
+        if response.status_code == 407:  # not for the client, who has no login
+            self._begin_answer(502, b"Bad Gateway", headers)
+        else:
+            self._begin_answer(response.status_code, response.reason, headers)
+        self._to_client(h11.Data(data=text))
+        self._to_client(h11.EndOfMessage())
+
+    def _begin_answer(self, status: int, reason: bytes, headers: Headers) -> None:
+        if not self.keeps:
+            headers.append((b"Connection", b"close"))
+        # A fresh one, whose request has come in whole: what was moved past the other is not known to it.
+        self._server = h11.Connection(h11.SERVER)
+        method = b"HEAD" if self._request.method == b"HEAD" else b"GET"
+        self._server.receive_data(method + b" / HTTP/" + self._request.http_version + b"\r\nHost: x\r\n\r\n")
+        self._server.next_event()
+        self.has_answered = True
+        self._to_client(h11.Response(status_code=status, reason=reason, headers=headers))
 
     def _next(self) -> object:
         while True:
@@ -319,7 +357,7 @@ def _target(target: bytes) -> tuple[str, int, str]:
 
 def answer(status: int, text: str) -> bytes:
     """Return an answer of our own, after which the connection is closed."""
-    reasons = {200: "Connection established", 400: "Bad Request", 403: "Forbidden", 502: "Bad Gateway"}
+    reasons = {400: "Bad Request", 403: "Forbidden", 405: "Method Not Allowed", 502: "Bad Gateway"}
     body = text.encode("utf-8", "replace") + b"\n"
     head = (
         f"HTTP/1.1 {status} {reasons[status]}\r\nContent-Type: text/plain; charset=utf-8\r\n"
