@@ -130,10 +130,14 @@ def _ports(text: str, whole: str) -> tuple[int, int]:
     return ports
 
 
+class PortError(ValueError):
+    """What is not a port."""
+
+
 def port_number(text: str) -> int:
-    """Read a port; raises ValueError."""
+    """Read a port; raises PortError."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and PORTS[0] <= int(text) <= PORTS[1]):
-        raise ValueError(f"{printed(text)!r} is not a port")
+        raise PortError(f"{printed(text)!r} is not a port")
     return int(text)
 
 
@@ -191,7 +195,7 @@ def as_address(host: str) -> Address | None:
 
 
 def authority(text: str, default_port: int | None = None) -> tuple[str, int]:
-    """Read `host:port` as a request has it; raises ValueError. User names in it are refused."""
+    """Read `host:port` as a request has it; raises ValueError, without a word of it. User names in it are refused."""
     if "@" in text:
         raise ValueError("there is a user name in it")
     host, port = _split(text)
@@ -201,7 +205,10 @@ def authority(text: str, default_port: int | None = None) -> tuple[str, int]:
         if default_port is None or text.endswith(":"):
             raise ValueError("it names no port")
         return canonical(host), default_port
-    return canonical(host), port_number(port)
+    try:
+        return canonical(host), port_number(port)
+    except PortError as error:
+        raise ValueError("its port is not a number from 1 to 65535") from error
 
 
 def shown(host: str, port: int) -> str:

@@ -135,6 +135,7 @@ def resolvers(configuration: str) -> tuple[str, ...]:
 
 CONNECT, HTTP, SOCKS5, FORWARD = "connect", "http", "socks5", "forward"
 NOT_GRANTED, SAID_NO = "this host was not granted", "a person was asked and said no"
+UNREADABLE = "it can't be read"
 
 
 class Connection(Value):

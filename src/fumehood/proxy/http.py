@@ -11,7 +11,7 @@ from collections.abc import Callable
 import h11
 
 from fumehood.core.hosts import authority, shown
-from fumehood.core.network import HTTP
+from fumehood.core.network import HTTP, UNREADABLE
 from fumehood.proxy.reach import Denied, Outbound, Unreachable, Upstream
 from fumehood.proxy.relay import ConnectionAudit, Entry, Gone, Wire, readable
 
@@ -35,7 +35,10 @@ _ECHOED = (b"TRACE", b"TRACK")
 
 
 class BadMessage(Exception):
-    """A request that is answered with 400, because it could be read in two ways or not at all."""
+    """A request that is answered with 400, because it could be read in two ways or not at all.
+
+    The text says why in words of ours alone: it is recorded, and a request may hold secrets.
+    """
 
 
 class Tunnel(Exception):
@@ -92,15 +95,14 @@ class ProxyConnection:
                 return False
             _check_framing(request)
             if request.method == b"CONNECT":
-                try:
-                    host, port = authority(request.target.decode("ascii"))
-                except ValueError as error:
-                    raise BadMessage(f"CONNECT to no host: {error}") from error
+                host, port = _place(request.target)
                 self._client.put_back(server.trailing_data[0])
                 raise Tunnel(host, port)
             host, port, path = _target(request.target)
-        except (BadMessage, h11.RemoteProtocolError) as error:
-            return self._refuse(400, f"no request that can be read: {error}")
+        except BadMessage as error:
+            return self._refuse(400, f"{UNREADABLE}: {error}")
+        except h11.RemoteProtocolError:  # whose text has the line that it stumbled over
+            return self._refuse(400, f"{UNREADABLE}: it is not HTTP/1, or its head is too long")
         if request.method.upper() in _ECHOED:
             return self._refuse(405, "TRACE shows what a proxy was sent, and is not passed on", host, port)
         return self._pass_on(server, request, host, port, path)
@@ -338,18 +340,21 @@ def _value(message: h11.Request | h11.Response, name: bytes) -> bytes | None:
     return next((value for key, value in message.headers if key == name), None)
 
 
-def _target(target: bytes) -> tuple[str, int, str]:
-    """Split an absolute target into host, port and path: it alone says where a request goes, whatever Host says."""
+def _place(text: bytes, default_port: int | None = None) -> tuple[str, int]:
     try:
-        text = target.decode("ascii")
-        scheme, separator, rest = text.partition("://")
-        if not separator or scheme.lower() != "http":
-            raise BadMessage("a proxy is asked with http://… or CONNECT")
-        end = next((place for place, letter in enumerate(rest) if letter in "/?#\\"), len(rest))
-        host, port = authority(rest[:end], 80)
+        return authority(text.decode("ascii"), default_port)
     except ValueError as error:
         raise BadMessage(f"the target names no host: {error}") from error
-    path = rest[end:].partition("#")[0]
+
+
+def _target(target: bytes) -> tuple[str, int, str]:
+    """Split an absolute target into host, port and path: it alone says where a request goes, whatever Host says."""
+    scheme, separator, rest = target.partition(b"://")
+    if not separator or scheme.lower() != b"http":
+        raise BadMessage("a proxy is asked with http://… or CONNECT")
+    end = next((place for place, letter in enumerate(rest) if letter in b"/?#\\"), len(rest))
+    host, port = _place(rest[:end], 80)
+    path = rest[end:].partition(b"#")[0].decode("ascii")  # which h11 has seen to
     if path.startswith("\\"):
         raise BadMessage("there is a backslash after the host")
     return host, port, path if path.startswith("/") else f"/{path}"

@@ -23,6 +23,7 @@ from fumehood.core.network import Connection
 
 MOST = 1000  # lines a run gets; what goes beyond is counted with others of its kind
 OTHERS = "(others)"
+_OTHER_REASONS = "for one of the reasons above, or another one"
 
 
 class Entry:
@@ -39,9 +40,9 @@ class Entry:
         self._began = time.monotonic()
 
     def connection(self) -> Connection:
-        """Return what is known of it now."""
+        """Return what is known of it now; a reason may have words of the other side in it, such as a name."""
         return Connection(
-            host=self.host, port=self.port, protocol=self.protocol, allowed=self.allowed, reason=self.reason,
+            host=self.host, port=self.port, protocol=self.protocol, allowed=self.allowed, reason=printed(self.reason),
             address=self.address, started_at=self.started_at, duration_s=time.monotonic() - self._began,
             sent=self.sent, received=self.received,
         )  # fmt: skip
@@ -76,7 +77,8 @@ class ConnectionAudit:
             if one.allowed and len(self._kept) < MOST:
                 key = object()
             elif key not in self._kept and len(self._kept) >= MOST:
-                one = one.replace(host=OTHERS, port=0, address="")
+                # Reasons too: there may be a different one for each host.
+                one = one.replace(host=OTHERS, port=0, address="", reason=_OTHER_REASONS if one.reason else "")
                 key = (OTHERS, one.protocol, one.allowed, one.reason)
             before = self._kept.get(key)
             if before is not None:

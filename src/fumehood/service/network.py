@@ -338,9 +338,10 @@ def _blocked(run: Run) -> tuple[Blocked, ...]:
     for each in run.connections:
         if each.allowed:
             continue
-        name = shown(each.host, each.port) if each.port else each.host
+        name = shown(each.host, each.port) if each.port else each.host or "a request to the proxy"
         after = f"{max(0.0, each.started_at - run.started_at):.1f} s after the start: {each.reason}"
-        hint = f"{after}; {_advice(each, asking.format(name))}"
+        advice = _advice(each, asking.format(name))
+        hint = f"{after}; {advice}" if advice else after
         refused.setdefault(name, Blocked(what="network", detail=name, hint=hint))
     listed = tuple(refused.values())
     if len(listed) > _MOST_BLOCKED:
@@ -358,4 +359,5 @@ def _advice(refused: Connection, asking: str) -> str:
     if refused.address and "which was not named" in refused.reason:
         place = f"[{refused.address}]" if ":" in refused.address else refused.address
         return f"if you mean it, name the address too: --allow-host {place}:{refused.port}"
-    return "a granted host is only reached as itself"
+    # A granted one was reached, and asked for another there; what else is refused says by itself what is wrong.
+    return "a granted host is only reached as itself" if refused.address else ""
