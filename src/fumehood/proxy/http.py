@@ -5,6 +5,7 @@ h11 reads and writes the messages; bodies of a known length are moved without it
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 
@@ -16,7 +17,7 @@ from fumehood.proxy.reach import Denied, Outbound, Unreachable, Upstream
 from fumehood.proxy.relay import ConnectionAudit, Entry, Gone, Wire, readable
 
 Headers = list[tuple[bytes, bytes]]
-Track = Callable[[object], None]
+Track = Callable[[socket.socket, Entry], None]
 
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 HEAD_S, IDLE_S, ANSWER_S = 30.0, 75.0, 900.0
@@ -57,14 +58,6 @@ class _Host:
         self.wire = wire
         self.entry = entry
         self.upstream = upstream
-
-    def sent(self, size: int) -> None:
-        """Count what the command sent."""
-        self.entry.sent += size
-
-    def received(self, size: int) -> None:
-        """Count what came back."""
-        self.entry.received += size
 
 
 class ProxyConnection:
@@ -167,7 +160,7 @@ class ProxyConnection:
             entry.reason = str(error)
             self._audit.end(entry)
             raise
-        self._track(connection)
+        self._track(connection, entry)
         self._host = _Host((host, port), Wire(connection), entry, upstream)
         return self._host
 
@@ -193,7 +186,7 @@ class _Exchange:
         data = self._asking.send(event) or b""
         if data:
             self._there.wire.send(data, ANSWER_S)
-            self._there.sent(len(data))
+            self._there.entry.count_sent(len(data))
 
     def _to_client(self, event: h11.Event) -> None:
         data = self._server.send(event) or b""
@@ -222,7 +215,7 @@ class _Exchange:
         else:
             self._client.put_back(self._server.trailing_data[0])
             if length is not None:
-                self._client.move(self._there.wire, int(length), ANSWER_S, self._there.sent)
+                self._client.move(self._there.wire, int(length), ANSWER_S, self._there.entry.count_sent)
 
     def _send_chunks(self) -> None:
         while True:
@@ -269,7 +262,7 @@ class _Exchange:
         self._begin_answer(response.status_code, response.reason, headers)
         if has_body and length is not None and not chunked:
             self._there.wire.put_back(self._asking.trailing_data[0])
-            self._there.wire.move(self._client, int(length), ANSWER_S, self._there.received)
+            self._there.wire.move(self._client, int(length), ANSWER_S, self._there.entry.count_received)
         elif has_body:
             while isinstance(event := self._next(), h11.Data):
                 self._to_client(h11.Data(data=event.data))
@@ -313,7 +306,7 @@ class _Exchange:
             if event is not h11.NEED_DATA:
                 return event
             data = self._there.wire.read(ANSWER_S)
-            self._there.received(len(data))
+            self._there.entry.count_received(len(data))
             self._asking.receive_data(data)
 
 

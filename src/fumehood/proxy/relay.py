@@ -37,7 +37,17 @@ class Entry:
         self.address = ""
         self.sent = self.received = 0
         self.started_at = time.time()
-        self._began = time.monotonic()
+        self._began = self.moved_at = time.monotonic()
+
+    def count_sent(self, size: int) -> None:
+        """Count what the command sent."""
+        self.sent += size
+        self.moved_at = time.monotonic()
+
+    def count_received(self, size: int) -> None:
+        """Count what came back."""
+        self.received += size
+        self.moved_at = time.monotonic()
 
     def connection(self) -> Connection:
         """Return what is known of it now; a reason may have words of the other side in it, such as a name."""
@@ -406,20 +416,13 @@ def relay(
 
     `early` is what the client said already. Raises WrongHost where `is_right` says so of the name it asks for.
     """
-
-    def sent(size: int) -> None:
-        entry.sent += size
-
-    def received(size: int) -> None:
-        entry.received += size
-
     for each in (client, host):
         each.setblocking(False)
     ways: list[_Way] = []
     try:
-        upwards = _Judged(client, host, sent, is_right)
+        upwards = _Judged(client, host, entry.count_sent, is_right)
         ways.append(upwards)
-        ways.append(_Way(host, client, received))
+        ways.append(_Way(host, client, entry.count_received))
         if early:
             upwards.take(early)
         _carry(ways)

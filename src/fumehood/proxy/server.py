@@ -22,16 +22,34 @@ from fumehood.core.network import CONNECT, FORWARD, NOT_GRANTED, SOCKS5, Connect
 from fumehood.proxy import http
 from fumehood.proxy.neighbours import Neighbours, SharedNames
 from fumehood.proxy.reach import Denied, Outbound, Unreachable
-from fumehood.proxy.relay import ConnectionAudit, Gone, Wire, WrongHost, readable, relay, send_at_once
+from fumehood.proxy.relay import ConnectionAudit, Entry, Gone, Wire, WrongHost, readable, relay, send_at_once
 
 Target = tuple[str, int] | None  # what a listener leads to; none is the proxy's own
 
 MOST_CONNECTIONS = 64  # each has six descriptors, of the 1,024 that a program may often have
 _GREETING_S = 30.0
+_GIVEN_UP_S = 2.0  # without a byte: then a client that has ended its side does not listen any more, it seems
 _LISTENERS = 250  # descriptors that one message can carry
 _LARGEST_QUERY = 512
 _ANY = "0.0.0.0"  # noqa: S104 - of a namespace that only commands are in
 _BY_ADDRESS = ("", 0)  # the host is told by the address that was connected to
+
+
+class _Served:
+    """One client's connection, and the one to a host that it has now."""
+
+    def __init__(self, client: socket.socket) -> None:
+        self.client = client
+        self.host: socket.socket | None = None
+        self.entry: Entry | None = None
+        self.is_given_up = False
+
+    @property
+    def given_up_s(self) -> float:
+        """For how long nothing has moved for a client that will say nothing more; 0 is not at all."""
+        if self.host is None or self.entry is None or self.is_given_up or not Wire(self.client).is_closed:
+            return 0.0
+        return time.monotonic() - self.entry.moved_at
 
 
 class Proxy:
@@ -64,7 +82,7 @@ class Proxy:
         self._stopping = threading.Event()
         self._slots = threading.Semaphore(MOST_CONNECTIONS)
         self._lock = threading.Lock()
-        self._live: dict[threading.Thread, list[socket.socket]] = {}
+        self._live: dict[threading.Thread, _Served] = {}
         self._thread: threading.Thread | None = None
 
     def start(self, channel: socket.socket) -> None:
@@ -116,11 +134,12 @@ class Proxy:
     def _end(self, side: int, patience_s: float, *, clients: bool = False) -> None:
         """Shut one side of the connections to hosts, and to clients if wanted, and wait for their threads."""
         with self._lock:
-            connections = [each for sockets in self._live.values() for each in (sockets if clients else sockets[1:])]
+            served = list(self._live.values())
             threads = list(self._live)
-        for each in connections:
-            with contextlib.suppress(OSError):  # it is closed, or was never connected
-                each.shutdown(side)
+        for one in served:
+            for each in (one.host, one.client if clients else None):
+                if each is not None:
+                    _shut(each, side)
         deadline = time.monotonic() + patience_s
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -145,25 +164,49 @@ class Proxy:
         return set() if self._stopping.is_set() else ready
 
     def _accept(self, sockets: Sequence[socket.socket], targets: Mapping[socket.socket, Target]) -> None:
-        """Take in what comes: those that have no target are asked for names."""
+        """Take in what comes: those that have no target are asked for names, which waits for no slot."""
         for each in sockets:
             each.setblocking(False)
-        for each in targets:
-            send_at_once(each)
-        descriptors = [each.fileno() for each in sockets]
+        resolvers = [each for each in sockets if each not in targets]
+        naming = threading.Thread(target=self._answer, args=(resolvers,), name="fumehood-proxy-names", daemon=True)
+        if resolvers:
+            naming.start()
+        try:
+            for each in targets:
+                send_at_once(each)
+            self._take_in_all(sockets, targets)
+        finally:
+            if resolvers:
+                naming.join()
+
+    def _take_in_all(self, sockets: Sequence[socket.socket], targets: Mapping[socket.socket, Target]) -> None:
+        descriptors = [each.fileno() for each in targets]
         if self._neighbours is not None:
             descriptors.append(self._neighbours.fileno())
         while ready := self._ready(descriptors):
             self._hear(sockets)
-            for each in sockets:
-                if each.fileno() in ready and each not in targets:
-                    self._answer(each)
-                elif each.fileno() in ready:
-                    while not self._slots.acquire(timeout=0.2):
+            for each in targets:
+                if each.fileno() in ready:
+                    while not self._has_slot():
                         if self._stopping.is_set():
                             return
                         self._hear(sockets)
                     self._take_in(each, targets[each])
+
+    def _has_slot(self) -> bool:
+        """Take a slot, if there is one soon; one who seems to have gone makes room: no answer is waited for any more.
+
+        What they sent still goes to the host. Whoever closed a connection looks like one who has only said everything
+        and listens, so it is done only where another one waits.
+        """
+        if self._slots.acquire(blocking=False):
+            return True
+        with self._lock:
+            served = max(self._live.values(), key=lambda each: each.given_up_s, default=None)
+            if served is not None and served.host is not None and served.given_up_s > _GIVEN_UP_S:
+                served.is_given_up = True
+                _shut(served.host, socket.SHUT_RD)
+        return self._slots.acquire(timeout=0.2)
 
     def _take_in(self, listener: socket.socket, target: Target) -> None:
         """Accept a connection, for which there is a slot."""
@@ -183,16 +226,20 @@ class Proxy:
             target=self._attend, args=(client, target, is_ours), name="fumehood-proxied", daemon=True
         )
         with self._lock:
-            self._live[thread] = [client]
+            self._live[thread] = _Served(client)
         thread.start()
 
-    def _answer(self, resolver: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            query, client_address = resolver.recvfrom(_LARGEST_QUERY)
-            is_refused = self._neighbours is not None and not self._neighbours.asker(client_address[1])
-            reply = self._names.answer(query, is_refused=is_refused)
-            if reply is not None:
-                resolver.sendto(reply, client_address)
+    def _answer(self, resolvers: Sequence[socket.socket]) -> None:
+        """Answer those who ask for names."""
+        by_descriptor = {each.fileno(): each for each in resolvers}
+        while ready := self._ready(list(by_descriptor)):
+            for resolver in map(by_descriptor.__getitem__, ready):
+                with contextlib.suppress(OSError):
+                    query, client_address = resolver.recvfrom(_LARGEST_QUERY)
+                    is_refused = self._neighbours is not None and not self._neighbours.asker(client_address[1])
+                    reply = self._names.answer(query, is_refused=is_refused)
+                    if reply is not None:
+                        resolver.sendto(reply, client_address)
 
     def _hear(self, sockets: Sequence[socket.socket]) -> None:
         """Take in what another proxy of the session has for us."""
@@ -206,7 +253,7 @@ class Proxy:
             entry.reason = NOT_GRANTED
             self.audit.end(entry)
             client.close()
-        elif self._slots.acquire(blocking=False):
+        elif self._has_slot():
             self._begin(client, self._places[place], is_ours=True)
         else:
             client.close()
@@ -239,15 +286,16 @@ class Proxy:
             pass  # one side is gone; how far it came is in the record
         finally:
             with self._lock:
-                sockets = self._live.pop(threading.current_thread())
-            for each in sockets:
-                each.close()
+                served = self._live.pop(threading.current_thread())
+            served.client.close()
+            if served.host is not None:
+                served.host.close()
             self._slots.release()
 
-    def _track(self, connection: object) -> None:
-        assert isinstance(connection, socket.socket)
+    def _track(self, connection: socket.socket, entry: Entry) -> None:
         with self._lock:
-            self._live[threading.current_thread()].append(connection)
+            served = self._live[threading.current_thread()]
+            served.host, served.entry = connection, entry
         if self._stopping.is_set():
             connection.close()
 
@@ -289,7 +337,7 @@ class Proxy:
         try:
             self._reach.judge(entry, host, port, client)
             connection = self._reach.connect(entry, host, port)
-            self._track(connection)
+            self._track(connection, entry)
             client.send(say(None), _GREETING_S)
             relay(client.socket, connection, client.taken(), entry, lambda name: self._is_asked(name, host, port))
         except WrongHost as error:
@@ -311,6 +359,11 @@ class Proxy:
         # Whoever was granted an address may ask there for hosts that were granted too.
         is_address = host[-1].isdigit() or ":" in host
         return wanted == host or (is_address and self._reach.hosts.allow(wanted, port))
+
+
+def _shut(connection: socket.socket, side: int) -> None:
+    with contextlib.suppress(OSError):  # it is closed, or was never connected
+        connection.shutdown(side)
 
 
 # SOCKS5, the server's side: CONNECT by name or address, without a login.
