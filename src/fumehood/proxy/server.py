@@ -28,11 +28,17 @@ Target = tuple[str, int] | None  # what a listener leads to; none is the proxy's
 
 MOST_CONNECTIONS = 64  # each has six descriptors, of the 1,024 that a program may often have
 _GREETING_S = 30.0
+_STALLED_S, _AFTERWARDS_S = 10.0, 60.0  # how long a host may take nothing, and all of them go on, after the command
+_CUT_OFF = "the host took no more of what was sent, and the rest was cut off"
 _GIVEN_UP_S = 2.0  # without a byte: then a client that has ended its side does not listen any more, it seems
 _LISTENERS = 250  # descriptors that one message can carry
 _LARGEST_QUERY = 512
 _ANY = "0.0.0.0"  # noqa: S104 - of a namespace that only commands are in
 _BY_ADDRESS = ("", 0)  # the host is told by the address that was connected to
+
+
+# Of what the kernel tells of a connection: segments that were not confirmed, bytes that were, and bytes not sent yet.
+_PROGRESS = struct.Struct("=24xI92xQ16xI")
 
 
 class _Served:
@@ -50,6 +56,33 @@ class _Served:
         if self.host is None or self.entry is None or self.is_given_up or not Wire(self.client).is_closed:
             return 0.0
         return time.monotonic() - self.entry.moved_at
+
+
+    def arrived_and_not(self) -> tuple[int, int]:
+        """Return how much the host has confirmed so far, and whether it has not confirmed everything."""
+        if self.host is None:
+            return 0, 0
+        try:
+            info = self.host.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 148)
+        except OSError:
+            return 0, 0  # it was closed
+        unconfirmed, confirmed, unsent = _PROGRESS.unpack(info)
+        return confirmed, unconfirmed + unsent
+
+    def expect_nothing(self) -> None:
+        """Wait no longer for what the host says; what it is to be sent still is."""
+        if self.host is not None:
+            _shut(self.host, socket.SHUT_RD)
+
+    def cut_off(self) -> None:
+        """End it, so that the host does not take what it has for everything."""
+        if self.host is not None:
+            if self.entry is not None and self.arrived_and_not()[1]:
+                self.entry.reason = _CUT_OFF
+            with contextlib.suppress(OSError):  # it was closed
+                self.host.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            _shut(self.host, socket.SHUT_RDWR)
+        _shut(self.client, socket.SHUT_RDWR)
 
 
 class Proxy:
@@ -79,7 +112,7 @@ class Proxy:
         self._names = Names()
         self.audit = ConnectionAudit()
         self._wake, self._waking = os.pipe()
-        self._stopping = threading.Event()
+        self._stopping, self._is_over = threading.Event(), threading.Event()
         self._slots = threading.Semaphore(MOST_CONNECTIONS)
         self._lock = threading.Lock()
         self._live: dict[threading.Thread, _Served] = {}
@@ -116,14 +149,22 @@ class Proxy:
     def stop(self, patience_s: float = 2.0) -> tuple[Connection, ...]:
         """End it once nothing is left to be sent, and return every connection there was.
 
-        The command is gone, so no answer is waited for.
+        The command is gone, so no answer is waited for. Who does neither send nor end is given `patience_s`.
         """
         self._stopping.set()
         os.write(self._waking, b"x")
         if self._thread is not None:
             self._thread.join()
-        self._end(socket.SHUT_RD, patience_s)
-        self._end(socket.SHUT_RDWR, 0.5, clients=True)
+        for served in self._now_live().values():
+            served.expect_nothing()
+        self._await_the_rest(patience_s)
+        self._is_over.set()
+        left = self._now_live()
+        for served in left.values():
+            served.cut_off()
+        deadline = time.monotonic() + 0.5
+        for thread in left:
+            thread.join(max(0.0, deadline - time.monotonic()))
         if self._neighbours is not None:
             self._neighbours.close()
         connections = self.audit.connections()
@@ -131,18 +172,22 @@ class Proxy:
         os.close(self._waking)
         return connections
 
-    def _end(self, side: int, patience_s: float, *, clients: bool = False) -> None:
-        """Shut one side of the connections to hosts, and to clients if wanted, and wait for their threads."""
+    def _now_live(self) -> dict[threading.Thread, _Served]:
         with self._lock:
-            served = list(self._live.values())
-            threads = list(self._live)
-        for one in served:
-            for each in (one.host, one.client if clients else None):
-                if each is not None:
-                    _shut(each, side)
-        deadline = time.monotonic() + patience_s
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            return dict(self._live)
+
+    def _await_the_rest(self, patience_s: float) -> None:
+        """Wait for all connections to end, as long as something of what was sent still arrives."""
+        began = since = time.monotonic()
+        before: list[tuple[int, int]] = []
+        while (live := self._now_live()) and time.monotonic() - began < _AFTERWARDS_S:
+            amounts = [served.arrived_and_not() for served in live.values()]
+            if amounts != before:
+                before, since = amounts, time.monotonic()
+            is_sending = any(waiting for _, waiting in amounts)
+            if time.monotonic() - since > (max(patience_s, _STALLED_S) if is_sending else patience_s):
+                return
+            next(iter(live)).join(0.05)
 
     def _serve(self, channel: socket.socket) -> None:
         listeners: list[socket.socket] = []
@@ -203,9 +248,9 @@ class Proxy:
             return True
         with self._lock:
             served = max(self._live.values(), key=lambda each: each.given_up_s, default=None)
-            if served is not None and served.host is not None and served.given_up_s > _GIVEN_UP_S:
+            if served is not None and served.given_up_s > _GIVEN_UP_S:
                 served.is_given_up = True
-                _shut(served.host, socket.SHUT_RD)
+                served.expect_nothing()
         return self._slots.acquire(timeout=0.2)
 
     def _take_in(self, listener: socket.socket, target: Target) -> None:
@@ -297,7 +342,9 @@ class Proxy:
             served = self._live[threading.current_thread()]
             served.host, served.entry = connection, entry
         if self._stopping.is_set():
-            connection.close()
+            served.expect_nothing()
+        if self._is_over.is_set():
+            raise Gone("the command had ended")
 
     def _greet(self, client: Wire) -> None:
         """Serve what the client speaks, HTTP or SOCKS5, by the first byte."""
