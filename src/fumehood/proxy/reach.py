@@ -10,6 +10,7 @@ import base64
 import ipaddress
 import os
 import socket
+import time
 import urllib.parse
 import urllib.request
 
@@ -49,20 +50,24 @@ class Outbound:
         self.hosts = hosts
         self._refusal = refusal
         self._environment = os.environ if environment is None else environment
+        self._answered_at: dict[str, float] = {}  # when a person had said yes to a `host:port`
 
     def judge(self, entry: Entry, host: str, port: int, client: Wire) -> None:
         """Raise Denied unless the host was granted or is now; nothing is resolved, so nothing is told to anyone.
 
         Raises Gone where the client did not wait for the answer: it may have sent the same over another connection.
+        That one may have come here only afterwards, because there was no place for it before.
         """
         entry.host, entry.port = host, port
-        if self.hosts.allow(host, port):
-            return
-        refusal = NOT_GRANTED if self._refusal is None else self._refusal(shown(host, port))
-        if refusal:
-            raise Denied(refusal)
-        self.hosts.add(shown(host, port))
-        if client.is_closed:
+        place = shown(host, port)
+        if not self.hosts.allow(host, port):
+            refusal = NOT_GRANTED if self._refusal is None else self._refusal(place)
+            if refusal:
+                raise Denied(refusal)
+            self._answered_at.setdefault(place, time.monotonic())
+            self.hosts.add(place)
+        answered_at = self._answered_at.get(place)
+        if answered_at is not None and client.was_left_before(answered_at):
             entry.allowed = True
             raise Gone("the program had closed the connection before the person answered")
 

@@ -14,6 +14,7 @@ import os
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -175,6 +176,10 @@ def send_at_once(connection: socket.socket) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
+_TICK_S = 0.02  # more than the kernel's clock for this may be off
+_LAST_HEARD = struct.Struct("=52xI")  # in what the kernel tells of a connection: milliseconds since data came
+
+
 class Gone(Exception):
     """The other side closed the connection, or took too long."""
 
@@ -192,6 +197,14 @@ class Wire:
         poll = select.poll()
         poll.register(self.socket, select.POLLRDHUP)
         return bool(poll.poll(0))
+
+    def was_left_before(self, moment: float) -> bool:
+        """Whether the other side has closed it, and said all it said before a point of the monotonic clock."""
+        if not self.is_closed:
+            return False
+        info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_HEARD.size)
+        milliseconds: int = _LAST_HEARD.unpack(info)[0]
+        return time.monotonic() - milliseconds / 1000 < moment + _TICK_S
 
     def read(self, patience_s: float) -> bytes:
         """Return the next bytes, none at the end; raises Gone where nothing comes in time."""
