@@ -14,7 +14,7 @@ import h11
 from fumehood.core.hosts import authority, shown
 from fumehood.core.network import HTTP, UNREADABLE
 from fumehood.proxy.reach import Denied, Outbound, Unreachable, Upstream
-from fumehood.proxy.relay import ConnectionAudit, Entry, Gone, Wire, readable
+from fumehood.proxy.relay import ConnectionAudit, EndedEarly, Entry, Gone, Wire, readable
 
 Headers = list[tuple[bytes, bytes]]
 Track = Callable[[socket.socket, Entry], None]
@@ -22,6 +22,7 @@ Track = Callable[[socket.socket, Entry], None]
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 HEAD_S, IDLE_S, ANSWER_S = 30.0, 75.0, 900.0
 _LARGEST_HEAD = 1 << 16
+_SPOILT = "the request ended early, or can't be read"
 # What is between two neighbours only (RFC 9110, 7.6.1), and what we say ourselves.
 _OWN = frozenset(
     {
@@ -132,6 +133,11 @@ class ProxyConnection:
         exchange = _Exchange(self._client, server, request, there)
         try:
             exchange.send_request(path)
+        except EndedEarly:
+            there.entry.reason = there.entry.reason or _SPOILT
+            self._drop_host()
+            self._client.part_with(answer(400, f"fumehood: {_SPOILT}"))
+            return False
         except (Gone, OSError):
             # A host may answer before it has read everything, and close.
             exchange.keeps = exchange.host_keeps = False
@@ -139,6 +145,8 @@ class ProxyConnection:
             exchange.answer()
         except (h11.ProtocolError, Gone, OSError) as error:
             if not exchange.has_answered:
+                if not self._client.is_closed:
+                    there.entry.reason = there.entry.reason or "it gave no answer that can be read"
                 self._client.part_with(answer(502, f"fumehood: {shown(host, port)} gave no answer: {error}"))
             return False
         if not exchange.host_keeps:
@@ -156,12 +164,14 @@ class ProxyConnection:
         try:
             self._reach.judge(entry, host, port, self._client)
             connection, upstream = self._reach.connect_http(entry, host, port)
+            self._track(connection, entry)
+            self._host = _Host((host, port), Wire(connection), entry, upstream)
         except (Denied, Unreachable, Gone) as error:
             entry.reason = str(error)
-            self._audit.end(entry)
             raise
-        self._track(connection, entry)
-        self._host = _Host((host, port), Wire(connection), entry, upstream)
+        finally:
+            if self._host is None:
+                self._audit.end(entry)
         return self._host
 
     def _drop_host(self) -> None:
@@ -207,8 +217,8 @@ class _Exchange:
             headers.append((b"Content-Length", length))
         elif is_chunked:
             headers.append((b"Transfer-Encoding", b"chunked"))
-        if self._server.they_are_waiting_for_100_continue and (is_chunked or length):
-            self._to_client(h11.InformationalResponse(status_code=100, headers=[]))
+        if is_chunked or length:
+            self._let_go_on()
         self._to_host(h11.Request(method=request.method, target=target, headers=headers))
         if is_chunked:
             self._send_chunks()
@@ -217,20 +227,28 @@ class _Exchange:
             if length is not None:
                 self._client.move(self._there.wire, int(length), ANSWER_S, self._there.entry.count_sent)
 
+    def _let_go_on(self) -> None:
+        """Tell a client that waits for a word before its body."""
+        if self._server.they_are_waiting_for_100_continue:
+            try:
+                self._to_client(h11.InformationalResponse(status_code=100, headers=[]))
+            except (Gone, OSError) as error:
+                raise EndedEarly("the client did not wait") from error
+
     def _send_chunks(self) -> None:
-        while True:
-            event = self._server.next_event()
-            if event is h11.NEED_DATA:
-                data = self._client.read(ANSWER_S)
-                self._server.receive_data(data)
-            elif isinstance(event, h11.Data):
-                self._to_host(h11.Data(data=event.data))
-            elif isinstance(event, h11.EndOfMessage):
-                self._to_host(h11.EndOfMessage())
-                self._client.put_back(self._server.trailing_data[0])
-                return
-            else:
-                raise Gone("the request ended early")
+        while isinstance(event := self._of_request(), h11.Data):
+            self._to_host(h11.Data(data=event.data))
+        self._to_host(h11.EndOfMessage())
+        self._client.put_back(self._server.trailing_data[0])
+
+    def _of_request(self) -> object:
+        """Return what comes next of the request; raises EndedEarly."""
+        try:
+            while (event := self._server.next_event()) is h11.NEED_DATA:
+                self._server.receive_data(self._client.read(ANSWER_S))
+        except (h11.RemoteProtocolError, Gone, OSError) as error:
+            raise EndedEarly("the request ended early") from error
+        return event
 
     def answer(self) -> None:
         """Bring the host's answer to the client."""

@@ -191,14 +191,25 @@ class Upstream(Value):
         upper = {name.lower(): value for name, value in environment.items() if value and name.isupper()}
         settings = upper | lower
         names = ("https_proxy", "all_proxy") if tls else ("http_proxy", "all_proxy")
-        url = next((settings[name] for name in names if name in settings), "")
+        name = next((name for name in names if name in settings), "")
+        url = settings.get(name, "")
         no_proxy = {"no": settings.get("no_proxy", "")}
         bypass = getattr(urllib.request, "proxy_bypass_environment")  # noqa: B009 - not in the types, yet documented
         if not url or (no_proxy["no"] and (bypass(shown(host, port), no_proxy) or bypass(host, no_proxy))):
             return None
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme != "http" or not parts.hostname:
+        try:
+            return Upstream._read(url if "://" in url else f"http://{url}")
+        except ValueError:
+            # Not a word of it, nor of the error: there may be a password in it.
+            raise OSError(f"{name} is not a URL of a proxy") from None
+
+    @staticmethod
+    def _read(url: str) -> Upstream:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme != "http":
             raise OSError(f"only http:// proxies can be used, not {parts.scheme}://")
+        if not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment:
+            raise ValueError  # for example a password with a slash that was not written as %2F
         login = ""
         if parts.username is not None:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"

@@ -184,6 +184,10 @@ class Gone(Exception):
     """The other side closed the connection, or took too long."""
 
 
+class EndedEarly(Gone):
+    """Whoever was to send more has closed the connection, took too long, or sent what can't be read."""
+
+
 class Wire:
     """A connection whose next bytes may have been read already."""
 
@@ -255,7 +259,7 @@ class Wire:
                 pass
 
     def move(self, target: Wire, size: int, patience_s: float, count: Callable[[int], None]) -> None:
-        """Pass on exactly so many bytes, those not read yet without touching them."""
+        """Pass on exactly so many bytes, those not read yet without touching them; raises EndedEarly."""
         taken = self.taken()
         self.put_back(taken[size:])
         early = taken[:size]
@@ -269,17 +273,23 @@ class Wire:
         target.socket.setblocking(False)
         with contextlib.closing(Pipe()) as pipe:
             while left:
-                filled = pipe.fill(self.socket.fileno(), left)
-                if filled is None:
-                    _await(self.socket, select.POLLIN, patience_s)
-                    continue
-                if not filled:
-                    raise Gone("the connection was closed early")
+                filled = self._fill(pipe, left, patience_s)
                 left -= filled
                 count(filled)
                 while pipe.held:
                     if not pipe.empty(target.socket.fileno()):
                         _await(target.socket, select.POLLOUT, patience_s)
+
+
+    def _fill(self, pipe: Pipe, most: int, patience_s: float) -> int:
+        try:
+            while (filled := pipe.fill(self.socket.fileno(), most)) is None:
+                _await(self.socket, select.POLLIN, patience_s)
+        except (Gone, OSError) as error:
+            raise EndedEarly("the connection was closed early") from error
+        if not filled:
+            raise EndedEarly("the connection was closed early")
+        return filled
 
 
 def _await(connection: socket.socket, event: int, patience_s: float) -> None:

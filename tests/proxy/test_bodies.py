@@ -1,0 +1,82 @@
+"""Plain HTTP whose bodies end early, are spoilt, or are answered before they are read; and how they are counted."""
+
+import socket
+import threading
+
+import pytest
+
+from patience import eventually
+from proxy.conftest import read_all
+from servers import Tcp, Web, serving
+
+CHUNKED = "POST http://127.0.0.1:{}/ HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
+
+
+@pytest.fixture(autouse=True)
+def failed(monkeypatch):
+    """No thread may end by an exception."""
+    failures: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    yield
+    assert failures == []
+
+
+def read_head(connection: socket.socket) -> bytes:
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += connection.recv(1)
+    return head
+
+
+@pytest.mark.parametrize("rest", [b"ZZ\r\n", b"5\r\nhell", b"-1\r\n", b"", b"5\r\nhelloXX"])
+def test_a_chunked_body_that_is_spoilt_or_ends_early_is_answered_and_the_host_sees_no_end(proxy, rest):
+    said = []
+
+    def listen(connection):
+        while piece := connection.recv(1 << 16):
+            said.append(piece)
+
+    with serving(Tcp(listen)) as there:
+        running = proxy(f"127.0.0.1:{there.port}")
+        answer = running.say(CHUNKED.format(there.port).encode() + rest)
+        assert answer.startswith(b"HTTP/1.1 400 ")
+        (seen,) = running.stop()
+        assert eventually(lambda: b"hello" in b"".join(said))
+    assert not b"".join(said).endswith(b"0\r\n\r\n")
+    assert (seen.allowed, seen.reason) == (True, "the request ended early, or can't be read")
+
+
+def test_a_body_of_known_length_that_ends_early_is_answered(proxy):
+    with serving(Tcp(read_all)) as there:
+        running = proxy(f"127.0.0.1:{there.port}")
+        head = f"POST http://127.0.0.1:{there.port}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhello"
+        assert running.say(head.encode()).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://u:Hidden/w@127.0.0.1:3128", "http://u:123/w@127.0.0.1:3128", "http://u:Hidden?w@127.0.0.1:3128",
+     "http://127.0.0.1:99999", "http://[::1", "http://u:p@:x"],
+)  # fmt: skip
+def test_what_is_no_url_of_a_proxy_is_told_without_a_word_of_it(proxy, url):
+    running = proxy("*", environment={"http_proxy": url, "HTTPS_PROXY": url})
+    for asked in (b"GET http://198.51.100.7/", b"CONNECT 198.51.100.7:443"):
+        answer = running.say(asked + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 502 ")
+        assert b"Hidden" not in answer
+    http, connect = running.stop()
+    assert http.reason == "http_proxy is not a URL of a proxy"
+    assert connect.reason == "https_proxy is not a URL of a proxy"
+
+
+def test_many_bytes_by_plain_http_while_the_host_answers_early_and_closes(proxy):
+    def answer_and_close(connection):
+        connection.recv(100)
+        connection.sendall(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        read_all(connection)
+
+    with serving(Tcp(answer_and_close)) as there, serving(Web()):
+        running = proxy(f"127.0.0.1:{there.port}")
+        head = f"POST http://127.0.0.1:{there.port}/ HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000\r\n\r\n"
+        assert running.say(head.encode() + b"x" * 9_000_000).startswith(b"HTTP/1.1 401 ")
