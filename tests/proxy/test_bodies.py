@@ -53,6 +53,27 @@ def test_a_body_of_known_length_that_ends_early_is_answered(proxy):
         assert running.say(head.encode()).startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize("body", [b"", b"x" * 1000, b"x" * 3_000_000])
+def test_every_byte_is_counted_once(proxy, body):
+    said = []
+
+    def answer(connection):
+        data = read_head(connection)
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+        data += connection.recv(len(body), socket.MSG_WAITALL) if body else b""
+        said.append(len(data))
+        said.append(len(head + body))
+        connection.sendall(head + body)  # in one piece, as far as it fits
+        connection.recv(1)
+
+    with serving(Tcp(answer)) as there:
+        running = proxy(f"127.0.0.1:{there.port}")
+        head = f"POST http://127.0.0.1:{there.port}/ HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        assert running.say(head.encode() + body).endswith(body)
+        (seen,) = running.stop()
+    assert [seen.sent, seen.received] == said
+
+
 @pytest.mark.parametrize(
     "url",
     ["http://u:Hidden/w@127.0.0.1:3128", "http://u:123/w@127.0.0.1:3128", "http://u:Hidden?w@127.0.0.1:3128",

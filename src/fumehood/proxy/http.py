@@ -165,7 +165,7 @@ class ProxyConnection:
             self._reach.judge(entry, host, port, self._client)
             connection, upstream = self._reach.connect_http(entry, host, port)
             self._track(connection, entry)
-            self._host = _Host((host, port), Wire(connection), entry, upstream)
+            self._host = _Host((host, port), Wire(connection, entry), entry, upstream)
         except (Denied, Unreachable, Gone) as error:
             entry.reason = str(error)
             raise
@@ -196,7 +196,6 @@ class _Exchange:
         data = self._asking.send(event) or b""
         if data:
             self._there.wire.send(data, ANSWER_S)
-            self._there.entry.count_sent(len(data))
 
     def _to_client(self, event: h11.Event) -> None:
         data = self._server.send(event) or b""
@@ -225,7 +224,7 @@ class _Exchange:
         else:
             self._client.put_back(self._server.trailing_data[0])
             if length is not None:
-                self._client.move(self._there.wire, int(length), ANSWER_S, self._there.entry.count_sent)
+                self._client.move(self._there.wire, int(length), ANSWER_S)
 
     def _let_go_on(self) -> None:
         """Tell a client that waits for a word before its body."""
@@ -280,7 +279,7 @@ class _Exchange:
         self._begin_answer(response.status_code, response.reason, headers)
         if has_body and length is not None and not chunked:
             self._there.wire.put_back(self._asking.trailing_data[0])
-            self._there.wire.move(self._client, int(length), ANSWER_S, self._there.entry.count_received)
+            self._there.wire.move(self._client, int(length), ANSWER_S)
         elif has_body:
             while isinstance(event := self._next(), h11.Data):
                 self._to_client(h11.Data(data=event.data))
@@ -323,9 +322,7 @@ class _Exchange:
             event = self._asking.next_event()
             if event is not h11.NEED_DATA:
                 return event
-            data = self._there.wire.read(ANSWER_S)
-            self._there.entry.count_received(len(data))
-            self._asking.receive_data(data)
+            self._asking.receive_data(self._there.wire.read(ANSWER_S))
 
 
 def _check_framing(request: h11.Request) -> None:

@@ -189,10 +189,11 @@ class EndedEarly(Gone):
 
 
 class Wire:
-    """A connection whose next bytes may have been read already."""
+    """A connection whose next bytes may have been read already; with an entry, what goes over it is counted there."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, entry: Entry | None = None) -> None:
         self.socket = connection
+        self._entry = entry
         self._early = b""
 
     @property
@@ -217,9 +218,19 @@ class Wire:
             return data
         self.socket.settimeout(patience_s)
         try:
-            return self.socket.recv(PIECE)
+            data = self.socket.recv(PIECE)
         except TimeoutError as error:
             raise Gone(f"nothing came for {patience_s:g} s") from error
+        self._count_received(len(data))
+        return data
+
+    def _count_sent(self, size: int) -> None:
+        if self._entry is not None:
+            self._entry.count_sent(size)
+
+    def _count_received(self, size: int) -> None:
+        if self._entry is not None:
+            self._entry.count_received(size)
 
     def exactly(self, size: int, deadline: float) -> bytes:
         """Return so many bytes, by a point in time."""
@@ -248,6 +259,7 @@ class Wire:
             self.socket.sendall(data)
         except TimeoutError as error:
             raise Gone("the other side takes nothing") from error
+        self._count_sent(len(data))
 
     def part_with(self, data: bytes) -> None:
         """Say the last word, and listen a little: closed at once, what is still coming in would make it be lost."""
@@ -258,14 +270,13 @@ class Wire:
             while time.monotonic() < deadline and self.read(_LAST_WORD_S):
                 pass
 
-    def move(self, target: Wire, size: int, patience_s: float, count: Callable[[int], None]) -> None:
+    def move(self, target: Wire, size: int, patience_s: float) -> None:
         """Pass on exactly so many bytes, those not read yet without touching them; raises EndedEarly."""
         taken = self.taken()
         self.put_back(taken[size:])
         early = taken[:size]
         if early:
             target.send(early, patience_s)
-            count(len(early))
         left = size - len(early)
         if not left:
             return
@@ -275,9 +286,11 @@ class Wire:
             while left:
                 filled = self._fill(pipe, left, patience_s)
                 left -= filled
-                count(filled)
+                self._count_received(filled)
                 while pipe.held:
-                    if not pipe.empty(target.socket.fileno()):
+                    emptied = pipe.empty(target.socket.fileno())
+                    target._count_sent(emptied)
+                    if not emptied:
                         _await(target.socket, select.POLLOUT, patience_s)
 
 
