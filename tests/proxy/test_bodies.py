@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from patience import eventually
+from patience import LONG_S, eventually
 from proxy.conftest import read_all
 from servers import Tcp, Web, serving
 
@@ -72,6 +72,52 @@ def test_every_byte_is_counted_once(proxy, body):
         assert running.say(head.encode() + body).endswith(body)
         (seen,) = running.stop()
     assert [seen.sent, seen.received] == said
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("first", [b"", b"HTTP/1.1 102 Processing\r\n\r\n"])
+def test_a_host_that_answers_early_and_reads_no_more_is_heard(proxy, is_chunked, first):
+    over = threading.Event()
+    size = 30_000_000
+
+    def too_large(connection):
+        connection.recv(100)
+        connection.sendall(first + b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\n\r\nno\n")
+        over.wait(LONG_S)
+
+    with serving(Tcp(too_large)) as there:
+        running = proxy(f"127.0.0.1:{there.port}")
+        head = f"POST http://127.0.0.1:{there.port}/ HTTP/1.1\r\nHost: x\r\n"
+        body = b"x" * size
+        if is_chunked:
+            said = f"{head}Transfer-Encoding: chunked\r\n\r\n{size:x}\r\n".encode() + body + b"\r\n0\r\n\r\n"
+        else:
+            said = f"{head}Content-Length: {size}\r\n\r\n".encode() + body
+        answer = running.say(said)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert answer.endswith(b"no\n")
+        over.set()
+
+
+def test_a_slow_host_that_says_that_it_is_at_work_gets_everything(proxy):
+    size, sizes = 12_000_000, []
+
+    def work(connection):
+        read_head(connection)
+        connection.sendall(b"HTTP/1.1 102 Processing\r\n\r\n")
+        threading.Event().wait(1)
+        left = size
+        while left:
+            left -= len(connection.recv(min(left, 1 << 16)))
+        sizes.append(size - left)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        connection.recv(1)
+
+    with serving(Tcp(work)) as there:
+        running = proxy(f"127.0.0.1:{there.port}")
+        head = f"POST http://127.0.0.1:{there.port}/ HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n"
+        assert running.say(head.encode() + b"x" * size).startswith(b"HTTP/1.1 200 ")
+    assert sizes == [size]
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ class ProxyConnection:
             self._drop_host()
             self._client.part_with(answer(400, f"fumehood: {_SPOILT}"))
             return False
-        except (Gone, OSError):
-            # A host may answer before it has read everything, and close.
+        except (Gone, OSError, h11.ProtocolError):
+            # A host may answer before it has read everything, and close, or read no more.
             exchange.keeps = exchange.host_keeps = False
         try:
             exchange.answer()
@@ -151,6 +151,8 @@ class ProxyConnection:
             return False
         if not exchange.host_keeps:
             self._drop_host()
+        if not exchange.has_sent:
+            self._client.part_with(b"")  # who may still be sending
         return exchange.keeps
 
     def _connected(self, host: str, port: int) -> _Host:
@@ -188,7 +190,8 @@ class _Exchange:
         self._client, self._server, self._request = client, server, request
         self._there = there
         self._asking = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
-        self.has_answered = False
+        self._early: object = None  # what the host said before it had taken everything
+        self.has_sent = self.has_answered = False
         self.keeps = request.http_version == b"1.1" and b"close" not in _tokens(request, b"connection")
         self.host_keeps = True
 
@@ -219,12 +222,28 @@ class _Exchange:
         if is_chunked or length:
             self._let_go_on()
         self._to_host(h11.Request(method=request.method, target=target, headers=headers))
-        if is_chunked:
-            self._send_chunks()
-        else:
-            self._client.put_back(self._server.trailing_data[0])
-            if length is not None:
-                self._client.move(self._there.wire, int(length), ANSWER_S)
+        self._there.wire.hear = self._hear
+        try:
+            if is_chunked:
+                self._send_chunks()
+            else:
+                self._client.put_back(self._server.trailing_data[0])
+                self._client.move(self._there.wire, int(length or 0), ANSWER_S)
+        finally:
+            self._there.wire.hear = None
+        self.has_sent = True
+
+    def _hear(self) -> None:
+        """Take in what the host says while it takes nothing: an answer ends the sending."""
+        data = self._there.wire.read(ANSWER_S)
+        if not data:
+            self._there.wire.hear = None  # it has nothing to say, and may still take everything
+            return
+        self._asking.receive_data(data)
+        while (event := self._asking.next_event()) is not h11.NEED_DATA:
+            if not isinstance(event, h11.InformationalResponse):
+                self._early = event
+                raise Gone("it has answered")
 
     def _let_go_on(self) -> None:
         """Tell a client that waits for a word before its body."""
@@ -251,7 +270,7 @@ class _Exchange:
 
     def answer(self) -> None:
         """Bring the host's answer to the client."""
-        while not isinstance(response := self._next(), h11.Response):
+        while not isinstance(response := self._early or self._next(), h11.Response):
             if not isinstance(response, h11.InformationalResponse):
                 raise Gone("it closed the connection")
         has_body = not (

@@ -195,6 +195,7 @@ class Wire:
         self.socket = connection
         self._entry = entry
         self._early = b""
+        self.hear: Callable[[], None] | None = None  # called where the other side says something and takes nothing
 
     @property
     def is_closed(self) -> bool:
@@ -253,13 +254,24 @@ class Wire:
         return data
 
     def send(self, data: bytes, patience_s: float) -> None:
-        """Send all of it."""
-        self.socket.settimeout(patience_s)
-        try:
-            self.socket.sendall(data)
-        except TimeoutError as error:
-            raise Gone("the other side takes nothing") from error
-        self._count_sent(len(data))
+        """Send all of it; raises Gone where nothing of it is taken for long."""
+        self.socket.setblocking(False)
+        rest = memoryview(data)
+        while rest:
+            try:
+                sent = self.socket.send(rest)
+            except BlockingIOError:
+                self.await_room(patience_s)
+                self.socket.setblocking(False)  # it may have been heard
+                continue
+            self._count_sent(sent)
+            rest = rest[sent:]
+
+    def await_room(self, patience_s: float) -> None:
+        """Wait until the other side takes something, or says something."""
+        event = _await(self.socket, select.POLLOUT | (select.POLLIN if self.hear else 0), patience_s)
+        if self.hear is not None and event & select.POLLIN and not event & select.POLLOUT:
+            self.hear()
 
     def part_with(self, data: bytes) -> None:
         """Say the last word, and listen a little: closed at once, what is still coming in would make it be lost."""
@@ -291,7 +303,8 @@ class Wire:
                     emptied = pipe.empty(target.socket.fileno())
                     target._count_sent(emptied)
                     if not emptied:
-                        _await(target.socket, select.POLLOUT, patience_s)
+                        target.await_room(patience_s)
+                        target.socket.setblocking(False)  # it may have been heard
 
 
     def _fill(self, pipe: Pipe, most: int, patience_s: float) -> int:
@@ -305,11 +318,13 @@ class Wire:
         return filled
 
 
-def _await(connection: socket.socket, event: int, patience_s: float) -> None:
+def _await(connection: socket.socket, event: int, patience_s: float) -> int:
     poll = select.poll()
     poll.register(connection, event)
-    if not poll.poll(patience_s * 1000):
+    ready = poll.poll(patience_s * 1000)
+    if not ready:
         raise Gone(f"nothing moved for {patience_s:g} s")
+    return ready[0][1]
 
 
 class NotUnderstood(Exception):
