@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from fumehood.core.network import UNANSWERED
 from fumehood.proxy import server as serving_module
 from patience import LONG_S, eventually
 from proxy.conftest import read_all
@@ -99,3 +100,21 @@ def test_nobody_waits_for_an_answer_once_all_is_sent(proxy):
             read_all(client)
         over.set()
     assert (seen.sent, seen.reason) == (5, "")
+
+
+def test_a_host_that_had_not_answered_is_told_as_that(proxy):
+    with socket.socket() as full, socket.socket() as one, socket.socket() as two:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for each in (one, two):  # what comes after these is not even refused
+            each.setblocking(False)
+            each.connect_ex(full.getsockname())
+        place = f"127.0.0.1:{full.getsockname()[1]}"
+        running = proxy(place)
+        with running.connect() as client:
+            client.sendall(connect_request(place))
+            assert eventually(running.proxy.audit.connections)
+            assert eventually(lambda: running.proxy.audit.connections()[0].address)
+            (seen,) = running.proxy.stop(patience_s=0.1)
+            running._stopped = ()
+    assert (seen.allowed, seen.sent, seen.reason) == (True, 0, UNANSWERED)

@@ -136,6 +136,7 @@ def resolvers(configuration: str) -> tuple[str, ...]:
 CONNECT, HTTP, SOCKS5, FORWARD = "connect", "http", "socks5", "forward"
 NOT_GRANTED, SAID_NO = "this host was not granted", "a person was asked and said no"
 UNREADABLE = "it can't be read"
+UNANSWERED = "it had not answered when the command ended"
 
 
 class Connection(Value):

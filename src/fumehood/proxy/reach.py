@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 
 from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, shown, special
-from fumehood.core.network import NOT_GRANTED
+from fumehood.core.network import NOT_GRANTED, UNANSWERED
 from fumehood.core.value import Value
 from fumehood.proxy.relay import Gone, Wire, send_at_once
 
@@ -66,30 +66,34 @@ class Outbound:
                 raise Denied(refusal)
             self._answered_at.setdefault(place, time.monotonic())
             self.hosts.add(place)
+        # Until it is connected: the command may end before.
+        entry.allowed, entry.reason = True, UNANSWERED
         answered_at = self._answered_at.get(place)
         if answered_at is not None and client.was_left_before(answered_at):
-            entry.allowed = True
             raise Gone("the program had closed the connection before the person answered")
 
     def connect(self, entry: Entry, host: str, port: int) -> socket.socket:
         """Return a connection to a host that was judged, by way of the person's own proxy where they use one."""
         upstream, addresses = self._way(entry, host, port, tls=True)
-        if upstream is None:
-            return self._first(entry, addresses, port)
         try:
-            return tunnel(upstream, host, port)
+            connection = self._first(entry, addresses, port) if upstream is None else tunnel(upstream, host, port)
         except OSError as error:
-            raise Unreachable(f"the proxy {upstream.host}:{upstream.port}: {_reason(error)}") from error
+            raise Unreachable(_by_way_of(upstream, error)) from error
+        entry.reason = ""
+        return connection
 
     def connect_http(self, entry: Entry, host: str, port: int) -> tuple[socket.socket, Upstream | None]:
         """Return a connection for plain HTTP, and the person's own proxy where it leads there."""
         upstream, addresses = self._way(entry, host, port, tls=False)
-        if upstream is None:
-            return self._first(entry, addresses, port), None
         try:
-            return socket.create_connection((upstream.host, upstream.port), _CONNECT_S), upstream
+            if upstream is None:
+                connection = self._first(entry, addresses, port)
+            else:
+                connection = socket.create_connection((upstream.host, upstream.port), _CONNECT_S)
         except OSError as error:
-            raise Unreachable(f"the proxy {upstream.host}:{upstream.port}: {_reason(error)}") from error
+            raise Unreachable(_by_way_of(upstream, error)) from error
+        entry.reason = ""
+        return connection, upstream
 
     def _way(self, entry: Entry, host: str, port: int, *, tls: bool) -> tuple[Upstream | None, list[Address]]:
         """Return the person's own proxy, where their environment says to use one for this host, and its addresses."""
@@ -101,7 +105,6 @@ class Outbound:
         except OSError as error:
             raise Unreachable(_reason(error)) from error
         addresses = self._addresses(entry, host, port, must=upstream is None)
-        entry.allowed = True
         if upstream is not None:
             entry.address = f"by way of {upstream.host}:{upstream.port}"
         return upstream, addresses
@@ -113,11 +116,10 @@ class Outbound:
         except OSError as error:
             if not must:
                 return []
-            entry.allowed = True
             raise Unreachable(f"{host} can't be resolved: {_reason(error)}") from error
         usable = [address for address in addresses if not self._objection(address, port)]
         if not usable:
-            entry.address = str(addresses[0])
+            entry.allowed, entry.address = False, str(addresses[0])
             why = self._objection(addresses[0], port)
             raise Denied(f"{host} is at {addresses[0]}, {why}, which was not named itself")
         return usable
@@ -171,6 +173,10 @@ def is_own(address: Address) -> bool:
             return as_address(probe.getsockname()[0]) == address
         except OSError:
             return False
+
+
+def _by_way_of(upstream: Upstream | None, error: OSError) -> str:
+    return _reason(error) if upstream is None else f"the proxy {upstream.host}:{upstream.port}: {_reason(error)}"
 
 
 def _reason(error: OSError) -> str:
