@@ -297,6 +297,20 @@ def test_a_port_of_this_machine_and_the_same_port_of_a_name_are_told_apart(box, 
     assert [(each.host, each.allowed) for each in run.connections] == [("localhost", True), ("other.example", False)]
 
 
+def test_where_names_are_reached_this_machine_is_refused_and_recorded(box, project):
+    (project / "direct.py").write_text(
+        "import socket\nfor port in (22, 80, 443, 5432):\n"
+        "    try: print(socket.create_connection(('127.0.0.1', port), 100).recv(1))\n"
+        "    except ConnectionResetError: print('reset')\n"
+    )
+    run = box.run("python3 direct.py", network=["db.example:5432"])
+    assert run.stdout == "reset\n" * 4, run.output
+    assert [(each.host, each.port, each.allowed) for each in run.connections] == [
+        ("127.0.0.1", port, False) for port in (22, 80, 443, 5432)
+    ]  # fmt: skip
+    assert "--allow-host 127.0.0.1:22 " in run.blocked[0].hint
+
+
 def test_a_command_in_a_root_tree_reaches_what_it_was_granted(home, project, test_directory, web, other):
     tree = make_tree(test_directory / "tree")
     place = f"127.0.0.1:{web.port}"

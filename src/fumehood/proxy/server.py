@@ -79,8 +79,7 @@ class _Served:
         if self.host is not None:
             if self.entry is not None and self.arrived_and_not()[1]:
                 self.entry.reason = _CUT_OFF
-            with contextlib.suppress(OSError):  # it was closed
-                self.host.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            _reset_at_close(self.host)
             _shut(self.host, socket.SHUT_RDWR)
         _shut(self.client, socket.SHUT_RDWR)
 
@@ -294,9 +293,7 @@ class Proxy:
         place = client.getsockname()[:2]
         place = place if place in self._places else (_ANY, place[1])
         if place not in self._places:
-            entry = self.audit.begin(FORWARD, *client.getsockname()[:2])
-            entry.reason = NOT_GRANTED
-            self.audit.end(entry)
+            self._refuse(client)
             client.close()
         elif self._has_slot():
             self._begin(client, self._places[place], is_ours=True)
@@ -327,6 +324,8 @@ class Proxy:
                 host = self._names.host(address) or ""
             if host:
                 self._tunnel(Wire(client), FORWARD, host, port, say=lambda _error: b"")
+            else:
+                self._refuse(client)  # we listen at every address, and this one stands for no name
         except (OSError, Gone):
             pass  # one side is gone; how far it came is in the record
         finally:
@@ -336,6 +335,13 @@ class Proxy:
             if served.host is not None:
                 served.host.close()
             self._slots.release()
+
+    def _refuse(self, client: socket.socket) -> None:
+        """Have a connection reset, as near to a refusal as can be once it was accepted, and record it."""
+        entry = self.audit.begin(FORWARD, *client.getsockname()[:2])
+        entry.reason = NOT_GRANTED
+        self.audit.end(entry)
+        _reset_at_close(client)
 
     def _track(self, connection: socket.socket, entry: Entry) -> None:
         with self._lock:
@@ -411,6 +417,11 @@ class Proxy:
 def _shut(connection: socket.socket, side: int) -> None:
     with contextlib.suppress(OSError):  # it is closed, or was never connected
         connection.shutdown(side)
+
+
+def _reset_at_close(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it was closed
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 # SOCKS5, the server's side: CONNECT by name or address, without a login.
