@@ -65,6 +65,25 @@ def test_what_is_no_host_is_refused_by_name(text):
         parse(text)
 
 
+@pytest.mark.parametrize("host", ["faß.de", "FAẞ.de", "βόλος.com", "Ⱥb.example"])
+def test_an_international_name_that_is_two_hosts_is_refused(host):
+    with pytest.raises(BadRequest, match="one host by the older rules"):
+        parse(f"{host}:443")
+
+
+@pytest.mark.parametrize(
+    ("host", "plain"),
+    [
+        ("BÜCHER.example", "xn--bcher-kva.example"), ("пример.испытание", "xn--e1afmkfd.xn--80akhbyknj4f"),
+        ("例え。テスト", "xn--r8jz45g.xn--zckzah"), ("ελλάδα.gr", "xn--hxakic4aa.gr"),
+        ("bu\u0308cher.example", "xn--bcher-kva.example"), ("İstanbul.example", "xn--istanbul-o0e.example"),
+        ("xn--fa-hia.de", "xn--fa-hia.de"), ("\uff45xample\uff0eorg", "example.org"), ("ΒΌΛΟΣ.com", "xn--nxasmq6b.com"),
+    ],
+)  # fmt: skip
+def test_other_international_names_are_as_ever(host, plain):
+    assert canonical(host) == plain
+
+
 @pytest.mark.parametrize("host", ["127.1", "0177.0.0.1", "0x7f000001", "2130706433", "127.0.0.1.",
                                   "\uff11\uff12\uff17.0.0.1"])
 def test_other_spellings_of_an_address_are_that_address_or_nothing(host):

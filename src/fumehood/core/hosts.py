@@ -151,11 +151,8 @@ def canonical(host: str) -> str:
         return str(_plain(_address(host)))
     name = host.removesuffix(".")
     if not name.isascii():
-        try:
-            # First of all: letters that map to digits and dots are then judged as what they become.
-            name = name.encode("idna").decode("ascii")
-        except UnicodeError as error:
-            raise ValueError("it is not an international name") from error
+        # First of all: letters that map to digits and dots are then judged as what they become.
+        name = _in_ascii(name)
     name = name.lower()
     if not name or len(name) > _LONGEST_NAME:
         raise ValueError("it is empty or too long")
@@ -167,6 +164,24 @@ def canonical(host: str) -> str:
         # 127.1, 0x7f000001 and 017700000001 are all 127.0.0.1 to the C library.
         return str(_address(name))
     return name
+
+
+def _in_ascii(name: str) -> str:
+    """Return an international name as it is looked up; raises ValueError.
+
+    Python knows the rules of 2003. By those of 2008, some names are other hosts: faß.de is no longer fass.de. What they
+    change in a name, beyond its case and its letters' forms, is what the two differ in.
+    """
+    import unicodedata
+
+    try:
+        plain = name.encode("idna")
+        meant = plain.decode("idna")
+    except UnicodeError as error:
+        raise ValueError("it is not an international name") from error
+    if meant != unicodedata.normalize("NFKC", name.lower()).replace("\N{IDEOGRAPHIC FULL STOP}", "."):
+        raise ValueError("it is one host by the older rules for international names, and another by the newer ones")
+    return plain.decode("ascii")
 
 
 def _address(text: str) -> Address:
