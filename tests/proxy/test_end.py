@@ -66,6 +66,13 @@ def test_what_was_sent_last_arrives_however_slowly(proxy, protocol):
     assert seen.sent == slow.size
 
 
+def is_stuck(running) -> bool:
+    """Whether much was sent, and no more is."""
+    before = [each.sent for each in running.proxy.audit.connections()]
+    time.sleep(0.3)
+    return before == [each.sent for each in running.proxy.audit.connections()] and sum(before) > 1 << 18
+
+
 @pytest.mark.parametrize("protocol", ["connect", "http"])
 def test_what_is_cut_off_is_seen_to_be(proxy, monkeypatch, protocol):
     monkeypatch.setattr(serving_module, "_STALLED_S", 0.5)
@@ -76,7 +83,7 @@ def test_what_is_cut_off_is_seen_to_be(proxy, monkeypatch, protocol):
         sending.start()
         assert eventually(lambda: there.met)
         # It can't send everything: it is killed, as it were, when the run ends.
-        time.sleep(1)
+        assert eventually(lambda: is_stuck(running))
         (seen,) = running.proxy.stop(patience_s=0.5)
         running._stopped = ()
         paused.go_on.set()
