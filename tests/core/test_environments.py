@@ -135,3 +135,35 @@ def test_an_environment_is_looked_for_above_programs_and_beside_settings() -> No
     changes = [added("a/bin/x"), added("bin/y"), added("b/pyvenv.cfg"), added("c/lib/z"), added("d/bin/re/__init__.py")]
     gone = Change(0, "e/bin/x", DELETED, FILE, before=stamp())
     assert environments_of([*changes, gone]) == {(0, "a"), (0, ""), (0, "b"), (0, "d")}
+
+
+def test_a_python_that_commands_or_anybody_can_write_is_held_by_all_its_names() -> None:
+    ours = "/home/someone/.local/share/fumehood"
+    ground = GROUND.replace(written=(ours,), aliases=(("/someone", "/home/someone"),))
+    names = (f"{ours}/playground", "/someone/project", "/tmp/x", "/proc/self/cwd", "/dev/fd/3")
+    for place in names:
+        old, new = b"home = /usr/bin\n", f"home = {place}/bin\n".encode()
+        assert is_held(concern(modified(".venv/pyvenv.cfg"), Facts(old=old, new=new, root=ROOT), NO_RULES, ground))
+        for path in (".venv/bin/python3", "other/bin/python"):
+            made = Change(0, path, MODIFIED, SYMLINK, before=stamp(SYMLINK), after=stamp(SYMLINK))
+            about = concern(made, Facts(target=f"{place}/bin/python3", root=ROOT), NO_RULES, ground)
+            assert is_held(about) or (path, place) == ("other/bin/python", "/someone/project")
+
+
+@pytest.mark.parametrize("line", ["home\u2028= /x/../evil", "home\x0c = evil", "home\r= evil", "a=b\rhome = evil"])
+def test_settings_are_read_as_python_reads_them(line: str) -> None:
+    assert is_held(replaced(".venv/pyvenv.cfg", f"{line}\nhome = /usr/bin\n", "home = /usr/bin\n"))
+
+
+def test_settings_beside_the_program_count_too() -> None:
+    assert is_held(brought(".venv/bin/pyvenv.cfg", f"home = {ROOT}/evil\n"))
+    assert (0, ".venv") in environments_of([added(".venv/bin/pyvenv.cfg")])
+
+
+def test_a_link_to_python_is_no_other_program() -> None:
+    for target in ("python3", "/usr/bin/python3", "/usr/bin/env"):
+        assert is_held(linked(".venv/bin/pip", target, old="x"))
+    ground = GROUND.replace(commands={"git": "/usr/bin/git"})
+    for target, harmless in (("python", False), ("../../evil", False), ("/usr/bin/git", True)):
+        about = concern(added(".venv/bin/git", SYMLINK), Facts(target=target, root=ROOT), NO_RULES, ground)
+        assert is_held(about) != harmless

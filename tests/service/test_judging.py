@@ -183,3 +183,50 @@ def test_settings_of_a_linter_are_held_only_when_they_load_something_new(sandbox
     assert sandbox.run("sed -i s/100/120/ setup.cfg").state == "applied"
     run = sandbox.run("printf '[flake8:local-plugins]\\nextension =\\n  X = evil:P\\n' >> setup.cfg")
     assert verdicts(run) == {"setup.cfg": ("held", ("linter-settings",))}
+
+
+@pytest.fixture
+def environment(project):
+    """A virtual environment of the person's, which is not active."""
+    subprocess.run([PYTHON, "-m", "venv", "--without-pip", ".venv"], cwd=project, check=True)
+    return project / ".venv"
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("mkdir ~/playground/bin; cp /bin/true ~/playground/bin/python3; ln -sfn $PLACE/bin/python3 .venv/bin/python3",
+         ".venv/bin/python3"),
+        ("sed -i \"s#^home = .*#home = $PLACE/bin#\" .venv/pyvenv.cfg", ".venv/pyvenv.cfg"),
+        ("echo home = $PLACE/bin > .venv/bin/pyvenv.cfg", ".venv/bin/pyvenv.cfg"),
+        ("printf '#!/bin/sh\\n: > mark\\n' > .venv/bin/ls; chmod +x .venv/bin/ls", ".venv/bin/ls"),
+        ("printf '#!/bin/sh\\n: > mark\\n' > evil; chmod +x evil; ln -s ../../evil .venv/bin/ls", ".venv/bin/ls"),
+    ],
+)  # fmt: skip
+def test_a_virtual_environment_is_not_taken_over_from_beside_it(sandbox, project, home, environment, line, path):
+    place = home / ".local/share/fumehood/playground"
+    run = sandbox.run(line, env={"PLACE": str(place)})
+    assert run.exit_code == 0, run.output
+    assert {change.path: change.verdict for change in run.changes}[path] == "held"
+    subprocess.run(["sh", "-c", ". .venv/bin/activate; ls; .venv/bin/python3 -c pass"], cwd=project, check=True)
+    assert not (project / "mark").exists()
+
+
+def test_what_packages_bring_into_an_environment_is_held_by_its_name_only_where_that_is_another_program(
+    sandbox, home, environment, monkeypatch, test_directory
+):
+    person, tools = test_directory / "tools/bin", test_directory / "python-tools/bin"
+    for folder, names in ((person, ("node", "gh", "mypy")), (tools, ("ruff",))):
+        folder.mkdir(parents=True)
+        for name in names:
+            (folder / name).write_text("#!/bin/sh\n")
+            (folder / name).chmod(0o755)
+    (tools.parent / "pyvenv.cfg").touch()
+    monkeypatch.setenv("PATH", f"{person}:{tools}:/usr/bin:/bin")
+    script = f"#!{environment}/bin/python3\nimport sys\nfrom mypy import main\nsys.exit(main())\n"
+    line = 'cd .venv/bin; for each in node gh ruff other; do echo binary > $each; done; printf %s "$SCRIPT" > mypy'
+    run = sandbox.run(line, env={"SCRIPT": script})
+    answers = {change.path.rpartition("/")[2]: (change.verdict, change.flags) for change in run.changes}
+    assert answers["gh"] == ("held", ("environment-program",))
+    assert answers["node"] == ("applied", ("environment-program",))
+    assert {answers[name] for name in ("mypy", "ruff", "other")} == {("applied", ())}

@@ -12,7 +12,7 @@ from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fumehood.core.changes import Change
 
@@ -24,7 +24,9 @@ _SYSTEM = (
     "/usr/", "/bin/", "/sbin/", "/lib/", "/lib32/", "/lib64/", "/libx32/", "/opt/",
     "/nix/store/", "/gnu/store/", "/etc/alternatives/",
 )  # fmt: skip
-_INTERPRETERS = ("python", "pypy")
+INTERPRETERS = ("python", "pypy", "graalpy")
+# Where anybody may leave a program, and what is another file for each process.
+_ANYBODYS = ("/tmp/", "/var/tmp/", "/dev/", "/proc/")  # noqa: S108 - as the text of a link has it
 shown = brief  # a command's own words as part of a reason: fit for a person's terminal, and not too long
 
 
@@ -61,18 +63,40 @@ def directory_of(change: Change, facts: Facts) -> str:
     return f"{facts.root}/{change.path.rpartition('/')[0]}"
 
 
+def by_real_name(place: str, ground: Ground) -> str:
+    """Return a path as the roots are named, where the person has another name for a directory above them."""
+    for name, real in ground.aliases:
+        if place == name or place.startswith(f"{name}/"):
+            return real + place[len(name) :]
+    return place
+
+
+def is_anybodys(place: str, roots: tuple[str, ...], ground: Ground) -> bool:
+    """Return True if commands or anybody can write a path, or it is not sure where that leads."""
+    place = by_real_name(place, ground)
+    is_absolute = place.startswith("/") and ".." not in place
+    return not is_absolute or place.startswith(_ANYBODYS) or within(place, (*roots, *ground.written)) is not None
+
+
 def link_concern(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
     """Judge where a symlink leads."""
     if facts is None or not facts.target or not facts.root:
         return held("outside-link", "where this link leads could not be read")
     place = lands(directory_of(change, facts), facts.target)
-    target = shown(facts.target)
     if place is None:
-        return held("outside-link", f"where this link leads can't be told from its text, {target}")
+        return held("outside-link", f"where this link leads can't be told from its text, {shown(facts.target)}")
+    return _leading_out(change, by_real_name(place, ground), facts, ground)
+
+
+def _leading_out(change: Change, place: str, facts: Facts, ground: Ground) -> Concern | None:
+    target = shown(facts.target)
     if within(place, roots_of(facts, ground)) is not None:
         return None
+    if within(place, ground.written) is not None:
+        return held("outside-link", f"leads to where commands write without being judged, {target}")
     ends = (change.path.split("/")[-2:], place.split("/")[-2:])
-    if all(len(end) == 2 and end[0] == "bin" and end[1].startswith(_INTERPRETERS) for end in ends):
+    is_interpreter = all(len(end) == 2 and end[0] == "bin" and end[1].startswith(INTERPRETERS) for end in ends)
+    if is_interpreter and not place.startswith(_ANYBODYS):
         # As virtual environments have one: `bin/python…` to another `bin/python…`.
         return flagged("interpreter-link", f"runs the interpreter {target}")
     if place.startswith(_SYSTEM) or place == "/dev/null":
@@ -202,7 +226,9 @@ class Ground(Value):
 
     `repositories` are directories that are git repositories without being called `.git`, by a root's number and a path
     in it ("" is the root itself). `own` is what Fumehood itself is loaded from, where that lies in the roots.
-    `environments` are virtual environments that were there before.
+    `environments` are virtual environments that were there before, `commands` what new programs in them would be run in
+    place of, by name. `written` is where commands write besides the roots, and nothing is judged; `aliases` are other
+    names of directories above the roots, with the real ones.
     """
 
     roots: tuple[str, ...] = ()
@@ -210,6 +236,9 @@ class Ground(Value):
     protected: Protected | None = None
     own: Own | None = None
     environments: frozenset[tuple[int, str]] = frozenset()
+    commands: Mapping[str, str] | None = None
+    written: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
 
 
 def held(flag: str, reason: str) -> Concern:

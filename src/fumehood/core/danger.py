@@ -33,6 +33,7 @@ from fumehood.core.wording import brief as shown
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
 
     from fumehood.core.changes import Change
     from fumehood.core.concern import Because, Own, Protected
@@ -271,10 +272,12 @@ def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
 def survey(
     changes: Iterable[Change], roots: tuple[str, ...] = (), repositories: Iterable[tuple[int, str]] = (),
     protected: Protected | None = None, own: Own | None = None, environments: Iterable[tuple[int, str]] = (),
+    **more: Any,
 ) -> Ground:  # fmt: skip
     """Gather what judging one change needs to know about the others and about the roots.
 
-    Finds bare repositories among what the run made; `repositories` are those found by `suspects`.
+    Finds bare repositories among what the run made; `repositories` are those found by `suspects`. What else there is
+    to know of the ground goes in as it is.
     """
     every = set(repositories)
     for change in changes:
@@ -284,5 +287,6 @@ def survey(
                 every.add((change.root, parent))
     every.update((number, "") for number, root in enumerate(roots) if surroundings(root.strip("/")).in_git)
     return Ground(
-        roots=roots, repositories=frozenset(every), protected=protected, own=own, environments=frozenset(environments)
-    )
+        roots=roots, repositories=frozenset(every), protected=protected, own=own, environments=frozenset(environments),
+        **more,
+    )  # fmt: skip

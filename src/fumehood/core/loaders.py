@@ -9,13 +9,22 @@ from __future__ import annotations
 import sys
 
 from fumehood.core.changes import ADDED, DELETED, FILE, SYMLINK
-from fumehood.core.concern import directory_of, held, is_unchanged, lands, roots_of, within
+from fumehood.core.concern import (
+    INTERPRETERS,
+    directory_of,
+    flagged,
+    held,
+    is_anybodys,
+    is_unchanged,
+    lands,
+    roots_of,
+)
 from fumehood.core.value import words
 from fumehood.core.wording import brief as shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Container, Iterable
 
     from fumehood.core.changes import Change
     from fumehood.core.concern import Concern, DirectoryMeaning, Facts, Ground
@@ -265,12 +274,18 @@ def _new_in_package(old: str, new: str) -> str | None:
 
 # What a virtual environment runs: a program that takes another one's place there is held.
 #
-# An environment that is made anew has the same programs as before, what an installer writes only starts a module, and
-# what a new package brings takes nobody's place.
+# An environment that is made anew has the same programs as before, and what an installer writes only starts a module.
+# What a new package brings takes nobody's place, unless a program on the person's PATH has its name: who has activated
+# the environment and types `git` means that one.
 
 SETTINGS, _PROGRAMS = "pyvenv.cfg", "bin"
 # What every environment has and people start without a thought: a new one stands for one that was removed before.
 _ITS_OWN = ("python", "pypy", "pip", "activate", "Activate", SETTINGS)
+# Programs that packages bring as they are, and that a project is built and checked with: they are the project's own.
+_BUILDING = words(
+    """actionlint bun ccmake cmake corepack cpack ctest deno go gofmt hadolint just maturin ninja node nodejs npm npx
+    patchelf pnpm ruff shellcheck shfmt ty typos uv uvx yarn zig"""
+)
 _LONGEST_SCRIPT = 2048
 # All that pip, uv and setuptools write into a script besides the function that it calls.
 _SCRIPT_LINES = frozenset((
@@ -291,63 +306,85 @@ def environments_of(changes: Iterable[Change]) -> set[tuple[int, str]]:
             continue
         if change.kind == SYMLINK and change.before is not None:
             directories.add((change.root, change.path))
-        environment, name = _place(change)
-        if name:
-            directories.add((change.root, environment))
+        directories.update((change.root, environment) for environment, _ in _places(change))
     return directories
 
 
-def _place(change: Change) -> tuple[str, str]:
-    """Return the environment that a change is to a program or the settings of, and the name there; "": none."""
+def _places(change: Change) -> list[tuple[str, str]]:
+    """Return each environment that a change may be to a program or the settings of, with the name there."""
     directory, _, name = change.path.rpartition("/")
-    if name == SETTINGS or (change.kind == SYMLINK and name == _PROGRAMS):
-        return directory, name
+    if change.kind == SYMLINK and name == _PROGRAMS:
+        return [(directory, name)]
+    # Python obeys settings beside its program before those that lie above it.
+    places = [(directory, name)] if name == SETTINGS else []
     if name.startswith("__init__."):  # of a package that scripts beside it would load
         directory, _, name = directory.rpartition("/")
     above, _, last = directory.rpartition("/")
-    return (above, name) if last == _PROGRAMS else ("", "")
+    return [*places, (above, name)] if last == _PROGRAMS else places
+
+
+def _name_in(change: Change, environments: Container[tuple[int, str]]) -> str:
+    """Return what a change to an environment is called there; "": it is to none of these."""
+    return next((name for environment, name in _places(change) if (change.root, environment) in environments), "")
 
 
 def is_program(change: Change, ground: Ground) -> bool:
     """Return True if a change is to an environment that was there before: its programs, or its settings."""
-    if not ground.environments or change.kind not in (FILE, SYMLINK):
-        return False
-    environment, name = _place(change)
-    return bool(name) and (change.root, environment) in ground.environments
+    return bool(ground.environments) and change.kind in (FILE, SYMLINK) and _name_in(change, ground.environments) != ""
+
+
+def new_programs(changes: Iterable[Change], environments: Collection[tuple[int, str]]) -> set[str]:
+    """Return the names of programs that are new in these environments."""
+    if not environments:
+        return set()
+    fresh = (change for change in changes if change.change == ADDED and change.kind in (FILE, SYMLINK))
+    return {name for change in fresh if (name := _name_in(change, environments))}
 
 
 def environment_concern(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
-    """Hold what takes the place of an environment's program, or has it use another Python that lies in a root."""
+    """Hold what takes the place of a program, of the environment's or on PATH, or has it use a command's Python."""
     if change.change == DELETED:
         return None
     if change.kind == SYMLINK and (change.root, change.path) in ground.environments:
         return held("environment-program", "leads to another place than the virtual environment that is here")
     if not is_program(change, ground):
         return None
-    name = _place(change)[1]
+    name = _name_in(change, ground.environments)
     stands_for_a_module = name.partition(".")[0] in sys.stdlib_module_names
-    if change.change == ADDED and not name.startswith(_ITS_OWN) and not stands_for_a_module:
+    is_new = change.change == ADDED and not name.startswith(_ITS_OWN) and not stands_for_a_module
+    replaced = (ground.commands or {}).get(name, "")
+    if (is_new and not replaced) or (facts is not None and _is_harmless(change, facts, ground)):
         return None
-    if facts is not None and _is_harmless(change, facts, ground):
-        return None
-    return held("environment-program", "takes the place of what this virtual environment ran before")
+    if not is_new:
+        return held("environment-program", "takes the place of what this virtual environment ran before")
+    reason = f"is run in place of {shown(replaced)} while this virtual environment is active"
+    return flagged("environment-program", reason) if name in _BUILDING else held("environment-program", reason)
 
 
 def _is_harmless(change: Change, facts: Facts, ground: Ground) -> bool:
     roots = roots_of(facts, ground)
+    name = change.path.rpartition("/")[2]
     if change.kind == SYMLINK:
-        place = lands(directory_of(change, facts), facts.target)
         is_as_before = facts.old == facts.target.encode("utf-8", "surrogateescape")
-        # Where a link leads that leaves the roots is judged with other links.
-        return is_as_before or _is_python(facts.target) or (place is not None and within(place, roots) is None)
+        return is_as_before or _leads_to_its_like(name, change, facts, ground)
     if is_unchanged(facts):
         return True
     if facts.new is None or not facts.whole:
         return False
-    if change.path.rpartition("/")[2] == SETTINGS:
+    if name == SETTINGS:
         fresh = _homes(facts.new) - _homes(facts.old or b"")
-        return all(home.startswith("/") and within(home, roots) is None and ".." not in home for home in fresh)
+        return not any(is_anybodys(home, roots, ground) for home in fresh)
     return _starts_a_module(facts.new, facts.old or b"", directory_of(change, facts))
+
+
+def _leads_to_its_like(name: str, change: Change, facts: Facts, ground: Ground) -> bool:
+    """Return True if a link leads to a program that is the same by its name: as `pip`, Python would run `./install`."""
+    place = lands(directory_of(change, facts), facts.target) or ""
+    target = place.rpartition("/")[2]
+    is_interpreter = name.startswith(INTERPRETERS) and target.startswith(INTERPRETERS)
+    if _is_python(facts.target):
+        return is_interpreter
+    return (is_interpreter or name == target) and not is_anybodys(place, roots_of(facts, ground), ground)
 
 
 def _is_python(name: str) -> bool:
@@ -356,7 +393,9 @@ def _is_python(name: str) -> bool:
 
 def _homes(content: bytes) -> set[str]:
     """Return where the settings of an environment say that its Python lies."""
-    pairs = (line.partition("=") for line in content.decode("utf-8", "surrogateescape").splitlines())
+    text = content.decode("utf-8", "surrogateescape")
+    # Python itself ends a line at a newline only, and its library at a return too.
+    pairs = (line.partition("=") for line in (*text.split("\n"), *text.replace("\r", "\n").split("\n")))
     return {value.strip() for key, _, value in pairs if key.strip().lower() == "home"}
 
 

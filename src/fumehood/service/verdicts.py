@@ -10,11 +10,11 @@ import os
 import sys
 
 from fumehood.core import changes as c
-from fumehood.core.concern import PACKAGES, Concern, Facts, Ground, Own, Protected, is_dot_git
+from fumehood.core.concern import PACKAGES, Concern, Facts, Ground, Own, Protected, is_dot_git, within
 from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
 from fumehood.core.judge import Waiting, judge, keep_replacements_whole
 from fumehood.core.limits import overflows
-from fumehood.core.loaders import SETTINGS, environments_of
+from fumehood.core.loaders import SETTINGS, environments_of, new_programs
 from fumehood.core.masks import is_in
 from fumehood.core.report import Blocked, Run
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
@@ -44,17 +44,20 @@ from fumehood.linux.ways_in import (
     protect_search_path,
     protect_what_files_name,
     protect_what_git_runs,
+    text_of,
 )
-from fumehood.store.places import Places, home
+from fumehood.store.places import Places, home, places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fumehood.core.policy import Rules
     from fumehood.linux.probe import Host
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
+
+    Elsewhere = Callable[[], Sequence[str]]
 
 
 def give_verdicts(
@@ -73,39 +76,44 @@ def give_verdicts(
     if cut_short and mode == WHOLE:
         mode = DISCARD
     is_held = mode == APPLY and bool(cut_short)
-    judge_all(run, layers, HOLD if is_held else mode, rules, waiting)
+    judge_all(run, layers, HOLD if is_held else mode, rules, waiting, store.projects.paths)
     for change in run.changed:
         if change.verdict == c.HELD and (is_held or run.draft is not None):
             change.reason = cut_short or f"in draft {run.draft_name}"
     hold_what_is_not_ours(run.changed, layers)
 
 
-def judge_all(run: Run, layers: Sequence[Layer], mode: str, rules: Rules, waiting: Waiting | None = None) -> None:
+def judge_all(
+    run: Run, layers: Sequence[Layer], mode: str, rules: Rules, waiting: Waiting | None = None,
+    elsewhere: Elsewhere = tuple,
+) -> None:  # fmt: skip
     """Judge what a run changed, by what it would bring about and by what is mounted now."""
-    acted_on = concerns(run.changed, run.roots, [layer.upper for layer in layers], rules)
+    acted_on = concerns(run.changed, run.roots, [layer.upper for layer in layers], rules, elsewhere=elsewhere)
     judge(run.changed, mode, acted_on, mounts_below(run.roots), waiting, run.roots)
 
 
 # ---- What the host would act on by itself.
 
 _MOST = 1 << 20  # bytes of a file that are read: a git configuration with many branches is longer than it looks
+_SYSTEM = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")  # whatever PATH says
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def concerns(
     changes: Sequence[c.Change], roots: Sequence[str], uppers: Sequence[str], rules: Rules,
-    planned: Mapping[tuple[int, str], bytes] | None = None,
+    planned: Mapping[tuple[int, str], bytes] | None = None, elsewhere: Elsewhere = tuple,
 ) -> dict[int, Concern]:  # fmt: skip
     """Return why changes must be held or flagged, by their place in the list.
 
-    What is only `planned`, by root and path, lies in no layer yet: `uppers` are then the roots themselves.
+    What is only `planned`, by root and path, lies in no layer yet: `uppers` are then the roots themselves. `elsewhere`
+    names the other projects that commands write, where that must be known.
     """
     sources = [
         _Sources(number, root, upper, planned)
         for number, (root, upper) in enumerate(zip(roots, uppers, strict=True))
     ]
     try:
-        ground = _ground(changes, tuple(roots), sources)
+        ground = _ground(changes, tuple(roots), sources, elsewhere)
         answers: dict[int, Concern] = {}
         for place, change in enumerate(changes):
             facts = sources[change.root].facts(change) if wants_facts(change, ground) else None
@@ -118,7 +126,9 @@ def concerns(
             source.close()
 
 
-def _ground(changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequence[_Sources]) -> Ground:
+def _ground(
+    changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequence[_Sources], elsewhere: Elsewhere
+) -> Ground:
     """Look at the roots as a whole: which directories are repositories, and what leads the host into them."""
     repositories = [(root, path) for root, path in suspects(changes) if sources[root].has(path, "HEAD")]
     environments = [
@@ -126,7 +136,47 @@ def _ground(changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequen
         for root, path in environments_of(changes)
         if sources[root].live_content(f"{path}/{SETTINGS}".lstrip("/")) is not None
     ]
-    return survey(changes, roots, repositories, _protected(changes, roots), own_source(roots), environments)
+    leads = any(change.kind == c.SYMLINK or change.path.endswith(SETTINGS) for change in changes)
+    return survey(
+        changes, roots, repositories, _protected(changes, roots), own_source(roots), environments,
+        commands=_commands(new_programs(changes, environments), roots),
+        written=_written(elsewhere()) if leads else (), aliases=_aliases(roots) if leads else (),
+    )  # fmt: skip
+
+
+def _commands(names: Iterable[str], roots: tuple[str, ...]) -> dict[str, str]:
+    """Return the programs that these names mean to the person now, except for Python's: installing one means it."""
+    folders = dict.fromkeys((*os.environ.get("PATH", "").split(":"), *_SYSTEM)) if names else {}
+    outside = [each for each in folders if each.startswith("/") and within(os.path.realpath(each), roots) is None]
+    commands = {}
+    for name in names:
+        path = next((path for each in outside if os.access(path := f"{each}/{name}", os.X_OK)), "")
+        if path and not _is_pythons(path):
+            commands[name] = path
+    return commands
+
+
+def _is_pythons(program: str) -> bool:
+    """Return True if a program is a script of Python's, or a package brought it to an environment, as pipx has it."""
+    environment = os.path.dirname(os.path.dirname(os.path.realpath(program)))
+    text = text_of(program)[:512]
+    # Version managers put a script before each program of theirs, which says so in its first lines.
+    is_script = text.startswith("#!") and ("python" in text or "pyenv" in text)
+    return is_script or os.path.isfile(f"{environment}/{SETTINGS}")
+
+
+def _written(projects: Iterable[str]) -> tuple[str, ...]:
+    """Return where commands write besides the roots: our own directories, by all their names, and other projects."""
+    own = (*places().own(), f"{home()}/playground")
+    return tuple(dict.fromkeys((*own, *map(os.path.realpath, own), *projects)))
+
+
+def _aliases(roots: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return other names of directories above the roots, with the real ones: `/home` may be a link, or the home."""
+    with os.scandir("/") as tops:
+        names = [home(), os.environ.get("PWD", ""), *(each.path for each in tops if each.is_symlink())]
+    pairs = ((name, os.path.realpath(name)) for name in names if name.startswith("/"))
+    return tuple(pair for pair in pairs if pair[0] != pair[1] and any(is_in(root, pair[1:]) for root in roots))
 
 
 def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected:
