@@ -230,3 +230,34 @@ def test_what_packages_bring_into_an_environment_is_held_by_its_name_only_where_
     assert answers["gh"] == ("held", ("environment-program",))
     assert answers["node"] == ("applied", ("environment-program",))
     assert {answers[name] for name in ("mypy", "ruff", "other")} == {("applied", ())}
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("ln -s data/key pub", "pub"),
+        ("ln -s data pub", "pub"),
+        ("mkdir a; ln -s ../sub a/b; ln -s a/b/far/key pub", "pub"),
+        ("ln -s $PWD/sub/far pub", "pub"),
+        ("rm data; mkdir data; echo x > data/.envrc; ln -s data/key pub", "pub"),
+    ],
+)
+def test_a_link_out_of_the_project_through_a_link_of_the_persons_is_held(sandbox, project, line, path):
+    (project.parent / "out").mkdir()
+    (project.parent / "out/key").write_text("secret")
+    (project / "data").symlink_to("../out")
+    (project / "sub").mkdir()
+    (project / "sub/far").symlink_to("../data")
+    run = sandbox.run(line)
+    (change,) = [change for change in run.changes if change.path == path]
+    assert (change.verdict, change.flags) == ("held", ("outside-link",))
+    assert not (project / path).is_symlink()
+
+
+def test_links_through_links_that_stay_in_the_project_are_not_held(sandbox, project):
+    (project / "v2").mkdir()
+    (project / "latest").symlink_to("v2")
+    (project / "round").symlink_to("round")
+    line = "ln -s latest/x a; ln -s a b; ln -s latest c; ln -s c/../d . || true; ln -s round e; mkdir f; ln -s ../f f/g"
+    run = sandbox.run(f"{line}; ln -s f/g/g/g h; ln -s nothing/there i")
+    assert verdicts(run) == {"d": ("held", ("outside-link",))}, run.output

@@ -12,7 +12,7 @@ from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fumehood.core.changes import Change
 
@@ -27,6 +27,7 @@ _SYSTEM = (
 INTERPRETERS = ("python", "pypy", "graalpy")
 # Where anybody may leave a program, and what is another file for each process.
 _ANYBODYS = ("/tmp/", "/var/tmp/", "/dev/", "/proc/")  # noqa: S108 - as the text of a link has it
+_MOST_LINKS, _LONGEST = 40, 32768  # on one way, as the kernel has it; letters of the path where that leads
 shown = brief  # a command's own words as part of a reason: fit for a person's terminal, and not too long
 
 
@@ -71,6 +72,30 @@ def by_real_name(place: str, ground: Ground) -> str:
     return place
 
 
+def end_of(place: str, link_at: Callable[[tuple[int, str]], str], ground: Ground) -> str:
+    """Return where a path leads by the links in the roots; what lies outside is not looked at.
+
+    `link_at` tells the text of a link by its root's number and path, or nothing.
+    """
+    done, names, links = "", place.split("/"), 0
+    while names:
+        name = names.pop(0)
+        if name == "..":
+            done = done.rpartition("/")[0]
+        elif name not in ("", "."):
+            step = f"{done}/{name}"
+            spot = within(step, ground.roots)
+            target = link_at(spot) if spot is not None and spot[1] else ""
+            links += bool(target)
+            if links > _MOST_LINKS:
+                return place  # no program can follow it
+            if len(step) > _LONGEST:
+                return "/"
+            names = target.split("/") + names if target else names
+            done = step if not target else "" if target.startswith("/") else done
+    return by_real_name(done, ground)
+
+
 def is_anybodys(place: str, roots: tuple[str, ...], ground: Ground) -> bool:
     """Return True if commands or anybody can write a path, or it is not sure where that leads."""
     place = by_real_name(place, ground)
@@ -85,11 +110,17 @@ def link_concern(change: Change, facts: Facts | None, ground: Ground) -> Concern
     place = lands(directory_of(change, facts), facts.target)
     if place is None:
         return held("outside-link", f"where this link leads can't be told from its text, {shown(facts.target)}")
-    return _leading_out(change, by_real_name(place, ground), facts, ground)
+    mild = _leading_out(change, by_real_name(place, ground), facts.target, facts, ground)
+    for end in facts.leads if mild is None else ():
+        further = _leading_out(change, end, f"{facts.target}, which is {end}", facts, ground)
+        if further is not None and further.held:
+            return further
+        mild = mild or further
+    return mild
 
 
-def _leading_out(change: Change, place: str, facts: Facts, ground: Ground) -> Concern | None:
-    target = shown(facts.target)
+def _leading_out(change: Change, place: str, words: str, facts: Facts, ground: Ground) -> Concern | None:
+    target = shown(words)
     if within(place, roots_of(facts, ground)) is not None:
         return None
     if within(place, ground.written) is not None:
@@ -206,6 +237,7 @@ class Facts(Value):
     """What was read about one change, only where it was asked for."""
 
     target: str = ""  # a symlink's text, in its new version
+    leads: tuple[str, ...] = ()  # where that leads by links of the roots on its way
     old: bytes | None = None  # the content before, or a link's text; None: there was none, or it could not be read
     new: bytes | None = None  # the content after
     whole: bool = True  # False: a version was longer than what is read

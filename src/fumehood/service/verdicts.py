@@ -7,10 +7,24 @@ was loaded from: a command that could change that would act on the host the next
 from __future__ import annotations
 
 import os
+import stat
 import sys
 
 from fumehood.core import changes as c
-from fumehood.core.concern import PACKAGES, Concern, Facts, Ground, Own, Protected, is_dot_git, within
+from fumehood.core.concern import (
+    PACKAGES,
+    Concern,
+    Facts,
+    Ground,
+    Own,
+    Protected,
+    by_real_name,
+    directory_of,
+    end_of,
+    is_dot_git,
+    lands,
+    within,
+)
 from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
 from fumehood.core.judge import Waiting, judge, keep_replacements_whole
 from fumehood.core.limits import overflows
@@ -114,9 +128,12 @@ def concerns(
     ]
     try:
         ground = _ground(changes, tuple(roots), sources, elsewhere)
+        links = _LinksOnTheWay(changes, sources, ground)
         answers: dict[int, Concern] = {}
         for place, change in enumerate(changes):
             facts = sources[change.root].facts(change) if wants_facts(change, ground) else None
+            if facts is not None and facts.target and (leads := links.ends(change, facts)):
+                facts = facts.replace(leads=leads)
             answer = concern(change, facts, rules, ground)
             if answer is not None:
                 answers[place] = answer
@@ -267,6 +284,20 @@ class _Sources:
                 return not is_whiteout(status)
         return False
 
+    def live_link(self, path: str) -> str | None:
+        """Return the text of a link of the project; "" for what is no link, None where nothing is."""
+        parent, name = split(path)
+        try:
+            status = look(self._live.of(parent), name)
+            is_link = status is not None and stat.S_ISLNK(status.st_mode)
+            return _target(self._live, path) if is_link else None if status is None else ""
+        except OSError:
+            return None
+
+    def new_link(self, path: str) -> str:
+        """Return the text of a link that the run made."""
+        return _target(self._layer, path)
+
     def live_content(self, path: str) -> bytes | None:
         """Read a file of the project as it is now."""
         return _content(self._live, path)
@@ -276,6 +307,38 @@ class _Sources:
         self._layer.close()
         self._live.close()
         self._tops.close()
+
+
+class _LinksOnTheWay:
+    """Follow links through the roots, by those that were there and those that a run made; what lies outside is text."""
+
+    def __init__(self, changes: Sequence[c.Change], sources: Sequence[_Sources], ground: Ground) -> None:
+        self._sources = sources
+        self._ground = ground
+        made = (change for change in changes if change.kind == c.SYMLINK and change.change != c.DELETED)
+        self._new = {(change.root, change.path) for change in made}
+        self._old: dict[tuple[int, str], str | None] = {}
+
+    def ends(self, change: c.Change, facts: Facts) -> tuple[str, ...]:
+        """Return where a new link leads that stays in the roots by its text, with the run's other links and without."""
+        place = lands(directory_of(change, facts), facts.target)
+        place = None if place is None else by_real_name(place, self._ground)
+        if place is None or within(place, self._ground.roots) is None:
+            return ()
+        ends = (end_of(place, self._any_link, self._ground), end_of(place, self._link, self._ground))
+        return tuple(end for end in dict.fromkeys(ends) if end != place)
+
+    def _any_link(self, spot: tuple[int, str]) -> str:
+        return self._sources[spot[0]].new_link(spot[1]) if spot in self._new else self._link(spot)
+
+    def _link(self, spot: tuple[int, str]) -> str:
+        """Return the text of a link that was there; where nothing was, nothing was below."""
+        if spot not in self._old:
+            root, path = spot
+            above = (root, path.rpartition("/")[0])
+            is_there = not above[1] or self._old.get(above, "") is not None
+            self._old[spot] = self._sources[root].live_link(path) if is_there else None
+        return self._old[spot] or ""
 
 
 def _content(side: Parents, path: str) -> bytes | None:
