@@ -308,3 +308,41 @@ def test_judging_loads_nothing_slow() -> None:
     )
     slow = {"re", "typing", "enum", "dataclasses", "json", "pathlib", "fnmatch", "shlex", "configparser", "functools"}
     assert not slow & set(told.stdout.split())
+
+
+MANAGERS = """
+    lefthook.yml lefthook.toml lefthook.json lefthook-local.json lefthook-local.yaml .lefthook-local.yml .lefthook.jsonc
+    .config/lefthook.toml sub/.config/lefthook-local.yml .lefthook-local/pre-commit/x prek.toml .pre-commit-config.yml
+    .pre-commit-config.yaml .huskyrc .huskyrc.json .huskyrc.js husky.config.js .overcommit.yml .local-overcommit.yml
+    grumphp.yaml grumphp.yml.dist hk.pkl hk.local.pkl .config/hk.pkl hk.toml hk.json .hkrc.pkl .lintstagedrc
+    .lintstagedrc.ts lint-staged.config.mts .simple-git-hooks.cjs simple-git-hooks.json captainhook.json
+    captainhook.config.json .rusty-hook.toml
+"""
+NO_MANAGERS = """
+    bin/lefthook lefthook.go lefthook.ts docs/lefthook.md locales/hk.json data/hk.csv src/hk.py husky.json husky.ts
+    lint-staged.js overcommit.rb prek tests/pre-commit-config.py captainhook.png node_modules/x/lefthook.yml
+"""
+
+
+@pytest.mark.parametrize("path", MANAGERS.split())
+def test_settings_of_a_hook_manager_are_held_whatever_their_ending(path: str) -> None:
+    assert is_held(file(path))
+
+
+@pytest.mark.parametrize("path", NO_MANAGERS.split())
+def test_what_is_only_called_like_a_hook_manager_passes(path: str) -> None:
+    assert not is_held(file(path))
+
+
+MISE = """
+    mise.toml .mise.toml mise.dev.toml mise.dev.local.toml .mise.ci.toml mise/config.toml .mise/config.dev.toml
+    .config/mise.toml .config/mise/config.toml .config/mise/conf.d/a.toml
+"""
+
+
+@pytest.mark.parametrize("path", MISE.split())
+def test_settings_of_mise_are_held_by_what_they_run_whatever_their_name(path: str) -> None:
+    assert wants_facts(added(path))
+    assert is_held(file(path, b'[hooks]\nenter = "evil"\n'))
+    assert is_flagged(file(path, b'[tools]\nnode = "22"\n'))
+    assert file("config.toml", b'[hooks]\nenter = "evil"\n') is None

@@ -419,3 +419,28 @@ def test_a_virtual_environment_that_is_used_and_made_anew_needs_no_person(
     assert ".venv/bin/pip" in held(judge("echo 'import evil' >> .venv/bin/pip"))
     run(f"{python} -m venv --clear .venv")
     assert ".venv/bin/python3" in held(judge("rm .venv/bin/python3; echo evil > .venv/bin/python3"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "git switch -qc x @~; echo 3 > file; git commit -qam 3; git -c rerere.enabled=true merge main || true",
+        "git notes add -m a; git notes --ref b add -m c; git notes merge -s manual b || true",
+        "git update-index --split-index; git update-index --untracked-cache; git status",
+        "echo 3 > file; git hash-object -w file; git reset -q --hard @~; git fsck --lost-found",
+        "echo 3 > file; printf 'p\n1\n\ny\n' | git commit --interactive -qm 3 || true; git stash -qk || true",
+        "git format-patch -q -1; git reset -q --hard @~; echo 9 > file; git commit -qam 9; git am *.patch || true",
+        "echo 3 > file; GIT_EDITOR=true git add -e || true; GIT_EDITOR=true git replace --edit HEAD || true",
+        "git revert --no-edit HEAD; git revert -n HEAD~2 || true; git cherry-pick HEAD~1 HEAD || true",
+        "git bisect start HEAD HEAD~1; echo x > .git/index.lock",
+        "git merge --squash -q HEAD~1; git tag -a -m x t; git pack-refs --all; git multi-pack-index write || true",
+        "git -c core.fsmonitor=true status; git fsmonitor--daemon stop || true; git maintenance run",
+        "git clone -q --depth 1 file://$PWD a; git -C a fetch -q --unshallow",
+    ],
+)
+def test_what_git_leaves_at_the_top_of_its_directory_is_not_held(
+    run: Callable[[str], None], judge: Judge, command: str
+) -> None:
+    run(f"{START} && echo 2 > file && git commit -qam two")
+    strange = {path: reason for path, reason in held(judge(command)).items() if "writes no" in reason}
+    assert not strange

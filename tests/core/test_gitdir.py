@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.core.changes import SYMLINK
+from fumehood.core.changes import DIRECTORY, SYMLINK
 from fumehood.core.danger import Facts, concern, survey, suspects, wants_facts
 from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, setting
 
@@ -134,3 +134,57 @@ def test_old_style_remotes_are_flagged() -> None:
 def test_a_path_as_deep_as_paths_can_be_is_judged_quickly() -> None:
     path = ".git/" + "modules/" * 500 + "config"
     assert is_held(file(path, setting("core.fsmonitor=evil")))
+
+
+STRANGE = """
+    .git/lazygit.yml .git/.dir-locals.el .git/safe .git/Safe .git/SAFE .git/.envrc .git/crypt .git/gitweb .git/bin
+    sub/.git/lazygit.yml .git/rebase-merge/.dir-locals.el .git/modules/a/lazygit.yml .git/worktrees/a/.exrc
+"""
+ORDINARY = """
+    .git/HEAD .git/ORIG_HEAD .git/FETCH_HEAD .git/AUTO_MERGE .git/MERGE_RR .git/BISECT_ANCESTORS_OK .git/SQUASH_MSG
+    .git/COMMIT_EDITMSG .git/COMMIT_EDITMSG~ .git/.COMMIT_EDITMSG.swp .git/ADD_EDIT.patch .git/RENAMED-REF
+    .git/index.lock .git/HEAD.lock .git/config.lock .git/next-index-12.lock .git/index.stash.12 .git/sharedindex.0a
+    .git/shallow_Xy12 .git/gc.pid .git/gc.log .git/packed-refs.new .git/description .git/addp-hunk-edit.diff
+    .git/rebase-merge/done .git/rebase-apply/next .git/sequencer/todo .git/rr-cache/0a/preimage .git/lost-found/other/0a
+    .git/NOTES_MERGE_WORKTREE/0a .git/lfs/objects/0a .git/annex/index .git/svn/.metadata .git/reftable/tables.list
+    .git/modules/libs/sub/HEAD .git/worktrees/tree/HEAD .git/fsmonitor--daemon/cookies/1 .git/opencode
+    .git/refs/heads/lazygit.yml .git/logs/refs/heads/.exrc .git/modules/a/refs/heads/lefthook.yml
+    .git/.graphite_repo_config .git/gk/config
+"""
+
+
+@pytest.mark.parametrize("path", STRANGE.split())
+def test_a_name_that_git_does_not_write_in_its_directory_is_held(path: str) -> None:
+    if path.count("/") == 1:
+        assert is_held(concern(added(path, DIRECTORY, 0o755), None, NO_RULES))
+        within = added(f"{path}/deep/x", within=path)
+        assert is_held(concern(within, None, NO_RULES))
+        assert is_held(concern(added(f"{path}/deep", DIRECTORY, within=path), None, NO_RULES))
+        assert concern(added(f"{path}/deep"), None, NO_RULES) is None
+    if path != ".git/SAFE":
+        assert is_held(file(path))
+
+
+@pytest.mark.parametrize("path", ORDINARY.split())
+def test_names_that_git_and_its_companions_write_pass(path: str) -> None:
+    names = path.split("/")
+    for within in (None, ".git", "/".join(names[:2])):
+        change = added(path, within=within if within != path else None)
+        assert concern(change, Facts(new=b"x", root=ROOT), NO_RULES) is None
+    for end in range(2, len(names)):
+        assert concern(added("/".join(names[:end]), DIRECTORY, 0o755), None, NO_RULES) is None
+
+
+def test_what_was_there_by_another_name_may_change() -> None:
+    assert file(".git/own-notes", b"new", b"old") is None
+
+
+def test_the_address_of_large_files_is_held_and_their_other_settings_are_not() -> None:
+    old = b"[lfs]\n\turl = https://one.example/\n"
+    for new in (b"[lfs]\n\turl = https://other.example/\n", old + b'[remote "origin"]\n\tlfspushurl = x\n', b"[lfs"):
+        assert is_held(file(".lfsconfig", new, old))
+        assert is_held(file(".lfsconfig", new))
+    assert is_held(concern(added(".lfsconfig"), None, NO_RULES))
+    assert file(".lfsconfig", old + b"\tfetchexclude = big\n", old) is None
+    cloned = added("cloned/.lfsconfig", within="cloned")
+    assert concern(cloned, Facts(new=old, root=ROOT), NO_RULES) is None

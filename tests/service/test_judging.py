@@ -261,3 +261,14 @@ def test_links_through_links_that_stay_in_the_project_are_not_held(sandbox, proj
     line = "ln -s latest/x a; ln -s a b; ln -s latest c; ln -s c/../d . || true; ln -s round e; mkdir f; ln -s ../f f/g"
     run = sandbox.run(f"{line}; ln -s f/g/g/g h; ln -s nothing/there i")
     assert verdicts(run) == {"d": ("held", ("outside-link",))}, run.output
+
+
+def test_a_git_directory_gets_no_names_that_git_does_not_write(sandbox, project):
+    subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
+    (project / ".git/own").mkdir()
+    run = sandbox.run("cd .git; mkdir -p safe/deep lfs; for f in safe/deep/x lazygit.yml own/x; do echo x > $f; done")
+    assert verdicts(run).keys() == {".git/safe", ".git/safe/deep", ".git/safe/deep/x", ".git/lazygit.yml"}
+    assert not (project / ".git/safe").exists()
+    assert (project / ".git/own/x").exists()
+    assert sandbox.apply(run).state == "applied"
+    assert (project / ".git/safe/deep/x").exists()

@@ -7,7 +7,7 @@ person's leads the host to.
 from __future__ import annotations
 
 from fumehood.core.changes import FILE, MODIFIED, SYMLINK
-from fumehood.core.value import Value
+from fumehood.core.value import Value, words
 from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
@@ -119,8 +119,8 @@ def link_concern(change: Change, facts: Facts | None, ground: Ground) -> Concern
     return mild
 
 
-def _leading_out(change: Change, place: str, words: str, facts: Facts, ground: Ground) -> Concern | None:
-    target = shown(words)
+def _leading_out(change: Change, place: str, text: str, facts: Facts, ground: Ground) -> Concern | None:
+    target = shown(text)
     if within(place, roots_of(facts, ground)) is not None:
         return None
     if within(place, ground.written) is not None:
@@ -337,7 +337,7 @@ HELD_DIRECTORIES = _table(
         .factory .junie .trae .agents .agent .goose .crush .cline .pi .amp .openhands .rovodev .warp .zencoder .copilot
         .iflow .qoder .codebuddy .commandcode .mux .vibe .kode .neovate .pochi .adal .cortex""",
     ),
-    (_HOOKS, ".lefthook"),
+    (_HOOKS, ".lefthook .lefthook-local"),
 )
 HELD_NAMES = _table(
     (_SHELL, ".envrc"),
@@ -353,14 +353,16 @@ HELD_NAMES = _table(
         """.mcp.json mcp.json .claude.json .aider.conf.yml .aider.model.settings.yml opencode.json opencode.jsonc
         crush.json .crush.json .roomodes .continuerc.json .kilocodemodes .opencode.json""",
     ),
-    (
-        _HOOKS,
-        """.pre-commit-config.yaml .pre-commit-hooks.yaml lefthook.yml lefthook.yaml .lefthook.yml lefthook-local.yml
-        .overcommit.yml .lintstagedrc .lintstagedrc.json .lintstagedrc.yaml .lintstagedrc.yml .lintstagedrc.js
-        .lintstagedrc.cjs .lintstagedrc.mjs lint-staged.config.js lint-staged.config.cjs lint-staged.config.mjs
-        lint-staged.config.ts .simple-git-hooks.json captainhook.json grumphp.yml""",
-    ),
+    (REPOSITORY, "lazygit.yml .lazygit.yml"),
 )
+# Managers of git hooks, by what their settings are called without a dot, an ending and `local`.
+_MANAGERS = words(
+    """lefthook pre-commit-config pre-commit-hooks overcommit simple-git-hooks captainhook grumphp prek rusty-hook hkrc
+    lintstagedrc huskyrc lint-staged.config husky.config"""
+)
+_SCRIPTED_MANAGERS = words("simple-git-hooks lintstagedrc huskyrc lint-staged.config husky.config")
+_MANAGER_ENDINGS = words("yml yaml toml json jsonc json5 pkl dist local config")
+HOOKS_REASON = _HOOKS
 HELD_SUFFIXES = {"code-workspace": _EDITOR, "sublime-project": _EDITOR}
 # Files of other version controls, by the end of their path.
 HELD_ENDS = _by_parts((
@@ -532,6 +534,32 @@ def held_by_directory(parts: Sequence[str]) -> Because | None:
             return AGENT_REASON
         before = part
     return None
+
+
+def is_hook_manager(name: str, parent: str) -> bool:
+    """Return True if a name in lower case is one of the settings of a manager of git hooks, whatever its ending."""
+    stem, _, rest = name.removeprefix(".").partition(".")
+    stem = stem.removesuffix("-local").removeprefix("local-")
+    endings = rest.split(".") if rest else []
+    if stem == "hk":  # is a place too, whose names and numbers lie in many a directory
+        return endings[-1:] == ["pkl"] or (len(endings) == 1 and rest in _MANAGER_ENDINGS and parent in ("", ".config"))
+    manager = stem if stem in _MANAGERS or endings[:1] != ["config"] else f"{stem}.config"
+    if manager not in _MANAGERS:
+        return False
+    if not endings:
+        return manager.endswith("rc")
+    scripts = SCRIPT_ENDINGS if manager in _SCRIPTED_MANAGERS else ()
+    return all(ending in _MANAGER_ENDINGS or ending in scripts for ending in endings)
+
+
+def settings_name(name: str, around: DirectoryMeaning) -> str:
+    """Return the name by which settings are known that a tool also reads by others: mise has one for each occasion."""
+    if not name.endswith(".toml"):
+        return name
+    stem = name.removeprefix(".").partition(".")[0]
+    folder = around.parts[-2:-1] if around.parent == "conf.d" else around.parts[-1:]
+    is_in_folder = folder in (("mise",), (".mise",)) and (stem == "config" or around.parent == "conf.d")
+    return "mise.toml" if stem == "mise" or is_in_folder else name
 
 
 def is_agents(directory: str, name: str) -> bool:

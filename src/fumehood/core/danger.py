@@ -20,10 +20,12 @@ from fumehood.core.concern import (
     held,
     is_agents,
     is_dot_git,
+    is_hook_manager,
     is_own,
     is_unchanged,
     link_concern,
     own_concern,
+    settings_name,
     surroundings,
 )
 from fumehood.core.loaders import environment_concern, is_program, is_what_cloning_writes, loading_concern, may_load
@@ -44,7 +46,7 @@ _SET_ID = 0o6000
 _NOTHING_KNOWN = Ground()
 # A bare repository's own files, in a directory of any name.
 _IN_REPOSITORIES = frozenset(("config", "config.worktree", "commondir"))
-_GIT_NAMES = _IN_REPOSITORIES | {"head", ".gitmodules"}
+_GIT_NAMES = _IN_REPOSITORIES | {"head", ".gitmodules", ".lfsconfig"}
 _OBJECT = 38
 
 
@@ -63,7 +65,8 @@ def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
 
         if git_wants(change, (*around.parts, name), ground):
             return True
-    if name in tables.HELD_END_NAMES or may_load(name, around) or (ground.environments and is_program(change, ground)):
+    loads = may_load(settings_name(name, around), around)
+    if loads or name in tables.HELD_END_NAMES or (ground.environments and is_program(change, ground)):
         return True
     # A file that was only touched, or switched away and back, needs no person.
     return change.change != ADDED and (_held_by_name(name, around) or _protected(change, ground)) is not None
@@ -97,11 +100,22 @@ def _whatever_its_kind(change: Change, facts: Facts | None, ground: Ground) -> C
     if change.change != DELETED:
         if became_open(change) and _must_stay_closed(change, ground):
             return held("opened", "others could write this, and the host acts on what is in it")
+        if change.kind == DIRECTORY:
+            return _new_in_git(change)
     elif _is_loss_to_git(change, ground):
         from fumehood.core.gitdir import loss_concern
 
         return loss_concern(change, change.path.lower().split("/"), facts, ground)
     return None
+
+
+def _new_in_git(change: Change) -> Concern | None:
+    around = surroundings(change.path.rpartition("/")[0])
+    if change.change != ADDED or not around.in_git or around.is_dull:
+        return None
+    from fumehood.core.gitdir import stranger_concern
+
+    return stranger_concern(change)
 
 
 def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
@@ -138,6 +152,7 @@ def _by_name(
         as_before = change.kind == FILE and is_unchanged(facts) and not became_executable(change)
         return None if as_before else held(*because)
     by_content = environment_concern(change, facts, ground) if ground.environments else None
+    name = settings_name(name, around)
     if by_content is None and may_load(name, around):
         by_content = loading_concern(name, around.parent, facts)
     if by_content is not None:
@@ -186,12 +201,17 @@ def held_by_name(path: str) -> Because | None:
 
 def _held_by_name(name: str, around: DirectoryMeaning) -> Because | None:
     if around.in_git or around.is_packaged:
+        # Editors find theirs beside what git has them edit; branches have names of all kinds.
+        if around.in_git and name in tables.HELD_NAMES and AREAS.isdisjoint(around.parts):
+            return tables.HELD_NAMES[name]
         return _held_by_end(name, around) if name in tables.HELD_END_NAMES else None
     if around.held is not None:
         return around.held
     # A link with a directory's name brings the whole directory.
     because = tables.HELD_NAMES.get(name) or tables.HELD_DIRECTORIES.get(name)
     because = because or tables.HELD_SUFFIXES.get(name.rpartition(".")[2])
+    if because is None and is_hook_manager(name, around.parent):
+        because = tables.HOOKS_REASON
     if because is not None or not around.parts:
         return because
     if around.parent[:1] == "." and is_agents(around.parent, name):

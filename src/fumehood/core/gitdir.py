@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fumehood.core.changes import DELETED, DIRECTORY, FILE, SYMLINK
+from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, SYMLINK
 from fumehood.core.concern import (
     AREAS,
     became_executable,
@@ -13,6 +13,7 @@ from fumehood.core.concern import (
     is_unchanged,
     lands,
     roots_of,
+    shown,
     within,
 )
 from fumehood.core.value import words
@@ -43,8 +44,47 @@ _UNDER_WAY = {
 # Git runs `git merge-NAME` for a strategy of any other name; with a slash in it, a file of the project.
 _STRATEGIES = words("ort recursive resolve octopus ours subtree")
 _READ = frozenset(("gitdir", "attributes", "git-rebase-todo", "strategy", "opts"))
-_READ_ANYWHERE = frozenset((*_CONFIGS, "commondir", "head", ".gitmodules"))
+_READ_ANYWHERE = frozenset((*_CONFIGS, "commondir", "head", ".gitmodules", ".lfsconfig"))
 _UNREAD = "could not be read whole, and git acts on what it says"
+
+
+# What git and its companions write at the top of a `.git`, besides names in capitals and locks.
+_WRITTEN = _OWN | words(
+    """
+    branches remotes description gitdir locked packed-refs shallow reftable rr-cache rebase-apply rebase-merge sequencer
+    lost-found notes_merge_worktree subtree-cache fsmonitor--daemon fsmonitor--daemon.ipc
+    lfs annex svn hg bzr sl branchless filter-repo git-crypt gitbutler gk gitk.cache magit cola smartgit
+    sourcetreeconfig opencode
+    """
+)
+_WRITTEN_BEGINNINGS = (
+    "index", "next-index-", "sharedindex.", "shallow_", "packed-refs.", "gc.", "tmp_", "addp-hunk-edit.", "machete",
+    ".gitsendemail.", ".gitstatus.", ".watchman-cookie-", ".graphite_",
+)  # fmt: skip
+_CAPITALS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_-")
+
+
+def stranger_concern(change: Change) -> Concern | None:
+    """Hold what brings a new name to the top of a `.git` that git does not write: other tools look there for theirs."""
+    names = change.path.split("/")
+    for at, name in enumerate(names[:-1]):
+        if not is_dot_git(name.lower()):
+            continue
+        top, is_itself = names[at + 1], at + 2 == len(names)
+        is_below_new = change.within is not None and change.within.count("/") <= at + 1
+        is_new = change.change == ADDED if is_itself else is_below_new
+        if is_new and not _is_written_by_git(top, is_file=is_itself and change.kind == FILE):
+            return held("repository-settings", f"git writes no {shown(top)} here, and other tools may act on it")
+    return None
+
+
+def _is_written_by_git(name: str, *, is_file: bool) -> bool:
+    lower = name.lower()
+    if lower in _WRITTEN or lower.startswith(_WRITTEN_BEGINNINGS):
+        return True
+    # `COMMIT_EDITMSG` and its kin, also as an editor names its copies.
+    plain = name.strip(".~#").removesuffix(".swp").removesuffix(".patch")
+    return is_file and (lower.endswith(".lock") or _CAPITALS.issuperset(plain))
 
 
 def git_tails(change: Change, parts: Sequence[str], ground: Ground) -> list[Sequence[str]]:
@@ -107,6 +147,8 @@ def git_concern(change: Change, parts: Sequence[str], facts: Facts | None, groun
     tails = git_tails(change, parts, ground)
     if change.kind == SYMLINK and (in_dot_git or any(tail[0] in _OWN for tail in tails)):
         return held("git-redirect", "a link in a git directory leads git elsewhere")
+    if in_dot_git and (strange := stranger_concern(change)) is not None:
+        return strange
     worst = None
     for tail in tails:
         for place, sure in _places(tail):
@@ -294,8 +336,8 @@ def _stray(change: Change, name: str, facts: Facts | None, ground: Ground) -> Co
         return _head(change, facts)
     if change.kind != FILE:
         return None
-    if name == ".gitmodules":
-        return _submodules(facts)
+    if name in (".gitmodules", ".lfsconfig"):
+        return _submodules(facts) if name == ".gitmodules" else _lfs(change, facts)
     return _config(change, facts, ground, sure=False) if name in _CONFIGS else None
 
 
@@ -333,3 +375,18 @@ def _submodules(facts: Facts | None) -> Concern | None:
         if concern is not None and concern.held:
             return concern
     return None
+
+
+def _lfs(change: Change, facts: Facts | None) -> Concern | None:
+    """Judge the project's settings for large files; in a directory that is new, their addresses are its own matter."""
+    from fumehood.core.gitconfig import changed_keys
+
+    if change.within is not None:
+        return None
+    changed = None if facts is None or facts.new is None or not facts.whole else changed_keys(facts.old, facts.new)
+    if changed is None:
+        return held("git-config", _UNREAD)
+    address = next((key for key, _, _ in changed if key.endswith("url")), None)
+    if address is None:
+        return None
+    return held("git-config", f"{shown(address)} decides where git sends large files to and gets them from")
