@@ -284,10 +284,10 @@ def unreached(connections: Sequence[Connection]) -> tuple[Blocked, ...]:
         name = shown(each.host, each.port)
         failed.pop(name, None)  # it may have been there the next time
         if each.allowed and each.reason:
-            failed[name] = each.reason
+            failed[name] = f"{'and' if each.sent else 'but not'} reached: {each.reason}"
     return tuple(
-        Blocked(what="network", detail=name, hint=f"it was granted, but not reached: {reason}")
-        for name, reason in list(failed.items())[:_MOST_HOSTS]
+        Blocked(what="network", detail=name, hint=f"it was granted, {end}")
+        for name, end in list(failed.items())[:_MOST_HOSTS]
     )
 
 

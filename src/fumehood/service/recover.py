@@ -173,7 +173,8 @@ def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Conc
     from fumehood.store.config import policy_for
 
     rules = policy_for(store.places, run.roots).rules
-    return concerns(run.changed, run.roots, [layer.upper for layer in layers], rules)
+    uppers = [layer.upper for layer in layers]
+    return concerns(run.changed, run.roots, uppers, rules, elsewhere=store.projects.paths)
 
 
 def _collect(run: Run, layers: Sequence[Layer]) -> str:

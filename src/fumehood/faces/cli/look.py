@@ -325,7 +325,7 @@ def _connection(connection: Connection, colour: Callable[[str, str], str]) -> st
         return f"{colour('refused', 'red')} {name}{times}: {printable(connection.reason)}"
     moved = f"{connection.sent} B out, {connection.received} B in, {connection.duration_s:.1f} s"
     if connection.reason:
-        moved = f"not reached: {printable(connection.reason)}"
+        moved = f"{moved if connection.sent else 'not reached'}: {printable(connection.reason)}"
     place = f" at {connection.address}" if connection.address else ""
     return f"{colour('allowed', 'green')} {name}{times}{place} ({connection.protocol}) {moved}"
 
