@@ -404,6 +404,58 @@ def test_what_a_tool_loads_by_itself_is_held(
     assert (tmp_path.resolve() / "mark").exists(), "the tool did not act on it: the rule has no ground"
 
 
+ESLINT = "echo 1 > t.js; ESLINT_USE_FLAT_CONFIG=false eslint t.js || true"
+PRETTIER = "echo 1 > t.js; prettier t.js || true"
+PYLINT = "touch a.py; pylint a.py || true"
+CARGO = "cargo init -q --name a --vcs none; cargo check -q --offline || true"
+
+
+@pytest.mark.parametrize(
+    ("program", "use", "path", "old", "new"),
+    [
+        ("eslint", ESLINT, ".eslintrc.json", "", '{"root": true, "extends"\n: "./evil.cjs"}'),
+        ("eslint", ESLINT, ".eslintrc.json", "", '{"root": true, "extends"/**/: "./evil.cjs"}'),
+        ("eslint", ESLINT, ".eslintrc.yml", "", '? "ext\\\n  ends"\n: [./evil.cjs]\n'),
+        # ESLint cuts out what is a comment in JSON, and then reads YAML.
+        ("eslint", ESLINT, ".eslintrc", "",
+         'parserOptions: {y: &c extends}\n#/*\nsettings: "\n#*/\n*c : ./evil.cjs\n#"\n'),
+        ("prettier", PRETTIER, ".prettierrc", "", '{"plugins"\n: ["./evil.cjs"]}'),
+        ("prettier", PRETTIER, ".prettierrc", "", "{\n; : 1, plugins: [./evil.cjs]\n}\n"),
+        ("prettier", "cp evil.cjs evil:x.cjs; " + PRETTIER, ".prettierrc", "", "./evil:x.cjs"),
+        ("prettier", PRETTIER, ".prettierrc.yaml", "", "x: &a plugins\n*a : [./evil.cjs]\n"),
+        ("prettier", PRETTIER, ".prettierrc.json5", "", "{// x\u2028plugins\n: ['./evil.cjs']}"),
+        ("prettier", PRETTIER, "package.yaml", "", "prettier: ./evil.cjs\n"),
+        ("prettier", PRETTIER, "prettier.config.cjs", "module.exports = {\n};\n",
+         f"module.exports = {{\n// see\u2028x: {SCRIPT},\n}};\n"),
+        ("prettier", PRETTIER, "prettier.config.cjs", "/*\n*/\nmodule.exports = {};\n",
+         f"/*\n// */ {SCRIPT} /*\n*/\nmodule.exports = {{}};\n"),
+        ("prettier", PRETTIER, "prettier.config.cjs", "const a = `\n`;\nmodule.exports = {};\n",
+         f"const a = `\n// ${{{SCRIPT}}}\n`;\nmodule.exports = {{}};\n"),
+        ("pylint", PYLINT, "pyproject.toml", "", f'[tool.pylint.main]\n"init\\u002dhook" = "{PYTHON_MARK}"\n'),
+        ("pylint", PYLINT, ".pylintrc", "[MAIN]\nload-plugins=\n  pylint.extensions.mccabe,\n",
+         "[MAIN]\nload-plugins=\n  pylint.extensions.mccabe,\n# more\n  evil\n"),
+        ("cargo", CARGO, ".cargo/config.toml", "", '[build]\n"rustc\\u002dwrapper" = "./evil"\n'),
+    ],
+)  # fmt: skip
+def test_what_a_tool_understands_in_another_spelling_is_held(
+    run: Callable[[str], None], judge: Judge, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    program: str, use: str, path: str, old: str, new: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{Path(sys.executable).parent}")
+    monkeypatch.setenv("PYTHONPATH", str(project))
+    if not starts(program):
+        pytest.skip(f"{program} is not installed")
+    run(f'echo "{SCRIPT}; module.exports = {{}}" > evil.cjs; echo "{PYTHON_MARK}" > evil.py')
+    run(f"{SHELL} > evil; echo 'exec \"$@\"' >> evil; chmod +x evil")
+    if old:
+        (project / path).write_text(old)
+    (tmp_path / "new").write_text(new)
+    command = f"mkdir -p $(dirname {path}) && cp ../new {path}"
+    assert path in held(judge(command))
+    run(use)
+    assert (tmp_path.resolve() / "mark").exists(), "the tool did not act on it: the rule has no ground"
+
+
 @pytest.mark.installs
 def test_a_virtual_environment_that_is_used_and_made_anew_needs_no_person(
     run: Callable[[str], None], judge: Judge, monkeypatch: pytest.MonkeyPatch

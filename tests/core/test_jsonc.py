@@ -29,6 +29,10 @@ def test_comments_and_trailing_commas_are_read() -> None:
     assert jsonc.parse(TEXT).plain() == {"a": [1, 2], "b": {"c": "x // no comment", "d": None}, "url": "http://x"}
 
 
+def test_a_comment_does_not_end_with_the_sign_that_begins_it() -> None:
+    assert jsonc.parse('/*/ {"a": 1} */ {"b": 2}').plain() == {"b": 2}
+
+
 def test_what_is_added_stands_where_a_person_would_put_it() -> None:
     added = jsonc.with_member(TEXT, ["b", "e"], {"f": 1})
     assert '"d": null, "e": {' in added

@@ -36,6 +36,9 @@ EXECUTED = {
     "the editor's settings": ("mkdir .vscode; echo {} > .vscode/settings.json", ".vscode/settings.json"),
     "the agent's own settings": ("mkdir .claude; echo {} > .claude/settings.json", ".claude/settings.json"),
     "an MCP server": ("echo {} > .mcp.json", ".mcp.json"),
+    "a key on a line of its own": ("printf '{\"extends\"\\n:\"./evil\"}' > .eslintrc.json", ".eslintrc.json"),
+    "a key by an alias": ("printf 'x: &a plugins\\n*a : [./evil]\\n' > .prettierrc.yaml", ".prettierrc.yaml"),
+    "a key with an escape": ("printf '\"tool\".mypy.\"plugin\\\\u0073\" = 1' > pyproject.toml", "pyproject.toml"),
 }
 
 

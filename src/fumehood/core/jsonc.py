@@ -47,7 +47,7 @@ class _JsonReader:
                 end = text.find("\n", at)
                 at = len(text) if end < 0 else end
             elif text.startswith("/*", at):
-                end = text.find("*/", at)
+                end = text.find("*/", at + 2)
                 at = len(text) if end < 0 else end + 2
             else:
                 break

@@ -1,7 +1,9 @@
 """Settings that name code for a linter, a compiler or a hook to load; programs of virtual environments.
 
 Such files change every day, and editors start these tools by themselves. So a change is held only where it brings
-something that loads code. What a line means is told from its text alone: a tool's own parser may be led astray.
+something that loads code. That is told twice: from the text of lines, which no parser can be led astray about, and
+from what a parser makes of the whole, which no spelling hides. Where there is no parser to believe, lines that could
+spell anything count.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ from fumehood.core.wording import brief as shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable
+    from collections.abc import Collection, Container, Iterable, Iterator
 
     from fumehood.core.changes import Change
     from fumehood.core.concern import Concern, DirectoryMeaning, Facts, Ground
+    from fumehood.core.spelled import Wanted
 
 # Keys, and sections in brackets, whose values name code. One that begins with a sign counts anywhere in a line.
 _PYTHON = words(
     """init-hook load-plugins extension-pkg-allow-list extension-pkg-whitelist unsafe-load-any-extension local-plugins
-    plugins python_executable library_path"""
+    plugins python_executable library_path inherits"""
 )
 _SCRIPTED = words(
     """extends plugins jsplugins parser processor rulesdirectory rulepaths customrules markdownitplugins
@@ -43,7 +46,7 @@ _CARGO = words(
     """rustc rustc-wrapper rustc-workspace-wrapper rustdoc linker runner rustflags credential-provider
     global-credential-providers env include"""
 )
-_MISE = words("hooks watch_files plugins source path file {{")
+_MISE = words("hooks watch_files plugins source path file {{ {%")
 _ANSIBLE = words(
     """rulesdir library module_utils roles_path collections_path collections_paths executable action_plugins
     become_plugins cache_plugins callback_plugins cliconf_plugins connection_plugins filter_plugins inventory_plugins
@@ -64,7 +67,6 @@ _NAMES = _table(
     (words("jsplugins extends"), ".oxlintrc.json"),  # its plugins are built in
     (_SCRIPTED, "tslint.json deno.json deno.jsonc analysis_options.yaml cspell.json .cspell.json cspell.yaml"),
     (_RUBY, ".rubocop.yml .rubocop_todo.yml .standard.yml .haml-lint.yml .erb-lint.yml .solargraph.yml"),
-    (words("-r --require --plugin"), ".rubocop"),
     (_MISE, "mise.toml .mise.toml mise.local.toml .mise.local.toml"),
     (_ANSIBLE, "ansible.cfg .ansible-lint"),
     (words("custom"), ".golangci.yml .golangci.yaml .golangci.toml .golangci.json"),
@@ -79,7 +81,9 @@ _TOOLS = words(
     cspell tailwind graphql"""
 )
 _SCRIPTS = words("js cjs mjs ts cts mts")
-_PACKAGE = "package.json"
+_PACKAGE, _PACKAGE_IN_YAML, _OPTIONS = "package.json", "package.yaml", ".rubocop"
+_OTHERS = frozenset((_PACKAGE, _PACKAGE_IN_YAML, _OPTIONS))
+_SHORT_LOADING, _LONG_LOADING = frozenset("rc"), ("--require", "--plugin", "--config")
 # Top keys of a package.json: settings of linters, and commands that hooks run.
 _PACKAGE_LINTERS = words("eslintConfig prettier stylelint remarkConfig commitlint textlint markdownlint-cli2 cspell")
 _PACKAGE_HOOKS = words("husky lint-staged simple-git-hooks gitHooks pre-commit ghooks")
@@ -89,9 +93,17 @@ _CLONED_CONTENTS = {"git_target": (b"git", b"../../../.git")}
 _IN_KEYS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 # ASCII letters by their numbers: nobody writes these so who wants to be read.
 _ESCAPED = tuple(f"{start}{digit}" for start in ("\\u00", "\\u{", "\\u000000", "\\x") for digit in "4567")
+_MAKE_KEYS = ("=", ":", "]", ".")  # what follows a key
+# Signs that end a line for some tools, are blanks for others, and letters for the rest.
+_LINE_ENDS = frozenset("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\ufeff")
+_LONGEST = 64 << 10  # signs of a text that a parser is given, which may take a second for them
+_MOST_LINES = 200_000
+_INI, _AGREED_ON = "ini", ("toml", "json")  # what all parsers read alike
+_FORMATS = {
+    "toml": "toml", "json": "json", "jsonc": "json", "json5": "json", "yaml": "yaml", "yml": "yaml",
+    "ansible-lint": "yaml", "neon": "neon", "dist": "neon",
+}  # fmt: skip
 _OPENING, _CLOSING = "[{(", "]})"
-_CODE_WORDS = words("import export from require eval new function async await get set class")
-_DATA = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$ \t,:{}[].-")
 
 
 def may_load(name: str, around: DirectoryMeaning) -> bool:
@@ -99,7 +111,7 @@ def may_load(name: str, around: DirectoryMeaning) -> bool:
 
     Nobody's tools look into packages.
     """
-    if name in _NAMES or name == _PACKAGE:
+    if name in _NAMES or name in _OTHERS:
         is_named = True
     elif name[:1] == "." or ".config." in name:
         is_named = _tool(name) != ""
@@ -112,11 +124,13 @@ def loading_concern(name: str, parent: str, facts: Facts | None) -> Concern | No
     """Hold a file of settings that brings something new that loads code; None if nothing does."""
     if facts is None or facts.new is None or not facts.whole:
         return held("linter-settings", "a tool may load code that this names, and it could not be read")
+    if facts.new == facts.old:
+        return None
+    if b"\0" in facts.new:
+        return held("linter-settings", "a tool may load code that this names, and it is not plain text")
     new = facts.new.decode("utf-8", "replace")
     old = (facts.old or b"").decode("utf-8", "replace")
-    if new == old:
-        return None
-    line = _new_in_package(old, new) if name == _PACKAGE else _new_in_settings(name, parent, old, new)
+    line = _new_in(name, parent, old, new)
     if line is None:
         return None
     return held("linter-settings", f"a linter, compiler or hook loads what this names by itself: {shown(line)}")
@@ -140,17 +154,111 @@ def is_what_cloning_writes(change: Change, name: str, facts: Facts | None) -> bo
     return bool(section)
 
 
-def _new_in_settings(name: str, parent: str, old: str, new: str) -> str | None:
-    keys = _NAMES.get(name) or _PAIRS.get((parent, name)) or _SCRIPTED
+def _new_in(name: str, parent: str, old: str, new: str) -> str | None:
+    """Return what is new and loads code, or None."""
+    if name == _PACKAGE:
+        return _new_in_package(old, new)
+    if name == _OPTIONS:
+        return _new_option(old, new)
+    if name == _PACKAGE_IN_YAML:
+        top = _PACKAGE_LINTERS | _PACKAGE_HOOKS
+        return _new_value(
+            old, new, "yaml", frozenset(map(str.lower, top)),
+            lambda text, above: above is not None and not any(above) and text in top,
+        )  # fmt: skip
     if _tool(name) and name.rpartition(".")[2] in _SCRIPTS:
-        before = {line.strip() for line in _lines(old)}
-        fresh = [line.strip() for line in _lines(new) if line.strip() not in before]
-        if (code := next((line for line in fresh if not _is_data(line)), None)) is not None:
-            return code
-    elif _tool(name) and ":" not in new and "=" not in new and new.strip():
-        return new.strip()  # no key: the file is itself the name of what to load
-    before = set(_blocks(old, keys))
-    return next((block for block in _blocks(new, keys) if block not in before), None)
+        from fumehood.core.scripts import new_code, script_lines
+
+        before, after = ("\n".join(script_lines(each)) for each in (old, new))
+        return new_code(old, new) or _new_block(before, after, _SCRIPTED, ends=True)
+    return _new_in_settings(name, parent, old, new)
+
+
+def _new_in_settings(name: str, parent: str, old: str, new: str) -> str | None:
+    """Return what is new among the settings that load code, told from lines and from what a parser makes of them."""
+    keys = _NAMES.get(name) or _PAIRS.get((parent, name)) or _SCRIPTED
+    if not _tool(name) and "\\" not in new and not _has_word(new.lower(), keys):
+        return None  # in no format is there a way to say it then
+    kind = _format(name, parent)
+    if kind not in _AGREED_ON and (block := _new_block(old, new, keys)) is not None:
+        return block
+    if kind == _INI:
+        return None
+
+    def is_wanted(text: str, above: tuple[str, ...] | None) -> bool:
+        is_named = above is not None and _is_key(text.lower(), keys)
+        return is_named or any(sign in text for sign in keys if not _is_word(sign))
+
+    return _new_value(old, new, kind, keys, is_wanted)
+
+
+def _new_value(old: str, new: str, kind: str, keys: frozenset[str], is_wanted: Wanted) -> str | None:
+    """Return what a parser sees at a key that is wanted and did not see before.
+
+    Where there is none to believe, it is the first block or line that may be such a setting.
+    """
+    after, before = (_values(text.removeprefix("\ufeff"), kind, is_wanted) for text in (new, old))
+    if after is not None and before is not None:
+        return next((f"{'.'.join(filter(None, place))}: {value}" for place, value in sorted(after - before)), None)
+    # Without any key, a file is itself the name of what to load.
+    head = _head(new)
+    is_name = not _begins_table(head) if after is None else any(not place for place, _ in after)
+    if is_name and head not in ("", _head(old)):
+        return head
+    return _new_block(old, new, keys) or _unclear_line(old, new, keys)
+
+
+def _values(text: str, kind: str, is_wanted: Wanted) -> set[tuple[tuple[str, ...], str]] | None:
+    """Return the values at keys that are wanted, or None where tools may differ about what a text says."""
+    from fumehood.core.spelled import Unclear, values_at
+
+    if not text.strip():
+        return set()
+    plain = text.replace("\r\n", "\n")
+    if len(plain) > _LONGEST or "\r" in plain or not _LINE_ENDS.isdisjoint(plain):
+        return None
+    try:
+        return values_at(text, kind, is_wanted)
+    except Unclear:
+        return None
+
+
+def _head(text: str) -> str:
+    """Return the first line that is no comment."""
+    lines = (line.strip() for line in _lines(text))
+    return next((line for line in lines if line not in ("", "---") and not _is_comment(line)), text.strip())
+
+
+def _begins_table(line: str) -> bool:
+    ends = [at for at in map(line.find, ":=") if at >= 0]
+    key, rest = line[: min(ends, default=0)].rstrip(), line[min(ends, default=0) + 1 :]
+    name = key[1:-1] if key[:1] in ("'", '"') and key[-1:] == key[:1] else key
+    return line[:1] in ("[", "{") or (name != "" and _IN_KEYS.issuperset(name.lower()) and rest[:1] in ("", " ", "\t"))
+
+
+def _format(name: str, parent: str) -> str:
+    """Return which format settings have, by the endings of their names and the habits of tools."""
+    ending = name.rpartition(".")[2]
+    if (parent, name) in _PAIRS or name == "rust-toolchain":
+        return "toml"
+    return _FORMATS.get(ending) or ("json or yaml" if _tool(name) else _INI)
+
+
+def _unclear_line(old: str, new: str, keys: frozenset[str]) -> str | None:
+    """Return the first new line that may have a part in loading code, in whatever way the whole is read."""
+    before = {line.strip() for line in _lines(old)}
+    for line in map(str.strip, _lines(new)):
+        if line in before or not line:
+            continue
+        is_odd = line[0] in ":?" or "\\" in line or "<<" in line or any(map(_is_alias, line.replace(",", " ").split()))
+        if is_odd or _has_word(line.lower(), keys):
+            return line
+    return None
+
+
+def _is_alias(word: str) -> bool:
+    word = word.lstrip("[{(-:\"'")
+    return word[:1] in ("*", "&") and word[1:2].isalnum()
 
 
 def _tool(name: str) -> str:
@@ -161,54 +269,99 @@ def _tool(name: str) -> str:
     return stem if stem in _TOOLS else ""
 
 
-def _blocks(text: str, keys: frozenset[str]) -> list[str]:
+def _new_block(old: str, new: str, keys: frozenset[str], *, ends: bool = False) -> str | None:
+    before = set(_blocks(old, keys, ends=ends))
+    return next((block for block in _blocks(new, keys, ends=ends) if block not in before), None)
+
+
+def _blocks(text: str, keys: frozenset[str], *, ends: bool = False) -> list[str]:
     """Return each setting that loads code, from its key to the end of its value, without blanks at its ends.
 
     The value goes on while a bracket is open, where lines are indented further or begin a list, and for a section to
-    the next one.
+    the next one, which is not indented: it could belong to a value. A comment ends nothing.
     """
     blocks: list[str] = []
-    lines = _lines(text)
+    lines, room = _lines(text), _MOST_LINES
+    lowered = text.lower()
+    keys = frozenset(key for key in keys if key in lowered)
     for at, line in enumerate(lines):
-        if not _names_code(line, keys):
-            continue
-        is_section = line.lstrip()[:1] == "[" and line.rstrip()[-1:] == "]"
-        depth, indent, block = _depth(line), len(line) - len(line.lstrip()), [line.strip()]
-        for further in lines[at + 1 :]:
-            text_of = further.strip()
-            if is_section:
-                goes_on = text_of[:1] != "["
-            else:
-                is_deeper = len(further) - len(further.lstrip()) > indent
-                goes_on = depth > 0 or not text_of or is_deeper or text_of.startswith("- ")
-            if not goes_on:
-                break
-            depth += _depth(further)
-            block.append(text_of)
-        blocks.append("\n".join(block).strip())
+        if _names_code(line, keys, ends=ends):
+            block = list(_block(lines, at))
+            room -= len(block)
+            if room < 0:
+                return [text]  # made to take for ever: all of it counts as one
+            blocks.append("\n".join(filter(None, block)))
     return blocks
 
 
-def _names_code(line: str, keys: frozenset[str]) -> bool:
+def _block(lines: list[str], at: int) -> Iterator[str]:
+    """Yield the lines of the setting that begins at one of them; a comment is an empty one."""
+    depth, indent = _depth(lines[at]), _indent(lines[at])
+    is_section = lines[at].lstrip()[:1] == "[" and depth == 0
+    yield lines[at].strip()
+    for number in range(at + 1, len(lines)):
+        line = lines[number]
+        text = line.strip()
+        if text[:1] in ("#", ";") and _is_comment(text):
+            yield ""
+            continue
+        is_inside = depth > 0 or not text or _indent(line) > indent or text.startswith("- ")
+        if not (line[:1] != "[" if is_section else is_inside):
+            break
+        depth += _depth(line)
+        yield text
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _names_code(line: str, keys: frozenset[str], *, ends: bool = False) -> bool:
+    """Return True if a line has a key that loads code; with `ends`, what makes it a key may be on the next line."""
     text = line.strip().lower()
-    if not text or text[0] in "#;" or text.startswith("//"):
+    if not text or _is_comment(text):
         return False
     if "\\" in text and (any(letter in text for letter in _ESCAPED) or (text[0] == '"' and text[-1] == "\\")):
         return True  # a key may be spelled so that it is not seen
-    return any(_has_key(text, key) for key in keys)
+    return any(_has_key(text, key, ends=ends) for key in keys)
 
 
-def _has_key(text: str, key: str) -> bool:
-    if key[0] not in _IN_KEYS or key[0] == "-":
-        return key in text
+def _is_comment(text: str) -> bool:
+    """Return True if a line is a comment, and no tool takes a part of it for another line."""
+    return (text[0] in "#;" or text.startswith("//")) and _LINE_ENDS.isdisjoint(text)
+
+
+def _is_word(key: str) -> bool:
+    return key[0] in _IN_KEYS and key[0] != "-"
+
+
+def _is_key(text: str, keys: frozenset[str]) -> bool:
+    """Return True if a key of a parsed text, in lower case, loads code; several may be written as one, with dots."""
+    parts = text.replace(":", ".").split(".")
+    return any(part.strip(" \t\"'") in keys for part in parts) or any(key in text for key in keys if not _is_word(key))
+
+
+def _has_word(text: str, keys: frozenset[str]) -> bool:
+    return any(any(True for _ in _after(text, key)) for key in keys)
+
+
+def _has_key(text: str, key: str, *, ends: bool) -> bool:
+    for rest in _after(text, key):
+        rest = rest.lstrip().lstrip("\"'").lstrip()  # noqa: PLW2901
+        if not _is_word(key) or rest[:1] in _MAKE_KEYS or text[0] == "?" or (ends and not rest):
+            return True
+    return False
+
+
+def _after(text: str, key: str) -> Iterator[str]:
+    """Yield what follows a key, wherever it stands as a word of its own; what begins with a sign may stand anywhere."""
     at = text.find(key)
     while at >= 0:
-        rest = text[at + len(key) :].lstrip().lstrip("\"'").lstrip()
-        is_whole = (at == 0 or text[at - 1] not in _IN_KEYS) and text[at + len(key) : at + len(key) + 1] not in _IN_KEYS
-        if is_whole and (rest[:1] in ("=", ":", "]", ".") or text[0] == "?"):
-            return True
+        end = at + len(key)
+        is_whole = (at == 0 or text[at - 1] not in _IN_KEYS) and text[end : end + 1] not in _IN_KEYS
+        if is_whole or not _is_word(key):
+            yield text[end:]
         at = text.find(key, at + 1)
-    return False
 
 
 def _lines(text: str) -> list[str]:
@@ -220,41 +373,18 @@ def _depth(line: str) -> int:
     return sum(line.count(sign) for sign in _OPENING) - sum(line.count(sign) for sign in _CLOSING)
 
 
-def _is_data(line: str) -> bool:
-    """Return True if a line of a script is data and nothing else: strings, names, brackets, a comment of its own."""
-    if line.startswith("//"):
-        return True
-    plain, quote = [], ""
-    for sign in line:
-        if quote:
-            quote = "" if sign == quote else quote
-            if sign == "\\":
-                return False
-        elif sign in "'\"":
-            quote = sign
-            plain.append(" ")
-        else:
-            plain.append(sign)
-    text = "".join(plain)
-    if quote or not _DATA.issuperset(text):
-        return False
-    for sign in ",:{}[].-":
-        text = text.replace(sign, " ")
-    return _CODE_WORDS.isdisjoint(text.split())
-
-
 def _new_in_package(old: str, new: str) -> str | None:
     """Return what is new among a package's settings for linters and hooks; no tool reads one that can't be parsed."""
     import json
 
     try:
-        after = json.loads(new.removeprefix("\ufeff"))
+        after = _parsed(new)
     except ValueError:
         return None
     except RecursionError:
         return "nested too deeply"
     try:
-        before = json.loads(old.removeprefix("\ufeff"))
+        before = _parsed(old)
     except (ValueError, RecursionError):
         before = {}
     if not isinstance(after, dict) or not isinstance(before, dict):
@@ -265,11 +395,44 @@ def _new_in_package(old: str, new: str) -> str | None:
             continue
         if key in _PACKAGE_HOOKS or (key in _PACKAGE_LINTERS and isinstance(value, str)):
             return f"{key}: {text}"
-        if key in _PACKAGE_LINTERS:
-            blocks = set(_blocks(was, _SCRIPTED))
-            if (block := next((block for block in _blocks(text, _SCRIPTED) if block not in blocks), None)) is not None:
-                return f"{key}: {block}"
+        if key in _PACKAGE_LINTERS and (block := _new_block(was, text, _SCRIPTED)) is not None:
+            return f"{key}: {block}"
     return None
+
+
+def _parsed(text: str) -> object:
+    """Read a package's settings, in which ESLint takes comments, too."""
+    import json
+
+    text = text.removeprefix("\ufeff")
+    try:
+        return json.loads(text)
+    except ValueError:
+        if "/" not in text:
+            raise
+    from fumehood.core.jsonc import parse
+    from fumehood.errors import BadRequest
+
+    try:
+        return parse(text).plain()
+    except BadRequest as error:
+        raise ValueError from error
+
+
+def _new_option(old: str, new: str) -> str | None:
+    """Return an option that loads code, with what follows it, from a file of RuboCop's words for a command line."""
+    before, after = (list(zip(each, [*each, ""][1:], strict=True)) for each in (old.split(), new.split()))
+    return next((" ".join(pair) for pair in after if pair not in before and _is_loading_option(pair[0])), None)
+
+
+def _is_loading_option(word: str) -> bool:
+    if any(sign in word for sign in "\\\"'"):
+        return True  # a shell's quotes, which can hide anything
+    if word[:1] != "-":
+        return False
+    if word[:2] != "--":
+        return not _SHORT_LOADING.isdisjoint(word)  # several may be written as one
+    return any(option.startswith(word.partition("=")[0]) for option in _LONG_LOADING)  # or cut short
 
 
 # What a virtual environment runs: a program that takes another one's place there is held.

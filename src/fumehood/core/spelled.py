@@ -1,0 +1,159 @@
+"""What settings in TOML, JSON and YAML say, however they spell it: read by a parser, as their tools do.
+
+A key may be written with escapes, on a line of its own, by an alias. Parsers are loaded when there is something to
+parse: they take longer than a command to start.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    # A table as a tuple of its pairs, since a key may come twice; a list; a text.
+    Tree = tuple[tuple[str, "Tree"], ...] | list["Tree"] | str
+    Place = tuple[str, ...]  # keys from the top; "" for a list, and for what is merged
+    Wanted = Callable[[str, Place | None], bool]
+
+_MOST_VALUES = 20_000  # with aliases, a short text can stand for more than any memory holds
+_DEEPEST, _MOST_DOTS = 100, 500
+_MERGED = "<<"
+
+
+class Unclear(Exception):
+    """A text that can't be parsed, that tools may differ about, or that stands for too much."""
+
+
+def values_at(text: str, kind: str, is_wanted: Wanted) -> set[tuple[Place, str]]:
+    """Return the values at all keys that are wanted, each with the keys that lead there and written out.
+
+    `is_wanted` is asked about every key, with those above it, and about every text that is a value, with None. A text
+    that stands alone is at no key, and wanted. Raises Unclear.
+    """
+    parse = _PARSERS.get(kind)
+    if parse is None or _takes_long(text):
+        raise Unclear
+    try:
+        return {each for tree in parse(text) for each in _wanted(tree, (), is_wanted)}
+    except (ValueError, OverflowError, RecursionError):
+        raise Unclear from None
+
+
+def _takes_long(text: str) -> bool:
+    """Return True if a text is nested as no settings are: parsers need time that grows with the square of that."""
+    if any(line.count(".") > _MOST_DOTS for line in text.split("\n")):
+        return True
+    depth = 0
+    for sign in text:
+        if sign in "[{":
+            depth += 1
+        elif sign in "]}":
+            depth -= 1
+        if depth > _DEEPEST:
+            return True
+    return False
+
+
+def _wanted(tree: Tree, place: Place, is_wanted: Wanted) -> Iterator[tuple[Place, str]]:
+    if isinstance(tree, str):
+        if not place or is_wanted(tree, None):
+            yield place, tree
+    elif isinstance(tree, list):
+        for each in tree:
+            yield from _wanted(each, (*place, ""), is_wanted)
+    else:
+        for key, value in tree:
+            here = (*place, "" if key == _MERGED else key)
+            if is_wanted(key, place):
+                yield here, _written(value)
+            else:
+                yield from _wanted(value, here, is_wanted)
+
+
+def _written(tree: Tree) -> str:
+    if isinstance(tree, str):
+        return tree
+    if isinstance(tree, list):
+        return f"[{', '.join(map(_written, tree))}]"
+    return f"{{{', '.join(f'{key}: {_written(value)}' for key, value in tree)}}}"
+
+
+class _Growing:
+    """Makes trees of what parsers return, up to a bound."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_VALUES
+
+    def count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise Unclear
+
+    def of_plain(self, value: Any) -> Tree:
+        self.count()
+        if isinstance(value, dict):
+            return tuple((key, self.of_plain(each)) for key, each in value.items())
+        return [self.of_plain(each) for each in value] if isinstance(value, list) else f"{value}"
+
+    def of_json(self, node: Any) -> Tree:
+        self.count()
+        if node.members is not None:
+            return tuple((key, self.of_json(each)) for key, _, each in node.members)
+        return [self.of_json(each) for each in node.items] if node.items is not None else f"{node.value}"
+
+    def of_yaml(self, node: Any) -> Tree:
+        self.count()
+        if node.id == "mapping":
+            return tuple((_written(self.of_yaml(key)), self.of_yaml(each)) for key, each in node.value)
+        return [self.of_yaml(each) for each in node.value] if node.id == "sequence" else f"{node.value}"
+
+
+def _toml(text: str) -> list[Tree]:
+    import tomllib
+
+    return [_Growing().of_plain(tomllib.loads(text))]
+
+
+def _json(text: str) -> list[Tree]:
+    from fumehood.core.jsonc import parse
+    from fumehood.errors import BadRequest
+
+    try:
+        return [_Growing().of_json(parse(text))]
+    except BadRequest:
+        raise Unclear from None
+
+
+def _yaml(text: str) -> list[Tree]:
+    import yaml
+
+    growing = _Growing()
+    try:
+        # Nodes are all that is wanted of it: in values, a key that comes twice is there once.
+        return [growing.of_yaml(node) for node in yaml.compose_all(text, yaml.SafeLoader)]
+    except yaml.YAMLError:
+        raise Unclear from None
+
+
+def _either(text: str) -> list[Tree]:
+    """Read what is JSON to some tools and YAML to others, and to some the second without the comments of the first."""
+    try:
+        trees = _yaml(text)
+    except Unclear:
+        trees = []
+    if trees and all(isinstance(tree, str) for tree in trees):
+        return trees
+    if "//" in text or "/*" in text:
+        raise Unclear
+    try:
+        return trees + _json(text)
+    except Unclear:
+        if not trees or "\\" in text:  # what that means depends on the quotes around it, for which the two differ
+            raise
+    return trees
+
+
+_PARSERS: dict[str, Callable[[str], list[Tree]]] = {
+    "toml": _toml, "json": _json, "yaml": _yaml, "json or yaml": _either,
+}  # fmt: skip
