@@ -435,6 +435,9 @@ CARGO = "cargo init -q --name a --vcs none; cargo check -q --offline || true"
         ("pylint", PYLINT, ".pylintrc", "[MAIN]\nload-plugins=\n  pylint.extensions.mccabe,\n",
          "[MAIN]\nload-plugins=\n  pylint.extensions.mccabe,\n# more\n  evil\n"),
         ("cargo", CARGO, ".cargo/config.toml", "", '[build]\n"rustc\\u002dwrapper" = "./evil"\n'),
+        ("hg", "cd h && hg status", "h/.hg/hgrc", "",
+         "[paths]\ndefault = https://x.example/\n[hooks];=\npre-status = : > ../../mark\n"),
+        ("hg", "cd h && hg status", "h/.hg/hgrc", "", "[paths]\ndefault = https://x.example/\n%include a=b\n"),
     ],
 )  # fmt: skip
 def test_what_a_tool_understands_in_another_spelling_is_held(
@@ -450,7 +453,12 @@ def test_what_a_tool_understands_in_another_spelling_is_held(
     if old:
         (project / path).write_text(old)
     (tmp_path / "new").write_text(new)
-    command = f"mkdir -p $(dirname {path}) && cp ../new {path}"
+    if program == "hg":
+        run("mkdir h; printf '[hooks]\npre-status = : > ../../mark\n' > ../a=b")
+        run("mv h ..; cd ../h; mkdir -p .hg/store; printf 'revlogv1\nstore\n' > .hg/requires; mv '../a=b' .hg")
+        command = f"mv ../h . && cp ../new {path}"
+    else:
+        command = f"mkdir -p $(dirname {path}) && cp ../new {path}"
     assert path in held(judge(command))
     run(use)
     assert (tmp_path.resolve() / "mark").exists(), "the tool did not act on it: the rule has no ground"

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fumehood.core.changes import ADDED, FILE, Change
+from fumehood.core.danger import Facts, concern
 from fumehood.core.scripts import new_code
 from fumehood.core.spelled import Unclear, values_at
-from judging import file, is_held
+from judging import NO_RULES, ROOT, file, is_held, stamp
 
 JSON_NAMES = (".eslintrc.json", ".prettierrc", ".prettierrc.json5", ".markdownlint-cli2.jsonc")
 YAML_NAMES = (".prettierrc.yaml", ".eslintrc.yml", ".prettierrc", ".commitlintrc")
@@ -229,3 +231,37 @@ YAML_LETTERS = st.text(st.sampled_from("plugins*&a:? \n-[]{}\"'\\|>#!%,x/\tU0f~@
 def test_a_parser_answers_or_says_that_it_is_unclear(kind: str, text: str) -> None:
     with suppress(Unclear):
         values_at(text, kind, lambda word, above: above is not None and word == "plugins")
+
+
+CLONED = {
+    ".hg/hgrc": b"[paths]\ndefault = https://x.example/\n",
+    ".sl/config": b"[paths]\ndefault = https://x.example/\n",
+    ".jj/repo/config.toml": b'[user]\nname = "x"\n',
+}
+
+
+@pytest.mark.parametrize("path", CLONED)
+@pytest.mark.parametrize(
+    "worse",
+    [
+        b"[hooks];=\npre-status = x\n", b"[hooks] # =\npre-status = x\n", b"[hooks]=\npre-status = x\n",
+        b"%include a=b\n", b"%unset a=b\n", b" [hooks]=\n", b"\t[ui]=\npager = x\n", b"[ui] # =\npager = 'x'\n",
+        b"[hooks]\x0b=\npre-status = x\n", b"# x\x0c[hooks]\npre-status = x\n",
+        b"#\xe2\x80\xa8[hooks]\npre-status = x\n",
+        b"[hooks]\rpre-status = x\r", b"\xef\xbb\xbf[hooks];=\npre-status = x\n", b"a = 1\n  b = 2\n",
+        b'a = """\n[x]\n"""\n', b"a = '''\n[x]\nb = '''\n", b"a = [\n[ui]\n]\n", b"[[ui]]\npager = 'x'\n",
+        b"[ui]\npager = 'x'\n[paths]\n", b"[ui.x]=\npager = 'x'\n", b"= x\n", b"a\0 = b\n", b"a b = c\n",
+    ],
+)  # fmt: skip
+def test_settings_of_a_new_repository_that_say_more_than_cloning_does_are_held(path: str, worse: bytes) -> None:
+    new = Change(0, f"x/{path}", ADDED, FILE, after=stamp(), within="x")
+    assert concern(new, Facts(new=CLONED[path], root=ROOT), NO_RULES) is None
+    for content in (CLONED[path] + worse, worse + CLONED[path]):
+        assert is_held(concern(new, Facts(new=content, root=ROOT), NO_RULES))
+
+
+@pytest.mark.parametrize("path", [".hg/sharedpath", ".jj/repo", ".hg/hgrc-not-shared", "_darcs/prefs/defaults"])
+def test_what_is_no_table_of_settings_is_never_what_cloning_writes(path: str) -> None:
+    new = Change(0, f"x/{path}", ADDED, FILE, after=stamp(), within="x")
+    for content in (b"[x]", b"[x]\n", b"[paths]\ndefault = x\n"):
+        assert is_held(concern(new, Facts(new=content, root=ROOT), NO_RULES))

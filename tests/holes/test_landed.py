@@ -39,6 +39,9 @@ EXECUTED = {
     "a key on a line of its own": ("printf '{\"extends\"\\n:\"./evil\"}' > .eslintrc.json", ".eslintrc.json"),
     "a key by an alias": ("printf 'x: &a plugins\\n*a : [./evil]\\n' > .prettierrc.yaml", ".prettierrc.yaml"),
     "a key with an escape": ("printf '\"tool\".mypy.\"plugin\\\\u0073\" = 1' > pyproject.toml", "pyproject.toml"),
+    "hooks of Mercurial's, in a new repository": (
+        "mkdir -p h/.hg; printf '[paths]\\na = b\\n[hooks];=\\nupdate = ./evil\\n' > h/.hg/hgrc", "h/.hg/hgrc"
+    ),
 }
 
 

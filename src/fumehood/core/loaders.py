@@ -89,6 +89,7 @@ _PACKAGE_LINTERS = words("eslintConfig prettier stylelint remarkConfig commitlin
 _PACKAGE_HOOKS = words("husky lint-staged simple-git-hooks gitHooks pre-commit ghooks")
 # Sections that cloning writes into a new repository's settings, and whole contents.
 _CLONED_SECTIONS = {"hgrc": ("paths",), "config": ("paths",), "config.toml": ("revset-aliases", "user")}
+_CLONED_KEYS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:@()\"")
 _CLONED_CONTENTS = {"git_target": (b"git", b"../../../.git")}
 _IN_KEYS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 # ASCII letters by their numbers: nobody writes these so who wants to be read.
@@ -142,16 +143,25 @@ def is_what_cloning_writes(change: Change, name: str, facts: Facts | None) -> bo
         return False
     if name in _CLONED_CONTENTS:
         return facts.new in _CLONED_CONTENTS[name]
+    if name not in _CLONED_SECTIONS:
+        return False
     section = ""
     for line in _lines(facts.new.decode("utf-8", "replace")):
-        text = line.strip()
-        if not text or text[0] in "#;":
+        if not line or (_is_comment(line) and line.isprintable()):
             continue
-        if text[0] == "[" and text[-1] == "]":
-            section = text[1:-1]
-        elif section not in _CLONED_SECTIONS.get(name, ()) or "=" not in text:
+        if line[0] == "[" and line[-1] == "]" and _IN_KEYS.issuperset(line[1:-1]):
+            section = line[1:-1]
+        elif section not in _CLONED_SECTIONS[name] or not _is_plain_setting(line):
             return False
     return bool(section)
+
+
+def _is_plain_setting(line: str) -> bool:
+    """Return True if a line is a name and a value and can be nothing else, nor begin anything that goes on below."""
+    key, equals, value = line.partition("=")
+    key = key.rstrip(" ")
+    is_whole = '"""' not in value and "'''" not in value and _depth(value) == 0
+    return bool(key and equals) and _CLONED_KEYS.issuperset(key) and line.isprintable() and is_whole
 
 
 def _new_in(name: str, parent: str, old: str, new: str) -> str | None:
