@@ -149,6 +149,31 @@ def test_a_draft_is_exported_imported_and_discarded(cli: Any, project: Path, tes
     assert (project / "b").read_text() == "b\n"
 
 
+@pytest.mark.parametrize("place", ["-", "/dev/stdout"])
+@pytest.mark.parametrize("option", [(), ("--patch",)])
+def test_an_export_to_standard_output_is_that_and_nothing_else(
+    place: str, option: tuple[str, ...], cli: Any, project: Path, test_directory: Path
+) -> None:
+    cli("run", "--", "echo b > b")
+    cli("export", "last", "-o", str(test_directory / "named"), *option)
+    words = [*command_line(), "export", "last", "-o", place, *option]
+    with open(test_directory / "sent", "wb") as sent:
+        assert subprocess.run(words, cwd=project, stdout=sent, check=False).returncode == 0
+    assert (test_directory / "sent").read_bytes() == (test_directory / "named").read_bytes()
+    piped = subprocess.run(words, cwd=project, capture_output=True, check=True)
+    assert (piped.stdout, piped.stderr) == ((test_directory / "named").read_bytes(), b"")
+    assert "would go to standard output" in cli("export", "last", "-o", "-", "--json").stdout
+
+
+def test_an_export_does_not_act_on_a_terminal(cli: Any, project: Path) -> None:
+    cli("run", "--", "echo b > b")
+    for words in (["-o", "-"], ["-o", "/dev/tty", "--patch"]):
+        with Terminal([*command_line(), "export", "last", *words], project) as terminal:
+            assert terminal.end() == 125
+        assert "a terminal can't take an export" in terminal.seen
+        assert "oci-layout" not in terminal.seen
+
+
 def test_a_hook_s_commands_can_be_in_a_draft_and_edits_are_then_asked_about(cli: Any, project: Path) -> None:
     def asked(tool: str, **given: str) -> Any:
         call = {"hook_event_name": "PreToolUse", "tool_name": tool, "tool_input": given, "session_id": "s",

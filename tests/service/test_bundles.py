@@ -8,9 +8,11 @@ import io
 import json
 import os
 import shutil
+import stat
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import need
-from fumehood import BadRequest, Sandbox
+from fumehood import BadRequest, Run, Sandbox
 from fumehood.service.bundles import export, export_patch, read
 from fumehood.service.opened import OpenedStore
 from snapshots import snapshot
@@ -88,6 +90,47 @@ def test_what_can_not_be_put_in_its_place_leaves_nothing(project: Path, test_dir
     with pytest.raises(BadRequest):
         export(OpenedStore(), run, str(test_directory / "signed"), key=str(test_directory / "no-such-key"))
     assert sorted(test_directory.iterdir()) == before
+
+
+def test_an_export_replaces_nothing_that_is_there(project: Path, test_directory: Path) -> None:
+    places = test_directory / "places"
+    places.mkdir()
+    mine, link, dangling = (places / name for name in ("mine", "link", "dangling"))
+    mine.write_text("mine\n")
+    link.symlink_to(mine)
+    dangling.symlink_to(places / "nowhere")
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("echo x > f")
+        before = snapshot(places)
+        for write in (sandbox.export, lambda run, path: export_patch(OpenedStore(), run, str(path))):
+            for place in (mine, link, dangling):
+                with pytest.raises(BadRequest, match=r"can't be written: File exists"):
+                    write(run, place)
+    assert snapshot(places) == before
+
+
+@pytest.mark.parametrize("write", [export, export_patch])
+def test_an_export_goes_into_a_pipe_that_is_there(
+    write: Callable[[OpenedStore, Run, str], int], project: Path, test_directory: Path
+) -> None:
+    pipe, file = test_directory / "pipe", test_directory / "file"
+    os.mkfifo(pipe)
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("echo x > f")
+    write(OpenedStore(), run, str(file))
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        assert write(OpenedStore(), run, str(pipe)) == 1
+        assert reader.communicate(timeout=60)[0] == file.read_bytes()
+    assert stat.S_ISFIFO(os.stat(pipe).st_mode)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes devices")
+def test_an_export_goes_into_a_device_that_is_there(project: Path, test_directory: Path) -> None:
+    device = test_directory / "null"
+    os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    with Sandbox(project) as sandbox:
+        assert sandbox.export(sandbox.run("echo x > f"), device) == 1
+    assert stat.S_ISCHR(os.stat(device).st_mode)
 
 
 def test_other_tools_read_a_bundle(project: Path, other: Path, test_directory: Path) -> None:

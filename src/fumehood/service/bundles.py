@@ -8,6 +8,7 @@ judged. What it was made on is compared by content with what is in this project.
 from __future__ import annotations
 
 import base64
+import errno
 import gzip
 import hashlib
 import io
@@ -94,8 +95,8 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as layer:
 
 # ---- Out.
 
-def export(store: Store, run: Run, path: str, *, key: str = "", may_be_empty: bool = False) -> int:
-    """Write a run's changes to a file, signed if there is a key; returns how many there are."""
+def export(store: Store, run: Run, path: str | int, *, key: str = "", may_be_empty: bool = False) -> int:
+    """Write a run's changes to a new file, a pipe or a descriptor, signed if there is a key; returns how many."""
     changes = [change for change in run.changed if change.verdict in _TRAVELS]
     _refuse_what_stays(run, changes, may_be_empty=may_be_empty)
     base = {change.path: _digest(content) for change, content in opened_versions(store, run, changes, before=True)}
@@ -106,29 +107,57 @@ def export(store: Store, run: Run, path: str, *, key: str = "", may_be_empty: bo
         "format": FORMAT, "run": run.run, "command": run.command, "exit_code": run.exit_code,
         "started_at": run.started_at, "base": base,
     }  # fmt: skip
-    with _written_whole(path) as file, tempfile.TemporaryFile(dir=store.places.state) as layer:
+    with tempfile.TemporaryFile(dir=store.places.state) as layer:
         unpacked = _write_layer(store, run, changes, layer)
-        _write_image(file, layer, unpacked, report, key)
+        with _opened(path) as file:
+            _write_image(file, layer, unpacked, report, key)
     return len(changes)
 
 
 @contextmanager
-def _written_whole(path: str) -> Iterator[IO[bytes]]:
-    """Write a file beside its place, and put it there when it is whole; else nothing is left of it."""
-    spare = f"{path}.new"
+def _opened(path: str | int) -> Iterator[IO[bytes]]:
+    """Open what an export goes to: a file that was not there, of which nothing is left where it does not get whole.
+
+    A pipe or a character device is written to as it is, and so is a descriptor; but no terminal, which would act on it.
+    """
+    made = ""
     try:
-        file = open(spare, "xb")  # noqa: SIM115 - closed before it is put in its place
-        try:
-            with file:
-                yield file
-            os.rename(spare, path)
-        except BaseException:
-            os.unlink(spare)
-            raise
-    except FileExistsError as error:
-        raise BadRequest(f"{spare} is there already", hint="remove it, or choose another name") from error
-    except OSError as error:
-        raise BadRequest(f"{path} can't be written: {error.strerror}", hint="choose another place") from error
+        if isinstance(path, int):
+            opened = open(path, "wb", closefd=False)  # noqa: SIM115 - closed below, as the others
+        elif _is_stream(path):
+            opened = open(path, "wb", opener=_existing)  # noqa: SIM115
+        else:
+            opened = open(path, "xb")  # noqa: SIM115
+            made = path
+        with opened as file:
+            _refuse_terminal(file)
+            yield file
+    except BaseException as error:
+        if made:
+            os.unlink(made)
+        if isinstance(error, OSError):
+            message = f"{path} can't be written: {error.strerror}"
+            raise BadRequest(message, hint="choose another place") from error
+        raise
+
+
+def _refuse_terminal(file: IO[bytes]) -> None:
+    if file.isatty():
+        raise BadRequest("a terminal can't take an export", hint="name a file, or send it on: -o - | …")
+
+
+def _existing(path: str, _flags: int) -> int:
+    return os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)  # a file that came meanwhile is not cut off
+
+
+def _is_stream(path: str) -> bool:
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
 def _refuse_what_stays(run: Run, changes: Sequence[c.Change], *, may_be_empty: bool = False) -> None:
@@ -233,7 +262,7 @@ def _write_image(file: IO[bytes], layer: IO[bytes], unpacked: str, report: dict[
     named["annotations"] = {"org.opencontainers.image.ref.name": "changes"}
     if key:
         named["annotations"][SIGNATURE] = sign(key, BUNDLE, manifest)
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as image:
+    with tarfile.open(fileobj=file, mode="w|", format=tarfile.USTAR_FORMAT) as image:
         for name, data in (
             ("oci-layout", _LAYOUT), ("index.json", _json({"schemaVersion": 2, "manifests": [named]})),
             (_blob(named["digest"]), manifest), (_blob(_named(config, "")["digest"]), config),
@@ -261,7 +290,7 @@ def _blob(digest: str) -> str:
 
 # ---- As a patch, for git.
 
-def export_patch(store: Store, run: Run, path: str) -> int:
+def export_patch(store: Store, run: Run, path: str | int) -> int:
     """Write a run's changes as a patch that `git apply` takes, binary files too; returns how many there are."""
     changes = [change for change in run.changed if change.verdict in _TRAVELS and change.kind != c.DIRECTORY]
     _refuse_what_stays(run, changes)
@@ -276,11 +305,8 @@ def export_patch(store: Store, run: Run, path: str) -> int:
         else shown[change.path].text.encode("utf-8", "surrogateescape")
         for change in changes
     ]  # fmt: skip
-    try:
-        with open(path, "xb") as file:
-            file.writelines(texts)
-    except OSError as error:
-        raise BadRequest(f"{path} can't be written: {error.strerror}", hint="choose another place") from error
+    with _opened(path) as file:
+        file.writelines(texts)
     return len(changes)
 
 

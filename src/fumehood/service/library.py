@@ -310,7 +310,7 @@ class Sandbox(Commands):
     def export(self, run: Run | str | int, path: str | os.PathLike[str]) -> int:
         """Write a run's changes to a file that travels, an OCI image of one layer; returns how many there are.
 
-        The key that `sign.key` of the configuration names signs it.
+        It must be a new file, or a pipe. The key that `sign.key` of the configuration names signs it.
         """
         from fumehood.service.bundles import export
 

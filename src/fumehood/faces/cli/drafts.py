@@ -332,7 +332,8 @@ def add_bundles(add: Add) -> None:
         "  fumehood export last -o fix.tar\n  fumehood export 214 -o fix.patch --patch",
     )  # fmt: skip
     out.add_argument("run", metavar="RUN|DRAFT", help="a run by its number, id or `last`; or the name of a draft")
-    out.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write")
+    place = "the file to write, which must be new; - for standard output"
+    out.add_argument("-o", "--output", required=True, metavar="FILE", help=place)
     out.add_argument("--patch", action="store_true", help="write a patch that git applies instead")
     out.add_argument("--key", metavar="FILE", default="", help="sign it with this key (default: sign.key)")
     into = add(
@@ -356,13 +357,27 @@ def _export(context: Context) -> int:
 def _written(context: Context, run: Run, answer: dict[str, object], what: str) -> int:
     path = context.options.output
     key = context.options.key or context.store.policy_of(context.project_of(run)).sign.key
+    is_ours = path == "-" or _is_standard_output(path)
+    if is_ours and context.as_json:
+        raise BadRequest("both the object and the export would go to standard output", hint="name a file: -o FILE")
+    place = 1 if is_ours else os.path.abspath(path)
     if context.options.patch:
-        key, count = "", bundles.export_patch(context.store, run, os.path.abspath(path))
+        key, count = "", bundles.export_patch(context.store, run, place)
     else:
-        count = bundles.export(context.store, run, os.path.abspath(path), key=key)
+        count = bundles.export(context.store, run, place, key=key)
     message = f"{how_many(count, 'change')} of {what} written to {printable(path)}"
     message += f", signed with {printable(key)}" if key else ""
-    return context.say({**answer, "file": os.path.abspath(path), "changes": count, "key": key}, lambda: print(message))
+    if is_ours:
+        return 0
+    return context.say({**answer, "file": place, "changes": count, "key": key}, lambda: print(message))
+
+
+def _is_standard_output(path: str) -> bool:
+    """Tell whether a path leads to where our standard output goes, as /dev/stdout does."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(1))
+    except OSError:
+        return False
 
 
 def _import(context: Context) -> int:
