@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -682,6 +683,59 @@ def test_a_closed_sandbox_says_so_and_others_go_on(home, project):
         first.close()
         assert second.run("echo y > f").state == "applied"
         assert len(second.history()) == 2
+
+
+LASTING = "echo x > f; echo begun; exec sleep 100"
+
+
+@sandboxed
+def test_closing_ends_what_other_threads_run_and_waits_for_its_record(home, project):
+    begun, runs = threading.Event(), []
+    with Sandbox(project) as sandbox:
+        thread = threading.Thread(
+            target=lambda: runs.append(sandbox.run(LASTING, on_output=lambda *_output: begun.set()))
+        )
+        thread.start()
+        assert begun.wait(LONG_S)
+        began = time.monotonic()
+    thread.join(LONG_S)
+    assert time.monotonic() - began < 30
+    (run,) = runs
+    assert (run.state, run.reason, run.exit_code) == ("held", "ended by the program that asked for it", 130)
+    with Sandbox(project) as sandbox:
+        assert (sandbox.find(run).state, sandbox.find(run).exit_code) == ("held", 130)
+        assert not (project / "f").exists()
+
+
+@sandboxed
+@pytest.mark.parametrize("in_loop", [True, False])
+def test_closing_ends_what_tasks_run_even_in_their_own_loop(home, project, in_loop):
+    async def program():
+        begun = asyncio.Event()
+
+        async def listen(_stream, _text):
+            begun.set()
+            await asyncio.sleep(0.1)
+
+        sandbox = Sandbox(project)
+        task = asyncio.create_task(sandbox.arun(f"echo x > f; seq 9; {LASTING}", on_output=listen))
+        await begun.wait()
+        if in_loop:
+            sandbox.close()
+        else:
+            await asyncio.to_thread(sandbox.close)
+        return await task
+
+    run = asyncio.run(asyncio.wait_for(program(), LONG_S))
+    assert (run.state, run.reason) == ("held", "ended by the program that asked for it")
+
+
+@sandboxed
+def test_a_sandbox_is_not_closed_by_what_its_command_waits_for(home, project):
+    with Sandbox(project) as sandbox:
+        with pytest.raises(BadRequest, match="can't be closed in a function that its command calls"):
+            sandbox.run("echo x", on_output=lambda *_output: sandbox.close())
+        assert sandbox.run("true").exit_code == 0
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from fumehood.service.decide import discard_held
 from fumehood.service.dialogue import Dialogue, LoopListener, attend_in_thread, has_begun
 from fumehood.service.opened import OpenedStore, is_cleaning_due, upkeep
 from fumehood.service.running import Wishes
-from fumehood.service.started import Started, terminal_of
+from fumehood.service.started import Started, Underway, terminal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -238,7 +238,11 @@ class Commands:
     def _perform(self, request: Request, wishes: Wishes) -> Run:
         try:
             upkeep(self._store, self._project.id)
-            run = self._hood.run(request, wishes)
+            if isinstance(wishes.partner, Dialogue):  # it has a thread of ours, and is ended by its handle
+                run = self._hood.run(request, wishes)
+            else:
+                with Underway(self._store, wishes) as all_wishes:
+                    run = self._hood.run(request, all_wishes)
         except (OSError, UnicodeError) as error:
             raise plain_error(error) from error
         if is_cleaning_due(self._store):

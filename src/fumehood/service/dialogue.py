@@ -137,12 +137,16 @@ class LoopListener(Bell):
                     if not await self._call_next():
                         return
         finally:
-            with self._changed:
-                self._is_closed = True
-                self._calls.clear()
-                self._sizes.clear()
-                self._changed.notify_all()
-            self.ring()
+            self.drop()
+
+    def drop(self) -> None:
+        """Call nothing any more: there is nobody to call, or the loop itself waits for the command."""
+        with self._changed:
+            self._is_closed = True
+            self._calls.clear()
+            self._sizes.clear()
+            self._changed.notify_all()
+        self.ring()
 
     async def _call_next(self) -> bool:
         """Make one call; return False if it failed, and the command with it."""
@@ -156,6 +160,8 @@ class LoopListener(Bell):
             return False
         was_full = self.is_full(name)
         with self._changed:
+            if self._is_closed:
+                return False
             self._calls.popleft()
             self._sizes[name] -= size
             self._changed.notify_all()

@@ -25,6 +25,7 @@ from fumehood.service.projects import Thrown, add_root, reset
 from fumehood.service.restore import known_file, known_files, place_of, restore
 from fumehood.service.sandbox import Hood
 from fumehood.service.session import keep_variables, news, session_of
+from fumehood.service.started import end_underway
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
 from fumehood.store.audit import PYTHON
@@ -484,8 +485,12 @@ class Sandbox(Commands):
         return Reach(project=self._project.id, sessions=(self._session,) if self._session else ())
 
     def close(self) -> None:
-        """Stop what was started here and still runs, and close the records; the sandbox can't be used after that."""
+        """Stop what was started here and still runs, and close the records; the sandbox can't be used after that.
+
+        What other threads or tasks run is stopped too, and they get its report: what it wrote is held.
+        """
         end_all(self._store)
+        end_underway(self._store)
         upkeep(self._store, self._project.id, self._hood.policy.clean)
         if self._thrown is not None:
             self._thrown.close()

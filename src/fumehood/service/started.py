@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from fumehood.core.report import Run
 from fumehood.core.request import encoded
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.process import KILL, STOP
 from fumehood.linux.terminal import ProgramTerminal
-from fumehood.service.dialogue import PIECE, Dialogue, Unread
+from fumehood.service.dialogue import PIECE, Dialogue, LoopListener, Unread
+
+if TYPE_CHECKING:
+    from fumehood.service.running import Wishes
+    from fumehood.service.store import Store
 
 _COLUMNS, _ROWS = 80, 24
 _MOST = 0xFFFF  # columns or rows that a kernel can be told
@@ -241,3 +246,65 @@ class Started:
 
     def __repr__(self) -> str:
         return f"Started({self.run} {'running' if self.is_running else 'ended'})"
+
+
+# ---- Commands that a thread runs to their end: whoever closes the records ends them first, and waits.
+
+class Underway:
+    """One such command, for a `with` block, which gets what the caller wishes, and that it may be ended from here."""
+
+    def __init__(self, store: Store, wishes: Wishes) -> None:
+        self._store = store
+        self._wishes = wishes
+        self._is_unwanted = False
+        self.thread = threading.get_ident()
+        self.ended = threading.Event()
+
+    def __enter__(self) -> Wishes:
+        with _Underways.lock:
+            if self._store in _Underways.closed:
+                raise BadRequest("this sandbox is closed", hint="open another: nothing that was recorded is lost")
+            _Underways.underway.setdefault(self._store, set()).add(self)
+        cancelled = self._wishes.cancelled
+        return self._wishes.replace(cancelled=lambda: self._is_unwanted or (cancelled is not None and cancelled()))
+
+    def __exit__(self, *_error: object) -> None:
+        with _Underways.lock:
+            _Underways.underway.get(self._store, set()).discard(self)
+        self.ended.set()
+
+    def end(self) -> None:
+        """Have it ended as `fumehood stop` does; what waits to be told in a loop is not, for that may wait for us."""
+        self._is_unwanted = True
+        if isinstance(self._wishes.partner, LoopListener):
+            self._wishes.partner.drop()
+
+
+class _Underways:
+    """What runs, by its records, and which records are closed."""
+
+    lock = threading.Lock()
+    underway: ClassVar[weakref.WeakKeyDictionary[Store, set[Underway]]] = weakref.WeakKeyDictionary()
+    closed: ClassVar[weakref.WeakSet[Store]] = weakref.WeakSet()
+
+
+def end_underway(store: Store) -> None:
+    """End what threads run with these records, wait for its report, and let nothing more begin."""
+    with _Underways.lock:
+        ours = tuple(_Underways.underway.get(store, ()))
+        if any(each.thread == threading.get_ident() for each in ours):
+            raise BadRequest("a sandbox can't be closed in a function that its command calls", hint="close it later")
+        _Underways.closed.add(store)
+    for each in ours:
+        each.end()
+    for each in ours:
+        each.ended.wait()
+
+
+def _forget_underway() -> None:
+    """Threads stay behind in a fork, and one of them may have had the lock."""
+    _Underways.lock = threading.Lock()
+    _Underways.underway.clear()
+
+
+os.register_at_fork(after_in_child=_forget_underway)
