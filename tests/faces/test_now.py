@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import command_line
+from fumehood import Sandbox
 from patience import LONG_S, eventually
 
 pytestmark = pytest.mark.namespaces
@@ -105,6 +106,16 @@ def test_what_a_command_prints_is_followed_to_its_end(cli: Any, home: Path, proj
 def test_a_command_that_has_ended_is_printed_whole(cli: Any) -> None:
     cli("run", "--", "echo out; echo err >&2")
     assert cli("output", "last", "--follow").stdout == "out\nerr\n"
+
+
+def test_one_stream_is_printed_whole_too(cli: Any, project: Path) -> None:
+    words = [*command_line(), "run", "--", "echo out; echo err >&2"]
+    subprocess.run(words, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+    for options in ((), ("--follow",)):
+        done = cli("output", "last", *options)
+        assert (done.stdout, done.stderr, done.returncode) == ("out\nerr\n", "", 0)
+    with Sandbox(project) as sandbox:
+        assert sandbox.output(stream="stderr") == b""
 
 
 def test_what_a_command_has_written_is_settled_by_a_checkpoint(cli: Any, started: Any, project: Path) -> None:

@@ -186,6 +186,8 @@ def test_old_outputs_go_and_are_said_to_be_gone(sandbox: Sandbox, store: Store) 
     assert (freed.runs, freed.outputs) == (0, 1)
     assert freed.bytes >= 100_000
     assert "100000 bytes, no longer kept" in store.history.find(run.run).stdout
+    assert b"".join(store.history.printed(run.run, "stdout")).decode() == store.history.find(run.run).stdout
+    assert b"".join(store.history.printed(run.run, "stderr")) == b"short\n"
 
 
 @on_real_layers

@@ -471,10 +471,7 @@ class Sandbox(Commands):
         if stream not in ("stdout", "stderr"):
             raise BadRequest(f"there is no output {stream!r:.100}", hint="stdout or stderr")
         chosen = self._chosen(run)
-        try:
-            return b"".join(self._store.history.printed(chosen.run, stream))
-        except FileNotFoundError:
-            return (chosen.stdout if stream == "stdout" else chosen.stderr).encode()
+        return b"".join(self._store.history.printed(chosen.run, stream))
 
     def _chosen(self, run: Run | str | int) -> Run:
         return self._marked(self._store.history.find(_name_of(run), self._reach))

@@ -297,16 +297,23 @@ def read_kept(path: str, size: int) -> tuple[str, bool]:
             head = os.pread(file, KEPT, 0)
             tail = os.pread(file, KEPT, max(KEPT, saved - KEPT))
     except FileNotFoundError:
-        return f"[… {size} bytes, no longer kept …]\n", True
+        return _gone(size), True
     left_out = size - len(head) - len(tail)
     middle = f"\n[… {left_out} bytes left out …]\n" if left_out else ""
     return f"{head.decode('utf-8', 'replace')}{middle}{tail.decode('utf-8', 'replace')}", bool(left_out)
 
 
 def printed(database: Database, places: Places, run: str, stream: str) -> Iterator[bytes]:
-    """Yield all that is kept of what a run printed, byte for byte."""
-    ((data,),) = database.rows(f"SELECT {stream} FROM runs WHERE id = ?", (run,))
-    yield from pieces(places.output(run, stream)) if data is None else [data]
+    """Yield all that is kept of what a run printed, byte for byte; of what was cleaned away, that it was there."""
+    ((data, size),) = database.rows(f"SELECT {stream}, {stream}_size FROM runs WHERE id = ?", (run,))
+    try:
+        yield from pieces(places.output(run, stream)) if data is None else [data]
+    except FileNotFoundError:  # it has printed nothing there, or that lies nowhere any more
+        yield from [_gone(size).encode()] if size else []
+
+
+def _gone(size: int) -> str:
+    return f"[… {size} bytes, no longer kept …]\n"
 
 
 def pieces(path: str, start: int = 0) -> Iterator[bytes]:
@@ -453,14 +460,11 @@ def search(
 def _has_printed(database: Database, places: Places, run: str, text: bytes) -> bool:
     for stream in _STREAMS:
         rest = b""
-        try:
-            for piece in printed(database, places, run, stream):
-                joined = rest + (piece or b"")
-                if text in joined:
-                    return True
-                rest = joined[-len(text) :]
-        except FileNotFoundError:
-            continue  # no longer kept
+        for piece in printed(database, places, run, stream):
+            joined = rest + piece
+            if text in joined:
+                return True
+            rest = joined[-len(text) :]
     return False
 
 

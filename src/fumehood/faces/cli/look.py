@@ -424,12 +424,9 @@ def _output(context: Context) -> int:
     def show() -> None:
         sys.stdout.flush()
         sink = sys.stdout.write if isinstance(sys.stdout, ModelText) else sink_to(1)
-        for name, text in (("stdout", run.stdout), ("stderr", run.stderr)):
-            try:
-                for piece in context.store.history.printed(run.run, name):
-                    sink(piece)
-            except FileNotFoundError:
-                sink(text.encode())
+        for name in ("stdout", "stderr"):
+            for piece in context.store.history.printed(run.run, name):
+                sink(piece)
         sink(b"")
 
     return context.say({"run": run.run, "stdout": run.stdout, "stderr": run.stderr,
