@@ -118,6 +118,12 @@ def test_one_stream_is_printed_whole_too(cli: Any, project: Path) -> None:
         assert sandbox.output(stream="stderr") == b""
 
 
+def test_following_for_a_program_prints_one_object(cli: Any) -> None:
+    cli("run", "--", "echo out; echo err >&2; exit 3")
+    shown = json.loads(cli("output", "last", "--follow", "--json").stdout)
+    assert (shown["stdout"], shown["stderr"], shown["exit_code"]) == ("out\n", "err\n", 3)
+
+
 def test_what_a_command_has_written_is_settled_by_a_checkpoint(cli: Any, started: Any, project: Path) -> None:
     process = started("--session", "agent")
     (run,) = shown(cli)

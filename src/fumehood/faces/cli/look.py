@@ -417,9 +417,12 @@ def write_difference(text: str) -> None:
 
 def _output(context: Context) -> int:
     run = context.run(context.options.run)
+    more = {}
     if context.options.follow:
         run = _follow(context, run)
-        return context.say({"run": run.run, "state": run.state, "exit_code": run.exit_code}, lambda: None)
+        more = {"state": run.state, "exit_code": run.exit_code}
+        if not context.as_json:
+            return 0
 
     def show() -> None:
         sys.stdout.flush()
@@ -430,17 +433,17 @@ def _output(context: Context) -> int:
         sink(b"")
 
     return context.say({"run": run.run, "stdout": run.stdout, "stderr": run.stderr,
-                        "output_truncated": run.output_truncated}, show)  # fmt: skip
+                        "output_truncated": run.output_truncated, **more}, show)  # fmt: skip
 
 
 def _follow(context: Context, run: Run) -> Run:
-    """Print what a command prints until it has ended; returns it as it then is."""
+    """Print what a command prints until it has ended, but for JSON, whose object has it; returns it as it then is."""
     sys.stdout.flush()
     sink = sys.stdout.write if isinstance(sys.stdout, ModelText) else sink_to(1)
     read = {"stdout": 0, "stderr": 0}
 
     def go_on(name: str, printed: Iterator[bytes]) -> None:
-        for piece in printed:
+        for piece in printed if not context.as_json else ():
             read[name] += len(piece)
             sink(piece)
 
@@ -456,7 +459,8 @@ def _follow(context: Context, run: Run) -> Run:
     for name, count in read.items():
         whole = b"".join(context.store.history.printed(run.run, name))
         go_on(name, iter([whole[count:]] if whole[count:] else []))
-    sink(b"")
+    if not context.as_json:
+        sink(b"")
     return run
 
 
