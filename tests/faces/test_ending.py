@@ -1,8 +1,10 @@
 """A command that did not end by itself: held, unless a person ended it with Ctrl-C at their terminal."""
 
 import os
+import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from at_terminal import Terminal
-from conftest import command_line
+from conftest import command_line, need
 from fumehood import Sandbox
 from fumehood.core.limits import cut_short
 from patience import LONG_S, with_enough_time
@@ -110,6 +112,39 @@ def test_a_second_ctrl_c_ends_it_at_once_with_its_report(typing: Any, project: P
     assert "1 change applied" in terminal.seen
     assert "ERROR" not in terminal.seen
     assert last(project).state == "applied"
+
+
+@in_the_hood
+def test_ctrl_z_stops_the_command_too_and_its_time_does_not_pass_meanwhile(home: Path, project: Path) -> None:
+    need(shutil.which("bash") is not None, "there is no bash")
+    limit_s = 10
+    inside = "echo rea''dy; until [ -e ~/playground/go ]; do echo >> ~/playground/ticks; sleep 0.05; done; echo en''ded"
+    line = 'set -m; "$@"; echo stopped; read -r _; fg >/dev/null'
+    run = [*command_line(), "run", "--timeout", str(limit_s), "--", inside]
+    place = subprocess.run([*command_line(), "playground", "path"], cwd=project, capture_output=True, check=True)
+    playground = Path(place.stdout.decode().strip())
+    with Terminal(["bash", "-c", line, "sh", *run], project) as terminal:
+        terminal.wait_for("ready")
+        terminal.type("\x1a")
+        terminal.wait_for("stopped")
+        ticks = (playground / "ticks").stat().st_size
+        time.sleep(limit_s)
+        assert (playground / "ticks").stat().st_size == ticks
+        (playground / "go").touch()
+        terminal.type("\n")
+        terminal.wait_for("ended")
+        assert terminal.end() == 0
+    with Sandbox(project) as sandbox:
+        assert not sandbox.history(1)[0].timed_out
+
+
+@in_the_hood
+def test_ctrl_z_where_nobody_could_have_it_go_on_stops_nothing(typing: Any, project: Path) -> None:
+    terminal = typing(command="echo ready; read line; echo got-$line")
+    terminal.type("\x1a")
+    terminal.type("on\n")
+    terminal.wait_for("got-on")
+    assert terminal.end() == 0
 
 
 @in_the_hood

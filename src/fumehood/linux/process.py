@@ -154,7 +154,9 @@ class Attendance:
         self._interrupted = self._raised = False
 
     def attend(self) -> Outcome:
-        """Wait for the end. The first Ctrl-C asks the command to end, the second ends it."""
+        """Wait for the end. The first Ctrl-C asks the command to end, the second ends it; Ctrl-Z stops all of it."""
+        if self._signals is not None:
+            self._signals.hear_stops()
         try:
             while self._exit is None:
                 try:
@@ -170,6 +172,8 @@ class Attendance:
             self._end_it_all()
             raise
         finally:
+            if self._signals is not None:
+                self._signals.leave_stops()
             if self._guard is not None:
                 self._limit = self._guard.close() or self._limit
         return Outcome(
@@ -186,6 +190,34 @@ class Attendance:
             self._running.interrupt()
             self._deadline = time.monotonic() + _GRACE_S
         self._interrupted = True
+
+    def _hear(self, signals: Signals, ready: set[int]) -> None:
+        for number in signals.drain() if signals.fileno() in ready else ():
+            self._heard.append(number)
+            self._give_way()
+        if signals.is_stop_asked:
+            self._stand_still(signals)
+
+    def _stand_still(self, signals: Signals) -> None:
+        """Stop everything inside, then this process; when that goes on, so does the rest, and no time has passed.
+
+        What can't be stopped just now has it tried again with the next turn: the command is attended meanwhile.
+        """
+        from fumehood.linux.checkpoints import NotStopped, Stopped
+
+        init = self._running.init()
+        if init is None:
+            return  # nothing runs yet
+        began = time.monotonic()
+        try:
+            with Stopped(init):
+                signals.stop()
+        except NotStopped:
+            return
+        except PermissionError:  # without a sandbox, it may have become another user
+            signals.stop()
+        stood_s = time.monotonic() - began
+        self._deadline = None if self._deadline is None else self._deadline + stood_s
 
     def _end_it_all(self) -> None:
         """Somebody who was told of the command's output failed: end the command, and tell nobody any more."""
@@ -214,10 +246,8 @@ class Attendance:
             self._read(fd)
         if fed in ready:
             self._feed()
-        if self._signals is not None and self._signals.fileno() in ready:
-            for number in self._signals.drain():
-                self._heard.append(number)
-                self._give_way()
+        if self._signals is not None:
+            self._hear(self._signals, ready)
         for each in (self._watched, self._asking, self._door, self._partner):
             if each is not None and each.fileno() in ready:
                 each.drain()

@@ -208,6 +208,7 @@ class Signals:
         self._raises = True
         self._from_s = 0.0  # by the processor's time that we took
         self._reading = self._writing = -1
+        self.is_stop_asked = False  # by Ctrl-Z, while somebody hears it
         hear_resuming()  # a question may be asked by another thread
         # What `nohup` had ignored stays so.
         for number in NAMES:
@@ -234,6 +235,28 @@ class Signals:
         """Let them end Fumehood as before, for nothing is running; those before so much work are only noted."""
         self._from_s = time.process_time() + after_s
         self._raises = True
+
+    def hear_stops(self) -> None:
+        """Only note Ctrl-Z too, from now on: whoever attends a command stops that first, or it goes on unattended."""
+        if _signal.getsignal(_signal.SIGTSTP) == _signal.SIG_DFL:
+            _signal.signal(_signal.SIGTSTP, self._note_stop)
+
+    def _note_stop(self, _number: int, _frame: object) -> None:
+        self.is_stop_asked = True
+
+    def stop(self) -> None:
+        """Stop this process as Ctrl-Z does; returns when it goes on, and at once where nobody could have it go on."""
+        self.is_stop_asked = False
+        before = _signal.signal(_signal.SIGTSTP, _signal.SIG_DFL)
+        _signal.raise_signal(_signal.SIGTSTP)
+        _signal.signal(_signal.SIGTSTP, before)
+
+    def leave_stops(self) -> None:
+        """Let Ctrl-Z stop this process as it does any."""
+        if _signal.getsignal(_signal.SIGTSTP) == self._note_stop:
+            _signal.signal(_signal.SIGTSTP, _signal.SIG_DFL)
+            if self.is_stop_asked:
+                self.stop()
 
     def fileno(self) -> int:
         """The descriptor to poll; there is one once they are noted."""
