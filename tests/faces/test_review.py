@@ -1,6 +1,7 @@
 """Going through what is held at a real terminal."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -52,6 +53,16 @@ def test_each_change_is_shown_and_decided_by_a_key(held, cli):
     assert (held / "d/1").exists()
     (run,) = json.loads(cli("review", "--json").stdout)["runs"]
     assert [change["path"] for change in run["changes"]] == ["c"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_it_with_the_terminal_as_it_was(held, number):
+    with Person(held) as person:
+        person.wait_for(_QUESTION)
+        assert person.modes() != person.before
+        person.process.send_signal(number)
+        assert person.end() == -number
+        assert person.modes() == person.before
 
 
 def test_a_conflict_can_be_forced(held):

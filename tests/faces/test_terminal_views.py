@@ -618,3 +618,21 @@ def test_ctrl_z_leaves_the_terminal_and_the_desk_until_the_shell_goes_on(
         assert eventually(lambda: desk.is_attended_for(str(project)))
         screen.type("q")
         assert screen.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_ends_the_views_with_the_terminal_as_it_was(home: Path, project: Path, number: signal.Signals) -> None:
+    with Screen(project, "watch") as screen:
+        screen.wait_for("Nothing runs.")
+        screen.process.send_signal(number)
+        assert screen.end() == -number
+        assert screen.modes() == screen.before
+        assert "\x1b[?1049l" in screen.seen
+
+
+def test_the_views_end_with_their_terminal(home: Path, project: Path) -> None:
+    screen = Screen(project, "watch")
+    screen.wait_for("Nothing runs.")
+    os.close(screen._screen)
+    os.close(screen._slave)
+    assert screen.process.wait(LONG_S) != 0

@@ -10,6 +10,7 @@ the characters that turn the direction of text round, and with it what a line se
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found] # without the enums around it
 import codecs
 import os
 import re
@@ -294,6 +295,7 @@ class Progress:
 
 _TTY = "/dev/tty"
 _BELL = "\a"
+_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _EXACT_S = 10  # seconds below which their fractions are shown
 KEYS = {
     questions.ALLOW_ONCE: ("y", "allow once"), questions.ALLOW_SESSION: ("s", "allow for this session"),
@@ -439,23 +441,37 @@ class Keys:
     """The terminal gives single keys, unseen, for a `with` block; Ctrl-C still means what it always does.
 
     What was typed before the question is thrown away: it was no answer to it. Lines begin at the left, also where a
-    command has the terminal and they would not.
+    command has the terminal and they would not. A signal that ends this process does so with the terminal as it was.
     """
 
     def __init__(self, tty: int) -> None:
         self._tty = tty
+        self._ended_by: list[int] = []  # what nobody else hears meanwhile
 
     def __enter__(self) -> None:
         import termios
+        import threading
 
         self._before = termios.tcgetattr(self._tty)
         now = termios.tcgetattr(self._tty)
         now[1] |= termios.OPOST | termios.ONLCR
         now[3] &= ~(termios.ICANON | termios.ECHO)
         now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
+        if threading.current_thread() is threading.main_thread():
+            self._ended_by = [number for number in _ENDS if signal.getsignal(number) == signal.SIG_DFL]
+        for number in self._ended_by:
+            signal.signal(number, self._end)
         termios.tcsetattr(self._tty, termios.TCSAFLUSH, now)
+
+    def _end(self, number: int, _frame: object) -> None:
+        self.__exit__()
+        signal.raise_signal(number)
 
     def __exit__(self, *_error: object) -> None:
         import termios
 
-        termios.tcsetattr(self._tty, termios.TCSADRAIN, self._before)
+        try:
+            termios.tcsetattr(self._tty, termios.TCSADRAIN, self._before)
+        finally:
+            for number in self._ended_by:
+                signal.signal(number, signal.SIG_DFL)

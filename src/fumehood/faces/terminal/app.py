@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -32,6 +34,7 @@ _NAMES = {NOW: "Now", QUESTIONS: "Questions", WAITING: "Waiting", HISTORY: "Hist
 _EVERY_S = 0.5
 _MOMENT_S = 0.02
 _MOST_HELD = 100  # runs that are listed
+_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Views(App[None]):
@@ -73,6 +76,7 @@ class Views(App[None]):
         self._asked: tuple[str, ...] = ()
         self._is_looking = False
         self.looks = 0  # how often what is new was shown
+        self.ended_by: signal.Signals | None = None
         if self.console.color_system != "truecolor" and not constants.DEFAULT_THEME.startswith("ansi"):
             self.theme = "ansi-dark"  # the terminal's own colours: ours would be guessed, and hard to read
 
@@ -90,8 +94,15 @@ class Views(App[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        """Look for what is new, from now on."""
+        """Look for what is new, from now on; a signal that asks for the end gets the terminal back as it was."""
         self.set_interval(_EVERY_S, self.look_again)
+        if threading.current_thread() is threading.main_thread():
+            for number in _ENDS:
+                asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
+
+    def _end_by(self, number: signal.Signals) -> None:
+        self.ended_by = number
+        self.exit()
 
     def on_resize(self, event: Resize) -> None:
         """Draw for another size of the window at once.
@@ -242,3 +253,5 @@ def watch(
     app = Views(store, view=view, project=project, held=held)
     with app.presence:
         app.run()
+    if app.ended_by is not None:
+        signal.raise_signal(app.ended_by)
