@@ -65,6 +65,17 @@ def test_the_graph_of_a_session_that_was_taken_back_leaves_room_for_words(cli: C
     assert [line.split(" ← ")[1] for line in lines if " undo " in line] == [f"of #{number}" for number in range(1, 13)]
 
 
+@pytest.mark.parametrize("columns", [1, 20, 24, 30])
+def test_a_count_is_shown_however_narrow_the_terminal(columns: int, cli: Cli, project: Path) -> None:
+    cli("run", "-q", "--", "seq 100 > a-name-that-is-longer-than-the-terminal-is-wide; echo x > b")
+    environment = PATHS | {"NO_COLOR": "1"}
+    with Terminal([*COMMAND, "diff", "--stat"], project, env=environment, columns=columns) as terminal:
+        assert terminal.end() == 0
+        assert "…" in terminal.seen
+        assert "+ b " in terminal.seen
+        assert "101 lines added" in terminal.seen
+
+
 def test_a_difference_is_counted_and_read_through_the_pager(cli: Cli, project: Path) -> None:
     (project / "a").write_text("1\n2\n3\n")
     lines = "printf '1\n--- x\n+++ y\n3\n' > a; mkdir d; cd d; touch $(seq 20); printf '\\033[2Jx\n' > 1"

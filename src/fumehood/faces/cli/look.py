@@ -46,7 +46,7 @@ Counts = dict[str, dict[str, int]]  # of changes, by run and kind
 _PATHS = 20  # of each run in the log for programs; `show --json` has them all
 _LOOKED_AT = 500  # changes of a run that are compared with those of others
 _WIDEST = 60  # columns of a command where no terminal says how wide it may be
-_LEAST = 16  # columns of a command, however narrow the terminal
+_LEAST = 16  # columns of a command or a path, however narrow the terminal
 _MOST_LINES = 8  # of a graph, beside each other
 # What a graph is drawn with: a run, one that was undone, an undo, lines down and across, one that opens, and closes.
 _SIGNS, _PLAIN_SIGNS = "●✗↶│─╮╯", "*x<|-.'"
@@ -386,9 +386,9 @@ def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence
         colour, room = paint(), width() or 80
         roots = ["" if each["root"] == run.roots[0] else f"{each['root']}/" for each in counts]
         names = [printable(root + each["path"]) for root, each in zip(roots, counts, strict=True)]
-        longest = min(max(map(len, names), default=0), room - 24)
+        longest = min(max(map(len, names), default=0), max(room - 24, _LEAST))
         most = max((each["added"] + each["removed"] for each in counts), default=0)
-        share = min(1.0, (room - longest - 12) / most) if most else 0.0
+        share = min(1.0, max(room - longest - 12, 0) / most) if most else 0.0
         for each, name in zip(counts, names, strict=True):
             sign, shade = SIGNS[each["change"]]
             plus, minus, kind = each["added"], each["removed"], each["kind"]
