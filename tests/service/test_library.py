@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -683,6 +684,17 @@ def test_a_closed_sandbox_says_so_and_others_go_on(home, project):
         first.close()
         assert second.run("echo y > f").state == "applied"
         assert len(second.history()) == 2
+
+
+@sandboxed
+def test_a_run_can_be_pickled_wherever_it_came_from(home, project):
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("echo x > f; mkdir d; echo hi")
+        pickled = [pickle.dumps(each) for each in (run, *sandbox.history(), sandbox.find())]
+    for each in pickled:
+        again = pickle.loads(each)
+        assert again.as_dict() == run.as_dict()
+        assert [change.after.text() for change in again.changed] == [change.after.text() for change in run.changed]
 
 
 LASTING = "echo x > f; echo begun; exec sleep 100"

@@ -175,6 +175,16 @@ class Run:
         """Those that are not recorded yet: what came from the record is left there."""
         return () if callable(self._connections) else self._connections
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all of it for pickling, also what was not read yet: whoever unpickles it may have no records."""
+        lazy = {name: value() for name, value in self.__dict__.items() if callable(value)}
+        return {**self.__dict__, **lazy}
+
+    def __copy__(self) -> Run:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)  # what was not read yet is left in the record
+        return copied
+
     @property
     def id(self) -> str:
         """The run's id."""
