@@ -34,7 +34,8 @@ before. `--json` prints exactly one object ([the report](report.md)); an error i
 | 126 | refused: a person said no, or nobody was there to ask |
 | 130 | interrupted by Ctrl-C |
 
-Every command but `run`, `shell`, `agent`, `acp` and `hook` takes these, and they are not repeated below:
+Every command but `run`, `shell`, `agent`, `acp` and `hook` takes these, and they are not repeated below (for `mcp` and
+`web`, `--json` is about errors alone):
 
 | option | meaning |
 | --- | --- |

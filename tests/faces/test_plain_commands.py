@@ -65,6 +65,33 @@ def test_the_graph_of_a_session_that_was_taken_back_leaves_room_for_words(cli: C
     assert [line.split(" ← ")[1] for line in lines if " undo " in line] == [f"of #{number}" for number in range(1, 13)]
 
 
+def test_servers_take_what_their_help_lists(cli: Cli, project: Path) -> None:
+    for name in ("mcp", "web"):
+        assert json.loads(cli(name, "--json", "--no-such").stdout)["error"]
+        for words in (["--project", "."], ["-q"], ["--workspace", "w"]):
+            refused = cli(name, *words, "--no-such")
+            assert (refused.returncode, refused.stderr.splitlines()[0]) == (
+                125, f"ERROR: fumehood {name} does not take --no-such",
+            )  # fmt: skip
+    assert "there is no workspace w" in cli("mcp", "--workspace", "w").stderr
+
+
+def test_a_quiet_server_still_speaks_to_its_client(project: Path, home: Path) -> None:
+    hello = {
+        "jsonrpc": "2.0", "id": 1, "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+    }  # fmt: skip
+    with subprocess.Popen(
+        [*COMMAND, "mcp", "-q"], cwd=project, env=os.environ | PATHS, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    ) as server:  # fmt: skip
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(hello) + "\n")
+        server.stdin.flush()
+        assert json.loads(server.stdout.readline())["id"] == 1
+
+
 @pytest.mark.parametrize("columns", [1, 20, 24, 30])
 def test_a_count_is_shown_however_narrow_the_terminal(columns: int, cli: Cli, project: Path) -> None:
     cli("run", "-q", "--", "seq 100 > a-name-that-is-longer-than-the-terminal-is-wide; echo x > b")

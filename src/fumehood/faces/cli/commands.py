@@ -56,6 +56,7 @@ _WHERE = {
     "completion.add_commands": "completion",
 }
 
+_SERVES = frozenset({"mcp", "web"})  # they have nothing to print at an end
 WITH_WORDS = frozenset({"fleet"})  # commands that take another one's words as `rest`
 
 # Commands whose options are not argparse's, in the order of the help.
@@ -174,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     session = getattr(options, "only_session", None)
     narrowed, whole = None, sys.stdout
-    if getattr(options, "quiet", False) and not options.json:
+    if getattr(options, "quiet", False) and not options.json and name != "mcp":  # that speaks there
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until this process ends
     if session is not None or getattr(options, "only_project", False):
         # Only the hook limits a command to an agent's own runs: its model reads what is printed.
@@ -251,7 +252,8 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.A
         command = commands.add_parser(
             name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.", epilog=f"examples:\n{example}", **shape
         )
-        command.add_argument("--json", action="store_true", help="print one object instead of text")
+        as_json = "tell an error as one object" if name in _SERVES else "print one object instead of text"
+        command.add_argument("--json", action="store_true", help=as_json)
         command.add_argument("-q", "--quiet", action="store_true", help="say nothing where all goes well")
         where = "the project (default: the one that holds the current directory)"
         command.add_argument("--project", metavar="DIR", help=where)

@@ -1,6 +1,6 @@
 """The command `fumehood`: find the subcommand, run it, turn errors into one line and an exit code.
 
-`fumehood mcp` is here too: a client waits for it, so it loads no other command.
+`fumehood mcp` and `web` are here too: who waits for them waits for no other command to be loaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 
-from fumehood.errors import BadRequest, FumehoodError, lacking, plain_error
+from fumehood.errors import FumehoodError, lacking, plain_error
 from fumehood.faces.cli.output import guarded, tell_error, whole_number
 
 TYPE_CHECKING = False
@@ -163,10 +163,6 @@ def _dispatch(words: list[str], begin: Callable[[], None]) -> int:
         from fumehood.faces.cli import acp
 
         act = acp.main
-    elif name == "web" and not set(rest) & {"-h", "--help"}:
-        act = _web
-    elif name == "mcp" and not set(rest) & {"-h", "--help"}:
-        act = _mcp
     elif name == "complete":
         from fumehood.faces.cli import completion
 
@@ -184,27 +180,22 @@ def _dispatch(words: list[str], begin: Callable[[], None]) -> int:
 
 
 def add_mcp(add: Add) -> None:
-    """Make the command `mcp` known to the help."""
+    """Make the command `mcp` known."""
     about = "serve agents that speak MCP, on standard input and output"
-    _add_mcp_options(add("mcp", about, lambda _context: 0, _MCP_EXAMPLES))
-
-
-def _add_mcp_options(parser: argparse.ArgumentParser) -> None:
+    parser = add("mcp", about, lambda _context: 0, _MCP_EXAMPLES)
     port = "serve HTTP on 127.0.0.1 instead; 0 takes a free port"
     parser.add_argument("--http", type=whole_number(0, 65535), metavar="PORT", help=port)
     parser.add_argument("--session", metavar="NAME", help="the session that its runs belong to (default: a new one)")
     parser.add_argument("--draft", metavar="NAME", help="the draft that its runs are in, which begins if there is none")
     shared = "serve only where the commands of a session can share a /tmp"
     parser.add_argument("--own-tmp", action="store_true", help=shared)
+    parser.set_defaults(act=_mcp)  # without the records, which each client's sandbox opens
 
 
 def add_web(add: Add) -> None:
-    """Make the command `web` known to the help."""
+    """Make the command `web` known."""
     about = "show what runs, what is asked and what waits in a browser"
-    _add_web_options(add("web", about, lambda _context: 0, _WEB_EXAMPLES))
-
-
-def _add_web_options(parser: argparse.ArgumentParser) -> None:
+    parser = add("web", about, lambda _context: 0, _WEB_EXAMPLES)
     free = "default: a free one, another each time"
     parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=free)
     parser.add_argument("--no-open", action="store_true", help="don't start a browser")
@@ -213,14 +204,10 @@ def _add_web_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", action="append", default=[], metavar="NAME", help="a name by which your own tunnel is reached"
     )
+    parser.set_defaults(act=_web)
 
 
-def _web(arguments: Sequence[str]) -> int:
-    import argparse
-
-    parser = argparse.ArgumentParser("fumehood web", exit_on_error=False)
-    _add_web_options(parser)
-    options = _parsed(parser, arguments)
+def _web(options: argparse.Namespace) -> int:
     try:
         from fumehood.faces.web.app import serve
     except ModuleNotFoundError as error:
@@ -228,27 +215,19 @@ def _web(arguments: Sequence[str]) -> int:
     return serve(options.port, bind=options.bind, hosts=tuple(options.host), opens=not options.no_open)
 
 
-def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    import argparse
-
-    try:
-        options, unknown = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise BadRequest(str(error).removeprefix("argument "), hint=f"{parser.prog} --help") from error
-    if unknown:
-        raise BadRequest(f"there is no option {unknown[0]}", hint=f"{parser.prog} --help")
-    return options
-
-
-def _mcp(arguments: Sequence[str]) -> int:
-    import argparse
-
-    parser = argparse.ArgumentParser("fumehood mcp", exit_on_error=False)
-    parser.add_argument("--project", metavar="DIR")
-    _add_mcp_options(parser)
-    options = _parsed(parser, arguments)
+def _mcp(options: argparse.Namespace) -> int:
     try:
         from fumehood.faces.mcp.server import serve
     except ModuleNotFoundError as error:
         raise lacking(error, "the MCP server", "mcp", _MCP_EXTRA) from error
-    return serve(options.project, options.session, options.http, own_tmp=options.own_tmp, draft=options.draft)
+    project = options.project if options.workspace is None else _workspace(options.workspace)
+    return serve(project, options.session, options.http, own_tmp=options.own_tmp, draft=options.draft)
+
+
+def _workspace(name: str) -> str:
+    from contextlib import closing
+
+    from fumehood.service.opened import OpenedStore
+
+    with closing(OpenedStore()) as store:
+        return store.workspaces.find(name).path
