@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from at_terminal import Terminal
+from fumehood.faces.cli.run import own_words
 from fumehood.service.opened import OpenedStore
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -63,6 +64,17 @@ def test_the_graph_of_a_session_that_was_taken_back_leaves_room_for_words(cli: C
     lines = cli("log", "--graph", "-n", "0").stdout.splitlines()
     assert max(line.index("#") for line in lines) <= 18
     assert [line.split(" ← ")[1] for line in lines if " undo " in line] == [f"of #{number}" for number in range(1, 13)]
+
+
+def test_words_of_the_command_are_none_of_ours(cli: Cli, project: Path) -> None:
+    for words in (["--cwd", "/nonexistent", "ls", "--json"], ["--timeout", "x", "ls", "--brief"]):
+        refused = cli("run", *words)
+        assert (refused.returncode, refused.stdout) == (125, "")
+        assert refused.stderr.startswith("ERROR: ")
+    for words in (["--cwd", "/nonexistent", "--json", "ls"], ["--no-such", "--json", "--", "ls"], ["--json", "--cwd"]):
+        assert json.loads(cli("run", *words).stdout)["error"]
+    ours = ["--quiet", "--cwd", "--", "--write=x"]
+    assert own_words([*ours, "sh", "--brief"]) == ours
 
 
 def test_servers_take_what_their_help_lists(cli: Cli, project: Path) -> None:

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lam
 
 def _tell_failure(error: FumehoodError, words: list[str]) -> int:
     """Say what failed; whoever asked for an object gets one, even where the options make no sense."""
-    as_json = "--json" in (words[: words.index("--")] if "--" in words else words)
+    as_json = "--json" in _own_words(words)
     for tell in (_print_object, tell_error) if as_json else (tell_error,):
         try:
             tell(error)
@@ -116,6 +116,21 @@ def _tell_failure(error: FumehoodError, words: list[str]) -> int:
 def _code_of(words: list[str], code: int) -> int:
     """Return the exit code of what did not end well: of the hook, clients take any but 2 for a yes."""
     return 2 if words[:1] == ["hook"] else code
+
+
+def _own_words(words: list[str]) -> Sequence[str]:
+    """Return the words that are not those of a command to be run."""
+    name, rest = words[:1], words[1:]
+    if name in (["run"], ["shell"]):
+        from fumehood.faces.cli.run import own_words  # which is loaded, as the others are here
+
+        return own_words(rest)
+    if name in (["agent"], ["acp"]):
+        from fumehood.faces.cli.agent import MORE
+        from fumehood.faces.cli.run import own_words
+
+        return own_words(rest, MORE)
+    return words[: words.index("--")] if "--" in words else words
 
 
 def _print_object(error: FumehoodError) -> None:

@@ -120,11 +120,18 @@ def parse(
     return options
 
 
+def own_words(arguments: Sequence[str], more: frozenset[str] = frozenset()) -> Sequence[str]:
+    """Return the words up to where `parse` finds the command, also where it refuses one of them."""
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "--":
+        at += 2 if arguments[at] in _VALUES or arguments[at] in more else 1
+    return arguments[:at]
+
+
 def main(arguments: Sequence[str], special: Special | None = None) -> int:
     """Run a command, show its output as it comes, then what it changed."""
     special = special or Special()
-    # Known even where the options make no sense.
-    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    ours = own_words(arguments, special.more)
     # Whoever is at an agent's terminal talks to the agent.
     signals = Signals(may_be_typed="--brief" not in ours, is_interrupt_an_end=special.is_interrupt_an_end)
     as_json = "--json" in ours
