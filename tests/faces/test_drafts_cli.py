@@ -283,7 +283,10 @@ def test_a_candidates_own_status_is_told_beside_that_of_its_check(cli: Any) -> N
     assert (candidate["exit_code"], candidate["check_code"]) == (3, 4)
 
 
-def test_ctrl_c_ends_all_candidates_and_leaves_what_is_done(cli: Any, project: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_ends_all_candidates_and_leaves_what_is_done(
+    number: signal.Signals, cli: Any, project: Path
+) -> None:
     line = "echo $FUMEHOOD_CANDIDATE > made; [ $FUMEHOOD_CANDIDATE = 1 ] || sleep 1000"
     process = subprocess.Popen(
         [*command_line(), "best", "-n", "4", "--jobs", "2", "--json", "--", line], cwd=project, text=True,
@@ -295,9 +298,9 @@ def test_ctrl_c_ends_all_candidates_and_leaves_what_is_done(cli: Any, project: P
         return "held" in states and states.count("running") == 2
 
     eventually(is_first_done_and_others_run)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, error = process.communicate(timeout=LONG_S)
-    assert process.returncode == 130, error
+    assert process.returncode == 128 + number, error
     result = json.loads(out)
     assert result["interrupted"]
     assert [each["status"] for each in result["candidates"]] == ["passed", "ended", "ended", "not begun"]

@@ -8,6 +8,7 @@ Commands about changes that travel: export, import.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -275,6 +276,15 @@ def _best(context: Context) -> int:
     options = context.options
     line = options.command[0] if len(options.command) == 1 else options.command
     is_silent = context.as_json or options.quiet
+    ended_by = [signal.SIGINT]
+
+    def end(number: int, _frame: object) -> None:
+        ended_by[:] = [signal.Signals(number)]
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # and not what nohup had ignored
+            signal.signal(number, end)
     with context.sandbox() as sandbox:
         result = sandbox.best(
             line, options.count, jobs=options.jobs, check=options.check, score=options.score, keep=options.keep,
@@ -282,7 +292,7 @@ def _best(context: Context) -> int:
         )  # fmt: skip
     context.say(result.as_dict, lambda: show_best(result))
     if result.is_interrupted:
-        return 130
+        return 128 + ended_by[0]
     return int(result.best is None or (result.run is None and not options.hold))
 
 
