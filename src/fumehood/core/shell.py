@@ -109,7 +109,7 @@ def _words(line: str) -> list[str] | None:
 _SEPARATORS = frozenset(";&|\n()`")
 _BLANKS = frozenset(" \t\r")
 # What stands before a program without being one; options, assignments and numbers after these are passed over.
-_BEFORE = frozenset(
+BEFORE = frozenset(
     {"!", "{", "}", "if", "then", "elif", "else", "do", "while", "until", "time", "exec", "command", "builtin"}
     | {"env", "nice", "ionice", "nohup", "setsid", "stdbuf", "timeout", "xargs", "sudo"}
 )
@@ -124,9 +124,9 @@ def programs(command: str | tuple[str, ...], depth: int = 0) -> Iterator[tuple[s
         return
     for line in _split(command[:_LONGEST_LINE]) if isinstance(command, str) else [list(command)]:
         words = line
-        while words and (words[0].rpartition("/")[2] in _BEFORE or _is_assignment(words[0])):
+        while words and (words[0].rpartition("/")[2] in BEFORE or is_assignment(words[0])):
             at = 1
-            while at < len(words) and (words[at][:1] == "-" or words[at][:1].isdigit() or _is_assignment(words[at])):
+            while at < len(words) and (words[at][:1] == "-" or words[at][:1].isdigit() or is_assignment(words[at])):
                 at += 1
             words = words[at:]
         if not words:
@@ -143,7 +143,8 @@ def changes_directory(command: str) -> bool:
     return any(words[:1] in (["cd"], ["pushd"], ["popd"]) for words in _split(command[:_LONGEST_LINE]))
 
 
-def _is_assignment(word: str) -> bool:
+def is_assignment(word: str) -> bool:
+    """Return True if a word gives a variable its value."""
     name, equals, _ = word.partition("=")
     return bool(equals) and name.isidentifier()
 
@@ -246,6 +247,11 @@ def _meant(word: str) -> Iterator[tuple[str, bool]]:
     yield word, False
     if word.startswith("/"):
         yield word.lstrip("/"), False  # after `$(…)`, which fell off
+
+
+def named(word: str) -> Iterator[str]:
+    """Yield the paths that one word may name; of a pattern, none."""
+    return (path for path, whole in _meant(word) if not whole)
 
 
 def _program(word: str) -> str:

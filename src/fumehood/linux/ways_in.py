@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.concern import Protected, is_dot_git, shown, within
+from fumehood.core.concern import HELD_NAMES, HELD_SUFFIXES, PACKAGES, Protected, is_dot_git, shown, within
 from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
+from fumehood.core.what_runs import begins_as_command, entered, files_run, lines_of
 from fumehood.core.shell import named_paths
 from fumehood.core.value import Value
 from fumehood.linux.git_includes import Unreadable, content, expanded, links_and_end
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
     from fumehood.core.concern import Because
 
 _MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
-_MOST_AT_HOME = 200
 _LONGEST_PATH = 4096 - 256  # bytes, before a name: what is longer no program can open by its path
 _SYSTEM = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _MOST_ROUNDS = 3  # of `cd` within one line
 _LONGEST_SCRIPT = 1 << 16
-# Of the home, other people's packages and caches: no program starts by what these hold.
-_PASSED_BY = frozenset((".cache", ".npm", ".cargo", ".rustup", ".local", ".gradle", ".m2"))
+_MOST_ENTERED = 8  # directories, by one script
+_ENVIRONMENTS = frozenset((".venv", "venv"))  # made by whoever sets the project up
+_SETTINGS = frozenset(("json", "jsonc", "toml", "yaml", "yml", "code-workspace", "lintstagedrc", "roomodes"))
+# What these name, a person starts; but for tasks that an editor starts as soon as it opens the project.
+_STARTED_BY_HAND = ("launch.json", "tasks.json", ".code-workspace")
+_AT_OPENING = "folderOpen"
 
 
 class Ways:
@@ -90,11 +94,18 @@ class ProjectTree:
             elif entry.is_dir(follow_symlinks=False):
                 if entry.name != ".git" and not self._is_passed_by(entry.name) and can_be_named:
                     yield inner + entry.name
-            # Most files need no look: what tools act on has a `.` before its name, or lies in what has.
-            elif "/." in f"/{inner}{entry.name}" and (because := self._meaning(inner + entry.name)) is not None:
+            elif _may_mean(inner, entry.name) and (because := self._meaning(inner + entry.name)) is not None:
                 self.files.append((f"{directory}/{entry.name}", because))
         if ".git" in names or names.issuperset(("HEAD", "objects", "refs")):
             self.repositories.append(directory)
+
+
+def _may_mean(inner: str, name: str) -> bool:
+    """Tell cheaply what files need a look: most have no `.` before their names, nor before one above them."""
+    if name[0] == "." or inner[:1] == "." or "/." in inner:
+        return True
+    lower = name.lower()
+    return lower in HELD_NAMES or lower.rpartition(".")[2] in HELD_SUFFIXES
 
 
 def _entries_below(parents: Parents, path: str) -> Iterator[os.DirEntry[str]]:
@@ -140,26 +151,105 @@ def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because
 
 
 def protect_script(ways: Ways, path: str, bases: Sequence[str], home: str, because: Because) -> None:
-    """Protect what a script names by a path: a plain word of it is nearly always something else."""
+    """Protect what a script names by a path, and what it runs: another plain word of it is nearly always no file."""
+    runs = _Runs(ways, bases, home, because)
+    for line in _lines(path):
+        words = " ".join(word for word in line.split() if "/" in word)
+        protect_line(ways, line if " -m " in line else words, bases, home, because)
+        runs.protect(line)
+
+
+def _lines(path: str) -> Iterator[str]:
     text = text_of(path)[:_LONGEST_SCRIPT]
-    for line in () if "\0" in text else text.split("\n"):
-        if not line.lstrip().startswith("#"):
-            words = " ".join(word for word in line.split() if "/" in word)
-            protect_line(ways, line if " -m " in line else words, bases, home, because)
+    return (line for line in (() if "\0" in text else text.split("\n")) if not line.lstrip().startswith("#"))
+
+
+class _Runs:
+    """Protects what lines run, from where they are run and from wherever they have gone by `cd` so far.
+
+    Not what an installer put there: packages, and programs of a virtual environment, have rules of their own.
+    """
+
+    def __init__(self, ways: Ways, bases: Sequence[str], home: str, because: Because) -> None:
+        self._ways = ways
+        self._bases = list(bases)
+        self._home = home
+        self._because = because
+        self._names: dict[str, frozenset[str]] = {}  # of the directories that lines are run in
+
+    def protect(self, line: str) -> None:
+        """Protect what one line runs."""
+        for path in entered(line):
+            places = [links_and_end(place)[-1] for place in self._places(path)]
+            self._bases += [each for each in places if each not in self._bases and self._may_enter(each)]
+        for path in files_run(line, self._is_file, self._is_program):
+            for place in self._places(path):
+                if not _is_installed(place):
+                    self._ways.lead("/", place, self._because)
+
+    def protect_settings(self, text: str) -> None:
+        """Protect what settings run: what stands at a key that says so, and any text that begins as a command does."""
+        for line, is_run in lines_of(text):
+            if is_run or begins_as_command(line, self._is_program):
+                self.protect(line)
+
+    def _places(self, path: str) -> list[str]:
+        text = expanded(path, self._home)
+        return [os.path.join(base, text) for base in self._bases] if text else []
+
+    def _may_enter(self, place: str) -> bool:
+        return len(self._bases) < _MOST_ENTERED and self._ways.holds(place) and os.path.isdir(place)
+
+    def _is_file(self, path: str) -> bool:
+        return any(os.path.isfile(place) for place in self._there(path))
+
+    def _is_program(self, path: str) -> bool:
+        return any(os.path.isfile(place) and os.access(place, os.X_OK) for place in self._there(path))
+
+    def _there(self, path: str) -> Iterator[str]:
+        """Yield where a path may be something: hardly any word of a line is."""
+        text = expanded(path, self._home) or ""
+        first = text.removeprefix("./").partition("/")[0]  # "" of an absolute one
+        for base in self._bases if text else ():
+            if base not in self._names:
+                self._names[base] = frozenset(entry.name for entry in entries(base))
+            if first in ("", "..") or first in self._names[base]:
+                yield os.path.join(base, text)
+
+
+def _is_installed(place: str) -> bool:
+    names = place.split("/")
+    if not PACKAGES.isdisjoint(names) or not _ENVIRONMENTS.isdisjoint(names):
+        return True
+    return os.path.exists(f"{os.path.dirname(os.path.dirname(place))}/pyvenv.cfg")
 
 
 def protect_what_files_name(ways: Ways, tree: ProjectTree, root: str, home: str) -> None:
-    """Protect what files run that tools act on: a script's lines, and the commands of an agent's settings."""
+    """Protect what files run that tools act on by themselves: scripts, and settings of agents, editors and others."""
     for path, (flag, _) in tree.files:
         because = (flag, f"{shown(os.path.basename(path))}, which runs by itself, names this")
         bases = tuple(dict.fromkeys((root, os.path.dirname(path))))
+        name = os.path.basename(path).lower()
         if flag in ("shell-settings", "git-hook"):
             protect_script(ways, path, bases, home, because)
-        elif flag == "agent-settings" and path.endswith((".json", ".jsonc", ".toml")):
-            from fumehood.core.jsonc import commands_in
+        elif name.rpartition(".")[2] in _SETTINGS:
+            _protect_what_settings_name(ways, path, bases, home, because)
+        elif flag == "hook-manager" or (flag == "editor-settings" and name in HELD_NAMES):
+            runs = _Runs(ways, bases, home, because)
+            for line in _lines(path):
+                runs.protect(line)
 
-            for line in commands_in(text_of(path), is_toml=path.endswith(".toml")):
-                protect_line(ways, line, bases, home, because)
+
+def _protect_what_settings_name(ways: Ways, path: str, bases: Sequence[str], home: str, because: Because) -> None:
+    text = text_of(path)
+    name = os.path.basename(path).lower()
+    if because[0] == "agent-settings" and name.endswith((".json", ".jsonc", ".toml")):
+        from fumehood.core.jsonc import commands_in
+
+        for line in commands_in(text, is_toml=name.endswith(".toml")):
+            protect_line(ways, line, bases, home, because)
+    if not name.endswith(_STARTED_BY_HAND) or _AT_OPENING in text:
+        _Runs(ways, bases, home, because).protect_settings(text)
 
 
 def text_of(path: str) -> str:
@@ -169,25 +259,6 @@ def text_of(path: str) -> str:
     except (OSError, ValueError, Unreadable):
         return ""
     return (data or b"").decode("utf-8", "surrogateescape")
-
-
-def protect_home(ways: Ways, home: str) -> None:
-    """Protect what links of the home lead to: shells, editors and others start with what has a `.` before its name."""
-    waiting = [home]
-    looked_at = 0
-    while waiting and looked_at < _MOST_AT_HOME:
-        directory = waiting.pop(0)
-        looked_at += 1
-        if ways.holds(directory):
-            continue
-        for entry in entries(directory):
-            if directory == home and (entry.name[0] != "." or entry.name in _PASSED_BY):
-                continue
-            if entry.is_symlink():
-                name = entry.path.removeprefix(home)
-                ways.lead(directory, entry.name, ("home-link", f"your ~{shown(name)} is a link to this"), whole=True)
-            elif directory in (home, f"{home}/.config") and entry.is_dir(follow_symlinks=False):
-                waiting.append(entry.path)
 
 
 def protect_search_path(ways: Ways, added: Sequence[str], path: str) -> None:

@@ -46,6 +46,7 @@ from fumehood.linux.capture import (
     user_name,
 )
 from fumehood.linux.git_includes import links_and_end
+from fumehood.linux.home_links import protect_home
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, mounts_below
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
@@ -53,14 +54,13 @@ from fumehood.linux.ways_in import (
     ProjectTree,
     Ways,
     had_repository,
-    protect_home,
     protect_links,
     protect_search_path,
     protect_what_files_name,
     protect_what_git_runs,
     text_of,
 )
-from fumehood.store.places import Places, home, places
+from fumehood.store.places import Places, home, places, state_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -209,8 +209,8 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
         protect_links(ways, tree)
         protect_what_files_name(ways, tree, root, homes[0])
         tops += tree.repositories
-    for home_directory in homes:
-        protect_home(ways, home_directory)
+    for number, home_directory in enumerate(homes):
+        protect_home(ways, home_directory, f"{state_directory()}/home-links-{number}")
     added = [f"{roots[change.root]}/{change.path}" for change in changes if change.change == c.ADDED]
     protect_search_path(ways, added, os.environ.get("PATH", ""))
     protect_what_git_runs(ways, tops, touched.__contains__, homes, os.environ)

@@ -1,0 +1,179 @@
+"""What scripts and settings run by themselves, told from their text: neither a shell's nor any format's whole grammar.
+
+What is *run* counts, not what is merely named: a hook that reads `package.json`, or checks `main.py`, leads nowhere.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from fumehood.core.shell import BEFORE, is_assignment, named
+from fumehood.core.value import words as table_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Asked = Callable[[str], bool]
+
+# Lines for a shell, or for something like one.
+
+_ENDS = str.maketrans(dict.fromkeys(";&|()`", "\n") | dict.fromkeys("\t\r<>,[]", " ") | dict.fromkeys("'\"", ""))
+_SHELLS = table_of("sh bash dash zsh ksh ash fish")
+# `run` as in `uv run x.py`, `go run x.go`, `deno run x.ts`.
+_INTERPRETERS = _SHELLS | table_of(
+    """python pypy node nodejs deno bun tsx ts-node perl ruby php lua luajit java groovy julia rscript pwsh tclsh expect
+    osascript run"""
+)
+_CODE = ("e", "c", "p")  # letters that end an option, after which code stands
+_OPENING = "-+"
+
+
+def files_run(line: str, is_file: Asked, is_program: Asked) -> Iterator[str]:
+    """Yield what a line runs, be it there or not: a program with a path, what an interpreter or `source` is handed.
+
+    Of what is handed over, all counts up to the first that is a file; and so does any word that is a program.
+    """
+    for words in _commands(line):
+        if "/" in words[0]:
+            yield from named(words[0])
+        for number, word in enumerate(words):
+            if _interprets(word) or (number == 0 and _sources(word)):
+                for path in _handed(word, words[number + 1 :]):
+                    yield path
+                    if is_file(path):
+                        break
+            elif number:
+                yield from filter(is_program, named(word))
+
+
+def begins_as_command(line: str, is_program: Asked) -> bool:
+    """Return True if a text begins with an interpreter, or with a program that is there."""
+    first = next(iter(line.split()), "").strip("'\"")
+    return bool(first) and (_interprets(first) or any("/" in path and is_program(path) for path in named(first)))
+
+
+def entered(line: str) -> Iterator[str]:
+    """Yield the directories that a line goes to."""
+    for words in _commands(line):
+        for before, word in pairwise(words):
+            if before in ("cd", "pushd"):
+                yield from named(word)
+
+
+def _commands(line: str) -> Iterator[list[str]]:
+    for command in line.translate(_ENDS).split("\n"):
+        words = command.split()
+        while words and (words[0] in BEFORE or words[0][0] in _OPENING or is_assignment(words[0])):
+            words.pop(0)
+        if words:
+            yield words
+
+
+def _interprets(word: str) -> bool:
+    name = word.rpartition("/")[2].lower()
+    return name in _INTERPRETERS or name.rstrip("0123456789.") in _INTERPRETERS
+
+
+def _sources(word: str) -> bool:
+    return word == "." or word.startswith("source")  # direnv has `source_env_if_exists` and others
+
+
+def _handed(interpreter: str, words: list[str]) -> Iterator[str]:
+    """Yield what an interpreter may be told to run; a shell's own line goes on in it."""
+    is_shell = interpreter.rpartition("/")[2] in _SHELLS
+    for word in words:
+        if word[0] not in _OPENING:
+            yield from named(word)
+        elif not is_shell and word[1:2] != "-" and word.endswith(_CODE):
+            return
+
+
+# Settings: which texts stand at which keys, in JSON with comments, TOML or YAML.
+
+_PUNCTUATION = frozenset("[]{},")
+_COMMENTS = ("#", "//")
+_BLOCKS = ("|", ">")
+# How a key ends whose value is run.
+_RUNNING = (
+    "command", "commands", "cmd", "args", "entry", "run", "script", "scripts", "helper", "hook", "hooks", "plugin",
+    "plugins", "exec", "executable", "action", "bash", "runner",
+)  # fmt: skip
+
+
+def lines_of(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield each text in settings, and whether its key says that it is run: then with what else is at that key."""
+    pending, before = "", 0
+    for key, number, value in _values(text):
+        name = key.lower()
+        if not name.endswith(_RUNNING):
+            yield value, False
+        elif pending and number != before and not name.endswith("args"):
+            yield pending, True
+            pending, before = value, number
+        else:
+            pending, before = f"{pending} {value}", number
+    if pending:
+        yield pending, True
+
+
+def _values(text: str) -> Iterator[tuple[str, int, str]]:
+    """Yield keys, how many there were before, and what stands at them; of a text over several lines, each line."""
+    key, number, block_ends = "", 0, -1
+    for line in text.split("\n"):
+        content = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if block_ends >= 0 and (not content or indent > block_ends):
+            yield key, number, f"{content}\n"
+            continue
+        block_ends = -1
+        while content.startswith("- "):
+            content = content[2:].lstrip()
+        for is_key, piece in _pieces(content) if not content.startswith(_COMMENTS) else ():
+            if is_key:
+                key, number = piece, number + 1
+            elif piece[:1] in _BLOCKS and len(piece) <= 3:
+                block_ends = indent
+            else:
+                yield key, number, piece
+
+
+def _pieces(line: str) -> Iterator[tuple[bool, str]]:
+    """Yield the keys and values of one line: True for a key."""
+    at = 0
+    while at < len(line):
+        letter = line[at]
+        if letter in "\"'":
+            end = _closing(line, at)
+            piece = line[at + 1 : end].replace("\\n", "\n").replace("\\", "")
+            rest = line[end + 1 :].lstrip()
+            yield rest[:1] in (":", "="), piece
+            at = len(line) - len(rest) + (rest[:1] in (":", "="))
+        elif letter in _PUNCTUATION or letter.isspace():
+            at += 1
+        else:
+            end, is_key = _plain(line, at)
+            piece = line[at:end].strip()
+            yield is_key, piece
+            at = end + is_key
+
+
+def _closing(line: str, at: int) -> int:
+    """Return where a quoted text ends: at the end of the line, where nothing closes it."""
+    quote, end = line[at], at + 1
+    while end < len(line) and line[end] != quote:
+        end += 2 if line[end] == "\\" and quote == '"' else 1
+    return min(end, len(line))
+
+
+def _plain(line: str, at: int) -> tuple[int, bool]:
+    """Return where a text without quotes ends, and whether it is a key."""
+    for end in range(at, len(line)):
+        letter = line[end]
+        if letter in _PUNCTUATION:
+            return end, False
+        if letter == ":" and line[end + 1 : end + 2] in ("", " "):
+            return end, True
+        if letter == "=" and line[end - 1 : end] == " " and " " not in line[at:end].strip():
+            return end, True
+    return len(line), False

@@ -1,0 +1,75 @@
+"""What a line runs, and what settings say, is told from the text alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fumehood.core.what_runs import begins_as_command, entered, files_run, lines_of
+
+THERE = ("check.sh", "check.py", "t/x.sh")
+
+
+def runs(line: str) -> list[str]:
+    return list(files_run(line, THERE.__contains__, "tool".__eq__))
+
+
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ("sh check.sh a.sh", ["check.sh"]),
+        ("FOO=1 exec ./t/x.sh y", ["./t/x.sh"]),
+        ("bash -euo pipefail check.sh", ["pipefail", "check.sh"]),
+        ("python3.12 -W ignore missing.py", ["ignore", "missing.py"]),
+        ("timeout 5 python3 check.py data.json", ["check.py"]),
+        ('subprocess.run(["sh", "check.sh"])', ["check.sh"]),
+        ("uv run check.py", ["check.py"]),
+        ("test -f env && . env.sh", ["env.sh"]),
+        ("source_env_if_exists .envrc.private", [".envrc.private"]),
+        ('"$CLAUDE_PROJECT_DIR"/t/x.sh', ["t/x.sh"]),
+        ("parallel tool data", ["tool"]),
+        ("ruff check . main.py", []),
+        ("git add . && git commit README.md", []),
+        ("python -c 'import json' package.json", []),
+        ("node -p \"require('package.json').version\"", []),
+        ("perl -pi -e 's/a/b/' README.md", []),
+        ("eslint src/*.js", []),
+        ("", []),
+    ],
+)
+def test_what_a_line_runs(line: str, files: list[str]) -> None:
+    assert runs(line) == files
+
+
+def test_where_a_line_goes() -> None:
+    assert list(entered("cd a && sh -c 'cd b; pushd \"c\"'")) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('{"a": {"command": "node", "env": {"X": "y"}, "args": ["-r", "x", "s.js"]}}', ["node -r x s.js"]),
+        ('[x]\ncommand = "sh"\nargs = [\n  "serve.sh",\n]\n', ["sh serve.sh"]),
+        ("hooks: [{id: a, entry: t/c.sh, language: script}]", ["t/c.sh"]),
+        ("- run: a\n- run: b  # why\n", ["a", "b  # why"]),
+        ("x:\n  run: |\n    cd a: b\n    sh c\n  glob: d\n", ["cd a: b\n sh c"]),
+        ("lint-cmd: 'sh x'\nread: y.py\n", ["sh x"]),
+        (r'{"cmd": "sh -c \"./x\""}', ['sh -c "./x"']),
+    ],
+)
+def test_what_stands_at_keys_that_run_it(text: str, lines: list[str]) -> None:
+    assert [line.strip() for line, is_run in lines_of(text) if is_run] == lines
+
+
+def test_what_begins_as_a_command_does() -> None:
+    assert begins_as_command("python x.py", "x".__eq__)
+    assert begins_as_command("./x --all", "./x".__eq__)
+    assert not begins_as_command("Bash(python x.py:*)", "x.py".__eq__)
+    assert not begins_as_command("", "x".__eq__)
+
+
+@given(st.text(alphabet="ab.:/-|>#\"'\\{}[],=$ \n\t\0é"))
+def test_any_text_gets_an_answer(text: str) -> None:
+    for line, _ in lines_of(text):
+        begins_as_command(line, bool)
+        list(files_run(line, bool, bool))
+        list(entered(line))

@@ -1,0 +1,123 @@
+"""What runs by itself leads to the files that it runs, in whatever words; what it merely names stays free to edit."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fumehood import Sandbox
+
+pytestmark = [pytest.mark.namespaces, pytest.mark.once]
+
+TASKS = '{"tasks": [{"label": "x", "command": "sh", "args": ["${workspaceFolder}/t/x.sh"]%s}]}'
+RUN = [
+    (".git/hooks/pre-commit", "#!/bin/sh\nsh check.sh\n", "check.sh"),
+    (".git/hooks/pre-commit", "#!/bin/sh\nif true; then\n  . env.sh\nfi\n", "env.sh"),
+    (".git/hooks/pre-push", "#!/bin/sh\npython3 -W ignore check.py main.py\n", "check.py"),
+    (".git/hooks/pre-push", "#!/bin/sh\ncd t && exec bash x.sh\n", "t/x.sh"),
+    (".husky/pre-commit", "node lint.js --fix\n", "lint.js"),
+    (".husky/pre-commit", "cd t\ngit ls-files | xargs -n1 sh x.sh\n", "t/x.sh"),
+    (".envrc", "source_env_if_exists .envrc.private\n", ".envrc.private"),
+    (".envrc", 'use flake\n[ -f env.sh ] && source "env.sh"\n', "env.sh"),
+    ("mcp.json", '{"servers": {"a": {"command": "node", "args": ["server.js"]}}}', "server.js"),
+    ("opencode.json", '{"mcp": {"a": {"type": "local", "command": ["./t/x.sh"]}}}', "t/x.sh"),
+    ("opencode.json", '{"plugin": ["./t/x.ts"]}', "t/x.ts"),
+    ("sub/crush.json", '{"mcp": {"a": {"command": "../t/x.sh"}}}', "t/x.sh"),
+    (".continue/mcpServers/a.yaml", "mcpServers:\n- name: a\n  command: node\n  args:\n    - t/x.js\n", "t/x.js"),
+    (".aider.conf.yml", "auto-lint: true\nlint-cmd: 'python: sh check.sh'\n", "check.sh"),
+    (".claude/settings.json", '{"apiKeyHelper": "./t/x.sh"}', "t/x.sh"),
+    (".claude/settings.json", '{"apiKeyHelper": "sh check.sh"}', "check.sh"),
+    (".pre-commit-config.yaml", "repos:\n- repo: local\n  hooks: [{id: a, entry: t/x.sh}]\n", "t/x.sh"),
+    (
+        ".pre-commit-config.yaml",
+        "repos:\n- repo: local\n  hooks:\n  - id: a\n    entry: python\n    args: [-X, dev, check.py]\n",
+        "check.py",
+    ),
+    ("lefthook.yml", "pre-commit:\n  commands:\n    a:\n      run: ./t/x.sh {staged_files}\n", "t/x.sh"),
+    ("lefthook.yml", "pre-push:\n  jobs:\n    - run: |\n        cd t\n        sh x.sh\n", "t/x.sh"),
+    (".lintstagedrc", '{"*.js": ["eslint", "node lint.js"]}', "lint.js"),
+    (".vscode/tasks.json", TASKS % ', "runOptions": {"runOn": "folderOpen"}', "t/x.sh"),
+    (".rprofile", 'source("t/x.R")\n', "t/x.R"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "text", "path"), RUN)
+def test_what_is_run_by_itself_is_held(sandbox: Sandbox, project: Path, settings: str, text: str, path: str) -> None:
+    set_up(project, settings, text, "t", "sub")
+    run = sandbox.run(f"for each in {path} main.py package.json pyproject.toml other.sh; do echo y >> $each; done")
+    assert [change.path for change in run.changes if change.verdict == "held"] == [path]
+
+
+def set_up(project: Path, settings: str, text: str, *folders: str) -> None:
+    """Make a repository of the person's with some files, and one that something acts on by itself."""
+    subprocess.run(["git", "init", "-q", "."], cwd=project, check=True)
+    for folder in (os.path.dirname(settings), *folders):
+        (project / folder).mkdir(parents=True, exist_ok=True)
+    for name in ("main.py", "package.json", "pyproject.toml", "check.py"):
+        (project / name).write_text("x\n")
+    (project / settings).write_text(text)
+    (project / settings).chmod(0o755)
+
+
+NAMED = [
+    (".git/hooks/pre-commit", "#!/bin/sh\ngit add package.json\nruff check . main.py\ngrep x pyproject.toml\n"),
+    (".git/hooks/pre-commit", "#!/bin/sh\nperl -pi -e 's/a/b/' package.json\nnpm run lint\n"),
+    (
+        ".pre-commit-config.yaml",
+        "repos:\n- hooks:\n  - {id: a, language: python, args: ['-c', pyproject.toml], exclude: main.py}\n",
+    ),
+    (".pre-commit-config.yaml", "repos:\n- repo: local\n  hooks:\n  - id: r\n    entry: .venv/bin/tool main.py\n"),
+    ("lefthook.yml", "pre-commit:\n  commands:\n    a:\n      run: node_modules/.bin/eslint -c package.json main.py\n"),
+    (".vscode/launch.json", '{"configurations": [{"program": "${cwd}/main.py", "run": "python main.py"}]}'),
+    (".vscode/tasks.json", '{"tasks": [{"label": "x", "command": "python", "args": ["main.py"]}]}'),
+    (".vscode/settings.json", '{"python.defaultInterpreterPath": ".venv/bin/tool", "x.files": ["main.py"]}'),
+    (".claude/settings.json", '{"permissions": {"allow": ["Bash(python main.py:*)", "Edit(main.py)"]}}'),
+    (".aider.conf.yml", "read: [main.py, package.json]\n"),
+    ("opencode.json", '{"instructions": ["package.json", "main.py"]}'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "text"), NAMED)
+def test_what_is_only_named_and_what_is_installed_stays_free(
+    sandbox: Sandbox, project: Path, settings: str, text: str
+) -> None:
+    set_up(project, settings, text, ".venv/bin", "node_modules/.bin")
+    files = "main.py package.json pyproject.toml .venv/bin/tool node_modules/.bin/eslint"
+    run = sandbox.run(f"for each in {files}; do echo y >> $each; done")
+    assert [change.path for change in run.changes if change.verdict == "held"] == []
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        ".config/systemd/user/x.service", ".config/fish/conf.d/a.fish", ".claude/skills/foo", ".claude/hooks/hook.sh",
+        ".config/a/b/c/d/e",
+    ],
+)  # fmt: skip
+def test_a_link_deep_in_the_home_is_followed_among_thousands(
+    sandbox: Sandbox, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: str
+) -> None:
+    home = tmp_path / "person"
+    monkeypatch.setenv("HOME", str(home))
+    for number in range(150):
+        (home / f".config/app{number}").mkdir(parents=True)
+        (home / f".vscode/extensions/e{number}/out").mkdir(parents=True)
+    (home / link).parent.mkdir(parents=True, exist_ok=True)
+    first = sandbox.run("mkdir -p deep; echo x > deep/file")
+    assert first.state == "applied"  # and how the home looked is kept
+    (home / link).symlink_to(project / "deep")
+    run = sandbox.run("echo y > deep/file; echo y > other")
+    assert {change.path: change.verdict for change in run.changes} == {"deep/file": "held", "other": "applied"}
+
+
+def test_a_package_that_is_linked_for_another_project_stays_free(
+    sandbox: Sandbox, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "person"
+    monkeypatch.setenv("HOME", str(home))
+    (project / "packages/one").mkdir(parents=True)
+    for place in (".config/yarn/link/one", ".nvm/versions/node/v22/lib/node_modules/one"):
+        (home / place).parent.mkdir(parents=True)
+        (home / place).symlink_to(project / "packages/one")
+    assert sandbox.run("echo x > packages/one/index.js").state == "applied"
