@@ -472,3 +472,46 @@ def test_a_program_that_would_be_run_in_place_of_the_systems_is_held(
     monkeypatch.setenv("PATH", f"{project}/bin:{os.environ['PATH']}")
     run = sandbox.run("for each in bin/ls bin/our-tool other; do echo x > $each; chmod 755 $each; done")
     assert [change.path for change in run.changes if change.verdict == "held"] == ["bin/ls"]
+
+
+def held_of(sandbox: Sandbox, *programs: str) -> list[str]:
+    """Return which of some new programs are held."""
+    names = " ".join(programs)
+    run = sandbox.run(f"for each in {names}; do mkdir -p ${{each%/*}}; echo x > $each; chmod 755 $each; done")
+    assert run.exit_code == 0, run.output
+    return [change.path for change in run.changes if change.verdict == "held" and change.kind == "file"]
+
+
+@pytest.mark.parametrize("entry", ["./bin", "bin", "{project}/bin", "{project}/link"])
+def test_a_directory_of_path_counts_however_it_is_written(
+    sandbox: Sandbox, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    (project / "link").symlink_to("bin")
+    own = tmp_path / "person/bin"
+    own.mkdir(parents=True)
+    (own / "cargo").write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PATH", f"{entry.format(project=project)}:{own}:{os.environ['PATH']}")
+    programs = ("bin/ls", "bin/python3", "bin/cargo")
+    assert held_of(sandbox, *programs, "bin/our-tool", "other/ls") == sorted(programs)
+
+
+def test_the_top_of_the_project_may_be_on_path(
+    sandbox: Sandbox, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f":{os.environ['PATH']}")
+    assert held_of(sandbox, "./ls", "./our-tool", "sub/ls") == ["ls"]
+
+
+def test_what_is_installed_may_be_on_path_too(
+    sandbox: Sandbox, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "person/bin"
+    own.mkdir(parents=True)
+    for name in ("ruff", "tsc"):
+        (own / name).write_text("#!/bin/sh\n")
+    subprocess.run(["python3", "-m", "venv", "--without-pip", project / "tools"], check=True)
+    entries = ("./node_modules/.bin", f"{project}/tools/bin", f"{project}/.venv/bin")
+    monkeypatch.setenv("PATH", ":".join((*entries, str(own), os.environ["PATH"])))
+    packages = "node_modules/.bin"
+    assert held_of(sandbox, f"{packages}/tsc", f"{packages}/ls", "tools/bin/ruff") == [f"{packages}/ls"]
+    assert sandbox.run("python3 -m venv --without-pip .venv").state == "applied"  # none was there: it is made anew

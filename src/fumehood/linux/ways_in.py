@@ -262,20 +262,30 @@ def text_of(path: str) -> str:
 
 
 def protect_search_path(ways: Ways, added: Sequence[str], path: str) -> None:
-    """Protect new files in directories of PATH that would be run in place of a program of the system's.
+    """Protect new files in directories of PATH that would be run in place of a program that is on it already.
 
-    Python's own scripts don't count: whoever installs a package in an environment means its commands.
+    A relative directory counts from the top of each root. Whoever installs a package means its commands: there, only
+    the system's own programs count, and of those none that is a script of the same language.
     """
-    searched = {os.path.realpath(directory) for directory in path.split(":") if directory.startswith("/")}
-    inside = {directory for directory in searched if ways.holds(directory)}
+    entries_of_path = [os.path.join(root, each) for each in path.split(":") for root in ways.roots]
+    listed = dict.fromkeys(map(os.path.realpath, dict.fromkeys(entries_of_path)))
+    inside = {directory for directory in listed if ways.holds(directory)}
+    others = [directory for directory in listed if directory not in inside]
     for place in added if inside else ():
         directory, name = os.path.split(place)
-        if directory not in inside or name.startswith("python"):
+        if directory not in inside:
             continue
-        replaced = next((f"{each}/{name}" for each in _SYSTEM if os.path.isfile(f"{each}/{name}")), "")
-        if replaced and "python" not in text_of(replaced)[:64]:
+        is_installed = _is_installed(place)
+        searched = _SYSTEM if is_installed else (*others, *_SYSTEM)
+        replaced = next((f"{each}/{name}" for each in searched if os.path.isfile(f"{each}/{name}")), "")
+        if replaced and not (is_installed and _is_packaged(name, replaced)):
             because = ("shadows", f"would be run in place of {shown(replaced)}: its directory comes first on your PATH")
             ways.protected.add(place, because)
+
+
+def _is_packaged(name: str, program: str) -> bool:
+    head = text_of(program)[:64]
+    return name.startswith("python") or (head.startswith("#!") and any(each in head for each in ("python", "node")))
 
 
 # What git on the host runs or obeys in the roots, found as git finds it, without running git.
