@@ -244,3 +244,25 @@ def test_what_is_dropped_and_kept_is_dropped():
 def test_no_value_is_among_the_names_that_are_told():
     _, dropped = inherited({"API_KEY": "the-value"})
     assert "the-value" not in repr(dropped)
+
+
+SPOKEN = {
+    "PIP_ARGS": "--password hunter22", "DEPLOY_CMD": "x --token abcdefgh1234", "CURL_OPTS": "-s -u ada:hunter22",
+    "NETRC_LINE": "machine h login ada password hunter22", "GITHUB_COOKIES": "a=b", "WEB_SESSIONID": "abc",
+    "A_OTP": "123456", "CARD_PIN": "1234", "TOTP_SEED": "abcd", "RUN": "tool --api-key 'hunter two'",
+}  # fmt: skip
+PROSE = {
+    "PROMPT": "enter your password please", "NOTE": "the token expired today", "USE_COOKIES": "1", "LED_PIN": "13",
+    "OTP_VERSION": "26.0.1", "ERLANG_OTP": "/usr/lib/erlang", "USER_OPTS": "-u 1000:1000", "OPTS": "run -u ada:staff x",
+    "LINE": "deploy --token $TOKEN", "MORE": "x --password-file secrets.txt y", "FLAGS": "--passes 3 --keys 5",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPOKEN)
+def test_a_secret_after_an_option_or_in_a_spoken_name_is_kept(name: str) -> None:
+    assert looks_secret(name, SPOKEN[name])
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_a_sentence_a_switch_and_a_place_pass(name: str) -> None:
+    assert not looks_secret(name, PROSE[name])

@@ -52,6 +52,8 @@ _PLAIN_SETTINGS = ("bypass", "compass", "truststorepassword")
 # What is no secret, whatever it is called: a switch, a path, a variable that somebody else will put in.
 SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off", "none", "null"})
 _QUOTES = "'\" \\"
+_USER_OPTIONS = frozenset({"-u", "-U", "--user", "--proxy-user"})
+_SHORTEST_PLAIN = 6
 _REFERENCES = ("/", "$", "<", "{")
 
 # Addresses that have no password although there is a colon before an @.
@@ -66,13 +68,18 @@ def holds_secret(text: str) -> bool:
     has_address, has_value = "@" in text, "=" in text
     if text[0] == "/" and not has_address and not has_value and " " not in text:
         return False  # a path, or a list of them
-    if has_address and _has_address_with_password(text):
+    if (has_address and _has_address_with_password(text)) or ("://" in text and _has_secret_url(text)):
         return True
-    if "://" in text and any(_is_secret_url(*parts) for parts in _urls(text)):
+    has_words = " " in text
+    if (has_value or has_words or '":' in text or "':" in text) and _has_secret_setting(text):
         return True
-    if (has_value or ": " in text or '":' in text or "':" in text) and _has_secret_setting(text):
+    if has_words and ":" in text and _has_user_with_password(text):
         return True
     return len(text) >= _SHORTEST_TOKEN and (_has_token(text) or _is_opaque(text))
+
+
+def _has_secret_url(text: str) -> bool:
+    return any(_is_secret_url(*parts) for parts in _urls(text))
 
 
 def _urls(text: str) -> Iterator[tuple[str, str]]:
@@ -132,7 +139,7 @@ def _is_host(where: str) -> bool:
 
 
 def _has_secret_setting(text: str) -> bool:
-    """Return True if there is a secret in a setting: name=value, name: value, "name": "value"."""
+    """Return True if there is a secret in a setting: name=value, name: value, "name": "value", --name value."""
     if text.startswith("() {"):
         return False  # a function of the shell's: what looks like a setting is code
     text = text.lower()
@@ -152,9 +159,29 @@ def _has_secret_setting(text: str) -> bool:
     return False
 
 
+def _has_user_with_password(text: str) -> bool:
+    """Return True if an option gives both, as curl's does: -u name:password. A group is a word or a number."""
+    for option, value in pairwise(text.translate(_WORD_ENDS).split()):
+        if option in _USER_OPTIONS:
+            user, _, password = value.partition(":")
+            if user and not user.startswith(_REFERENCES) and _is_no_word(password):
+                return True
+    return False
+
+
+def _is_no_word(value: str) -> bool:
+    return len(value) > 1 and not value.startswith(_REFERENCES) and not (value.isdecimal() or value.isalpha())
+
+
 def _has_secret_value(text: str, start: int, end: int) -> bool:
     """Return True if the name between two places has a value, and one that may be secret."""
     rest = text[end : end + 200]
+    if rest[:1] == " ":
+        word = next(iter(rest.translate(_WORD_ENDS).split(maxsplit=1)), "")
+        if word and word[0] not in "-=:" and word not in SWITCHES:
+            # After an option it is whatever stands there; in a line like netrc's, what is no word of a sentence.
+            is_option = text[start] == "-" and not word.startswith(_REFERENCES)
+            return is_option or (len(word) >= _SHORTEST_PLAIN and _is_no_word(word.strip(".,")))
     is_quoted = rest[:1] in _QUOTES
     rest = rest.lstrip(_QUOTES)
     sign, rest = rest[:1], rest[1:]
@@ -279,12 +306,15 @@ _SECRET_WORDS = frozenset(
         "ACCESSKEY", "APIKEY", "APITOKEN", "AUTH", "AUTHORIZATION", "AUTHTOKEN", "BEARER", "COOKIE", "CRED",
         "CREDENTIAL", "CREDENTIALS", "CREDS", "DSN", "JWT", "KEY", "KEYS", "MNEMONIC", "OAUTH", "PASS", "PASSCODE",
         "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS", "PAT", "PRIVATE", "PSK", "SECRET", "SECRETKEY", "SECRETS",
-        "TOKEN", "TOKENS", "WEBHOOK",
+        "TOKEN", "TOKENS", "WEBHOOK", "SESSID", "SESSIONID", "TOTP",
     }
 )  # fmt: skip
+_SECRET_WORDS |= {f"{word}S" for word in _SECRET_WORDS}
 # Of these, the ones that also name a switch (USE_AUTH=1) or an amount (MAX_TOKENS=4096).
-_SWITCHED = frozenset({"AUTH", "COOKIE", "JWT", "KEY", "OAUTH", "PRIVATE", "WEBHOOK"})
-_COUNTED = frozenset({"KEYS", "TOKENS"})
+_SWITCHED = frozenset({"AUTH", "COOKIE", "COOKIES", "JWT", "KEY", "OAUTH", "PRIVATE", "TOTP", "WEBHOOK", "WEBHOOKS"})
+_COUNTED = frozenset({"COOKIES", "KEYS", "TOKENS", "WEBHOOKS"})
+# Last words of names that tell a secret, unless what they name is a place, or as short as the number of a pin.
+_LAST_WORDS, _SHORTEST_CODE = frozenset({"OTP", "PIN"}), 4
 # Endings of names written without underscores: PGPASSWORD, GITHUBTOKEN.
 _SECRET_ENDS = ("APIKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "CREDENTIALS", "ACCESSKEY")
 # Endings of single words: SSHPASS, MYSQL_PWD, DB_PW. The second also names a directory, as OLDPWD does.
@@ -363,7 +393,8 @@ def _named_secret(name: str, value: str) -> bool:
         return not (words[-1] in _WHERE or value.lower() in SWITCHES or _is_amount(value))
     if any(word.endswith(_SECRET_WORD_ENDS) and word not in _OTHER_WORDS for word in words):
         return not (upper.endswith(_DIRECTORY) and value.startswith("/"))
-    return upper.endswith(_CARRIERS) and _carries_secret(upper, value)
+    is_code = words[-1] in _LAST_WORDS and len(value) >= _SHORTEST_CODE and not value.startswith("/")
+    return is_code or (upper.endswith(_CARRIERS) and _carries_secret(upper, value))
 
 
 def _is_amount(value: str) -> bool:
