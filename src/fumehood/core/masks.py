@@ -80,8 +80,17 @@ SYSTEM = _pairs({
     "the seed of random numbers": ("/var/lib/systemd/random-seed",),
     "cloud credentials": ("/var/lib/cloud",),
     "other people's jobs": ("/var/spool/cron",),
-    "mail": ("/var/mail", "/var/spool/mail"),
 })  # fmt: skip
+
+# A person's own, outside of their home: its mode keeps it from others, and not from their commands.
+OUTSIDE = _pairs({
+    "mail": ("/var/mail", "/var/spool/mail"),
+    "what a program had in memory as it crashed": (
+        "/var/crash", "/var/lib/systemd/coredump", "/var/lib/apport/coredump", "/var/cache/abrt", "/var/spool/abrt",
+    ),
+})  # fmt: skip
+# Where people leave files between two starts of the machine: a command has its own.
+VAR_TMP = "/var/tmp"  # noqa: S108 - the host's
 
 # What `/proc` would tell of others; the rest (kcore, kmsg, kallsyms, …) the kernel closes to who lacks capabilities.
 PROC = _pairs({
@@ -114,7 +123,7 @@ def masks(homes: Sequence[str], own: Iterable[str], mask: Iterable[str], unmask:
     A person's path begins with `/` or `~/`, or is relative: then it is meant below every root, like `.env`.
     """
     home = homes[0]
-    hidden = [*own, *(f"{each}/{path}" for each in homes for path, _ in HOME)]
+    hidden = [*own, *(f"{each}/{path}" for each in homes for path, _ in HOME), *(path for path, _ in OUTSIDE)]
     if root:
         hidden += [path for path, _ in SYSTEM]
     added = [_absolute(path, home) for path in mask]
@@ -170,7 +179,7 @@ def inside(paths: Iterable[str], directories: Sequence[str]) -> tuple[str, ...]:
 
 def reason(path: str, home: str) -> str:
     """Say why a path is masked, for a person who asks."""
-    for prefix, table in ((f"{home}/", HOME), ("", SYSTEM), ("", PROC)):
+    for prefix, table in ((f"{home}/", HOME), ("", OUTSIDE), ("", SYSTEM), ("", PROC)):
         for entry, why in table:
             if path == prefix + entry or is_below(path, prefix + entry):
                 return why

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.masks import FRESH, HOMES, UNSEEN, Sight, innermost, inside, is_below, is_in, ways_to
+from fumehood.core.masks import FRESH, HOMES, UNSEEN, VAR_TMP, Sight, innermost, inside, is_below, is_in, ways_to
 from fumehood.core.request import quoted
 from fumehood.linux.cache import Lookup
 from fumehood.linux.libc import read
@@ -82,6 +82,7 @@ class _Survey:
         self._needed = ways_to((*self._kept, *_NEEDED))
         self._real_folders = {"": "/"}
         self._hidden = self._resolved([*sight.hidden, *self._other_homes()])
+        self._unseen = UNSEEN | {VAR_TMP} if self._has_var_tmp() else UNSEEN
         self._operations: list[Operation] = []
 
     def _other_homes(self) -> list[str]:
@@ -203,6 +204,8 @@ class _Survey:
     def _place(self, path: str, kind: str) -> None:
         if path in UNSEEN:
             self._add(Folder(target=path))
+        elif path == VAR_TMP and VAR_TMP in self._unseen:
+            self._add_var_tmp()
         elif path in self._hidden:
             if path in self._ways_to_kept:
                 self._add(Folder(target=path))
@@ -239,10 +242,31 @@ class _Survey:
             self._add(Folder(target=path))
         else:
             self._add(View(target=path, sources=(path,), why=why))
+            unseen = UNSEEN if is_below(path, VAR_TMP) else self._unseen
             # Another file system inside is not seen through the view, and gets one of its own.
             for point in sorted(self._mounts):
-                if is_below(point, path) and innermost(point, self._hidden) is None and not is_in(point, UNSEEN):
+                if is_below(point, path) and innermost(point, self._hidden) is None and not is_in(point, unseen):
                     self._inner(point)
+            if VAR_TMP in self._unseen and is_below(VAR_TMP, path):
+                self._add_var_tmp()
+
+    def _has_var_tmp(self) -> bool:
+        """Return True if a command has its own: not where it is a link, to /tmp for example, or a person shows it."""
+        kept = (*self._shown, *self._sight.points)
+        is_plain = self._real_folder("/var") == "/var" and self._disk.exists(VAR_TMP) and os.path.isdir(VAR_TMP)
+        if not is_plain or self._watched.leads(VAR_TMP) or VAR_TMP in kept:
+            return False
+        return self._sight.is_home_hidden or not any(is_in(home, (VAR_TMP,)) for home in self._sight.homes)
+
+    def _add_var_tmp(self) -> None:
+        """Put an empty one in the place of the host's; if a root or the home lies there, only what of it holds them."""
+        names = {place[len(VAR_TMP) + 1 :].partition("/")[0] for place in self._kept if is_below(place, VAR_TMP)}
+        why = "the host's has people's files in it"
+        self._add(Tmpfs(target=VAR_TMP, mode=0o1777, is_sealed=bool(names), why=why))
+        for child in sorted(f"{VAR_TMP}/{name}" for name in names):
+            # Not by a listing: what others leave there makes no difference.
+            if self._disk.exists(child):
+                self._place(child, "l" if self._watched.leads(child) else "d" if os.path.isdir(child) else "f")
 
     def _is_empty(self, path: str) -> bool:
         """Return True if a directory has no entry; what entries it has makes no difference."""
@@ -331,7 +355,7 @@ class _Survey:
 
     def _is_unseen(self, path: str) -> bool:
         is_others = is_in(path, HOMES) and not is_in(path, self._sight.homes)
-        return is_others or any(is_in(path, places) for places in (self._hidden, UNSEEN, self._hidden_homes))
+        return is_others or any(is_in(path, places) for places in (self._hidden, self._unseen, self._hidden_homes))
 
 
 def _is_remote(kind: str) -> bool:
