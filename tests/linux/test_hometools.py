@@ -268,6 +268,28 @@ def test_secrets_inside_of_installations_are_masked(place):
     assert masked(place, answer) == inside
 
 
+RECORDS = [
+    (".local/share/pipx/venvs/{}", "pipx_metadata.json", '{"pip_args": ["-i", "https://{}h.io/"]}', "u:pw22@"),
+    (".local/share/uv/tools/{}", "uv-receipt.toml", '[tool.options]\nindex = "https://{}h.io/simple"\n', "u:pw22@"),
+    ("miniconda3/envs/{}", "conda-meta/history", "# cmd: conda install -c https://{}h.io/main x\n", "u:pw22@"),
+    ("miniconda3/envs/{}2", "pkgs/urls.txt", "https://h.io/{}main/linux-64/x-1.0.conda\n", "t/tk-1/"),
+]
+
+
+def test_what_installers_wrote_down_is_masked_where_credentials_are_in_it(place):
+    place.python("miniconda3", "3.11.7")
+    place.write("miniconda3/conda-meta/history", "# cmd: conda install x\n+defaults/linux-64::x-1-h06a4308_0\n")
+    inside = set()
+    for prefix, record, text, credentials in RECORDS:
+        for name, secret in (("open", ""), ("closed", credentials)):
+            place.python(prefix.format(name), "3.12.1")
+            if prefix.startswith("miniconda3"):
+                (place.home / prefix.format(name) / "conda-meta").mkdir(exist_ok=True)
+            place.write(f"{prefix.format(name)}/{record}", text.replace("{}", secret))
+            inside |= {f"{prefix.format(name)}/{record}"} if secret else set()
+    assert masked(place, look(place, "miniconda3/bin")) == inside
+
+
 def test_what_a_person_masked_is_neither_shown_nor_followed(place):
     place.program("private/bin/a", "")
     place.program("private/tool/x", "")

@@ -334,6 +334,11 @@ PRIVATE = frozenset(
 PRIVATE_WORDS = ("credential", "history", "passw", "secret", "token")
 PRIVATE_STARTS = (".env", "id_dsa", "id_ecdsa", "id_ed25519", "id_rsa")
 PRIVATE_ENDS = (".jks", ".kdbx", ".key", ".keystore", ".p12", ".pfx")
+# What installers write down of how they were called, with the addresses that packages came from: in an installation
+# itself by these ends, and further down by name. It is hidden where credentials are in it.
+TEXTS = (".cfg", ".conf", ".ini", ".json", ".properties", ".toml", ".txt", ".xml", ".yaml", ".yml")
+RECORDS = ("conda-meta/history", "pkgs/urls", "pkgs/urls.txt", ".git/config")
+CONDA_TOKEN = "/t/"  # noqa: S105 - what stands before one
 # What is run when an environment is entered: the place that manuals name for its secrets.
 HOOKS = ("bin/postactivate", "bin/preactivate", "conda-meta/state", "etc/conda/activate.d/env_vars.sh")
 # Variables that say where secrets are; whatever is shown, they are not.

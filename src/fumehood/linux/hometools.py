@@ -8,11 +8,13 @@ written is not followed: it leads to the Python that a virtual environment is ba
 from __future__ import annotations
 
 import os
+import stat
 
 from fumehood.core import masks as tables
 from fumehood.core.masks import HOME, is_below
+from fumehood.core.package_settings import addresses_in, may_hold_secret
 from fumehood.core.value import Value
-from fumehood.linux.cache import Lookup
+from fumehood.linux.cache import Lookup, plain_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ _MOST_PROGRAMS = 1000  # followed in all
 _USUAL_ENVIRONMENTS = (".venv", "venv", "env")
 _OF_TASKS = (".direnv", ".hatch", ".nox", ".tox", ".venvs")  # have an environment for each of some tasks
 _NOT_LOOKED_INTO = frozenset({".git", "node_modules"})
+_LONGEST_RECORD = 1 << 20
 _LONG_SHEBANG = b"'''exec' "  # how pip writes one that is longer than the kernel reads
 
 
@@ -241,6 +244,19 @@ class Homes:
                     yield f"{folder}/{name}"
         if "pyvenv.cfg" in names or tables.CONDA in names:
             yield from (f"{path}/{hook}" for hook in tables.HOOKS if self.disk.exists(f"{path}/{hook}"))
+        records = [name for name, kind in names.items() if kind == "f" and name.endswith(tables.TEXTS)]
+        records += [record for record in tables.RECORDS if record.partition("/")[0] in names]
+        yield from (f"{path}/{record}" for record in records if self._holds_secret(f"{path}/{record}"))
+
+    def _holds_secret(self, path: str) -> bool:
+        """Return True if an installer's record has credentials in it, or is too long to tell."""
+        if not stat.S_ISREG(self.disk.mode(path)):
+            return False
+        content = plain_file(path, most=_LONGEST_RECORD) or b""
+        text = os.fsdecode(content)
+        # conda puts a token into the path of an address.
+        has_token = any(tables.CONDA_TOKEN in address for address in addresses_in(text))
+        return len(content) >= _LONGEST_RECORD or has_token or may_hold_secret(text)
 
 
 class _Search:
