@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.concern import HELD_NAMES, HELD_SUFFIXES, PACKAGES, Protected, is_dot_git, shown, within
+from fumehood.core.concern import (
+    HELD_NAMES,
+    HELD_SUFFIXES,
+    PACKAGES,
+    Protected,
+    is_dot_git,
+    is_hook_manager,
+    shown,
+    within,
+)
 from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
-from fumehood.core.what_runs import begins_as_command, entered, files_run, lines_of
 from fumehood.core.shell import named_paths
 from fumehood.core.value import Value
+from fumehood.core.what_runs import begins_as_command, entered, files_run, lines_of
 from fumehood.linux.git_includes import Unreadable, content, expanded, links_and_end
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, Parents, look, open_below, open_top
@@ -105,7 +114,8 @@ def _may_mean(inner: str, name: str) -> bool:
     if name[0] == "." or inner[:1] == "." or "/." in inner:
         return True
     lower = name.lower()
-    return lower in HELD_NAMES or lower.rpartition(".")[2] in HELD_SUFFIXES
+    parent = inner.rstrip("/").rpartition("/")[2]
+    return lower in HELD_NAMES or lower.rpartition(".")[2] in HELD_SUFFIXES or is_hook_manager(lower, parent)
 
 
 def _entries_below(parents: Parents, path: str) -> Iterator[os.DirEntry[str]]:
