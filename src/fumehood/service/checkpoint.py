@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 _MOST_ENTRIES, _MOST_BYTES = 100_000, 1 << 30  # of layers that are settled without being asked for
 _NAMED = 5  # paths named of those that wait
-_NOTHING = ((b"", 0), (b"", 0))
 _WRITTEN, _SHARED, _GIT = "it is still being written", "the file has other names", "git is at work in its repository"
 
 
@@ -199,7 +198,7 @@ class Checkpoints:
                 uppers = self._copied(checkpoint)
                 self._mark(going)
                 checkpoint.state = APPLYING
-                store.history.journal(checkpoint, _NOTHING)
+                store.history.journal(checkpoint)
                 take_over(
                     going, checkpoint.roots, uppers, checkpoint.run,
                     journal=lambda state: store.history.note(checkpoint, state),

@@ -517,7 +517,7 @@ def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeD
     run.state = RUNNING
     store.history.begin(project.id, run, os.getpid())
     run.state = APPLYING
-    store.history.journal(run, ((b"", 0), (b"", 0)))
+    store.history.journal(run)
     try:
         take_over(
             run.changed, run.roots, [layer.upper for layer in whole.layers], run.run, or_nothing=True,

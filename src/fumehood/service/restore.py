@@ -31,7 +31,7 @@ from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.files import LiveFiles, catch_up, record
-from fumehood.service.settle import meanings
+from fumehood.service.settle import meanings, outcomes
 from fumehood.store.backups import Daily, Slots, digest_of, is_untouched, parsed, read_seals
 from fumehood.store.database import Days
 from fumehood.store.files import Files, Past, Record
@@ -317,8 +317,8 @@ def _perform(store: Store, project: Project, run: Run) -> None:
         store.history.end(run)
         layering.drop(store.places, run.run)
         return
-    store.history.journal(run, ((b"", 0), (b"", 0)))
-    stamps = [(change.before, change.after) for change in run.changed]
+    store.history.journal(run)
+    expected = outcomes(run.changed)
     try:
         take_over(
             run.changed, run.roots, store.uppers(run), run.run, or_nothing=True,
@@ -330,7 +330,7 @@ def _perform(store: Store, project: Project, run: Run) -> None:
         why = reason.removeprefix("nothing was applied: ")
         raise ApplyFailed(f"nothing was restored: {why}", hint="the project is as it was; try again") from error
     run.state, run.duration_s = "applied", time.monotonic() - began
-    store.history.settle(run, rewrite=stamps != [(change.before, change.after) for change in run.changed])
+    store.history.settle(run, rewrite=outcomes(run.changed) != expected)
     record(store, project.id, run)
     layering.drop_if_empty(store.places, run.run, run.changed)
 

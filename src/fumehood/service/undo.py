@@ -31,7 +31,7 @@ from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import record, release
 from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, moved_on, versions
-from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, state_of, with_companions
+from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, outcomes, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
 from fumehood.store.places import new_id
@@ -89,15 +89,13 @@ def undo(
         interrupts.hold()
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
-        store.history.journal(back, ((b"", 0), (b"", 0)))
-        stamps = [(change.before, change.after) for change in back.changed]
+        store.history.journal(back)
+        expected = outcomes(back.changed)
         release(store, back)
         _perform(store, project, run, back, first)
         back.state, back.duration_s = "applied", time.monotonic() - began
-        store.history.settle(
-            back, rewrite=stamps != [(change.before, change.after) for change in back.changed],
-            others=consequences(store, run, back),
-        )  # fmt: skip
+        is_otherwise = outcomes(back.changed) != expected
+        store.history.settle(back, rewrite=is_otherwise, others=consequences(store, run, back))
         record(store, project.id, back)
         layering.drop_if_empty(store.places, back.layer, _in_layer(store, back, first))
     return back

@@ -125,7 +125,7 @@ class History:
         if run.new_connections:
             trail.write(connection, run.run, run.new_connections)
 
-    def journal(self, run: Run, outputs: Sequence[Printed], *, event: str = "") -> None:
+    def journal(self, run: Run, outputs: Sequence[Printed] = _NOTHING, *, event: str = "") -> None:
         """Record all that is about to be done to the project, before it is done."""
         is_next = run.state in (APPLYING, SETTLING)
         try:
