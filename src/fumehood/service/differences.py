@@ -60,6 +60,17 @@ class Difference(Value):
     binary: bool
     shown: bool
 
+    @property
+    def line_counts(self) -> tuple[int, int]:
+        """How many lines were added and removed; none where the text is not shown."""
+        counts, is_in_hunk = {"+": 0, "-": 0}, False
+        for line in self.text.split("\n"):
+            if line.startswith(("@@", "diff ")):
+                is_in_hunk = line.startswith("@@")
+            elif is_in_hunk and line[:1] in counts:
+                counts[line[0]] += 1
+        return counts["+"], counts["-"]
+
 
 def differences(store: Store, run: Run, paths: Sequence[str] = (), *, here: str = "") -> list[Difference]:
     """Return what a run changed; where that is too much for memory, the later texts are left out and say so."""

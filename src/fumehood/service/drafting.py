@@ -19,6 +19,7 @@ from fumehood.core import changes as c
 from fumehood.core.report import ReportedChange, Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, FumehoodError
+from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import make_parents, open_below, open_top, remove_tree, split
 from fumehood.service import drafts
@@ -404,9 +405,8 @@ def settled(
 
 def shared(limits: Limits, jobs: int) -> Limits:
     """Return what each of several that run at once may use, of what one may."""
-    memory = limits.memory or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4 * 3
     return limits.replace(
-        memory=memory // jobs, processes=limits.processes and max(1, limits.processes // jobs),
+        memory=memory_limit(limits) // jobs, processes=limits.processes and max(1, limits.processes // jobs),
         written=limits.written and max(1, limits.written // jobs),
     )  # fmt: skip
 
@@ -414,7 +414,8 @@ def shared(limits: Limits, jobs: int) -> Limits:
 def measured(draft: Draft, candidate: Candidate) -> tuple[Candidate, str]:
     """Return a candidate with how much its draft changes, and a digest: two that change the same have the same."""
     with draft._preview() as whole:
-        added, removed = _changed_lines(draft, whole.run)
+        counts = [each.line_counts for each in each_difference(draft._store, whole.run, (), here=whole.run.project)]
+        added, removed = (sum(each[side] for each in counts) for side in (0, 1))
         candidate = candidate.replace(files=len(whole.run.changed), added=added, removed=removed)
         return candidate, _digest_of_changes(whole)
 
@@ -437,20 +438,6 @@ def _digest_of_changes(whole: WholeDraft) -> str:
                 with open(f"/proc/self/fd/{entry}", "rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def _changed_lines(draft: Draft, run: Run) -> tuple[int, int]:
-    """Count the lines that a draft adds and removes, of what is shown line by line."""
-    added = removed = 0
-    for each in each_difference(draft._store, run, (), here=run.project):
-        is_in_hunk = False
-        for line in each.text.split("\n"):
-            if line.startswith(("@@", "diff ")):
-                is_in_hunk = line.startswith("@@")
-            elif is_in_hunk:
-                added += line.startswith("+")
-                removed += line.startswith("-")
-    return added, removed
 
 
 def scored(candidate: Candidate, printed: str) -> Candidate:

@@ -363,16 +363,11 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
 
 
 def _line_count(each: Difference) -> dict[str, Any]:
-    """Tell how many lines of one path a run added and removed; none are counted where its text is not shown."""
-    counts, is_in_hunk = {"+": 0, "-": 0}, False
-    for text in each.text.split("\n"):
-        if text.startswith(("@@", "diff ")):
-            is_in_hunk = text.startswith("@@")
-        elif is_in_hunk and text[:1] in counts:
-            counts[text[0]] += 1
+    """Tell how many lines of one path a run added and removed."""
+    added, removed = each.line_counts
     return {
         "path": each.path, "root": each.root, "change": each.change, "kind": each.kind, "binary": each.binary,
-        "added": counts["+"], "removed": counts["-"],
+        "added": added, "removed": removed,
     }  # fmt: skip
 
 
