@@ -195,10 +195,7 @@ class Release(Value):
 
 def architecture(machine: str | None = None) -> str:
     """Return Alpine's name for this machine's architecture."""
-    if machine is None:
-        import platform
-
-        machine = platform.machine()
+    machine = os.uname().machine if machine is None else machine
     if machine not in ARCHITECTURES:
         raise Unavailable(
             f"there is no Alpine root for {machine}",

@@ -384,13 +384,9 @@ class _Image:
     def layer(self, name: str, sha256: str) -> IO[bytes]:
         """Open a layer, its checksum compared first."""
         file = self._stream(name)
-        if sha256:
-            digest = hashlib.sha256()
-            while data := file.read(1 << 20):
-                digest.update(data)
-            if digest.hexdigest() != sha256:
-                raise self._odd(f"the layer {name} is not what its name says")
-            file.seek(0)
+        if sha256 and hashlib.file_digest(file, "sha256").hexdigest() != sha256:  # type: ignore[arg-type]
+            raise self._odd(f"the layer {name} is not what its name says")
+        file.seek(0)
         return file
 
     def _stream(self, name: str) -> IO[bytes]:
