@@ -250,7 +250,6 @@ def run(house: House, request: Request) -> View:
         "can_undo": chosen.state in ("applied", "held") and store.history.has_applied(chosen) and has_backups(chosen),
         "is_back": chosen.act == "undo" and chosen.state == "applied" and has_backups(chosen),
         "stdout": chosen.stdout[-_MOST_PRINTED:], "stderr": chosen.stderr[-_MOST_PRINTED:],
-        "limits": [each for each in chosen.blocked if each.what in ("memory", "processes", "time", "output", "disk")],
     }  # fmt: skip
 
 
