@@ -22,7 +22,7 @@ from fumehood.core.report import Run, printable
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
-from fumehood.errors import BadRequest, Unavailable
+from fumehood.errors import BadRequest, Unavailable, lacking
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.output import here, whole_number, width
 from fumehood.faces.cli.screen import KEYS, terminal
@@ -266,12 +266,7 @@ def _notify(context: Context) -> int:
     try:
         answered = asyncio.run(_served(desk, project))
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "dbus_fast":
-            raise
-        raise Unavailable(
-            f"notifications need a package that is not here: {error.name}",
-            hint="in a checkout of Fumehood: pip install '.[desktop]'",
-        ) from error
+        raise lacking(error, "showing notifications", "desktop", ("dbus_fast",)) from error
     return context.say({"answered": answered}, lambda: None)
 
 

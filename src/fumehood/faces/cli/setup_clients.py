@@ -122,13 +122,14 @@ def _hook_places(settings: Any) -> list[tuple[list[str | int], str]]:
 
 
 def _json_hooks(
-    line: str, matchers: Mapping[str, str], entry: Callable[[str, str], dict[str, Any]], version: int | None = None
+    command: list[str], client: str, entry: Callable[[str, str], dict[str, Any]], version: int | None = None
 ) -> SettingsEdit:
     """Hooks in JSON: for each event, the tools that it is for; `entry` makes a hook of those and of the line to run.
 
     Some clients want a version beside them.
     A file with a version that holds nothing else any more is not needed.
     """
+    line, matchers = _hook_line(command, client), _matchers(client)
 
     def remove(text: str) -> str:
         before = text
@@ -288,8 +289,9 @@ def _is_headed(table: Any) -> bool:
     return not isinstance(table, InlineTable)
 
 
-def _toml_hooks(line: str, matchers: Mapping[str, str]) -> SettingsEdit:
+def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
     """Hooks in TOML: for each event, the tools that it is for."""
+    line, matchers = _hook_line(command, client), _matchers(client)
 
     def add(text: str) -> str:
         places = _hook_places(_toml(text).unwrap())
@@ -398,9 +400,8 @@ def _claude(command: list[str], mcp: bool) -> ClientSettings:
     named = naming, ("permissions", "additionalDirectories")
     if not mcp:
         hooks = _json_hooks(
-            _hook_line(command, "claude"), _matchers("claude"),
-            lambda tools, line: {"matcher": tools, "hooks": [{"type": "command", "command": line}]},
-        )  # fmt: skip
+            command, "claude", lambda tools, line: {"matcher": tools, "hooks": [{"type": "command", "command": line}]}
+        )
         return ClientSettings({settings: [hooks]}, [_RESTART, _CLAUDE_HOOK], *named)
     # Where Claude Code itself keeps servers that hold for every project.
     server = _json_member(["mcpServers", SERVER], _server(command, type="stdio"))
@@ -415,7 +416,7 @@ def _codex(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{os.environ.get('CODEX_HOME') or f'{home()}/.codex'}/config.toml"
     named = (path,), ("sandbox_workspace_write", "writable_roots")
     if not mcp:
-        hooks = _toml_hooks(_hook_line(command, "codex"), _matchers("codex"))
+        hooks = _toml_hooks(command, "codex")
         return ClientSettings({path: [hooks]}, _CODEX_HOOK, *named)
     edits = [_toml_table(["mcp_servers", SERVER], {**_server(command), "required": True})]
     notes = [_CODEX_SERVER]
@@ -431,9 +432,8 @@ def _gemini(command: list[str], mcp: bool) -> ClientSettings:
     if not mcp:
         kind = {"name": SERVER, "type": "command"}
         hooks = _json_hooks(
-            _hook_line(command, "gemini"), _matchers("gemini"),
-            lambda tools, line: {"matcher": tools, "hooks": [{**kind, "command": line}]},
-        )  # fmt: skip
+            command, "gemini", lambda tools, line: {"matcher": tools, "hooks": [{**kind, "command": line}]}
+        )
         return ClientSettings({path: [hooks]}, [_RESTART], *named)
     edits, notes = [_json_member(["mcpServers", SERVER], _server(command))], [_RESTART]
     if not _is_hooked(path):
@@ -448,7 +448,7 @@ def _copilot(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{folder}/hooks/{SERVER}.json"
     if not mcp:
         hooks = _json_hooks(
-            _hook_line(command, "copilot"), _matchers("copilot"),
+            command, "copilot",
             lambda tools, line: _chosen(tools, {"type": "command", "bash": line, "timeoutSec": _LONGEST_HOOK}),
             version=1,
         )  # fmt: skip
@@ -480,9 +480,8 @@ def _cursor(command: list[str], mcp: bool) -> ClientSettings:
     path = f"{home()}/.cursor/hooks.json"
     if not mcp:
         hooks = _json_hooks(
-            _hook_line(command, "cursor"), _matchers("cursor"),
-            lambda tools, line: _chosen(tools, {"command": line, "failClosed": True}), version=1,
-        )  # fmt: skip
+            command, "cursor", lambda tools, line: _chosen(tools, {"command": line, "failClosed": True}), version=1
+        )
         return ClientSettings({path: [hooks]}, [_RESTART, _CURSOR_HOOK])
     server = _json_member(["mcpServers", SERVER], _server(command))
     return ClientSettings({f"{home()}/.cursor/mcp.json": [server]}, [] if _is_hooked(path) else [_OPEN, _NO_HOOK])
