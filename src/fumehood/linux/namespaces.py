@@ -10,7 +10,7 @@ import sys
 
 from fumehood.core.value import Value
 from fumehood.linux import libc
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, Descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -319,7 +319,7 @@ class TriesToLeave:
     """
 
     def __init__(self) -> None:
-        self._files: list[int] = []
+        self._files = Descriptors()
         self._before = 0
         self._has_begun = False
 
@@ -339,9 +339,7 @@ class TriesToLeave:
     def end(self) -> int:
         """Return how many there were, and let go of the namespace."""
         tries = self._count() - self._before
-        for file in self._files:
-            os.close(file)
-        self._files = []
+        self._files.close()
         return tries
 
     def _count(self) -> int:

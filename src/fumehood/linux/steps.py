@@ -190,11 +190,8 @@ class Sides:
         if here in self._loosened[1].modes:
             self._loosened[1].modes[here] = mode
             return
-        directory = self.live.open(here)
-        try:
+        with Closing(self.live.open(here)) as directory:
             set_mode(directory, mode)
-        finally:
-            os.close(directory)
 
     def close(self) -> None:
         """Close up what was opened, and let go of the directories."""
@@ -403,11 +400,8 @@ def move(source: int, target: int, name: str, stamp: c.Stamp) -> None:
 
 
 def _chmod(directory: int, name: str, mode: int) -> None:
-    entry = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with Closing(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as entry:
         set_mode(entry, mode)
-    finally:
-        os.close(entry)
 
 
 def _unmark(directory: int, change: c.Change) -> None:

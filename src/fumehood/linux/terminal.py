@@ -16,7 +16,7 @@ from fumehood.linux.lock import Lock
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import FrameType, TracebackType
+    from types import FrameType
     from typing import Any, Self
 
 
@@ -46,9 +46,7 @@ class Terminal:
         tty.setraw(self._person, termios.TCSADRAIN)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         _signal.signal(_signal.SIGWINCH, self._resized)
         self.restore()
         os.close(self.master)
