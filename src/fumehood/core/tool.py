@@ -94,17 +94,16 @@ def shaped(form: str, name: str, words: str, parameters: dict[str, Any], title: 
     if form == "openai" and over > 0:
         raise BadRequest(f"what is said of {name} is {over} characters too long for OpenAI", hint="add less to it")
     function = {"name": name, "description": words, "parameters": parameters}
-    annotations: dict[str, Any] = {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False}
-    annotations |= {"openWorldHint": True}
-    if title:
-        annotations |= {"title": title}
+    titled = {"title": title} if title else {}
+    annotations = {
+        "readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True, **titled,
+    }  # fmt: skip
     return {
         "openai": {"type": "function", "function": function},
         "ollama": {"type": "function", "function": function},
         "anthropic": {"name": name, "description": words, "input_schema": parameters},
         "mcp": {
-            "name": name, "description": words, "inputSchema": parameters, "annotations": annotations,
-            **({"title": title} if title else {}),
+            "name": name, "description": words, "inputSchema": parameters, "annotations": annotations, **titled,
         },
     }[form]  # fmt: skip
 
