@@ -90,7 +90,7 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
             raise PermissionError(run.stderr.strip() or f"{cmd[0]} can't be executed")
         stdout, stderr = printed(self.sandbox, run)
         size = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
-        if is_cut(run) or any(_is_longer(text, size) for text in (stdout, stderr)):
+        if is_cut(run) or any(len(text.encode()) > size for text in (stdout, stderr)):
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, stdout[:size])
         code = run.exit_code or 0
         return ExecResult(success=code == 0, returncode=code, stdout=stdout, stderr=stderr)
@@ -144,7 +144,3 @@ def _is_own(user: str) -> bool:
     except KeyError:
         return False
     return uid == os.geteuid()
-
-
-def _is_longer(text: str, size: int) -> bool:
-    return len(text) > size or (len(text) * 4 > size and len(text.encode()) > size)

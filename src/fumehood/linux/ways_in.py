@@ -1,6 +1,6 @@
 """Which places in the roots the host acts on by itself, because something of the person's leads there.
 
-Git's configuration (`git_ways`), a link whose name a tool acts on (`.claude -> cfg/claude`), a link in the home
+Git's configuration, a link whose name a tool acts on (`.claude -> cfg/claude`), a link in the home
 (`~/.bashrc -> dotfiles/bashrc`), a script or a server that `.envrc`, `.husky` or an agent's settings name, a directory
 of PATH. All of it is as it was before the run, which is the person's own or was applied; so links are followed here, as
 those programs follow them.

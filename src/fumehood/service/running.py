@@ -230,7 +230,8 @@ class Execution:
         if bwrap is None:
             raise LaunchFailed("there is no bubblewrap that works here", hint="fumehood doctor")
         self._prepare(world)
-        if world.write and not self._launcher_mounts and not {*world.write}.issuperset(_roots(self._capture)):
+        roots = [layer.root for layer in self._capture.layers]
+        if world.write and not self._launcher_mounts and not {*world.write}.issuperset(roots):
             raise Unavailable(
                 "a part of a root can't be kept from being written here: only bubblewrap may mount",
                 hint="--read-only can be had; fumehood doctor says what is missing",
@@ -337,10 +338,6 @@ class Execution:
             )  # fmt: skip
         except NotYet:
             return None
-
-
-def _roots(capture: Capture) -> list[str]:
-    return [layer.root for layer in capture.layers]
 
 
 def attend(

@@ -178,7 +178,7 @@ class Exchange:
             try:
                 sent = self._conversation.from_editor(line)
             except NotAMessage as error:
-                _say(f"the editor sent something that is no message: {error}")
+                sys.stderr.write(f"fumehood: the editor sent something that is no message: {error}\n")
                 continue
             await self._send(sent)
 
@@ -245,11 +245,6 @@ async def _writer(descriptor: int) -> asyncio.StreamWriter:
     pipe = os.fdopen(descriptor, "wb", buffering=0)
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
     return asyncio.StreamWriter(transport, protocol, None, loop)
-
-
-def _say(words: str) -> None:
-    sys.stderr.write(f"fumehood: {words}\n")
-    sys.stderr.flush()
 
 
 # ---- What the hood must ask, from the process that runs the agent to the one that talks to the editor.
