@@ -122,12 +122,17 @@ _BEGINNINGS = ("sharedindex.", "MERGE_", "BISECT_")
 _TREES = ("refs", "logs", "reftable", "rebase-merge", "rebase-apply", "sequencer")
 # What each command of git's writes anew, for nobody but itself.
 _NOTES = ("COMMIT_EDITMSG", "FETCH_HEAD", "gc.log")
+# What shows a git directory begins with one of these, and it takes no more names than that to tell.
+_SHOWN_BY, _MOST = ("objects", "refs", "logs", "worktrees", "reftable"), 7
+_KINDS = ("heads", "tags", "remotes")  # of refs
+_HEX = frozenset("0123456789abcdef")
+_LENGTHS = (38, 62)  # of an object's name, without the two letters of its directory
 JOURNALS = ("-wal", "-shm", "-journal")  # of SQLite, beside its database
 
 
-def one_state(place: str) -> str:
+def one_state(place: str, gits: Collection[str] = ()) -> str:
     """Name the state that a path is a part of: a git directory, a database, else the path itself."""
-    return repository(place) or database(place)
+    return repository(place, gits) or database(place)
 
 
 def database(place: str) -> str:
@@ -138,18 +143,58 @@ def database(place: str) -> str:
     return place
 
 
-def repository(place: str) -> str:
+def git_directories(roots: Sequence[str], changes: Iterable[c.Change]) -> frozenset[str]:
+    """Return the git directories that changes show by themselves, whatever these are called.
+
+    Not every one is called `.git`, and only what lies in one tells: an object, a branch, a log, a linked work tree.
+    """
+    return _shown(roots, ((change.root, change.path) for change in changes))
+
+
+def _shown(roots: Sequence[str], paths: Iterable[tuple[int, str]]) -> frozenset[str]:
+    gits: set[str] = set()
+    for root, path in paths:
+        if "objects/" in path or "refs/" in path or "logs/" in path or "worktrees/" in path or "reftable/" in path:
+            parts = path.split("/")
+            ends = (at for at, name in enumerate(parts) if name in _SHOWN_BY and _is_shown(parts[at : at + _MOST]))
+            end = next(ends, None)
+            if end is not None:
+                gits.add("/".join((_top(roots, root), *parts[:end])))
+    return frozenset(gits)
+
+
+def _is_shown(names: list[str]) -> bool:
+    """Return True if nobody but git keeps a path that begins so in a directory of its own."""
+    if names[0] == "worktrees":
+        names = names[2:]
+        if names in (["HEAD"], ["index"]):
+            return True
+    if names[:1] == ["logs"]:
+        return names[1:] == ["HEAD"] or _is_ref(names[1:])
+    if names[:1] == ["objects"] and len(names) == 3:
+        _, directory, name = names
+        if directory == "pack":
+            return name.startswith("pack-") and name.endswith((".pack", ".idx"))
+        return len(directory) == 2 and len(name) in _LENGTHS and _HEX.issuperset(directory + name)
+    return _is_ref(names) or names == ["reftable", "tables.list"]
+
+
+def _is_ref(names: list[str]) -> bool:
+    return names == ["refs", "stash"] or (names[:1] == ["refs"] and len(names) > 2 and names[1] in _KINDS)
+
+
+def repository(place: str, gits: Collection[str] = ()) -> str:
     """Return the git directory of whose state a path is a part, or nothing.
 
     HEAD, the index, refs, their logs and a merge or rebase under way tell one story together. Objects are only ever
-    added, so they are apart, and needed by it.
+    added, so they are apart, and needed by it. `gits` are git directories that their names don't tell.
     """
-    return _repository(place, _is_state)
+    return _repository(place, gits, _is_state)
 
 
-def objects_of(place: str) -> str:
+def objects_of(place: str, gits: Collection[str] = ()) -> str:
     """Return the git directory that a path is an object of, or a directory of objects, or nothing."""
-    return _repository(place, lambda rest: rest[0] == "objects" and len(rest) > 1)
+    return _repository(place, gits, _is_object)
 
 
 def is_list(path: str) -> bool:
@@ -160,55 +205,80 @@ def is_list(path: str) -> bool:
     return "/objects/info/" in f"/{path}/" or path.rpartition("/")[2].startswith("multi-pack-index")
 
 
-def is_note(place: str) -> bool:
+def is_note(place: str, gits: Collection[str] = ()) -> bool:
     """Return True if a path is a note that git writes anew with each command: the latest is as good as any."""
-    return place.endswith(_NOTES) and bool(_repository(place, lambda rest: len(rest) == 1 and rest[0] in _NOTES))
+    return place.endswith(_NOTES) and bool(
+        _repository(place, gits, lambda rest: len(rest) == 1 and rest[0] in _NOTES)
+    )
 
 
-def _repository(place: str, is_part: Callable[[list[str]], bool]) -> str:
-    if ".git/" not in place:
+def _repository(place: str, gits: Collection[str], is_part: Callable[[list[str]], bool]) -> str:
+    """Return the outermost git directory that a path is such a part of: branches may be called as repositories are."""
+    if ".git/" not in place and not gits:
         return ""
-    parts = place.split("/")
-    at = next((n for n in range(len(parts) - 1, -1, -1) if parts[n].endswith(".git")), None)
-    if at is None or at + 1 == len(parts):
-        return ""
-    git, rest = "/".join(parts[: at + 1]), parts[at + 1 :]
-    if rest[0] == "modules":
-        # A submodule's name may have slashes, so its state is known by what its paths end with.
-        ends = (end for end in range(2, len(rest)) if is_part(rest[end:]))
-        return next(("/".join((git, *rest[:end])) for end in ends), "")
-    if rest[0] == "worktrees":
-        rest = rest[2:]
-    return git if rest and is_part(rest) else ""
+    end = place.find("/", 1)
+    while end > 0:
+        git = place[:end]
+        if git.endswith(".git") or git in gits:
+            own = _own(place[end + 1 :].split("/"), is_part)
+            if own is not None:
+                return "/".join((git, *own))
+        end = place.find("/", end + 1)
+    return ""
+
+
+def _own(rest: list[str], is_part: Callable[[list[str]], bool]) -> list[str] | None:
+    """Return where in a git directory the one lies that a path in it is a part of; None where it is part of none."""
+    if rest[0] != "modules":
+        return [] if is_part(_in_tree(rest)) else None
+    # A submodule's name may have slashes, so its state is known by what its paths end with.
+    ends = (end for end in range(2, len(rest)) if is_part(_in_tree(rest[end:])))
+    return next((rest[:end] for end in ends), None)
+
+
+def _in_tree(rest: list[str]) -> list[str]:
+    """Return a path in a git directory as its main work tree would have it, for one of a linked work tree."""
+    return rest[2:] if rest[0] == "worktrees" else rest
 
 
 def _is_state(rest: list[str]) -> bool:
-    first = rest[0]
+    first = rest[0] if rest else ""
     if first in _TREES:
         return True
     is_one = first in _FILES or first.endswith("_HEAD") or first.startswith(_BEGINNINGS)
     return (len(rest) == 1 and is_one and first not in _NOTES) or is_list("/".join(rest))
 
 
-def _state_of(change: c.Change, place: str) -> str:
+def _is_object(rest: list[str]) -> bool:
+    return rest[:1] == ["objects"] and len(rest) > 1 and (len(rest[1]) == 2 or rest[1] in ("pack", "info"))
+
+
+def _state_of(change: c.Change, place: str, gits: Collection[str]) -> str:
     """Name the state that a change is a part of; that an object goes is one: nobody needs it in that state alone."""
-    return (objects_of(place) if change.change == c.DELETED else "") or one_state(place)
+    return (objects_of(place, gits) if change.change == c.DELETED else "") or one_state(place, gits)
 
 
 def _place(roots: Sequence[str], root: int, path: str) -> str:
-    return f"{roots[root] if roots else root}/{path}"
+    return f"{_top(roots, root)}/{path}"
+
+
+def _top(roots: Sequence[str], root: int) -> str:
+    return roots[root] if roots else str(root)
 
 
 def _share(changes: Sequence[c.Change], roots: Sequence[str], verdict: str, what: str) -> bool:
     """Let all of a state have the verdict of a part of it, or of an object; tell whether any more changes have it."""
+    if all(change.verdict != verdict for change in changes):
+        return False
+    gits = git_directories(roots, changes)
     firsts: dict[str, str] = {}
     for change in reversed(changes):
         if change.verdict == verdict:
             place = _place(roots, change.root, change.path)
-            firsts[objects_of(place) or one_state(place)] = change.path
+            firsts[objects_of(place, gits) or one_state(place, gits)] = change.path
     more = False
-    for change in changes if firsts else ():
-        first = firsts.get(_state_of(change, _place(roots, change.root, change.path)))
+    for change in changes:
+        first = firsts.get(_state_of(change, _place(roots, change.root, change.path), gits))
         if first is not None and change.verdict == c.APPLIED:
             more = True
             change.verdict, change.reason = verdict, f"{first} {what}, and they are one state"
@@ -232,13 +302,14 @@ def hold_open(
     changes: Sequence[c.Change], roots: Sequence[str], busy: Mapping[tuple[int, str], str], on_conflict: str = HOLD_PATH
 ) -> None:
     """Hold what other programs have open, with what belongs to it; `busy` are these files, with the reason for each."""
-    states = {one_state(f"{roots[root]}/{path}"): path for root, path in busy}
+    gits = git_directories(roots, changes)
+    states = {one_state(f"{roots[root]}/{path}", gits): path for root, path in busy}
     first = next(iter(busy))[1]
     for change in changes:
         if change.verdict != c.APPLIED:
             continue
         reason = busy.get((change.root, change.path), "")
-        partner = states.get(one_state(f"{roots[change.root]}/{change.path}"))
+        partner = states.get(one_state(f"{roots[change.root]}/{change.path}", gits))
         if not reason and partner is not None:
             reason = f"{partner} is open in another program, and they are one state"
         elif not reason and on_conflict == HOLD_ALL:
@@ -259,14 +330,15 @@ def free_of_conflicts(changes: Sequence[c.Change], meant: Sequence[c.Change], ro
     places = c.Inside({(change.root, change.path) for change in conflicts if not c.is_mode_alone(change)})
     replaced = {(change.root, change.path) for change in changes if change.change in (c.TYPE, c.DELETED)}
     trees = replaced & {(change.root, change.within or "") for change in conflicts}
-    torn = {one_state(f"{roots[change.root]}/{change.path}") for change in conflicts}
+    gits = git_directories(roots, changes)
+    torn = {one_state(f"{roots[change.root]}/{change.path}", gits) for change in conflicts}
     return [
         change
         for change in meant
         if change.verdict != c.CONFLICT
         and places.topmost(change.root, change.path) is None
         and trees.isdisjoint(((change.root, change.path), (change.root, change.within or "")))
-        and one_state(f"{roots[change.root]}/{change.path}") not in torn
+        and one_state(f"{roots[change.root]}/{change.path}", gits) not in torn
     ]
 
 
@@ -284,11 +356,13 @@ class Waiting:
         self._trees: dict[tuple[int, str], str] = {}
         self._above: dict[tuple[int, str], str] = {}
         self._repositories: dict[str, str] = {}
+        held = list(held)
+        self._gits = _shown(roots, ((root, change.path) for _, root, change in held))
         for run, root, change in held:
             self._at[root, change.path] = run
             if not c.is_mode_alone(change):
                 self._trees[root, change.path] = run
-            if git := repository(_place(roots, root, change.path)):
+            if git := repository(_place(roots, root, change.path), self._gits):
                 self._repositories[git] = run
             for each in c.above(change.path):
                 if self._above.get((root, each)) == run:
@@ -313,7 +387,7 @@ class Waiting:
         tree = self._inside.topmost(root, path)
         if tree is not None:
             return self._trees[root, tree]
-        return self._repositories.get(_state_of(change, _place(self._roots, root, path)))
+        return self._repositories.get(_state_of(change, _place(self._roots, root, path), self._gits))
 
 
 def hold_what_builds_on(changes: Sequence[c.Change], waiting: Waiting) -> None:

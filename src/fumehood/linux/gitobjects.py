@@ -6,7 +6,7 @@ import os
 import stat
 
 from fumehood.core.changes import ADDED, APPLIED, CONFLICT, DELETED, DISCARDED, FILE, on_their_own
-from fumehood.core.judge import is_list, is_note, objects_of, repository
+from fumehood.core.judge import git_directories, is_list, is_note, objects_of, repository
 from fumehood.linux.cache import plain_file
 from fumehood.linux.gitindex import LARGEST
 from fumehood.linux.gitindex import NAME as INDEX
@@ -15,7 +15,7 @@ from fumehood.linux.nofollow import LISTING, join, kind_of, look, looks, open_be
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 
     from fumehood.core import changes as c
 
@@ -26,9 +26,12 @@ _LENGTHS = (20, 32)  # bytes of an object's name
 _LONGEST_HEAD = 4096  # bytes; git's own limit on the name of a ref is shorter
 
 
-def may_stay(place: str) -> bool:
-    """Return True if nobody minds which of two versions lies at a path, nor that one stays."""
-    return bool(objects_of(place)) or is_note(place)
+def may_stay(place: str, gits: Collection[str] = ()) -> bool:
+    """Return True if nobody minds which of two versions lies at a path, nor that one stays.
+
+    `gits` are git directories that their names don't tell.
+    """
+    return bool(objects_of(place, gits)) or is_note(place, gits)
 
 
 def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
@@ -36,10 +39,10 @@ def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
 
     What it has stays, and counts as needed. An object that somebody wants anew is not deleted.
     """
-    conflicts = [
-        change for change in changes
-        if change.verdict == CONFLICT and _is_apart(roots, change) and not is_list(change.path)
-    ]  # fmt: skip
+    conflicts = [change for change in changes if change.verdict == CONFLICT and not is_list(change.path)]
+    if conflicts:
+        gits = git_directories(roots, changes)
+        conflicts = [change for change in conflicts if _is_apart(roots, change, gits)]
     left: set[tuple[int, str]] = set()
     for number in sorted({change.root for change in conflicts}):
         with Closing(open_top(roots[number])) as top:
@@ -60,10 +63,12 @@ def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
     return any(change.verdict != CONFLICT for change in conflicts)
 
 
-def _is_apart(roots: Sequence[str], change: c.Change) -> bool:
+def _is_apart(roots: Sequence[str], change: c.Change, gits: Collection[str]) -> bool:
     """Return True for an object or a note, unless it only moves with more of its repository."""
-    place = f"{roots[change.root]}/{change.path}"
-    return may_stay(place) and (change.within is None or may_stay(f"{roots[change.root]}/{change.within}"))
+    root = roots[change.root]
+    if not may_stay(f"{root}/{change.path}", gits):
+        return False
+    return change.within is None or may_stay(f"{root}/{change.within}", gits)
 
 
 def freshen(top: int, path: str) -> None:
@@ -78,7 +83,7 @@ def freshen(top: int, path: str) -> None:
 
 def keep_needed(roots: Sequence[str], changes: Sequence[c.Change], began_ns: int) -> None:
     """Let objects stay that a run would remove, where a ref, or an index that names one, was written since it began."""
-    for (root, git), group in _by_repository(roots, changes).items():
+    for (root, git), group in _by_repository(roots, changes, git_directories(roots, changes)).items():
         going = [each for each in group if each.change == DELETED and each.verdict == APPLIED] if git else []
         if going and _is_written_since(roots, changes, root, git, began_ns):
             for change in going:
@@ -96,23 +101,26 @@ def without_theirs(
     that repository: these are the ones that wait. `moved` returns which paths are no longer what the run left.
     """
     taken: set[int] = set()
-    for (root, git), group in _by_repository(roots, changes).items():
-        own = [each for each in changes if git and repository(f"{roots[each.root]}/{each.path}") == git]
+    gits = git_directories(roots, changes)
+    for (root, git), group in _by_repository(roots, changes, gits).items():
+        own = [each for each in changes if git and repository(f"{roots[each.root]}/{each.path}", gits) == git]
         if git and (moved(group) or moved(own) or git in waiting() or _is_needed(roots, changes, root, git, noted)):
             # What git makes of its objects is not brought back beside others.
             objects = [each for each in group if each.change == ADDED and not is_list(each.path)]
             taken.update(map(id, _not_there(on_their_own(objects), moved)))
         else:
             taken.update(map(id, _not_there(group, moved)))
-    return [change for change in changes if id(change) in taken or not _is_apart(roots, change)]
+    return [change for change in changes if id(change) in taken or not _is_apart(roots, change, gits)]
 
 
-def _by_repository(roots: Sequence[str], changes: Sequence[c.Change]) -> dict[tuple[int, str], list[c.Change]]:
+def _by_repository(
+    roots: Sequence[str], changes: Sequence[c.Change], gits: Collection[str]
+) -> dict[tuple[int, str], list[c.Change]]:
     """Return objects by their root and git directory, and notes by none."""
     groups: dict[tuple[int, str], list[c.Change]] = {}
     for change in changes:
-        if _is_apart(roots, change):
-            git = objects_of(f"{roots[change.root]}/{change.path}")
+        if _is_apart(roots, change, gits):
+            git = objects_of(f"{roots[change.root]}/{change.path}", gits)
             groups.setdefault((change.root, git), []).append(change)
     return groups
 
@@ -185,12 +193,25 @@ def _has_any(top: int, path: str, names: Sequence[bytes]) -> bool:
 
 def repositories_of(roots: Sequence[str], changes: Sequence[c.Change]) -> set[tuple[int, str]]:
     """Return the git directories, each with its root, that some changes are made in, unless these move with them."""
-    gits = set()
+    gits = git_directories(roots, changes) | _around_indexes(roots, changes)
+    repositories = set()
     for change in changes:
         place = f"{roots[change.root]}/{change.path}"
-        git = change.verdict == APPLIED and (objects_of(place) or repository(place))
+        git = change.verdict == APPLIED and (objects_of(place, gits) or repository(place, gits))
         if git and (change.within is None or f"{roots[change.root]}/{change.within}".startswith(f"{git}/")):
-            gits.add((change.root, git))
+            repositories.add((change.root, git))
+    return repositories
+
+
+def _around_indexes(roots: Sequence[str], changes: Sequence[c.Change]) -> set[str]:
+    """Return the git directories that indexes lie in: one that changed alone does not show what is around it."""
+    gits = set()
+    for change in changes:
+        git, name = split(change.path)
+        if name == INDEX and not git.endswith(".git"):
+            with Closing(open_top(roots[change.root])) as top:
+                if all(_status(top, join(git, each)) is not None for each in ("HEAD", "objects", "refs")):
+                    gits.add(join(roots[change.root], git) if git else roots[change.root])
     return gits
 
 

@@ -14,6 +14,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.hunks import MARKS, merged
+from fumehood.core.judge import git_directories
 from fumehood.core.masks import is_in
 from fumehood.core.patterns import lies_in_cache
 from fumehood.core.report import Run, first_of, how_many, printable
@@ -35,7 +36,7 @@ from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from fumehood.linux.namespaces import Layer
     from fumehood.service.store import Store
@@ -79,9 +80,9 @@ def frozen_at(store: Store, number: int) -> str:
     return f"{store.places.draft(number)}/{_FROZEN}"
 
 
-def is_gits(path: str) -> bool:
-    """Tell whether a path is in a repository's own directory."""
-    return ".git" in path.split("/")
+def is_gits(root: str, path: str, gits: Collection[str]) -> bool:
+    """Tell whether a path is in a repository's own directory; `gits` are those that what changed in them shows."""
+    return ".git" in path.split("/") or f"{root}/{path}".startswith(tuple(f"{git}/" for git in gits))
 
 
 class _Bases:
@@ -182,6 +183,7 @@ def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[
     What the project has in the same way is left out of the run.
     """
     run, bases = whole.run, _Bases(store, draft, whole.members)
+    gits = git_directories(run.roots, run.changed)
     merges: list[Merge] = []
     conflicts: list[Conflict] = []
     staying: list[c.Change] = []
@@ -191,7 +193,7 @@ def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[
                 if change.root != number:
                     continue
                 if not lies_in_cache(change.path) and not bases.is_as_it_was(change, root, live):
-                    outcome = _both(draft, whole, bases, change)
+                    outcome = _both(draft, whole, bases, change, gits)
                     if isinstance(outcome, Merge):
                         merges.append(outcome)
                     elif isinstance(outcome, Conflict):
@@ -204,14 +206,16 @@ def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[
     return merges, conflicts
 
 
-def _both(draft: DraftRecord, whole: WholeDraft, bases: _Bases, change: c.Change) -> Merge | Conflict | str:
+def _both(
+    draft: DraftRecord, whole: WholeDraft, bases: _Bases, change: c.Change, gits: Collection[str]
+) -> Merge | Conflict | str:
     """Bring together what a draft and the project have made of a path; nothing where the draft's version counts."""
     root = whole.run.roots[change.root]
-    if change.within is None and may_stay(f"{root}/{change.path}"):
+    if change.within is None and may_stay(f"{root}/{change.path}", gits):
         return _theirs(root, change)
     ours, theirs = _content(whole.layers[change.root].upper, change.path), _content(root, change.path)
-    is_file = change.change in (c.MODIFIED, c.MODE) and change.kind == c.FILE and not is_gits(change.path)
-    if ours is None or theirs is None or not is_file:
+    is_file = change.change in (c.MODIFIED, c.MODE) and change.kind == c.FILE
+    if ours is None or theirs is None or not is_file or is_gits(root, change.path, gits):
         return Conflict(root=root, path=change.path, reason=_why(change))
     base = bases.content(change, root, whole.run.roots)
     if base == theirs:
@@ -296,18 +300,19 @@ def in_draft(store: Store, project: Project, request: Request) -> Request:
 
 def after_run(store: Store, project: Project, run: Run) -> None:
     """Keep what a run in a draft changed as it was in the project, and fold layers for the next run."""
+    gits = git_directories(run.roots, run.changed)
     for number, root in enumerate(run.roots):
-        mine = [change for change in run.changed if change.root == number and _may_be_merged(change)]
+        mine = [change for change in run.changed if change.root == number and _may_be_merged(root, change, gits)]
         if mine:
             _keep_base(store.places.layer(run.run, number, BASE), root, mine)
     held_runs.fold_ahead(store, project.id, run)
 
 
-def _may_be_merged(change: c.Change) -> bool:
+def _may_be_merged(root: str, change: c.Change, gits: Collection[str]) -> bool:
     before = change.before
     return (
         change.change == c.MODIFIED and change.kind == c.FILE and change.verdict == c.HELD
-        and before is not None and before.size <= LONGEST and not is_gits(change.path)
+        and before is not None and before.size <= LONGEST and not is_gits(root, change.path, gits)
     )  # fmt: skip
 
 
@@ -448,11 +453,12 @@ def apply_draft(
             whole = folded_draft(store, project, draft, claim)
             refuse_marks(store, draft, whole)
             run = whole.run
+            gits = git_directories(run.roots, run.changed)
             if only:
                 run.changed = [each for each in run.changed if is_in(each.path, only)]
             merges, conflicts = compared(store, draft, whole)
             if conflicts and not force:
-                _refuse_conflicts(draft, conflicts)
+                _refuse_conflicts(draft, conflicts, gits)
             for merge in merges:
                 if not merge.places:
                     write_merge(whole, merge)
@@ -470,10 +476,10 @@ def apply_draft(
     return run
 
 
-def _refuse_conflicts(draft: DraftRecord, conflicts: Sequence[Conflict]) -> None:
+def _refuse_conflicts(draft: DraftRecord, conflicts: Sequence[Conflict], gits: Collection[str]) -> None:
     paths = first_of([printable(each.path) for each in conflicts], 3)
     way = f"fumehood draft rebase {draft.name} brings both together in the draft"
-    if all(is_gits(each.path) for each in conflicts):  # both have committed
+    if all(is_gits(each.root, each.path, gits) for each in conflicts):  # both have committed
         way = f"fumehood draft apply {draft.name} --as-commit leaves its commits on a branch of their own"
     error = DraftConflict(
         f"draft {draft.name} and the project have both changed {paths}: nothing was applied",

@@ -86,12 +86,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
         and change.verdict in (c.APPLIED, c.HELD)
     ]
-    # A command that removes its own lock hides one that another git has taken by the same name since.
-    locks = [
-        change for change in late
-        if change.change == c.DELETED and ".git/" in change.path and change.path.endswith(".lock")
-    ]  # fmt: skip
-    if locks:
+    if locks := _hidden_locks(run, late):
         run.changed = [change for change in run.changed if change not in locks]
         late = [change for change in late if change not in locks]
     if late and run.below:
@@ -108,6 +103,19 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
             change.verdict = c.CONFLICT
         leave_theirs(run.roots, run.changed)
         keep_replacements_whole(run.changed)
+
+
+def _hidden_locks(run: Run, late: Sequence[c.Change]) -> list[c.Change]:
+    """Return git's locks: a command that removes its own hides one that another git has taken at that place since."""
+    locks = [change for change in late if change.change == c.DELETED and change.path.endswith(".lock")]
+    if not locks:
+        return []
+    from fumehood.core.judge import git_directories
+
+    inside = tuple(f"{git}/" for git in git_directories(run.roots, run.changed))
+    return [
+        each for each in locks if ".git/" in each.path or f"{run.roots[each.root]}/{each.path}".startswith(inside)
+    ]
 
 
 def _is_another_mode(change: c.Change) -> bool:
@@ -322,9 +330,12 @@ def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> li
     by_place = {(change.root, change.path): change for change in alike}
     trees = {(change.root, change.within) for change in alike if change.within is not None}
     wanted = {(change.root, change.path) for change in changes}
-    states = {_state(run, change) for change in changes}
+    from fumehood.core.judge import git_directories, one_state
+
+    gits = git_directories(run.roots, run.changed)
+    states = {one_state(f"{run.roots[each.root]}/{each.path}", gits) for each in changes}
     for change in alike:
-        if _state(run, change) in states:
+        if one_state(f"{run.roots[change.root]}/{change.path}", gits) in states:
             wanted.add((change.root, change.path))
     kinds = (c.ADDED, c.DELETED, c.TYPE) if forth else (c.DELETED, c.TYPE)
     around = c.all_above(by_place[place] for place in wanted) & by_place.keys()
@@ -335,12 +346,6 @@ def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> li
         for change in alike
         if (change.root, change.path) in wanted or (change.within and (change.root, change.within) in whole)
     ]
-
-
-def _state(run: Run, change: c.Change) -> str:
-    from fumehood.core.judge import one_state
-
-    return one_state(f"{run.roots[change.root]}/{change.path}")
 
 
 # ---- A run that conflicts with nothing but other runs is run once more, from the state that they left. Nothing that it

@@ -7,7 +7,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
-from fumehood.core.judge import repository
+from fumehood.core.judge import git_directories, repository
 from fumehood.core.report import IN_PART, REDO, UNDONE_BY, Run, first_of, printable, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
@@ -219,9 +219,10 @@ def _waiting_repositories(store: Store, run: Run) -> set[str]:
     drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
     held = [store.history.find(name) for draft in drafts for name in store.history.held(project, draft)]
     return {
-        repository(f"{each.roots[change.root]}/{change.path}")
+        repository(f"{each.roots[change.root]}/{change.path}", gits)
         for each in held
         if each.number > run.number
+        for gits in (git_directories(each.roots, each.changed),)
         for change in each.changed
         if change.verdict in c.WAITING
     }
@@ -318,10 +319,11 @@ def consequences(store: Store, run: Run, back: Run) -> list[tuple[Run, bool]]:
 def _undone(run: Run, places: set[tuple[int, str]], by: str) -> bool:
     """Mark what is undone; where that is all a run had applied, its state says so."""
     applied = _applied(run.changed)
+    gits = git_directories(run.roots, run.changed)
     going = [change for change in applied if (change.root, change.path) in places]
-    staying = [change for change in applied if (change.root, change.path) not in places]
+    others = [change for change in applied if (change.root, change.path) not in places]
     # Git's objects may have stayed, for somebody else's sake.
-    is_all = all(may_stay(f"{run.roots[change.root]}/{change.path}") for change in staying)
+    is_all = all(may_stay(f"{run.roots[change.root]}/{change.path}", gits) for change in others)
     if is_all and not any(change.reason.startswith(UNDONE_BY) for change in run.changed):
         run.state, run.reason = UNDONE, ""
         return False
@@ -336,11 +338,12 @@ def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
     """Let what an undo had taken back stand again; the other paths that it took back stay so."""
     mark = f"{UNDONE_BY}{by}"
     was_whole = run.state == UNDONE
+    gits = git_directories(run.roots, run.changed)
     changed = False
     for change in run.changed:
         is_meant = (change.root, change.path) in places
         if was_whole and change.verdict == c.APPLIED and not is_meant:
-            if may_stay(f"{run.roots[change.root]}/{change.path}"):
+            if may_stay(f"{run.roots[change.root]}/{change.path}", gits):
                 continue  # they never went
             change.verdict, change.reason, changed = c.DISCARDED, mark, True
         elif is_meant and change.reason == mark:

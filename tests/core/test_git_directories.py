@@ -1,0 +1,100 @@
+"""A git directory is told by what lies in it, not by its name."""
+
+import pytest
+
+from fumehood.core import changes as c
+from fumehood.core.judge import Waiting, git_directories, hold_together, is_note, objects_of, repository
+
+NAME = "0123456789abcdef0123456789abcdef01234567"
+LOOSE = f"objects/{NAME[:2]}/{NAME[2:]}"
+
+
+def change(path, verdict=c.APPLIED):
+    return c.Change(0, path, c.MODIFIED, c.FILE, verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("path", "git"),
+    [
+        (f".bare/{LOOSE}", "/p/.bare"),
+        (f".bare/objects/ab/{'c' * 62}", "/p/.bare"),
+        (f".bare/objects/pack/pack-{NAME}.pack", "/p/.bare"),
+        ("a/meta/refs/heads/x", "/p/a/meta"),
+        ("meta/refs/heads/fix.git/objects/x", "/p/meta"),
+        ("meta/refs/remotes/origin/HEAD", "/p/meta"),
+        ("meta/refs/stash", "/p/meta"),
+        ("meta/logs/HEAD", "/p/meta"),
+        ("meta/logs/refs/heads/x", "/p/meta"),
+        ("meta/worktrees/w/index", "/p/meta"),
+        ("meta/worktrees/w/logs/HEAD", "/p/meta"),
+        ("meta/modules/a/b/logs/HEAD", "/p/meta/modules/a/b"),
+        ("meta/reftable/tables.list", "/p/meta"),
+        ("refs/heads/x", "/p"),
+        (".git/refs/heads/fix.git/one", "/p/.git"),
+        ("src/objects/ab/cd", None),
+        ("src/objects/pack/pack-1.json", None),
+        ("src/refs/x", None),
+        ("logs/refs", None),
+        ("logs/head.log", None),
+        ("worktrees/index", None),
+        (".claude/worktrees/w/src/x", None),
+        ("index", None),
+        ("HEAD", None),
+        ("meta/worktrees/w/logs", None),
+        ("meta/worktrees/w", None),
+        ("meta/worktrees", None),
+        ("logs", None),
+        ("logs/" * 4000 + "x", None),
+    ],
+)
+def test_what_shows_a_git_directory(path, git):
+    assert git_directories(["/p"], [change(path)]) == ({git} if git else set())
+
+
+@pytest.mark.parametrize(
+    ("place", "git"),
+    [
+        ("/p/meta/HEAD", "/p/meta"),
+        ("/p/meta/index", "/p/meta"),
+        ("/p/meta/logs/refs/heads/x.git/y", "/p/meta"),
+        ("/p/meta/worktrees/w/index", "/p/meta"),
+        ("/p/meta/modules/a/b/index", "/p/meta/modules/a/b"),
+        ("/p/meta/modules/a/worktrees/w/HEAD", "/p/meta/modules/a"),
+        ("/p/meta/config", ""),
+        ("/p/other/index", ""),
+        ("/p/index", ""),
+        ("/p/.git/refs/heads/fix.git/one", "/p/.git"),
+        ("/p/.git/logs/refs/heads/fix.git/one", "/p/.git"),
+        ("/p/.git/modules/lib.git/worktrees/w/HEAD", "/p/.git/modules/lib.git"),
+        ("/p/tree.git/src/.git/HEAD", "/p/tree.git/src/.git"),
+        ("/p/tree.git/.git/refs/heads/x", "/p/tree.git/.git"),
+    ],
+)
+def test_a_state_is_that_of_the_outermost_git_directory_that_has_it(place, git):
+    assert repository(place, {"/p/meta"}) == git
+
+
+def test_objects_and_notes_are_known_where_the_git_directory_is():
+    gits = {"/p/meta"}
+    assert objects_of(f"/p/meta/{LOOSE}", gits) == "/p/meta"
+    assert objects_of("/p/meta/objects/pack", gits) == "/p/meta"
+    assert objects_of("/p/meta/objects/more/x", gits) == ""
+    assert objects_of(f"/p/other/{LOOSE}", gits) == ""
+    assert is_note("/p/meta/worktrees/w/COMMIT_EDITMSG", gits)
+    assert not is_note("/p/other/COMMIT_EDITMSG", gits)
+
+
+def test_a_conflict_is_shared_in_a_git_directory_of_any_name():
+    changes = [
+        change("meta/worktrees/w/index", c.CONFLICT), change("meta/refs/heads/x"), change(f"meta/{LOOSE}"),
+        change("other/refs"), change("other/index"),
+    ]  # fmt: skip
+    assert hold_together(changes, ["/p"])
+    assert [each.verdict for each in changes] == ["conflict", "conflict", "applied", "applied", "applied"]
+
+
+def test_what_waits_in_a_git_directory_of_any_name_is_built_upon():
+    waiting = Waiting([("R", 0, change("meta/index")), ("R", 0, change(f"meta/{LOOSE}"))], ["/p"])
+    assert waiting.under(change("meta/refs/heads/x")) == "R"
+    assert waiting.under(change("meta/config")) is None
+    assert waiting.under(change("other/refs/heads/x")) is None

@@ -1,0 +1,114 @@
+"""A repository is cared for wherever it lies and however it keeps its refs and its contents."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from conftest import need
+from fumehood import Run, Sandbox, UndoRefused
+
+pytestmark = pytest.mark.namespaces
+
+
+def typed(place: Path, line: str) -> str:
+    """What a person types."""
+    done = subprocess.run(["sh", "-ec", line], cwd=place, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, (line, done.stderr)
+    return done.stdout
+
+
+ADA = "git config user.name Ada; git config user.email ada@example.org"
+FIRST = f"git init -q -b main src; cd src; {ADA}; echo a > a; git add a; git commit -qm a; cd .."
+BARE = "git clone -q --bare src .bare; rm -rf src; echo 'gitdir: ./.bare' > .git; git worktree add -q main; cd main"
+LAYOUTS = {
+    "a bare repository beside its work trees": (f"{BARE}; {ADA}; git commit -q --allow-empty -m second", "main"),
+    "a git directory of another name": (
+        f"git clone -q --separate-git-dir=meta src tree; rm -rf src; cd tree; {ADA}", "tree",
+    ),
+    "a branch that is called as a repository": ("mv src tree; cd tree; git switch -qc fix.git/one", "tree"),
+}  # fmt: skip
+COMMIT = "echo b > b; git add b; git commit -qm b"
+
+
+@pytest.fixture
+def place(home: Path, project: Path) -> Path:
+    need(shutil.which("git") is not None, "there is no git")
+    return project
+
+
+def laid_out(project: Path, layout: str) -> str:
+    line, tree = LAYOUTS[layout]
+    typed(project, f"{FIRST}; {line}")
+    return tree
+
+
+def waiting(run: Run) -> set[str]:
+    return {change.path for change in run.changes if change.verdict != "applied"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_undo_leaves_what_a_person_keeps_of_a_commit(place: Path, layout: str) -> None:
+    tree = place / laid_out(place, layout)
+    with Sandbox(place) as sandbox:
+        run = sandbox.run(f"cd {tree.name}; {COMMIT}")
+        assert run.state == "applied", run.for_model()
+        typed(tree, "git branch keep")
+        sandbox.undo(run)
+        assert typed(tree, "git show keep:b") == "b\n"
+        assert typed(tree, "git fsck --full --strict --no-dangling; git status --porcelain") == ""
+        assert sandbox.find(run.run).state == "undone"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_undo_takes_out_what_nobody_needs(place: Path, layout: str) -> None:
+    tree = place / laid_out(place, layout)
+    before = sorted(place.rglob("objects/??/*"))
+    with Sandbox(place) as sandbox:
+        sandbox.undo(sandbox.run(f"cd {tree.name}; {COMMIT}"))
+    assert before
+    assert sorted(place.rglob("objects/??/*")) == before
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_commit_waits_whole_where_a_person_has_staged_meanwhile(place: Path, layout: str) -> None:
+    tree = place / laid_out(place, layout)
+    with Sandbox(place) as sandbox:
+        run = sandbox.run(f"cd {tree.name}; {COMMIT}", apply="hold")
+        typed(tree, "echo c > c; git add c")
+        run = sandbox.apply(run)
+        assert run.state == "held"
+        assert any("refs/heads/" in path for path in waiting(run))
+        assert typed(tree, "git diff --cached --name-status") == "A\tc\n"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_branch_waits_with_what_is_held_of_its_repository(place: Path, layout: str) -> None:
+    tree = laid_out(place, layout)
+    with Sandbox(place) as sandbox:
+        sandbox.run(f"cd {tree}; echo n > n; git add n", apply="hold")
+        assert sandbox.run(f"cd {tree}; git branch topic").state == "held"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("line", ["echo n > n; git add n", "git rm -q --cached a"])
+def test_an_index_does_not_go_back_below_a_later_commit(place: Path, layout: str, line: str) -> None:
+    tree = laid_out(place, layout)
+    with Sandbox(place) as sandbox:
+        run = sandbox.run(f"cd {tree}; {line}")
+        typed(place / tree, "git commit -qm later")
+        with pytest.raises(UndoRefused, match="HEAD"):
+            sandbox.undo(run)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_both_committed_and_a_draft_is_told_so(place: Path, layout: str) -> None:
+    tree = laid_out(place, layout)
+    with Sandbox(place) as sandbox:
+        draft = sandbox.draft("one")
+        draft.run(f"cd {tree}; {COMMIT}")
+        typed(place / tree, "echo c > c; git add c; git commit -qm c")
+        with pytest.raises(Exception, match="both changed") as refused:
+            draft.apply()
+        assert "--as-commit" in str(getattr(refused.value, "hint", ""))
