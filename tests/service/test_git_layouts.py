@@ -112,3 +112,57 @@ def test_both_committed_and_a_draft_is_told_so(place: Path, layout: str) -> None
         with pytest.raises(Exception, match="both changed") as refused:
             draft.apply()
         assert "--as-commit" in str(getattr(refused.value, "hint", ""))
+
+
+# ---- Refs that lie in tables, not in a file each.
+
+
+def has_tables(git: str = "git") -> bool:
+    asked = subprocess.run([git, "init", "-h"], check=False, capture_output=True, text=True)
+    return "--ref-format" in asked.stdout + asked.stderr
+
+
+@pytest.fixture
+def tables(place: Path) -> Path:
+    """A repository as git makes it with tables, by hand: not every git can."""
+    typed(place, f"git init -q -b main; {ADA}; echo a > a; git add a; git commit -qm a; mkdir .git/reftable")
+    (place / ".git/reftable/tables.list").write_text("0x000000000001-0x000000000002-4b5c7e8a.ref\n")
+    return place
+
+
+def test_undo_leaves_objects_where_a_person_has_changed_refs_in_tables(tables: Path) -> None:
+    with Sandbox(tables) as sandbox:
+        run = sandbox.run("echo hello | git hash-object -w --stdin")
+        (tables / ".git/reftable/tables.list").write_text("0x000000000001-0x000000000003-5d6e7f8b.ref\n")
+        sandbox.undo(run)
+    assert typed(tables, f"git cat-file blob {run.stdout}") == "hello\n"
+
+
+def test_an_index_does_not_go_back_below_a_commit_in_tables(tables: Path) -> None:
+    with Sandbox(tables) as sandbox:
+        run = sandbox.run("echo n > n; git add n")
+        (tables / ".git/reftable/tables.list").write_text("0x000000000001-0x000000000003-5d6e7f8b.ref\n")
+        with pytest.raises(UndoRefused, match=r"tables\.list"):
+            sandbox.undo(run)
+        (tables / ".git/reftable/tables.list").write_text("0x000000000001-0x000000000002-4b5c7e8a.ref\n")
+        sandbox.undo(run)
+    assert typed(tables, "git status --porcelain; git fsck --full --strict") == ""
+
+
+@pytest.mark.skipif(not shutil.which("git") or not has_tables(), reason="this git keeps no refs in tables")
+@pytest.mark.parametrize("tree", [".", "w"])
+def test_what_a_person_commits_in_a_repository_with_tables_stays_whole(place: Path, tree: str) -> None:
+    typed(place, f"git init -q -b main --ref-format=reftable; {ADA}; echo a > a; git add a; git commit -qm a")
+    typed(place, "git worktree add -q w; echo w > .gitignore; git add .gitignore; git commit -qm ignore")
+    with Sandbox(place) as sandbox:
+        staged = sandbox.run(f"cd {tree}; echo n > n; git add n")
+        typed(place / tree, "git commit -qm person")
+        with pytest.raises(UndoRefused, match=r"tables\.list"):
+            sandbox.undo(staged)
+        made = sandbox.run(f"cd {tree}; git commit-tree @^{{tree}} -p @ -m x")
+        typed(place / tree, f"git branch keep {made.stdout}")
+        sandbox.undo(made)
+        committed = sandbox.run(f"cd {tree}; echo c > c; git add c; git commit -qm c")
+        sandbox.undo(committed)
+    assert typed(place / tree, "git log -1 --format=%s; git fsck --full --strict --no-dangling") == "person\n"
+    assert typed(place / tree, "git log -1 --format=%s keep; git status --porcelain") == "x\n"

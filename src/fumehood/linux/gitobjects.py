@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LENGTHS = (20, 32)  # bytes of an object's name
+_TABLES = "reftable/tables.list"  # of refs, logs and HEADs: each change of one makes another table
 _LONGEST_HEAD = 4096  # bytes; git's own limit on the name of a ref is shorter
 
 
@@ -240,7 +241,7 @@ def _naming_objects(top: int, git: str) -> Iterator[tuple[str, os.stat_result, b
     """Yield the refs and HEADs of a repository; as what can be made again, indexes, logs of HEADs, and its lists."""
     for tree in (git, *_work_trees(top, git)):
         names = [name for name in _listed(top, tree) if name == "packed-refs" or name.endswith("HEAD")]
-        for name in (*names, INDEX, "logs/HEAD"):
+        for name in (*names, _TABLES, INDEX, "logs/HEAD"):
             status = _status(top, join(tree, name))
             if status is not None and not stat.S_ISDIR(status.st_mode):
                 yield join(tree, name), status, name in (INDEX, "logs/HEAD")
@@ -279,9 +280,13 @@ def heads_in_the_way(roots: Sequence[str], changes: Sequence[c.Change], noted: R
         with Closing(open_top(roots[root])) as top:
             for tree in (git, *_work_trees(top, git)):
                 head, log, index = (join(tree, name) for name in ("HEAD", "logs/HEAD", INDEX))
-                is_index_alone = (root, index) in paths and (root, log) not in paths
-                if is_index_alone and _is_another(top, log, noted.get((root, log)), is_cache=True):
-                    moved.append((root, log))
+                tables = [join(each, _TABLES) for each in dict.fromkeys((tree, git))]
+                is_index_alone = (root, index) in paths and not any((root, each) in paths for each in (log, *tables))
+                others = [each for each in tables if _is_another(top, each, noted.get((root, each)))]
+                if _is_another(top, log, noted.get((root, log)), is_cache=True):
+                    others.append(log)
+                if is_index_alone and others:
+                    moved.append((root, others[0]))
                     continue
                 is_moved = (root, head) not in paths and _is_another(top, head, noted.get((root, head)))
                 if is_moved and (is_index_alone or (root, join(git, _branch(top, head))) in paths):
