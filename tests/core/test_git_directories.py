@@ -98,3 +98,18 @@ def test_what_waits_in_a_git_directory_of_any_name_is_built_upon():
     assert waiting.under(change("meta/refs/heads/x")) == "R"
     assert waiting.under(change("meta/config")) is None
     assert waiting.under(change("other/refs/heads/x")) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "git"),
+    [
+        ("/p/.git/lfs", "/p/.git"),
+        ("/p/.git/lfs/objects/ab/cd/abcd", "/p/.git"),
+        ("/p/.git/modules/a/lfs/objects/ab/cd/abcd", "/p/.git/modules/a"),
+        ("/p/.git/annex/objects/Xy/Zw/KEY/KEY", "/p/.git"),
+        ("/p/.git/annex/keysdb/db", ""),
+        ("/p/lfs/objects/ab/cd/abcd", ""),
+    ],
+)
+def test_contents_that_other_tools_keep_in_a_git_directory_are_objects(place, git):
+    assert objects_of(place) == git

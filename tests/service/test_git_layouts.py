@@ -166,3 +166,71 @@ def test_what_a_person_commits_in_a_repository_with_tables_stays_whole(place: Pa
         sandbox.undo(committed)
     assert typed(place / tree, "git log -1 --format=%s; git fsck --full --strict --no-dangling") == "person\n"
     assert typed(place / tree, "git log -1 --format=%s keep; git status --porcelain") == "x\n"
+
+
+# ---- Contents that lie elsewhere than in the objects of their own repository.
+
+CONTENT = "4355a46b19d348dc2f57c046f8ef63d4538ebb936000f3c9ee954a27460dd865"  # the name of "1\n" there
+STORES = {
+    "git-lfs": f".git/lfs/objects/43/55/{CONTENT}",
+    "git-annex": f".git/annex/objects/Xy/Zw/SHA256E-s2--{CONTENT}/SHA256E-s2--{CONTENT}",
+}
+
+
+@pytest.fixture
+def repository(place: Path) -> Path:
+    typed(place, f"git init -q -b main; {ADA}; git commit -q --allow-empty -m first")
+    return place
+
+
+@pytest.mark.parametrize("since", ["git branch keep", "true"])
+@pytest.mark.parametrize("store", STORES)
+def test_contents_beside_the_objects_stay_as_long_as_these_do(repository: Path, store: str, since: str) -> None:
+    """Written as these tools write them: not every machine has them."""
+    content = repository / STORES[store]
+    (repository / ".git/annex").mkdir()
+    with Sandbox(repository) as sandbox:
+        line = f"mkdir -p {content.parent}; mkdir -p .git/lfs/tmp; echo 1 > {content}"
+        run = sandbox.run(f"{line}; echo {CONTENT} > p; git add p; git commit -qm p")
+        assert run.state == "applied", run.for_model()
+        typed(repository, since)
+        sandbox.undo(run)
+        assert content.exists() == (since != "true")
+        assert sandbox.find(run.run).state == "undone"
+        sandbox.redo(run)
+        assert content.read_text() == "1\n"
+        assert typed(repository, "git log -1 --format=%s; git status --porcelain") == "p\n"
+
+
+def test_contents_that_only_an_index_may_mean_stay(repository: Path) -> None:
+    content = repository / STORES["git-lfs"]
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run(f"mkdir -p {content.parent}; echo 1 > {content}")
+        typed(repository, f"echo {CONTENT} > p; git add p")
+        sandbox.undo(run)
+    assert content.read_text() == "1\n"
+
+
+BORROWED = ["git clone -q --shared . ../borrower; cd ../borrower", "git clone -q --shared . inside; cd inside",
+            "git clone -q --bare --shared . ../borrower; git -C ../borrower worktree add -q w; cd ../borrower/w"]
+
+
+@pytest.mark.parametrize("line", BORROWED)
+def test_undo_leaves_objects_that_another_repository_borrows(repository: Path, line: str) -> None:
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run(COMMIT)
+        typed(repository, f"{line}; {ADA}; echo c > c; git add c; git commit -qm person")
+        sandbox.undo(run)
+        assert sandbox.find(run.run).state == "undone"
+    assert typed(repository, f"cd {line.rsplit(maxsplit=1)[-1]}; git fsck --full; git show HEAD:b") == "b\n"
+    assert not (repository / "b").exists()
+
+
+def test_what_borrows_from_elsewhere_keeps_no_objects(repository: Path, test_directory: Path) -> None:
+    before = sorted((repository / ".git/objects").rglob("*"))
+    for top in (repository / "x", test_directory / "y/.git"):
+        (top / "objects/info").mkdir(parents=True)
+        (top / "objects/info/alternates").write_bytes(b"/a\0b\n\n../../../../nowhere\n\xff\n/")
+    with Sandbox(repository) as sandbox:
+        sandbox.undo(sandbox.run(COMMIT))
+    assert sorted((repository / ".git/objects").rglob("*")) == before

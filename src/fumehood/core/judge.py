@@ -250,7 +250,10 @@ def _is_state(rest: list[str]) -> bool:
 
 
 def _is_object(rest: list[str]) -> bool:
-    return rest[:1] == ["objects"] and len(rest) > 1 and (len(rest[1]) == 2 or rest[1] in ("pack", "info"))
+    """Return True for what is known by its name and only ever added; git-lfs and git-annex keep contents so, too."""
+    if rest[:1] == ["objects"]:
+        return len(rest) > 1 and (len(rest[1]) == 2 or rest[1] in ("pack", "info"))
+    return rest[:1] == ["lfs"] or rest[:2] == ["annex", "objects"]
 
 
 def _state_of(change: c.Change, place: str, gits: Collection[str]) -> str:

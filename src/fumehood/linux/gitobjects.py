@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LENGTHS = (20, 32)  # bytes of an object's name
 _TABLES = "reftable/tables.list"  # of refs, logs and HEADs: each change of one makes another table
+_MOST_BESIDE = 2_000  # directories that are asked whether they borrow objects
 _LONGEST_HEAD = 4096  # bytes; git's own limit on the name of a ref is shorter
 
 
@@ -105,7 +106,10 @@ def without_theirs(
     gits = git_directories(roots, changes)
     for (root, git), group in _by_repository(roots, changes, gits).items():
         own = [each for each in changes if git and repository(f"{roots[each.root]}/{each.path}", gits) == git]
-        if git and (moved(group) or moved(own) or git in waiting() or _is_needed(roots, changes, root, git, noted)):
+        if git and (
+            moved(group) or moved(own) or git in waiting() or _is_needed(roots, changes, root, git, noted)
+            or _is_lent(git)
+        ):  # fmt: skip
             # What git makes of its objects is not brought back beside others.
             objects = [each for each in group if each.change == ADDED and not is_list(each.path)]
             taken.update(map(id, _not_there(on_their_own(objects), moved)))
@@ -155,6 +159,29 @@ def _is_needed(roots: Sequence[str], changes: Sequence[c.Change], root: int, git
         return any(not _is_index(path) or _has_any(top, path, names) for path in others)
 
 
+def _is_lent(git: str) -> bool:
+    """Return True if another repository borrows this one's objects (`git clone --shared`), where that can be seen.
+
+    Nothing in the lender tells of it, so those beside it are asked, and those at the top of its work tree.
+    """
+    own, tree = os.path.realpath(f"{git}/objects"), os.path.dirname(git)
+    places = dict.fromkeys((tree, os.path.dirname(tree)))
+    return any(os.path.realpath(lender) == own for place in places for lender in _lenders_in(place))
+
+
+def _lenders_in(place: str) -> Iterator[str]:
+    """Yield the objects directories that the repositories in a directory borrow from."""
+    try:
+        names = os.listdir(place)[:_MOST_BESIDE]
+    except OSError:
+        return  # closed to us, so nobody in it can be asked
+    with Closing(open_top(place)) as top:
+        for name in names:
+            for objects in (f"{name}/.git/objects", f"{name}/objects"):
+                lines = (plain_file(f"{objects}/info/alternates", top) or b"").splitlines()
+                yield from (os.path.join(place, objects, os.fsdecode(line)) for line in lines if b"\0" not in line)
+
+
 def _is_index(path: str) -> bool:
     return split(path)[1] == INDEX and "refs/" not in path
 
@@ -165,11 +192,11 @@ def _is_log(path: str) -> bool:
 
 
 def _names(paths: Iterable[str]) -> list[bytes]:
-    """Return the names of loose objects as an index has them; for a pack, what every index has."""
+    """Return the names of loose objects as an index has them; for a pack or another store, what every index has."""
     names = []
     for path in paths:
         directory, _, name = path.rpartition("/")
-        if directory.endswith("objects/pack"):
+        if directory.endswith("objects/pack") or "/lfs/" in path or "/annex/objects/" in path:
             return [b""]
         try:
             names.append(bytes.fromhex(directory[-2:] + name))
