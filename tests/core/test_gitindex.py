@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import need
-from fumehood.linux.gitindex import LARGEST, meaning
+from fumehood.linux.gitindex import LARGEST, has_any, meaning
 
 FORMS = [(kind, version) for kind in ("sha1", "sha256") for version in (2, 3, 4)]
 
@@ -63,6 +63,38 @@ def test_a_refreshed_index_means_the_same(repository: Repository) -> None:
     repository.git("status")
     assert repository.index() != before
     assert meaning(repository.index()) == meaning(before) != ""
+
+
+def test_the_names_that_an_index_has(repository: Repository) -> None:
+    blobs = {bytes.fromhex(line.split()[1]) for line in repository.git("ls-files", "-s").splitlines()}
+    tree = bytes.fromhex(repository.git("rev-parse", "HEAD^{tree}").strip())
+    strange = [bytes([number]) * len(tree) for number in range(1, 200)]
+    index = repository.index()
+    assert len(blobs) == 30
+    assert all(has_any(index, {*strange, name}) for name in blobs)
+    assert has_any(index, {*strange, tree}) == (tree in index), "git notes trees after the entries, while they are so"
+    assert not has_any(index, set(strange))
+    assert not has_any(index, set())
+    another_version, more = index[:4] + b"\0\0\0\x09" + index[8:], index[:8] + b"\xff" * 4 + index[12:]
+    for torn in (b"x" + index, index[:-30], another_version, more):
+        assert all(has_any(torn, {*strange, name}) for name in blobs)
+
+
+def test_an_index_is_read_once_for_all_names(repository: Repository) -> None:
+    class Counting(bytes):
+        reads = 0
+
+        def __getitem__(self, at):  # type: ignore[no-untyped-def]
+            Counting.reads += 1
+            return super().__getitem__(at)
+
+    counts = []
+    for many in (10, 10_000):
+        names = {number.to_bytes(4, "big") * 5 for number in range(1, many)}
+        Counting.reads = 0
+        assert not has_any(Counting(repository.index()), names)
+        counts.append(Counting.reads)
+    assert counts[0] == counts[1]
 
 
 def test_an_index_without_entries_is_understood(repository: Repository) -> None:

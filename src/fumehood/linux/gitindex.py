@@ -14,7 +14,7 @@ from fumehood.linux.nofollow import LISTING, PATH_ONLY, Parents, look, open_belo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
 LARGEST = 16 << 20  # bytes; reading a larger one would be noticed, and it is compared by its bytes
 
@@ -97,6 +97,24 @@ def _take_entries(take: Callable[[bytes], None], body: bytes, version: int, coun
             meant = body[start + _OBJECT_AT : end + 1]
         take(body[start + _MODE_AT : start + _MODE_AT + 4] + meant)
     return at
+
+
+def has_any(data: bytes, names: Collection[bytes]) -> bool:
+    """Return True if an index has any of some objects' names; however many these are, it is read once."""
+    return any(_has_any(data, names, size) for size in {len(name) for name in names})
+
+
+def _has_any(data: bytes, names: Collection[bytes], size: int) -> bool:
+    """Look for names of one size in the entries, then in what follows these; where they are no entries, everywhere."""
+    entries: set[bytes] = set()
+    version, count = int.from_bytes(data[4:8], "big"), int.from_bytes(data[8:12], "big")
+    at = 0
+    if data.startswith(b"DIRC") and version in _VERSIONS:
+        try:
+            at = _take_entries(lambda meant: entries.add(meant[4 : 4 + size]), data, version, count, size)
+        except (_NotUnderstood, ValueError, IndexError):
+            at = 0
+    return not entries.isdisjoint(names) or any(data[each : each + size] in names for each in range(at, len(data)))
 
 
 def _path_after(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:

@@ -8,7 +8,7 @@ import stat
 from fumehood.core.changes import ADDED, APPLIED, CONFLICT, DELETED, DISCARDED, FILE, on_their_own
 from fumehood.core.judge import git_directories, is_list, is_note, objects_of, repository
 from fumehood.linux.cache import plain_file
-from fumehood.linux.gitindex import LARGEST
+from fumehood.linux.gitindex import LARGEST, has_any
 from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, join, kind_of, look, looks, open_below, open_top, split, walk
@@ -191,28 +191,28 @@ def _is_log(path: str) -> bool:
     return path.endswith("logs/HEAD") and "refs/" not in path
 
 
-def _names(paths: Iterable[str]) -> list[bytes]:
+def _names(paths: Iterable[str]) -> frozenset[bytes]:
     """Return the names of loose objects as an index has them; for a pack or another store, what every index has."""
-    names = []
+    names = set()
     for path in paths:
         directory, _, name = path.rpartition("/")
         if directory.endswith("objects/pack") or "/lfs/" in path or "/annex/objects/" in path:
-            return [b""]
+            return frozenset((b"",))
         try:
-            names.append(bytes.fromhex(directory[-2:] + name))
+            names.add(bytes.fromhex(directory[-2:] + name))
         except ValueError:
             continue  # a directory, or no object: no index can name it
-    return [name for name in names if len(name) in _LENGTHS]
+    return frozenset(name for name in names if len(name) in _LENGTHS)
 
 
-def _has_any(top: int, path: str, names: Sequence[bytes]) -> bool:
+def _has_any(top: int, path: str, names: Collection[bytes]) -> bool:
     """Return True if an index has any of some names, or can't be read whole."""
     try:
         with open(open_below(top, path, _READING), "rb") as file:
             content = file.read(LARGEST)
     except OSError:
         return True
-    return len(content) == LARGEST or any(name in content for name in names)
+    return len(content) == LARGEST or b"" in names or has_any(content, names)
 
 
 # ---- What names objects. No clock tells whether somebody has built on those of a run, but this does: what was there
