@@ -510,7 +510,7 @@ def _judge(store: Store, project: Project, whole: WholeDraft) -> None:
 
     for change in whole.run.changed:
         change.flags = ()
-    judge_all(whole.run, whole.layers, APPLY, store.policy_of(project).rules, elsewhere=store.projects.paths)
+    judge_all(whole.run, whole.layers, APPLY, store.policy_of(project).rules, elsewhere=store.written)
     hold_what_is_not_ours(whole.run.changed, whole.layers)
 
 

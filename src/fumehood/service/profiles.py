@@ -343,7 +343,7 @@ def _written(
     """Return the directories that commands of any project can write."""
     at = home()
     scratch = [each.path for each in wanted(profiles, environment, environment.get("HOME", at))]
-    own = (*project.roots, *store.projects.paths(), *store.places.own(), f"{at}/playground", *scratch)
+    own = (*project.roots, *store.written(), f"{at}/playground", *scratch)
     return tuple(dict.fromkeys(path for each in own for path in (each, os.path.realpath(each))))
 
 

@@ -174,7 +174,7 @@ def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Conc
 
     rules = policy_for(store.places, run.roots).rules
     uppers = [layer.upper for layer in layers]
-    return concerns(run.changed, run.roots, uppers, rules, elsewhere=store.projects.paths)
+    return concerns(run.changed, run.roots, uppers, rules, elsewhere=store.written)
 
 
 def _collect(run: Run, layers: Sequence[Layer]) -> str:

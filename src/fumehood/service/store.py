@@ -60,6 +60,10 @@ class Store:
         workspace = self.workspaces.at(project.path)
         return policy if workspace is None else policy.under(workspace.settings())
 
+    def written(self) -> tuple[str, ...]:
+        """Where commands write besides the roots of their project: our own directories, and other projects."""
+        return (*self.places.own(), *self.projects.paths())
+
     def recover(self) -> None:
         """Take back what a process that died had left half done, and keep what its command wrote."""
         raise NotImplementedError

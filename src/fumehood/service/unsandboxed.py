@@ -121,7 +121,7 @@ def _question(
     around = request.source or request.session or request.environment
     is_plain = not (around or request.network != NONE or request.hosts)
     # Commands of any project may have written there, or in the playground and the caches.
-    writable = (*place.project.roots, *place.store.projects.paths(), *place.store.places.own())
+    writable = (*place.project.roots, *place.store.written())
     program = resolved(request.command, run.cwd, environment, writable) if is_plain else None
     details = ("as you, with all your files and the whole network; it can't be undone", f"why: {host.why_bare}")
     return unsandboxed_question(run.command, run.cwd, run.project, run.run, program, details, run.roots)

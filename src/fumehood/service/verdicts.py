@@ -60,7 +60,7 @@ from fumehood.linux.ways_in import (
     protect_what_git_runs,
     text_of,
 )
-from fumehood.store.places import Places, home, places, state_directory
+from fumehood.store.places import Places, home, state_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def give_verdicts(
     if cut_short and mode == WHOLE:
         mode = DISCARD
     is_held = mode == APPLY and bool(cut_short)
-    judge_all(run, layers, HOLD if is_held else mode, rules, waiting, store.projects.paths)
+    judge_all(run, layers, HOLD if is_held else mode, rules, waiting, store.written)
     for change in run.changed:
         if change.verdict == c.HELD and (is_held or run.draft is not None):
             change.reason = cut_short or f"in draft {run.draft_name}"
@@ -120,7 +120,7 @@ def concerns(
     """Return why changes must be held or flagged, by their place in the list.
 
     What is only `planned`, by root and path, lies in no layer yet: `uppers` are then the roots themselves. `elsewhere`
-    names the other projects that commands write, where that must be known.
+    names what commands write besides the roots, where that must be known.
     """
     sources = [
         _Sources(number, root, upper, planned)
@@ -182,10 +182,10 @@ def _is_pythons(program: str) -> bool:
     return is_script or os.path.isfile(f"{environment}/{SETTINGS}")
 
 
-def _written(projects: Iterable[str]) -> tuple[str, ...]:
-    """Return where commands write besides the roots: our own directories, by all their names, and other projects."""
-    own = (*places().own(), f"{home()}/playground")
-    return tuple(dict.fromkeys((*own, *map(os.path.realpath, own), *projects)))
+def _written(elsewhere: Iterable[str]) -> tuple[str, ...]:
+    """Return where commands write besides the roots, by all its names."""
+    places = (*elsewhere, f"{home()}/playground")
+    return tuple(dict.fromkeys((*places, *map(os.path.realpath, places))))
 
 
 def _aliases(roots: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
