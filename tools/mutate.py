@@ -37,8 +37,9 @@ TESTS = {
         "rootfs/test_unpack.py", "store/test_files.py", "service/test_hard_links.py", "service/test_deep_trees.py",
     ),
     "core/judge": (
-        "core/test_together.py", "core/test_plan.py", "core/test_danger.py", "fuzz", "linux/test_steps.py",
-        "service/test_judging.py", "service/test_holds.py", "service/test_some_paths.py", "faces/test_ending.py",
+        "core/test_together.py", "core/test_git_directories.py", "core/test_plan.py", "core/test_danger.py", "fuzz",
+        "linux/test_steps.py", "service/test_judging.py", "service/test_holds.py", "service/test_some_paths.py",
+        "service/test_git_layouts.py", "faces/test_ending.py",
     ),
     "service/recover": (
         "service/test_recover.py", "service/test_rebuild.py", "service/test_interrupts.py", "service/test_folds.py",

@@ -11,7 +11,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
-FILTER_FD, GUARD_FD = 5, 6
+FILTER_FD, GUARD_FD, INIT_FD, GATE_FD = 5, 6, 8, 9
+# Where it notes the first process of a sandbox, and where that waits until whoever attends it is ready.
+NOTES = ("--info-fd", str(INIT_FD), "--block-fd", str(GATE_FD))
 TMP = "/tmp"  # noqa: S108 - the sandbox's own
 NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
 NO_NETWORK = "--unshare-net"

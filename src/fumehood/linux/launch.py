@@ -9,9 +9,10 @@ import sys
 
 from fumehood.core.value import Value
 from fumehood.linux import confine, libc, namespaces, site
-from fumehood.linux.bwrap import BUNDLED, CONFINEMENT, FILTER_FD, GUARD_FD, NAMESPACES, NO_NETWORK, TMP, provide
+from fumehood.linux.bwrap import (
+    BUNDLED, CONFINEMENT, FILTER_FD, GATE_FD, GUARD_FD, INIT_FD, NAMESPACES, NO_NETWORK, NOTES, TMP, provide,
+)  # fmt: skip
 from fumehood.linux.mounts import DATA_FD, is_bubblewraps, writable
-from fumehood.linux.process import GATE_FD, INIT_FD, NOTES, Exit, end_abandoned, number_in, supervise
 from fumehood.linux.site import Site
 
 TYPE_CHECKING = False
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from fumehood.linux.mounts import Operation
-    from fumehood.linux.process import Running
+    from fumehood.linux.process import Exit, Running
 
     # Standard input, output and error; the channel that listeners are handed out by, where there are any, and the
     # session's network, where it is made; and that network, where it is joined.
@@ -207,6 +208,8 @@ def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None)
             kept[namespaces.CHANNEL_FD] = channel
         _keep_open(kept)
         if plan.bare:
+            from fumehood.linux.process import supervise
+
             supervise(plan.arguments, plan.environment, plan.bare)
         if plan.filter:
             provide(plan.filter, FILTER_FD)
@@ -388,6 +391,8 @@ class RunningSandbox:
                     return None
             except ChildProcessError:
                 pass  # bubblewrap reaped it itself
+        from fumehood.linux.process import Exit, end_abandoned, number_in
+
         report, home = self._read_report()
         if init is None and not report:
             end_abandoned()
@@ -440,6 +445,8 @@ class RunningSandbox:
 
     def init(self) -> int | None:
         """The process that is number one inside, once it is known: when it is gone, everything inside is."""
+        from fumehood.linux.process import number_in
+
         return number_in(self._text, b'"child-pid": ')
 
     def kill(self) -> None:

@@ -11,6 +11,7 @@ import time
 
 from fumehood.core.value import Value
 from fumehood.linux import libc
+from fumehood.linux.bwrap import NOTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -396,10 +397,6 @@ def _piece(fd: int) -> bytes:
             raise
         return b""  # the end of a terminal that nobody holds any more
 
-
-# How bubblewrap is told where to note the first process of a sandbox, and where that waits until it may begin.
-INIT_FD, GATE_FD = 8, 9
-NOTES = ("--info-fd", str(INIT_FD), "--block-fd", str(GATE_FD))
 
 LAUNCHER_GONE = "the launcher is gone"  # the command may have run
 
