@@ -176,8 +176,8 @@ def test_what_was_started_and_not_noted_when_all_died_is_ended(project, dying_bu
     command = f"echo x > begun; sleep {LONG}.35"
     slow = f"""
 import sys, time
-from fumehood.linux import launch
-launch.end_abandoned = lambda: time.sleep(1000)
+from fumehood.linux import process
+process.end_abandoned = lambda: time.sleep(1000)
 from fumehood.faces.cli.main import command
 sys.argv[1:] = ["run", "--", {command!r}]
 command()

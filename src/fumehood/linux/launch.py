@@ -10,7 +10,17 @@ import sys
 from fumehood.core.value import Value
 from fumehood.linux import confine, libc, namespaces, site
 from fumehood.linux.bwrap import (
-    BUNDLED, CONFINEMENT, FILTER_FD, GATE_FD, GUARD_FD, INIT_FD, NAMESPACES, NO_NETWORK, NOTES, TMP, provide,
+    BUNDLED,
+    CONFINEMENT,
+    FILTER_FD,
+    GATE_FD,
+    GUARD_FD,
+    INIT_FD,
+    NAMESPACES,
+    NO_NETWORK,
+    NOTES,
+    TMP,
+    provide,
 )  # fmt: skip
 from fumehood.linux.mounts import DATA_FD, is_bubblewraps, writable
 from fumehood.linux.site import Site
