@@ -8,20 +8,8 @@ import os
 import sys
 
 from fumehood.core.value import Value
-from fumehood.linux import confine, libc, namespaces, site
-from fumehood.linux.bwrap import (
-    BUNDLED,
-    CONFINEMENT,
-    FILTER_FD,
-    GATE_FD,
-    GUARD_FD,
-    INIT_FD,
-    NAMESPACES,
-    NO_NETWORK,
-    NOTES,
-    TMP,
-    provide,
-)  # fmt: skip
+from fumehood.linux import bwrap, confine, libc, namespaces, site
+from fumehood.linux.bwrap import BUNDLED, CONFINEMENT, FILTER_FD, GUARD_FD, NAMESPACES, NO_NETWORK, TMP, provide
 from fumehood.linux.mounts import DATA_FD, is_bubblewraps, writable
 from fumehood.linux.site import Site
 
@@ -137,7 +125,7 @@ def bubblewrap_arguments(
             arguments += operation.arguments(texts)
     for name, value in (*variables, ("TMPDIR", TMP)):
         arguments += ("--setenv", name, value)
-    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), *NOTES)
+    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), *bwrap.NOTES)
     if has_filter:
         arguments += ("--seccomp", str(FILTER_FD))
     # The guard becomes the command, after it was told every place that may be written.
@@ -213,7 +201,7 @@ def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None)
         step = f"starting {plan.arguments[0]}"
         libc.end_with(ends.attendant, _KILL)
         libc.default_signals()
-        kept = {} if init < 0 else {INIT_FD: init, GATE_FD: gate}
+        kept = {} if init < 0 else {bwrap.INIT_FD: init, bwrap.GATE_FD: gate}
         if plan.keeps_channel:
             kept[namespaces.CHANNEL_FD] = channel
         _keep_open(kept)
