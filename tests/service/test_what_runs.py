@@ -89,6 +89,26 @@ def test_what_is_only_named_and_what_is_installed_stays_free(
 
 
 @pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ('npx prettier --check "src/**/*.ts"\nnpx eslint src/ --ext .ts\n', []),
+        ("git diff --name-only -- 'src/*.ts' | wc -l\n", []),
+        ("for each in src/*; do . $each; done\n", ["src/main.ts"]),
+        ("find src/* -type f -exec {} ';'\n", ["src/main.ts"]),
+        ("bash src/*.ts\n", ["src/main.ts"]),
+    ],
+)
+@pytest.mark.parametrize("hook", [".husky/pre-commit", ".git/hooks/pre-commit"])
+def test_a_pattern_that_a_checker_reads_stays_free(
+    sandbox: Sandbox, project: Path, hook: str, text: str, held: list[str]
+) -> None:
+    set_up(project, hook, text, "src")
+    (project / "src/main.ts").write_text("x\n")
+    run = sandbox.run("echo y >> src/main.ts")
+    assert [change.path for change in run.changes if change.verdict == "held"] == held
+
+
+@pytest.mark.parametrize(
     "link",
     [
         ".config/systemd/user/x.service", ".config/fish/conf.d/a.fish", ".claude/skills/foo", ".claude/hooks/hook.sh",

@@ -25,6 +25,7 @@ _INTERPRETERS = _SHELLS | table_of(
     """python pypy node nodejs deno bun tsx ts-node perl ruby php lua luajit java groovy julia rscript pwsh tclsh expect
     osascript run"""
 )
+_GOING_OVER = table_of("for while do in find xargs parallel run-parts eval exec env")
 _CODE = ("e", "c", "p")  # letters that end an option, after which code stands
 _OPENING = "-+"
 
@@ -51,6 +52,11 @@ def begins_as_command(line: str, is_program: Asked) -> bool:
     """Return True if a text begins with an interpreter, or with a program that is there."""
     first = next(iter(line.split()), "").strip("'\"")
     return bool(first) and (_interprets(first) or any("/" in path and is_program(path) for path in named(first)))
+
+
+def goes_over_files(line: str) -> bool:
+    """Return True if a line may run each file that a pattern means; most patterns say what a checker is to read."""
+    return any(word in _GOING_OVER or _interprets(word) or _sources(word) for word in line.translate(_ENDS).split())
 
 
 def entered(line: str) -> Iterator[str]:

@@ -24,7 +24,7 @@ from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
 from fumehood.core.shell import named_paths
 from fumehood.core.value import Value
-from fumehood.core.what_runs import begins_as_command, entered, files_run, lines_of
+from fumehood.core.what_runs import begins_as_command, entered, files_run, goes_over_files, lines_of
 from fumehood.linux.git_includes import Unreadable, content, expanded, links_and_end
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, Parents, look, open_below, open_top
@@ -164,7 +164,7 @@ def protect_script(ways: Ways, path: str, bases: Sequence[str], home: str, becau
     """Protect what a script names by a path, and what it runs: another plain word of it is nearly always no file."""
     runs = _Runs(ways, bases, home, because)
     for line in _lines(path):
-        words = " ".join(word for word in line.split() if "/" in word)
+        words = " ".join(word for word in line.split() if "/" in word and ("*" not in word or goes_over_files(line)))
         protect_line(ways, line if " -m " in line else words, bases, home, because)
         runs.protect(line)
 
