@@ -515,3 +515,22 @@ def test_what_is_installed_may_be_on_path_too(
     packages = "node_modules/.bin"
     assert held_of(sandbox, f"{packages}/tsc", f"{packages}/ls", "tools/bin/ruff") == [f"{packages}/ls"]
     assert sandbox.run("python3 -m venv --without-pip .venv").state == "applied"  # none was there: it is made anew
+
+
+def test_what_a_program_before_it_on_path_wins_over_is_free(
+    sandbox: Sandbox, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "person/bin"
+    own.mkdir(parents=True)
+    (own / "cargo").write_text("#!/bin/sh\n")
+    monkeypatch.setenv("PATH", f"{own}:{os.environ['PATH']}:{project}/bin:")
+    assert held_of(sandbox, "./sort", "./test", "bin/cargo", "bin/ls") == []
+    monkeypatch.setenv("PATH", f"{own}:{project}/tools:{os.environ['PATH']}")
+    assert held_of(sandbox, "tools/cargo", "tools/ls") == ["tools/ls"]
+
+
+def test_an_environment_of_any_name_may_be_made_where_path_expects_it(
+    sandbox: Sandbox, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{project}/env/bin:{os.environ['PATH']}")
+    assert sandbox.run("python3 -m venv --without-pip env").state == "applied"

@@ -31,7 +31,7 @@ from fumehood.linux.nofollow import LISTING, Parents, look, open_below, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from fumehood.core.concern import Because
 
@@ -271,24 +271,26 @@ def text_of(path: str) -> str:
     return (data or b"").decode("utf-8", "surrogateescape")
 
 
-def protect_search_path(ways: Ways, added: Sequence[str], path: str) -> None:
-    """Protect new files in directories of PATH that would be run in place of a program that is on it already.
+def protect_search_path(ways: Ways, added: Collection[str], path: str) -> None:
+    """Protect new files in directories of PATH that would be run in place of a program that is on it behind them.
 
     A relative directory counts from the top of each root. Whoever installs a package means its commands: there, only
     the system's own programs count, and of those none that is a script of the same language.
     """
     entries_of_path = [os.path.join(root, each) for each in path.split(":") for root in ways.roots]
-    listed = dict.fromkeys(map(os.path.realpath, dict.fromkeys(entries_of_path)))
+    listed = list(dict.fromkeys(map(os.path.realpath, dict.fromkeys(entries_of_path))))
     inside = {directory for directory in listed if ways.holds(directory)}
-    others = [directory for directory in listed if directory not in inside]
     for place in added if inside else ():
         directory, name = os.path.split(place)
         if directory not in inside:
             continue
-        is_installed = _is_installed(place)
-        searched = _SYSTEM if is_installed else (*others, *_SYSTEM)
-        replaced = next((f"{each}/{name}" for each in searched if os.path.isfile(f"{each}/{name}")), "")
-        if replaced and not (is_installed and _is_packaged(name, replaced)):
+        at = listed.index(directory)
+        is_installed = _is_installed(place) or f"{os.path.dirname(directory)}/pyvenv.cfg" in added
+        before, behind = listed[:at], _SYSTEM if is_installed else (*listed[at + 1 :], *_SYSTEM)
+        replaced = next((f"{each}/{name}" for each in behind if os.path.isfile(f"{each}/{name}")), "")
+        if not replaced or any(os.path.isfile(f"{each}/{name}") for each in before):
+            continue
+        if not (is_installed and _is_packaged(name, replaced)):
             because = ("shadows", f"would be run in place of {shown(replaced)}: its directory comes first on your PATH")
             ways.protected.add(place, because)
 

@@ -211,7 +211,11 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
         tops += tree.repositories
     for number, home_directory in enumerate(homes):
         protect_home(ways, home_directory, f"{state_directory()}/home-links-{number}")
-    added = [f"{roots[change.root]}/{change.path}" for change in changes if change.change == c.ADDED]
+    added = {
+        f"{roots[change.root]}/{change.path}"
+        for change in changes
+        if change.change == c.ADDED and change.kind in (c.FILE, c.SYMLINK)
+    }
     protect_search_path(ways, added, os.environ.get("PATH", ""))
     protect_what_git_runs(ways, tops, touched.__contains__, homes, os.environ)
     return ways.protected
