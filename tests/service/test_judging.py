@@ -230,6 +230,11 @@ def test_what_packages_bring_into_an_environment_is_held_by_its_name_only_where_
     assert answers["gh"] == ("held", ("environment-program",))
     assert answers["node"] == ("applied", ("environment-program",))
     assert {answers[name] for name in ("mypy", "ruff", "other")} == {("applied", ())}
+    sandbox.discard(run)
+    package = "cd .venv; mkdir -p lib/gh.dist-info; echo x > lib/gh.dist-info/RECORD"
+    run = sandbox.run(f"{package}; for each in gh ls; do echo binary > bin/$each; done")
+    answers = {change.path.rpartition("/")[2]: change.verdict for change in run.changes}
+    assert (answers["gh"], answers["ls"]) == ("applied", "held")  # a package means its commands, but not the system's
 
 
 @pytest.mark.parametrize(

@@ -156,14 +156,22 @@ def _ground(
     leads = any(change.kind == c.SYMLINK or change.path.endswith(SETTINGS) for change in changes)
     return survey(
         changes, roots, repositories, _protected(changes, roots), own_source(roots), environments,
-        commands=_commands(new_programs(changes, environments), roots),
+        commands=_commands(new_programs(changes, environments), roots, installs=any(map(_is_package, changes))),
         written=_written(elsewhere()) if leads else (), aliases=_aliases(roots) if leads else (),
     )  # fmt: skip
 
 
-def _commands(names: Iterable[str], roots: tuple[str, ...]) -> dict[str, str]:
-    """Return the programs that these names mean to the person now, except for Python's: installing one means it."""
-    folders = dict.fromkeys((*os.environ.get("PATH", "").split(":"), *_SYSTEM)) if names else {}
+def _is_package(change: c.Change) -> bool:
+    return change.change == c.ADDED and change.path.endswith(".dist-info/RECORD")
+
+
+def _commands(names: Iterable[str], roots: tuple[str, ...], *, installs: bool) -> dict[str, str]:
+    """Return the programs that these names mean to the person now, except for Python's: installing one means it.
+
+    Where packages are installed, only the system's own.
+    """
+    searched = _SYSTEM if installs else (*os.environ.get("PATH", "").split(":"), *_SYSTEM)
+    folders = dict.fromkeys(searched) if names else {}
     outside = [each for each in folders if each.startswith("/") and within(os.path.realpath(each), roots) is None]
     commands = {}
     for name in names:
