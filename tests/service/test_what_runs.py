@@ -112,7 +112,7 @@ def test_a_pattern_that_a_checker_reads_stays_free(
     "link",
     [
         ".config/systemd/user/x.service", ".config/fish/conf.d/a.fish", ".claude/skills/foo", ".claude/hooks/hook.sh",
-        ".config/a/b/c/d/e",
+        ".config/a/b/c/d/e", ".config/sway/bin/lock",
     ],
 )  # fmt: skip
 def test_a_link_deep_in_the_home_is_followed_among_thousands(
@@ -137,7 +137,10 @@ def test_a_package_that_is_linked_for_another_project_stays_free(
     home = tmp_path / "person"
     monkeypatch.setenv("HOME", str(home))
     (project / "packages/one").mkdir(parents=True)
-    for place in (".config/yarn/link/one", ".nvm/versions/node/v22/lib/node_modules/one"):
+    for place in (
+        ".config/yarn/link/one", ".nvm/versions/node/v22/lib/node_modules/one", ".nvm/versions/node/v22/bin/one",
+        ".bun/bin/one", ".pyenv/versions/one",
+    ):  # fmt: skip
         (home / place).parent.mkdir(parents=True)
         (home / place).symlink_to(project / "packages/one")
     assert sandbox.run("echo x > packages/one/index.js").state == "applied"

@@ -24,7 +24,9 @@ _MOST = 300  # directories that are looked at
 _CROWD = 200  # no person keeps so many directories in one
 # Of the home, other people's packages and caches: no program starts by what these hold.
 _PASSED_BY = frozenset((".cache", ".npm", ".cargo", ".rustup", ".local", ".gradle", ".m2"))
-_PACKED = PACKAGES | {".git", "link"}  # at any depth; in the last, yarn notes the packages that somebody works on
+# At any depth. In `link`, yarn notes the packages that somebody works on; in `bin` and `versions`, npm, bun and pyenv
+# put what a person starts by its name.
+_PACKED = PACKAGES | {".git", "link", "versions", "bin"}
 
 
 def protect_home(ways: Ways, home: str, memory: str = "") -> None:
@@ -49,7 +51,9 @@ def protect_home(ways: Ways, home: str, memory: str = "") -> None:
             ways.lead("/", place, because, whole=True)
         beside = 0 if directory in (home, f"{home}/.config") else len(inner)
         for name in inner if beside <= _CROWD else ():
-            if name not in _PACKED and f"{directory}/{name}" not in ways.roots:
+            # Below `~/.config`, a `bin` holds what the programs start that are configured there.
+            is_followed = name not in _PACKED or (name == "bin" and directory.startswith(f"{home}/.config/"))
+            if is_followed and f"{directory}/{name}" not in ways.roots:
                 heapq.heappush(waiting, (beside, f"{directory}/{name}"))
     listings.keep()
 
