@@ -149,7 +149,9 @@ ORDINARY = """
     .git/NOTES_MERGE_WORKTREE/0a .git/lfs/objects/0a .git/annex/index .git/svn/.metadata .git/reftable/tables.list
     .git/modules/libs/sub/HEAD .git/worktrees/tree/HEAD .git/fsmonitor--daemon/cookies/1 .git/opencode
     .git/refs/heads/lazygit.yml .git/logs/refs/heads/.exrc .git/modules/a/refs/heads/lefthook.yml
-    .git/.graphite_repo_config .git/gk/config
+    .git/.graphite_repo_config .git/gk/config .git/fast_import_crash_3 .git/.DS_Store .git/git-daemon-export-ok
+    .git/cloneurl .git/tags .git/commit-msg.txt .git/PR_BODY.md .git/config.bak .git/lint-staged_unstaged.patch
+    .git/COMMIT_EDITMSG.bak .git/a.diff .git/a.log .git/a.orig .git/modules/a/notes.txt
 """
 
 
@@ -173,6 +175,13 @@ def test_names_that_git_and_its_companions_write_pass(path: str) -> None:
         assert concern(change, Facts(new=b"x", root=ROOT), NO_RULES) is None
     for end in range(2, len(names)):
         assert concern(added("/".join(names[:end]), DIRECTORY, 0o755), None, NO_RULES) is None
+
+
+@pytest.mark.parametrize("name", ["run.txt", "notes.md", "config.bak"])
+def test_a_note_in_a_git_directory_is_a_plain_file(name: str) -> None:
+    assert is_held(concern(added(f".git/{name}", mode=0o755), Facts(new=b"x", root=ROOT), NO_RULES))
+    assert is_held(concern(added(f".git/{name}", DIRECTORY, 0o755), None, NO_RULES))
+    assert is_held(concern(added(f".git/{name}/lazygit.yml", within=f".git/{name}"), None, NO_RULES))
 
 
 def test_what_was_there_by_another_name_may_change() -> None:

@@ -54,13 +54,15 @@ _WRITTEN = _OWN | words(
     branches remotes description gitdir locked packed-refs shallow reftable rr-cache rebase-apply rebase-merge sequencer
     lost-found notes_merge_worktree subtree-cache fsmonitor--daemon fsmonitor--daemon.ipc
     lfs annex svn hg bzr sl branchless filter-repo git-crypt gitbutler gk gitk.cache magit cola smartgit
-    sourcetreeconfig opencode
+    sourcetreeconfig opencode git-daemon-export-ok cloneurl tags .ds_store
     """
 )
 _WRITTEN_BEGINNINGS = (
     "index", "next-index-", "sharedindex.", "shallow_", "packed-refs.", "gc.", "tmp_", "addp-hunk-edit.", "machete",
-    ".gitsendemail.", ".gitstatus.", ".watchman-cookie-", ".graphite_",
+    ".gitsendemail.", ".gitstatus.", ".watchman-cookie-", ".graphite_", "fast_import_crash_",
 )  # fmt: skip
+# People keep messages and copies there too, and no tool looks for its settings in a file that ends so.
+_NOTES = (".txt", ".md", ".patch", ".diff", ".log", ".bak", ".orig")
 _CAPITALS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_-")
 
 
@@ -73,9 +75,14 @@ def stranger_concern(change: Change) -> Concern | None:
         top, is_itself = names[at + 1], at + 2 == len(names)
         is_below_new = change.within is not None and change.within.count("/") <= at + 1
         is_new = change.change == ADDED if is_itself else is_below_new
-        if is_new and not _is_written_by_git(top, is_file=is_itself and change.kind == FILE):
+        is_file = is_itself and change.kind == FILE
+        if is_new and not _is_written_by_git(top, is_file=is_file) and not (is_file and _is_note(change)):
             return held("repository-settings", f"git writes no {shown(top)} here, and other tools may act on it")
     return None
+
+
+def _is_note(change: Change) -> bool:
+    return change.path.lower().endswith(_NOTES) and change.after is not None and not change.after.mode & 0o111
 
 
 def _is_written_by_git(name: str, *, is_file: bool) -> bool:
