@@ -250,11 +250,18 @@ SPOKEN = {
     "PIP_ARGS": "--password hunter22", "DEPLOY_CMD": "x --token abcdefgh1234", "CURL_OPTS": "-s -u ada:hunter22",
     "NETRC_LINE": "machine h login ada password hunter22", "GITHUB_COOKIES": "a=b", "WEB_SESSIONID": "abc",
     "A_OTP": "123456", "CARD_PIN": "1234", "TOTP_SEED": "abcd", "RUN": "tool --api-key 'hunter two'",
+    "SECOND_LINE": "machine h\nlogin ada\npassword hunter22", "FTP": "user ada password hunter-22", "OTP": "12345678",
+    "OTHER_CURL": "curl --user ada:hunter2-x", "THIRD_CURL": "curl -u ada:pass.word",
 }  # fmt: skip
 PROSE = {
     "PROMPT": "enter your password please", "NOTE": "the token expired today", "USE_COOKIES": "1", "LED_PIN": "13",
     "OTP_VERSION": "26.0.1", "ERLANG_OTP": "/usr/lib/erlang", "USER_OPTS": "-u 1000:1000", "OPTS": "run -u ada:staff x",
     "LINE": "deploy --token $TOKEN", "MORE": "x --password-file secrets.txt y", "FLAGS": "--passes 3 --keys 5",
+    "CI_COMMIT_TITLE": "Add token refresh_flow", "CI_COMMIT_MESSAGE": "fix: password reset-form on mobile",
+    "TEST_CMD": "pytest -k token tests/test_api.py", "TASK": "write a secret santa2024 app", "RELAY_PIN": "GPIO17",
+    "TITLE": "fix: user password reset-form", "RESET_PIN": "PB12", "PYTHON_PIN": "3.11.7",
+    "NIXPKGS_PIN": "nixos-24.05", "OTP": "27.1", "OTHER_OTP": "26.2.5", "RSYNC": "rsync --user backup:backup-1",
+    "RUN_AS": "run -u ada:www-data",
 }  # fmt: skip
 
 

@@ -52,6 +52,7 @@ _PLAIN_SETTINGS = ("bypass", "compass", "truststorepassword")
 # What is no secret, whatever it is called: a switch, a path, a variable that somebody else will put in.
 SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off", "none", "null"})
 _QUOTES = "'\" \\"
+_NETRC = frozenset({"login", "user", "machine"})
 _USER_OPTIONS = frozenset({"-u", "-U", "--user", "--proxy-user"})
 _SHORTEST_PLAIN = 6
 _REFERENCES = ("/", "$", "<", "{")
@@ -160,17 +161,22 @@ def _has_secret_setting(text: str) -> bool:
 
 
 def _has_user_with_password(text: str) -> bool:
-    """Return True if an option gives both, as curl's does: -u name:password. A group is a word or a number."""
+    """Return True if an option gives both, as curl's does: -u name:password."""
     for option, value in pairwise(text.translate(_WORD_ENDS).split()):
         if option in _USER_OPTIONS:
             user, _, password = value.partition(":")
-            if user and not user.startswith(_REFERENCES) and _is_no_word(password):
+            if user and not user.startswith(_REFERENCES) and _is_no_word(password) and not _is_group(password):
                 return True
     return False
 
 
 def _is_no_word(value: str) -> bool:
     return len(value) > 1 and not value.startswith(_REFERENCES) and not (value.isdecimal() or value.isalpha())
+
+
+def _is_group(value: str) -> bool:
+    """Return True if words and numbers are joined as in the name of a group: www-data, backup-1."""
+    return all(part.isalpha() or part.isdecimal() for part in value.split("-"))
 
 
 def _has_secret_value(text: str, start: int, end: int) -> bool:
@@ -181,7 +187,8 @@ def _has_secret_value(text: str, start: int, end: int) -> bool:
         if word and word[0] not in "-=:" and word not in SWITCHES:
             # After an option it is whatever stands there; in a line like netrc's, what is no word of a sentence.
             is_option = text[start] == "-" and not word.startswith(_REFERENCES)
-            return is_option or (len(word) >= _SHORTEST_PLAIN and _is_no_word(word.strip(".,")))
+            is_line = not _NETRC.isdisjoint(text[max(0, start - 200) : start].split()[:-1])
+            return is_option or (is_line and len(word) >= _SHORTEST_PLAIN and _is_no_word(word.strip(".,")))
     is_quoted = rest[:1] in _QUOTES
     rest = rest.lstrip(_QUOTES)
     sign, rest = rest[:1], rest[1:]
@@ -313,8 +320,8 @@ _SECRET_WORDS |= {f"{word}S" for word in _SECRET_WORDS}
 # Of these, the ones that also name a switch (USE_AUTH=1) or an amount (MAX_TOKENS=4096).
 _SWITCHED = frozenset({"AUTH", "COOKIE", "COOKIES", "JWT", "KEY", "OAUTH", "PRIVATE", "TOTP", "WEBHOOK", "WEBHOOKS"})
 _COUNTED = frozenset({"COOKIES", "KEYS", "TOKENS", "WEBHOOKS"})
-# Last words of names that tell a secret, unless what they name is a place, or as short as the number of a pin.
-_LAST_WORDS, _SHORTEST_CODE = frozenset({"OTP", "PIN"}), 4
+# Last words of names that tell a secret where a person would type it: they also name versions, and pins of a board.
+_LAST_WORDS, _CODES = frozenset({"OTP", "PIN"}), range(4, 9)
 # Endings of names written without underscores: PGPASSWORD, GITHUBTOKEN.
 _SECRET_ENDS = ("APIKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "CREDENTIALS", "ACCESSKEY")
 # Endings of single words: SSHPASS, MYSQL_PWD, DB_PW. The second also names a directory, as OLDPWD does.
@@ -393,7 +400,7 @@ def _named_secret(name: str, value: str) -> bool:
         return not (words[-1] in _WHERE or value.lower() in SWITCHES or _is_amount(value))
     if any(word.endswith(_SECRET_WORD_ENDS) and word not in _OTHER_WORDS for word in words):
         return not (upper.endswith(_DIRECTORY) and value.startswith("/"))
-    is_code = words[-1] in _LAST_WORDS and len(value) >= _SHORTEST_CODE and not value.startswith("/")
+    is_code = words[-1] in _LAST_WORDS and value.isdecimal() and len(value) in _CODES
     return is_code or (upper.endswith(_CARRIERS) and _carries_secret(upper, value))
 
 
