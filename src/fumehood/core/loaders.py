@@ -215,7 +215,8 @@ def _new_value(old: str, new: str, kind: str, keys: frozenset[str], is_wanted: W
     is_name = not _begins_table(head) if after is None else any(not place for place, _ in after)
     if is_name and head not in ("", _head(old)):
         return head
-    return _new_block(old, new, keys) or _unclear_line(old, new, keys)
+    # In NEON, names of classes have a backslash between them, which escapes nothing but in its own ways.
+    return _new_block(old, new, keys) or _unclear_line(old, new, keys, _ESCAPED if kind == "neon" else ("\\",))
 
 
 def _values(text: str, kind: str, is_wanted: Wanted) -> set[tuple[tuple[str, ...], str]] | None:
@@ -254,21 +255,15 @@ def _format(name: str, parent: str) -> str:
     return _FORMATS.get(ending) or ("json or yaml" if _tool(name) else _INI)
 
 
-def _unclear_line(old: str, new: str, keys: frozenset[str]) -> str | None:
+def _unclear_line(old: str, new: str, keys: frozenset[str], escapes: tuple[str, ...]) -> str | None:
     """Return the first new line that may have a part in loading code, in whatever way the whole is read."""
+    from fumehood.core.spelled import is_odd
+
     before = {line.strip() for line in _lines(old)}
     for line in map(str.strip, _lines(new)):
-        if line in before or not line:
-            continue
-        is_odd = line[0] in ":?" or "\\" in line or "<<" in line or any(map(_is_alias, line.replace(",", " ").split()))
-        if is_odd or _has_word(line.lower(), keys):
+        if line and line not in before and (is_odd(line, escapes) or _has_word(line.lower(), keys)):
             return line
     return None
-
-
-def _is_alias(word: str) -> bool:
-    word = word.lstrip("[{(-:\"'")
-    return word[:1] in ("*", "&") and word[1:2].isalnum()
 
 
 def _tool(name: str) -> str:
@@ -352,7 +347,9 @@ def _is_key(text: str, keys: frozenset[str]) -> bool:
 
 
 def _has_word(text: str, keys: frozenset[str]) -> bool:
-    return any(any(True for _ in _after(text, key)) for key in keys)
+    # With a slash and a name behind it, it is another one: `import/order`.
+    rests = ((key, rest) for key in keys for rest in _after(text, key))
+    return any(not _is_word(key) or rest[:1] != "/" or rest[1:2] not in _IN_KEYS for key, rest in rests)
 
 
 def _has_key(text: str, key: str, *, ends: bool) -> bool:

@@ -79,6 +79,18 @@ def _written(tree: Tree) -> str:
     return f"{{{', '.join(f'{key}: {_written(value)}' for key, value in tree)}}}"
 
 
+def is_odd(line: str, escapes: tuple[str, ...]) -> bool:
+    """Return True if a line could have a part in spelling a key that is not seen; `escapes` are in lower case."""
+    bare = line.lower().replace("\\\\", "")  # two that stand together are one, and escape nothing
+    is_escaped = bare[-1:] == "\\" or any(escape in bare for escape in escapes)
+    return line[0] in ":?" or is_escaped or "<<" in line or any(map(_is_alias, line.replace(",", " ").split()))
+
+
+def _is_alias(word: str) -> bool:
+    word = word.lstrip("[{(-:\"'")
+    return word[:1] in ("*", "&") and word[1:2].isalnum()
+
+
 class _Growing:
     """Makes trees of what parsers return, up to a bound."""
 
@@ -144,7 +156,7 @@ def _either(text: str) -> list[Tree]:
         trees = []
     if trees and all(isinstance(tree, str) for tree in trees):
         return trees
-    if "//" in text or "/*" in text:
+    if ("//" in text or "/*" in text) and not _is_strict(text):
         raise Unclear
     try:
         return trees + _json(text)
@@ -152,6 +164,17 @@ def _either(text: str) -> list[Tree]:
         if not trees or "\\" in text:  # what that means depends on the quotes around it, for which the two differ
             raise
     return trees
+
+
+def _is_strict(text: str) -> bool:
+    """Return True if a text is JSON without comments, which all read alike: what looks like one is in an address."""
+    import json
+
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 _PARSERS: dict[str, Callable[[str], list[Tree]]] = {
