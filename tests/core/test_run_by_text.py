@@ -40,6 +40,45 @@ def test_what_a_line_runs(line: str, files: list[str]) -> None:
     assert runs(line) == files
 
 
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ('echo "now run README.md steps"', []),
+        ("uv run ruff check src/main.py", []),
+        ("uv run --frozen mypy --config-file mypy.ini src/main.py", []),
+        ("uv run --env-file ./.env env", []),
+        ("uv run -m mypy src/main.py", []),
+        ("uv run --with tool --python 3.12 t/x", ["t/x"]),
+        ("uv run python -X dev check.py", ["dev", "check.py"]),
+        ("bun run -r ./hook.ts lint", ["./hook.ts"]),
+        ("deno run -A --config deno.json main.ts", ["main.ts"]),
+        ("deno fmt src/main.ts", []),
+        ("bun x.ts", ["x.ts"]),
+        ("go run ./cmd", ["./cmd"]),
+        ("npm run types", []),
+        ("docker run --rm --env-file ./.env img", []),
+        ("cargo run --manifest-path ./Cargo.toml", []),
+        ("bash -c 'mypy src/main.py'", []),
+        ("bash -euo pipefail -c 'jq .version package.json'", ["pipefail"]),
+        ("bash -lc 'X=1 exec t/x.sh a/b'", ["t/x.sh"]),
+        ("sh -c 'cd t; sh x.sh'", ["x.sh"]),
+        ("sh -c 'sh -c \"sh t/x.sh\"'", ["t/x.sh"]),
+        ("sh check.sh -c t/y.sh", ["check.sh"]),
+        ("python -m black --config pyproject.toml src", []),
+        ("shellcheck tool", []),
+        ("npx prettier --check tool", []),
+        ("npx -y tool", ["tool"]),
+        ("timeout -s KILL 5 tool tool", ["tool"]),
+        ("time shellcheck tool", []),
+        ("find . -type f -exec tool {} +", ["tool"]),
+        ("git ls-files | xargs -r -n 1 t/new x/y", ["t/new"]),
+        ("sudo -E env A=1 ./t/x.sh", ["./t/x.sh"]),
+    ],
+)
+def test_what_a_line_only_names_is_not_run(line: str, files: list[str]) -> None:
+    assert runs(line) == files
+
+
 def test_where_a_line_goes() -> None:
     assert list(entered("cd a && sh -c 'cd b; pushd \"c\"'")) == ["a", "b", "c"]
 
@@ -64,7 +103,11 @@ def test_what_begins_as_a_command_does() -> None:
     assert begins_as_command("python x.py", "x".__eq__)
     assert begins_as_command("./x --all", "./x".__eq__)
     assert not begins_as_command("Bash(python x.py:*)", "x.py".__eq__)
+    assert begins_as_command("uv run x.py", "x".__eq__)
+    assert begins_as_command("deno run x.ts", "x".__eq__)
     assert not begins_as_command("", "x".__eq__)
+    assert not begins_as_command("Run mypy on src/main.py", "x".__eq__)
+    assert not begins_as_command("Python checks src/main.py", "x".__eq__)
 
 
 @given(st.text(alphabet="ab.:/-|>#\"'\\{}[],=$ \n\t\0é"))

@@ -20,43 +20,77 @@ if TYPE_CHECKING:
 
 _ENDS = str.maketrans(dict.fromkeys(";&|()`", "\n") | dict.fromkeys("\t\r<>,[]", " ") | dict.fromkeys("'\"", ""))
 _SHELLS = table_of("sh bash dash zsh ksh ash fish")
-# `run` as in `uv run x.py`, `go run x.go`, `deno run x.ts`.
 _INTERPRETERS = _SHELLS | table_of(
-    """python pypy node nodejs deno bun tsx ts-node perl ruby php lua luajit java groovy julia rscript pwsh tclsh expect
-    osascript run"""
+    """python pypy node nodejs tsx ts-node perl ruby php lua luajit java groovy julia Rscript pwsh tclsh expect
+    osascript"""
 )
+# With `run`, these start a file as well as a program that is installed; the last two without it too.
+_RUNNERS = table_of("uv poetry pdm hatch pipenv pipx rye pixi coverage go zig dart crystal mix deno bun")
+_RUN_AT_ONCE = ("deno", "bun")
+# What starts the program that comes after its own options.
+_LAUNCHERS = table_of(
+    "env nice ionice nohup setsid stdbuf timeout sudo xargs parallel exec npx bunx -exec -execdir -ok -okdir"
+)
+_FIRST = BEFORE - _LAUNCHERS | {"exec"}
+# Options whose value is the next word, as far as it is no number.
+_VALUED = table_of(
+    """--with --with-editable --with-requirements --extra --group --only-group --no-group --env-file --env-file-if-exists
+    --package --python --directory --project --index --index-url --config --config-file --import-map --lock --preload
+    --require --import --cwd --filter --manifest-path --rcfile -ldflags -gcflags -tags -mod -modfile --user --signal
+    --max-args --arg-file --delimiter --chdir --unset"""
+)
+_RUNNERS_LETTERS = "cpCwPr"
+_LAUNCHERS_LETTERS = "aCdDgIpsuU"
+_SCRIPTS = (
+    ".sh", ".bash", ".zsh", ".fish", ".py", ".pyw", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx", ".go",
+    ".rb", ".pl", ".php", ".lua", ".exs", ".zig", ".dart", ".cr",
+)  # fmt: skip
 _GOING_OVER = table_of("for while do in find xargs parallel run-parts eval exec env")
-_CODE = ("e", "c", "p")  # letters that end an option, after which code stands
+_CODE = ("e", "c", "p", "m")  # letters that end an option, after which code stands, or the name of a module
 _OPENING = "-+"
 
 
 def files_run(line: str, is_file: Asked, is_program: Asked) -> Iterator[str]:
     """Yield what a line runs, be it there or not: a program with a path, what an interpreter or `source` is handed.
 
-    Of what is handed over, all counts up to the first that is a file; and so does any word that is a program.
+    Of what is handed over, all counts up to the first that is a file.
     """
     for words in _commands(line):
         if "/" in words[0]:
             yield from named(words[0])
         for number, word in enumerate(words):
+            rest = words[number + 1 :]
             if _interprets(word) or (number == 0 and _sources(word)):
-                for path in _handed(word, words[number + 1 :]):
+                for path in _handed(word, rest):
                     yield path
                     if is_file(path):
                         break
-            elif number:
-                yield from filter(is_program, named(word))
+            elif word in _LAUNCHERS:
+                for each in _started(rest, _LAUNCHERS_LETTERS):
+                    yield from (path for path in named(each) if "/" in each or is_program(path))
+            elif _is_runner(words, number):
+                for each in _started(rest, _RUNNERS_LETTERS):
+                    yield from named(each) if "/" in each or each.endswith(_SCRIPTS) else ()
 
 
 def begins_as_command(line: str, is_program: Asked) -> bool:
-    """Return True if a text begins with an interpreter, or with a program that is there."""
-    first = next(iter(line.split()), "").strip("'\"")
-    return bool(first) and (_interprets(first) or any("/" in path and is_program(path) for path in named(first)))
+    """Return True if a text begins with an interpreter, or what starts files as one does, or a program that is there."""
+    words = line.translate(_ENDS).split()
+    first = line.split()[0].strip("'\"") if words else ""
+    if not first:
+        return False
+    if _interprets(first) or first in _RUN_AT_ONCE or (first in _RUNNERS and words[1:2] == ["run"]):
+        return True
+    return any("/" in path and is_program(path) for path in named(first))
 
 
 def goes_over_files(line: str) -> bool:
     """Return True if a line may run each file that a pattern means; most patterns say what a checker is to read."""
-    return any(word in _GOING_OVER or _interprets(word) or _sources(word) for word in line.translate(_ENDS).split())
+    words = line.translate(_ENDS).split()
+    return any(
+        each in _GOING_OVER or _interprets(each) or _sources(each) or _is_runner(words, number)
+        for number, each in enumerate(words)
+    )
 
 
 def entered(line: str) -> Iterator[str]:
@@ -70,15 +104,56 @@ def entered(line: str) -> Iterator[str]:
 def _commands(line: str) -> Iterator[list[str]]:
     for command in line.translate(_ENDS).split("\n"):
         words = command.split()
-        while words and (words[0] in BEFORE or words[0][0] in _OPENING or is_assignment(words[0])):
-            words.pop(0)
-        if words:
-            yield words
+        while words:
+            while words and (words[0] in _FIRST or words[0][0] in _OPENING or is_assignment(words[0])):
+                words.pop(0)
+            end = _line_within(words)
+            if words:
+                yield words[:end]
+            words = words[end:]
+
+
+def _line_within(words: list[str]) -> int:
+    """Return where the line begins that a shell is handed with `-c`; without one, where the words end."""
+    is_shell = False
+    for number, word in enumerate(words):
+        if word.rpartition("/")[2] in _SHELLS:
+            is_shell = True
+        elif is_shell and word[0] in _OPENING:
+            if word[1:2] != "-" and word.endswith("c"):
+                return number + 1
+        elif not words[number - 1].endswith("o"):  # `-o pipefail`
+            is_shell = False
+    return len(words)
 
 
 def _interprets(word: str) -> bool:
-    name = word.rpartition("/")[2].lower()
+    name = word.rpartition("/")[2]
     return name in _INTERPRETERS or name.rstrip("0123456789.") in _INTERPRETERS
+
+
+def _is_runner(words: list[str], number: int) -> bool:
+    word = words[number]
+    if word == "run":
+        return not _RUNNERS.isdisjoint(words[:number])
+    return word in _RUN_AT_ONCE and words[number + 1 : number + 2] != ["run"]
+
+
+def _started(words: list[str], letters: str) -> Iterator[str]:
+    """Yield the program that comes after options; of what their values name, scripts."""
+    is_value = False
+    for word in words:
+        if word[0] in _OPENING:
+            if word == "-m":
+                return
+            is_value = word in _VALUED or (len(word) == 2 and word[1] in letters)
+        elif is_value:
+            is_value = False
+            if word.endswith(_SCRIPTS):
+                yield word
+        elif not (word[0].isdigit() or is_assignment(word)):
+            yield word
+            return
 
 
 def _sources(word: str) -> bool:
