@@ -92,6 +92,18 @@ def test_where_a_line_goes() -> None:
         ("- run: a\n- run: b  # why\n", ["a", "b  # why"]),
         ("x:\n  run: |\n    cd a: b\n    sh c\n  glob: d\n", ["cd a: b\n sh c"]),
         ("lint-cmd: 'sh x'\nread: y.py\n", ["sh x"]),
+        ('{"args": ["s.js"], "env": {"A": "b"}, "command": "node"}', ["node s.js"]),
+        ('{"a": {"command": "sh", "b": {"args": ["x"]}}, "c": {"args": ["y"]}}', ["sh"]),
+        ('{"command": {"path": "node", "args": ["./s.js"]}}', ["node ./s.js"]),
+        ('{"a.command": "node", "b.args": ["./x"], "a.args": ["s.js"]}', ["node s.js"]),
+        ('{\n  "runArgs": [\n    "--env-file",\n    "./.env"\n  ]\n}', []),
+        ('[a]\ncommand = "sh"\n[b]\nargs = ["x.sh"]\n[c]\nargs = ["y"]\ncommand = "node"\n', ["sh", "node y"]),
+        ("- id: ruff\n  args: [--config, ./x]\n- id: b\n  entry: sh\n- id: c\n  args: [y]\n", ["sh"]),
+        (
+            "- hooks:\n  - id: a\n    entry: python\n    args:\n    - -m\n    - mypy\n- hooks:\n  - id: b\n    args: [p]\n",
+            ["python -m mypy"],
+        ),
+        ("a:\n  command: node\n  env:\n    X: y\n  args: [s.js]\nb:\n  args: [t.js]\n", ["node s.js"]),
         (r'{"cmd": "sh -c \"./x\""}', ['sh -c "./x"']),
     ],
 )

@@ -173,54 +173,107 @@ def _handed(interpreter: str, words: list[str]) -> Iterator[str]:
 # Settings: which texts stand at which keys, in JSON with comments, TOML or YAML.
 
 _PUNCTUATION = frozenset("[]{},")
+_BRACES = ("{", "}")
+_KEY = "key"
 _COMMENTS = ("#", "//")
 _BLOCKS = ("|", ">")
 # How a key ends whose value is run.
 _RUNNING = (
-    "command", "commands", "cmd", "args", "entry", "run", "script", "scripts", "helper", "hook", "hooks", "plugin",
-    "plugins", "exec", "executable", "action", "bash", "runner",
+    "command", "commands", "cmd", "entry", "run", "script", "scripts", "helper", "hook", "hooks", "plugin", "plugins",
+    "exec", "executable", "action", "bash", "runner",
 )  # fmt: skip
+_ARGS = "args"
 
 
 def lines_of(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield each text in settings, and whether its key says that it is run: then with what else is at that key."""
-    pending, before = "", 0
-    for key, number, value in _values(text):
+    """Yield each text in settings, and whether its key says that it is run: then with the arguments beside it.
+
+    Arguments belong to the keys of the same item that are called alike (`command` and `args`, `a.command` and `a.args`),
+    whichever comes first; alone they say nothing.
+    """
+    run: dict[tuple[int, str, int], list[str]] = {}
+    arguments: dict[tuple[int, str], list[str]] = {}
+    paths: list[tuple[int, str]] = []
+    for key, number, item, value in _values(text):
         name = key.lower()
-        if not name.endswith(_RUNNING):
-            yield value, False
-        elif pending and number != before and not name.endswith("args"):
-            yield pending, True
-            pending, before = value, number
+        ending = next(filter(name.endswith, _RUNNING), "")
+        if name.endswith(_ARGS):
+            arguments.setdefault((item, name.removesuffix(_ARGS)), []).append(value)
+        elif ending:
+            run.setdefault((item, name.removesuffix(ending), number), []).append(value)
         else:
-            pending, before = f"{pending} {value}", number
-    if pending:
-        yield pending, True
+            yield value, False
+            if name == "path":
+                paths.append((item, value))
+    for (item, prefix, _), values in run.items():
+        yield " ".join(values + arguments.get((item, prefix), [])), True
+    for item, value in paths:
+        if (item, "") in arguments:
+            yield " ".join([value, *arguments[item, ""]]), True
 
 
-def _values(text: str) -> Iterator[tuple[str, int, str]]:
-    """Yield keys, how many there were before, and what stands at them; of a text over several lines, each line."""
-    key, number, block_ends = "", 0, -1
+class _Items:
+    """Tells which item a key belongs to: an object in braces, else what is indented alike below one `- ` or `[name]`."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._braces: list[int] = []
+        self._blocks: list[tuple[int, int]] = []
+
+    def begin_line(self, column: int, is_new: bool) -> None:
+        """Go on with a line that has a key at its beginning, or begins something new."""
+        if self._braces:
+            return
+        while self._blocks and (self._blocks[-1][0] > column or (is_new and self._blocks[-1][0] == column)):
+            self._blocks.pop()
+        if not self._blocks or self._blocks[-1][0] < column:
+            self._count += 1
+            self._blocks.append((column, self._count))
+
+    def pass_brace(self, brace: str) -> None:
+        if brace == "{":
+            self._count += 1
+            self._braces.append(self._count)
+        elif self._braces:
+            self._braces.pop()
+
+    def current(self) -> int:
+        return self._braces[-1] if self._braces else self._blocks[-1][1] if self._blocks else 0
+
+
+def _values(text: str) -> Iterator[tuple[str, int, int, str]]:
+    """Yield keys, how many there were before, their items, and what stands there; of several lines, each line."""
+    items = _Items()
+    key, number, item, block_ends = "", 0, 0, -1
     for line in text.split("\n"):
         content = line.strip()
         indent = len(line) - len(line.lstrip())
         if block_ends >= 0 and (not content or indent > block_ends):
-            yield key, number, f"{content}\n"
+            yield key, number, item, f"{content}\n"
             continue
         block_ends = -1
-        while content.startswith("- "):
-            content = content[2:].lstrip()
-        for is_key, piece in _pieces(content) if not content.startswith(_COMMENTS) else ():
-            if is_key:
-                key, number = piece, number + 1
+        bare = content
+        while bare.startswith("- "):
+            bare = bare[2:].lstrip()
+        if line.startswith("["):  # a table's name stands at no key
+            key, number = "", number + 1
+        is_first = True
+        for kind, piece in _pieces(bare) if not bare.startswith(_COMMENTS) else ():
+            if kind in _BRACES:
+                items.pass_brace(kind)
+            elif kind:
+                if is_first:
+                    items.begin_line(indent + len(content) - len(bare), bare != content or not key)
+                key, number, item = piece, number + 1, items.current()
             elif piece[:1] in _BLOCKS and len(piece) <= 3:
                 block_ends = indent
             else:
-                yield key, number, piece
+                yield key, number, item, piece
+            is_first = False
 
 
-def _pieces(line: str) -> Iterator[tuple[bool, str]]:
-    """Yield the keys and values of one line: True for a key."""
+def _pieces(line: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys, braces and values of one line, each with what it is: nothing, for a value."""
     at = 0
     while at < len(line):
         letter = line[at]
@@ -228,14 +281,16 @@ def _pieces(line: str) -> Iterator[tuple[bool, str]]:
             end = _closing(line, at)
             piece = line[at + 1 : end].replace("\\n", "\n").replace("\\", "")
             rest = line[end + 1 :].lstrip()
-            yield rest[:1] in (":", "="), piece
+            yield _KEY if rest[:1] in (":", "=") else "", piece
             at = len(line) - len(rest) + (rest[:1] in (":", "="))
         elif letter in _PUNCTUATION or letter.isspace():
+            if letter in _BRACES:
+                yield letter, ""
             at += 1
         else:
             end, is_key = _plain(line, at)
             piece = line[at:end].strip()
-            yield is_key, piece
+            yield _KEY if is_key else "", piece
             at = end + is_key
 
 
