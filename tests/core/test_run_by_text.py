@@ -100,7 +100,7 @@ def test_where_a_line_goes() -> None:
         ('[a]\ncommand = "sh"\n[b]\nargs = ["x.sh"]\n[c]\nargs = ["y"]\ncommand = "node"\n', ["sh", "node y"]),
         ("- id: ruff\n  args: [--config, ./x]\n- id: b\n  entry: sh\n- id: c\n  args: [y]\n", ["sh"]),
         (
-            "- hooks:\n  - id: a\n    entry: python\n    args:\n    - -m\n    - mypy\n- hooks:\n  - id: b\n    args: [p]\n",
+            "- hooks:\n  - entry: python\n    args:\n    - -m\n    - mypy\n- hooks:\n  - id: b\n    args: [p]\n",
             ["python -m mypy"],
         ),
         ("a:\n  command: node\n  env:\n    X: y\n  args: [s.js]\nb:\n  args: [t.js]\n", ["node s.js"]),

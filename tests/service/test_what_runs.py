@@ -144,3 +144,56 @@ def test_a_package_that_is_linked_for_another_project_stays_free(
         (home / place).parent.mkdir(parents=True)
         (home / place).symlink_to(project / "packages/one")
     assert sandbox.run("echo x > packages/one/index.js").state == "applied"
+
+
+REPO = "repos:\n- repo: local\n  hooks:\n  - id: a\n    language: system\n"
+PRE_COMMIT = ".pre-commit-config.yaml"
+ONLY_NAMED = [
+    (PRE_COMMIT, REPO + "    name: Run mypy on src/main.py\n    description: Run src/main.py\n    entry: mypy\n"),
+    ("lefthook.yml", 'pre-commit:\n  commands:\n    a:\n      fail_text: "Run src/main.py first"\n      run: mypy\n'),
+    (".claude/settings.json", '{"hooks": {"Stop": [{"hooks": [{"statusMessage": "Run README.md"}]}]}}'),
+    (".husky/pre-commit", 'echo "now run README.md steps"\n'),
+    (PRE_COMMIT, REPO + "    entry: uv run ruff check src/main.py\n"),
+    (PRE_COMMIT, REPO + "    entry: uv run mypy --config-file mypy.ini src\n"),
+    (".husky/pre-commit", "docker run --rm --env-file .env img\ncargo run --manifest-path Cargo.toml\n"),
+    (".envrc", "export A=$(uv run --env-file .env env)\n"),
+    (".husky/pre-commit", "npm run types\nnpm run dist\n"),
+    (PRE_COMMIT, REPO + "    entry: bash -c 'mypy src/main.py'\n"),
+    (".husky/pre-commit", "bash -c 'jq .version package.json'\n"),
+    (".lintstagedrc.json", '{"*.ts": "bash -c \'tsc -p tsconfig.json\'"}'),
+    (PRE_COMMIT, REPO + "    entry: python -m black --config pyproject.toml src\n"),
+    (".vscode/settings.json", '{"python.testing.pytestArgs": ["tests/test_main.py", "./src/main.py"]}'),
+    (".vscode/settings.json", '{"black-formatter.args": ["--config", "./pyproject.toml"]}'),
+    (PRE_COMMIT, "repos:\n- repo: x\n  hooks:\n  - id: ruff\n    args: [--config, ./pyproject.toml]\n"),
+    (".devcontainer/devcontainer.json", '{"runArgs": ["--env-file", "./.env"]}'),
+    (PRE_COMMIT, REPO + "    entry: python\n    args: [-m, mypy]\n- hooks:\n  - id: b\n    args: [package.json]\n"),
+    (PRE_COMMIT, REPO + "    entry: shellcheck scripts/build.sh\n"),
+    (".husky/pre-commit", "npx prettier --check manage.py\n"),
+    (
+        ".vscode/tasks.json",
+        '{"tasks": [{"runOptions": {"runOn": "folderOpen"}},\n// "mine\n{"command": "python src/main.py"}]}',
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "text"), ONLY_NAMED)
+def test_what_a_command_reads_stays_free(sandbox: Sandbox, project: Path, settings: str, text: str) -> None:
+    set_up(project, settings, text, "src", "scripts", "tests", "build")
+    files = (
+        "src/main.py", "README.md", "mypy.ini", ".env", "Cargo.toml", "package.json", "tsconfig.json", "pyproject.toml",
+        "tests/test_main.py", "scripts/build.sh", "manage.py",
+    )  # fmt: skip
+    for name in files:
+        (project / name).write_text("x\n")
+        (project / name).chmod(0o755 if name in ("scripts/build.sh", "manage.py") else 0o644)
+    run = sandbox.run(f"for each in {' '.join(files)} types; do echo y >> $each; done; ln -s build dist")
+    assert [change.path for change in run.changes if change.verdict == "held"] == []
+
+
+@pytest.mark.parametrize("more", ['"dependsOn": ["b"], ', ""])
+def test_a_task_that_another_needs_starts_with_it(sandbox: Sandbox, project: Path, more: str) -> None:
+    opening = '"runOptions": {"runOn": "folderOpen"}'
+    tasks = f'{{"tasks": [{{"label": "a", {more}{opening}}}, {{"label": "b", "command": "sh main.py"}}]}}'
+    set_up(project, ".vscode/tasks.json", tasks)
+    run = sandbox.run("echo y >> main.py")
+    assert [change.path for change in run.changes if change.verdict == "held"] == (["main.py"] if more else [])

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from fumehood.core.shell import BEFORE, is_assignment, named
 from fumehood.core.value import words as table_of
+from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ _LAUNCHERS = table_of(
 _FIRST = BEFORE - _LAUNCHERS | {"exec"}
 # Options whose value is the next word, as far as it is no number.
 _VALUED = table_of(
-    """--with --with-editable --with-requirements --extra --group --only-group --no-group --env-file --env-file-if-exists
-    --package --python --directory --project --index --index-url --config --config-file --import-map --lock --preload
-    --require --import --cwd --filter --manifest-path --rcfile -ldflags -gcflags -tags -mod -modfile --user --signal
-    --max-args --arg-file --delimiter --chdir --unset"""
+    """--with --with-editable --with-requirements --extra --group --only-group --no-group --env-file
+    --env-file-if-exists --package --python --directory --project --index --index-url --config --config-file
+    --import-map --lock --preload --require --import --cwd --filter --manifest-path --rcfile -ldflags -gcflags
+    -tags -mod -modfile --user --signal --max-args --arg-file --delimiter --chdir --unset"""
 )
 _RUNNERS_LETTERS = "cpCwPr"
 _LAUNCHERS_LETTERS = "aCdDgIpsuU"
@@ -66,17 +67,17 @@ def files_run(line: str, is_file: Asked, is_program: Asked) -> Iterator[str]:
                     if is_file(path):
                         break
             elif word in _LAUNCHERS:
-                for each in _started(rest, _LAUNCHERS_LETTERS):
-                    yield from (path for path in named(each) if "/" in each or is_program(path))
+                started = _started(rest, _LAUNCHERS_LETTERS)
+                yield from (path for each in started for path in named(each) if "/" in each or is_program(path))
             elif _is_runner(words, number):
-                for each in _started(rest, _RUNNERS_LETTERS):
-                    yield from named(each) if "/" in each or each.endswith(_SCRIPTS) else ()
+                started = _started(rest, _RUNNERS_LETTERS)
+                yield from (path for each in started if _is_script(each) for path in named(each))
 
 
 def begins_as_command(line: str, is_program: Asked) -> bool:
-    """Return True if a text begins with an interpreter, or what starts files as one does, or a program that is there."""
+    """Return True if a text begins with an interpreter, with what starts files too, or with a program that is there."""
     words = line.translate(_ENDS).split()
-    first = line.split()[0].strip("'\"") if words else ""
+    first = line.split(maxsplit=1)[0].strip("'\"") if words else ""
     if not first:
         return False
     if _interprets(first) or first in _RUN_AT_ONCE or (first in _RUNNERS and words[1:2] == ["run"]):
@@ -139,6 +140,10 @@ def _is_runner(words: list[str], number: int) -> bool:
     return word in _RUN_AT_ONCE and words[number + 1 : number + 2] != ["run"]
 
 
+def _is_script(word: str) -> bool:
+    return "/" in word or word.endswith(_SCRIPTS)
+
+
 def _started(words: list[str], letters: str) -> Iterator[str]:
     """Yield the program that comes after options; of what their values name, scripts."""
     is_value = False
@@ -188,8 +193,8 @@ _ARGS = "args"
 def lines_of(text: str) -> Iterator[tuple[str, bool]]:
     """Yield each text in settings, and whether its key says that it is run: then with the arguments beside it.
 
-    Arguments belong to the keys of the same item that are called alike (`command` and `args`, `a.command` and `a.args`),
-    whichever comes first; alone they say nothing.
+    Arguments belong to the keys of the same item that are called alike (`command` and `args`, `a.command` and
+    `a.args`), whichever comes first; alone they say nothing.
     """
     run: dict[tuple[int, str, int], list[str]] = {}
     arguments: dict[tuple[int, str], list[str]] = {}
@@ -212,8 +217,25 @@ def lines_of(text: str) -> Iterator[tuple[str, bool]]:
             yield " ".join([value, *arguments[item, ""]]), True
 
 
+def tasks_at_opening(text: str, mark: str) -> str:
+    """Return those of an editor's tasks that have a mark; all, where one may start others or none can be told."""
+    from fumehood.core.jsonc import parse
+
+    try:
+        node = parse(text)
+    except (BadRequest, ValueError, RecursionError):
+        return text
+    tasks = node.member("tasks")
+    if tasks is not None and tasks.members is not None:  # of a workspace
+        node, tasks = tasks, tasks.member("tasks")
+    if tasks is None or tasks.items is None or node.member("command") is not None or "dependsOn" in text:
+        return text
+    each = (text[task.start : task.end] for task in tasks.items)
+    return "\n".join(task for task in each if mark in task)
+
+
 class _Items:
-    """Tells which item a key belongs to: an object in braces, else what is indented alike below one `- ` or `[name]`."""
+    """Tells which item a key belongs to: an object in braces, else what is indented alike below a `- ` or `[name]`."""
 
     def __init__(self) -> None:
         self._count = 0

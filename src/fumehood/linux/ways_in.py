@@ -24,7 +24,7 @@ from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
 from fumehood.core.shell import named_paths
 from fumehood.core.value import Value
-from fumehood.core.what_runs import begins_as_command, entered, files_run, goes_over_files, lines_of
+from fumehood.core.what_runs import begins_as_command, entered, files_run, goes_over_files, lines_of, tasks_at_opening
 from fumehood.linux.git_includes import Unreadable, content, expanded, links_and_end
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, Parents, look, open_below, open_top
@@ -258,7 +258,10 @@ def _protect_what_settings_name(ways: Ways, path: str, bases: Sequence[str], hom
 
         for line in commands_in(text, is_toml=name.endswith(".toml")):
             protect_line(ways, line, bases, home, because)
-    if not name.endswith(_STARTED_BY_HAND) or _AT_OPENING in text:
+    is_by_hand = name.endswith(_STARTED_BY_HAND)
+    if is_by_hand and _AT_OPENING in text:
+        text, is_by_hand = tasks_at_opening(text, _AT_OPENING), False
+    if not is_by_hand:
         _Runs(ways, bases, home, because).protect_settings(text)
 
 
