@@ -43,11 +43,11 @@ TESTS = {
     ),
     "service/recover": (
         "service/test_recover.py", "service/test_rebuild.py", "service/test_interrupts.py", "service/test_folds.py",
-        "faults/test_faults.py",
+        "service/test_checkpoint_killed.py", "faults/test_faults.py",
     ),
     "service/apply": (
         "linux/test_steps.py", "service/test_in_use.py", "service/test_some_paths.py", "service/test_recover.py",
-        "service/test_apply_undo.py", "faults/test_faults.py",
+        "service/test_whole_seconds.py", "service/test_apply_undo.py", "faults/test_faults.py",
     ),
     "core/jsonc": ("core/test_jsonc.py", "faces/test_connect.py"),
 }  # fmt: skip

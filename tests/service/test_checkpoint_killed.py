@@ -117,6 +117,8 @@ def test_a_kill_in_a_checkpoint_leaves_old_or_new(home, test_directory, states, 
         assert runs["run"].state == "held"
         if "checkpoint" in runs:
             assert runs["checkpoint"].state == ("applied" if now == settled else "failed")
+            layer = home / ".local/state/fumehood/runs" / runs["checkpoint"].run
+            assert layer.exists() == (now == settled), "a copy that nobody needs is not kept"
         sandbox.apply(runs["run"])
         assert plain(project) == after
         while any(run.state in ("applied", "held") and run.act != "undo" for run in sandbox.history()):
