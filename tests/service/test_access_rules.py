@@ -10,6 +10,7 @@ import pytest
 
 from conftest import need
 from fumehood import Policy, Sandbox
+from fumehood.service.layers import resemble
 
 pytestmark = pytest.mark.namespaces
 
@@ -65,3 +66,21 @@ def test_rules_of_where_the_layers_lie_are_for_nobody_else(home, project):
     with Sandbox(project) as sandbox:
         assert sandbox.run("echo x > file; mkdir directory").state == "applied"
     assert (rules_of(project / "file"), rules_of(project / "directory")) == ({}, {})
+
+
+def test_an_attribute_that_can_not_be_given_keeps_back_no_other(test_directory, monkeypatch):
+    root, upper = test_directory / "root", test_directory / "upper"
+    root.mkdir()
+    upper.mkdir()
+    for name in ("user.a", "user.b"):
+        os.setxattr(root, name, b"x")
+    give = os.setxattr
+
+    def refuse_one(path, name, value):
+        if name == "user.a":
+            raise OSError(errno.ENOSPC, "no room")
+        give(path, name, value)
+
+    monkeypatch.setattr(os, "setxattr", refuse_one)
+    resemble(str(upper), str(root))
+    assert "user.b" in os.listxattr(upper)

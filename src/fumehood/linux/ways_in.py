@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
 _LONGEST_PATH = 4096 - 256  # bytes, before a name: what is longer no program can open by its path
-_SYSTEM = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
+SYSTEM_PROGRAMS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _MOST_ROUNDS = 3  # of `cd` within one line
 _LONGEST_SCRIPT = 1 << 16
 _MOST_ENTERED = 8  # directories, by one script
@@ -289,7 +289,7 @@ def protect_search_path(ways: Ways, added: Collection[str], path: str) -> None:
             continue
         at = listed.index(directory)
         is_installed = _is_installed(place) or f"{os.path.dirname(directory)}/pyvenv.cfg" in added
-        before, behind = listed[:at], _SYSTEM if is_installed else (*listed[at + 1 :], *_SYSTEM)
+        before, behind = listed[:at], SYSTEM_PROGRAMS if is_installed else (*listed[at + 1 :], *SYSTEM_PROGRAMS)
         replaced = next((f"{each}/{name}" for each in behind if os.path.isfile(f"{each}/{name}")), "")
         if not replaced or any(os.path.isfile(f"{each}/{name}") for each in before):
             continue

@@ -306,7 +306,6 @@ class Wire:
                         target.await_room(patience_s)
                         target.socket.setblocking(False)  # it may have been heard
 
-
     def _fill(self, pipe: Pipe, most: int, patience_s: float) -> int:
         try:
             while (filled := pipe.fill(self.socket.fileno(), most)) is None:

@@ -57,7 +57,6 @@ class _Served:
             return 0.0
         return time.monotonic() - self.entry.moved_at
 
-
     def arrived_and_not(self) -> tuple[int, int]:
         """Return how much the host has confirmed so far, and whether it has not confirmed everything."""
         if self.host is None:

@@ -15,7 +15,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.hunks import MARKS, merged
 from fumehood.core.judge import git_directories
-from fumehood.core.masks import is_in
+from fumehood.core.masks import is_below, is_in
 from fumehood.core.patterns import lies_in_cache
 from fumehood.core.report import Run, first_of, how_many, printable
 from fumehood.core.request import APPLY, DISCARD, HOLD, Request, loopback_of
@@ -82,7 +82,7 @@ def frozen_at(store: Store, number: int) -> str:
 
 def is_gits(root: str, path: str, gits: Collection[str]) -> bool:
     """Tell whether a path is in a repository's own directory; `gits` are those that what changed in them shows."""
-    return ".git" in path.split("/") or f"{root}/{path}".startswith(tuple(f"{git}/" for git in gits))
+    return ".git" in path.split("/") or any(is_below(f"{root}/{path}", git) for git in gits)
 
 
 class _Bases:

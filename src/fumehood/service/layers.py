@@ -240,17 +240,18 @@ def resemble(upper: str, root: str) -> int:
         from fumehood.linux.copying import give_owner
 
         give_owner(upper, like)
-    rules = [each for each in os.listxattr(root) if each in _ACCESS_RULES]
-    try:
-        for attribute in (*_own_attributes(root), *rules):
-            os.setxattr(upper, attribute, os.getxattr(root, attribute))
-        for attribute in os.listxattr(upper):
-            if attribute in _ACCESS_RULES and attribute not in rules:
-                os.removexattr(upper, attribute)  # from where the layer lies
-    except OSError as error:
-        # A directory may be closed to us, and not every file system has attributes, or room for them.
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG):
-            raise
+    owned = [each for each in os.listxattr(root) if _is_own(each) or each in _ACCESS_RULES]
+    inherited = [each for each in os.listxattr(upper) if each in _ACCESS_RULES]  # from where the layer lies
+    for attribute in dict.fromkeys((*owned, *inherited)):
+        try:
+            if attribute in owned:
+                os.setxattr(upper, attribute, os.getxattr(root, attribute))
+            else:
+                os.removexattr(upper, attribute)
+        except OSError as error:
+            # A directory may be closed to us, and not every file system has attributes, or room for them.
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG):
+                raise
     os.chmod(upper, like.st_mode & 0o7777)
     os.utime(upper, ns=(like.st_atime_ns, like.st_mtime_ns))
     return like.st_mode
@@ -258,8 +259,11 @@ def resemble(upper: str, root: str) -> int:
 
 def _own_attributes(directory: str) -> list[str]:
     """Return the names of the attributes that somebody gave a directory, and no overlay."""
-    names = os.listxattr(directory)
-    return [each for each in names if each.startswith("user.") and not each.startswith(BOOKKEEPING)]
+    return list(filter(_is_own, os.listxattr(directory)))
+
+
+def _is_own(attribute: str) -> bool:
+    return attribute.startswith("user.") and not attribute.startswith(BOOKKEEPING)
 
 
 def scanned(

@@ -111,11 +111,13 @@ def _hidden_locks(run: Run, late: Sequence[c.Change]) -> list[c.Change]:
     if not locks:
         return []
     from fumehood.core.judge import git_directories
+    from fumehood.core.masks import is_below
 
-    inside = tuple(f"{git}/" for git in git_directories(run.roots, run.changed))
+    gits = git_directories(run.roots, run.changed)
     return [
-        each for each in locks if ".git/" in each.path or f"{run.roots[each.root]}/{each.path}".startswith(inside)
-    ]
+        each for each in locks
+        if ".git/" in each.path or any(is_below(f"{run.roots[each.root]}/{each.path}", git) for git in gits)
+    ]  # fmt: skip
 
 
 def _is_another_mode(change: c.Change) -> bool:

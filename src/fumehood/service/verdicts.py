@@ -51,6 +51,7 @@ from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, mounts_below
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
 from fumehood.linux.ways_in import (
+    SYSTEM_PROGRAMS,
     ProjectTree,
     Ways,
     had_repository,
@@ -109,7 +110,6 @@ def judge_all(
 # ---- What the host would act on by itself.
 
 _MOST = 1 << 20  # bytes of a file that are read: a git configuration with many branches is longer than it looks
-_SYSTEM = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")  # whatever PATH says
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -170,7 +170,7 @@ def _commands(names: Iterable[str], roots: tuple[str, ...], *, installs: bool) -
 
     Where packages are installed, only the system's own.
     """
-    searched = _SYSTEM if installs else (*os.environ.get("PATH", "").split(":"), *_SYSTEM)
+    searched = SYSTEM_PROGRAMS if installs else (*os.environ.get("PATH", "").split(":"), *SYSTEM_PROGRAMS)
     folders = dict.fromkeys(searched) if names else {}
     outside = [each for each in folders if each.startswith("/") and within(os.path.realpath(each), roots) is None]
     commands = {}

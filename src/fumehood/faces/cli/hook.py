@@ -159,7 +159,7 @@ def answered(data: bytes, options: HookOptions) -> str:
     except BadRequest as error:
         answer = client.refused(DENY, f"{error.message}. {error.hint}")
     if not answer:
-        return _SAYS_NOTHING[answer is not None]
+        return "" if answer is None else "{}\n"
     import json
 
     return json.dumps(answer) + "\n"
