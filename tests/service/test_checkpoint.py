@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
+from fumehood.service.overview import Chosen, perform, shown_at
 from patience import LONG_S, eventually
 from snapshots import snapshot
 
@@ -186,6 +187,21 @@ def test_the_command_and_its_checkpoints_can_be_taken_back(going, project):
     for _ in range(2):
         command.sandbox.redo()
     assert snapshot(project) == after[0]
+
+
+def test_by_a_page_a_command_is_taken_back_and_brought_back_with_its_checkpoints(going, project, store):
+    before = snapshot(project)
+    command = going("echo one > one", "echo two >> one; echo 2 > two")
+    command.part()
+    command.checkpoint()
+    end = command.ended()
+    after = snapshot(project)
+    back = perform(store, store.history.find(end.run), Chosen(act="undo", seen=shown_at(store, end)))
+    assert (back.of, snapshot(project)) == (end.run, before)
+    perform(store, store.history.find(end.run), Chosen(act="redo"))
+    assert snapshot(project) == after
+    perform(store, store.history.find(end.run), Chosen(act="undo", paths=("two",)))
+    assert sorted(os.listdir(project)) == ["one"]
 
 
 def test_all_of_a_session_is_taken_back_with_its_checkpoints(going, project):

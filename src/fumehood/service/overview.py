@@ -202,10 +202,12 @@ def _taken_back(store: Store, project: Project, run: Run, chosen: Chosen) -> Run
     if chosen.seen:
         with store.alone(project.id):  # whoever is at it just now has ended then, and may have changed it
             _refuse_another(store, run, chosen)
-    here = run.project
-    if chosen.act == "redo" and run.act != "undo":
-        run = to_redo(store, run.run, paths=chosen.paths, here=here)
-    return undo(store, project, run, chosen.paths, here=here, force=chosen.force)
+    here, force = run.project, chosen.force
+    if chosen.act == "redo":
+        return redo_command(store, project, run.run, paths=chosen.paths, here=here, force=force)[0]
+    if chosen.paths:
+        return undo(store, project, run, chosen.paths, here=here, force=force)
+    return undo_command(store, project, run, force=force)[0]
 
 
 def shown_at(store: Store, run: Run) -> str:

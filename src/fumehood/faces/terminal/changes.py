@@ -264,13 +264,14 @@ class ChangesView(Acting):
         """Undo the chosen path of a run, or all of it."""
         branch = self._branch
         if branch is not None:
-            self.act(self._runs[branch.run].run, Chosen(act="undo", paths=branch.paths))
+            each = self._runs[branch.run]
+            self.act(each.run, Chosen(act="undo", paths=branch.paths, seen=each.seen))
 
     def action_bring_back(self) -> None:
         """Redo what was taken back of the run."""
         branch = self._branch
         if branch is not None:
-            self.redo(self._runs[branch.run].run)
+            self.act(self._runs[branch.run].run, Chosen(act="redo"))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         """Offer only what can be done to what is shown."""

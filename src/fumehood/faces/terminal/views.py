@@ -395,7 +395,7 @@ class HistoryView(Acting):
     def action_bring_back(self) -> None:
         """Redo the chosen run, or what the chosen undo took back."""
         if self._run is not None:
-            self.redo(self._run)
+            self.act(self._run, Chosen(act="redo"))
 
     def action_output(self) -> None:
         """Show what the chosen run printed."""

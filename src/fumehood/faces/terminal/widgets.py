@@ -27,7 +27,6 @@ from fumehood.service import overview
 from fumehood.service.opened import upkeep
 from fumehood.service.overview import Chosen
 from fumehood.service.store import Store
-from fumehood.service.undo import to_redo
 
 _TAB = 8
 _LONGEST = 4000  # characters of a line that are shown; what is longer was not made to be read
@@ -241,20 +240,10 @@ class Acting(Container):
 
     def act(self, run: Run, chosen: Chosen) -> None:
         """Do something to a run, in a thread, for it may wait for a lock."""
-        self._in_thread(lambda: overview.perform(self.store, self.store.history.find(run.run), chosen))
 
-    def redo(self, run: Run) -> None:
-        """Bring back what was taken back of a run."""
-
-        def bring_back() -> Run:
-            return overview.perform(self.store, to_redo(self.store, run.run), Chosen(act="redo"))
-
-        self._in_thread(bring_back)
-
-    def _in_thread(self, perform: Callable[[], Run]) -> None:
         def work() -> None:
             try:
-                done = perform()
+                done = overview.perform(self.store, self.store.history.find(run.run), chosen)
             except (FumehoodError, OSError) as error:
                 self.app.call_from_thread(self._tell_error, plain_error(error))
                 return
