@@ -167,6 +167,53 @@ def test_what_is_no_job_of_ours_is_never_looked_up(machines: Machines, project: 
     assert sent(machines, project, "run", "--", "echo still here")["output"] == "still here\n"
 
 
+def test_a_result_that_no_worker_of_ours_would_send_is_a_job_that_failed(
+    machines: Machines, project: Path, packages: Path
+) -> None:
+    from redis import Redis
+    from rq.job import Job
+    from rq.results import Result
+    from rq.serializers import JSONSerializer
+
+    filled(project)
+    connection = Redis(unix_socket_path=machines.url[7:])
+
+    def fetched(job: str) -> Any:
+        return Job.fetch(job, connection=connection, serializer=JSONSerializer)
+
+    worker = machines.start_worker()
+    job = sent(machines, project, "run", "--detach", "--", "echo hi; echo two >> src/a.py")["job"]
+    assert sent(machines, project, "attach", job)["state"] == "held"
+    good = json.loads(fetched(job).latest_result().return_value["result"])
+    worker.kill()
+    worker.wait()
+
+    def attached(value: Any) -> dict[str, Any]:
+        job = sent(machines, project, "run", "--detach", "--", "true")["job"]
+        if isinstance(value, dict):
+            value = {"result": json.dumps(value | {"job": job}), "signature": ""}
+        Result.create(fetched(job), Result.Type.SUCCESSFUL, 1000, return_value=value)
+        return sent(machines, project, "attach", job)
+
+    def with_report(**changed: Any) -> dict[str, Any]:
+        return good | {"report": good["report"] | changed}
+
+    blocked = {"what": "network", "detail": "example.org", "hint": "", "since": 5}
+    newer = attached(with_report(blocked=[blocked], more=1))
+    assert (newer["state"], newer["blocked"][0]["detail"]) == ("held", "example.org")
+    forged = [
+        good | {"report": {}}, good | {"report": 5}, good | {"bundle": 5}, with_report(exit_code="x"),
+        with_report(exit_code=10**30), with_report(stdout="\ud800"), with_report(duration_s=10**400),
+        with_report(blocked=[5]), {"failed": "\ud800"}, 5, {"refused": {"a": ["b"]}},
+    ]  # fmt: skip
+    for value in forged:
+        run = attached(value)
+        assert run["state"] in ("failed", "refused"), value
+        assert run["exit_code"] is None
+    drafts = json.loads(machines.send("draft", "list", "--json", project=project).stdout)
+    assert len(drafts["drafts"] if isinstance(drafts, dict) else drafts) == 2  # of those that were taken up
+
+
 def test_many_commands_on_one_base_end_in_a_draft_each(machines: Machines, project: Path) -> None:
     filled(project)
     for _ in range(2):

@@ -44,6 +44,7 @@ _LOST_S = 2.0  # how often jobs are looked for that Redis may have forgotten
 _FOR_FETCHING_S = 600  # besides a command's own time: the base may have to be fetched first
 _LARGEST_BUNDLE = 4 << 30
 _AT_ONCE = min(8, os.cpu_count() or 1)  # results that are taken over
+_WRONG = (KeyError, TypeError, ValueError, OverflowError)  # what comes of a result that is none
 _MOST_TRIES = 20  # a job is tried so often again whose workers are killed
 
 
@@ -257,7 +258,8 @@ class FleetSender:
             is_cancelled = job.is_canceled or job.is_stopped
             return {"failed": "the job was cancelled"} if is_cancelled else None
         if result.type != Result.Type.SUCCESSFUL:
-            return {"failed": (result.exc_string or "it ended without a result").strip().splitlines()[-1]}
+            said = (result.exc_string or "").strip() or "it ended without a result"
+            return {"failed": said.splitlines()[-1]}
         return self._verified(result.return_value, note["id"])
 
     def _verified(self, value: Any, job: str) -> Outcome:
@@ -265,12 +267,13 @@ class FleetSender:
         try:
             text, signature = value["result"], value["signature"]
             outcome: Outcome = json.loads(text)
+            json.dumps(outcome, ensure_ascii=False).encode(errors="surrogateescape")  # else it can't be recorded
             outcome["signed"] = "not signed"
             if signature:
                 outcome["signed"] = signer_of(signature, RESULT, text.encode(), self._policy.sign.signers).line
             if outcome["job"] != job:
                 return {"failed": "the result is one of another job"}
-        except (KeyError, TypeError, ValueError) as error:
+        except _WRONG as error:
             return {"failed": f"the result is not one: {error}"}
         except BadSignature as error:
             return {"failed": f"the result was changed on its way: {error.message}"}
@@ -307,9 +310,12 @@ class FleetSender:
 
     def _held(self, job: str, title: str, outcome: Outcome) -> Run:
         """Take up a job's changes in a draft of its own; what was begun of that before is thrown away."""
-        bundle, report, name = outcome["bundle"], outcome["report"], _draft(job)
+        try:
+            end, bundle, name = _end_of(outcome["report"]), str(outcome["bundle"]["name"]), _draft(job)
+        except _WRONG as error:
+            raise BadRequest(f"the result is not one: {error}", hint="is the worker of another version?") from error
         with tempfile.NamedTemporaryFile(dir=self._store.places.state) as file:
-            for _, data in self._blobs.get([(str(bundle["name"]), _LARGEST_BUNDLE)]):
+            for _, data in self._blobs.get([(bundle, _LARGEST_BUNDLE)]):
                 file.write(data)
             file.flush()
             if self._store.drafts.at(self._project.id, name) is not None:
@@ -318,10 +324,7 @@ class FleetSender:
             run: Run = draft._imported(file.name, title, outcome["signed"])
         if run.state == "empty":
             draft.discard()
-        run.exit_code, run.timed_out = report["exit_code"], bool(report["timed_out"])
-        run.duration_s, run.network = float(report["duration_s"]), str(report["network"])
-        run.blocked = tuple(Blocked(**each) for each in report["blocked"])
-        outputs = [str(report[name]).encode(errors="surrogateescape") for name in ("stdout", "stderr")]
+        run.exit_code, run.timed_out, run.duration_s, run.network, run.blocked, outputs = end
         self._store.history.end(run, [(each, len(each)) for each in outputs])
         return self._store.history.find(run.run)
 
@@ -388,6 +391,20 @@ def _flat(pieces: Any) -> Iterator[tuple[Any, dict[bytes, bytes]]]:
             yield from _flat(each)
         else:
             yield each
+
+
+def _end_of(report: Any) -> tuple[int | None, bool, float, str, tuple[Blocked, ...], list[bytes]]:
+    """Return what a worker says of a command's end: it may be of another version, and whoever reaches Redis forges it.
+
+    Raises one of `_WRONG`.
+    """
+    code = report["exit_code"]
+    if code is not None and code not in range(256):
+        raise ValueError(f"{code!r} is no exit status")
+    texts = [{name: str(each[name]) for name in Blocked._fields} for each in report["blocked"]]
+    blocked = tuple(Blocked(**each) for each in texts)
+    outputs = [str(report[name]).encode(errors="surrogateescape") for name in ("stdout", "stderr")]
+    return code, bool(report["timed_out"]), float(report["duration_s"]), str(report["network"]), blocked, outputs
 
 
 def _draft(job: str) -> str:
