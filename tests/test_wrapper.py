@@ -31,6 +31,9 @@ def command(bundle=None):
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.once]
 
+# The Python that the suite is to be tried with, if one was named: packages are got for it.
+CHOSEN = {name: os.environ[name] for name in ("FUMEHOOD_PYTHON",) if name in os.environ}
+
 
 @dataclass(frozen=True)
 class Checkout:
@@ -49,7 +52,7 @@ class Checkout:
         """What a login has, and where packages are."""
         offline = {"PIP_NO_INDEX": "1", "UV_OFFLINE": "1"}
         links = {f"{tool}_FIND_LINKS": str(self.wheels) for tool in ("PIP", "UV")}
-        return offline | links | {"PATH": os.environ["PATH"], "HOME": str(self.home)} | more
+        return offline | links | CHOSEN | {"PATH": os.environ["PATH"], "HOME": str(self.home)} | more
 
     def start(
         self, *arguments: str, program: str = "", cwd: Path | None = None, **more: str

@@ -50,15 +50,16 @@ def steps(store: Store, act: Callable[[], object]) -> int:
 def make_long(store: Store, template: Run) -> None:
     """Let many more runs have done what one did, before it and in other directories."""
     columns = [row[1] for row in store.database.rows("PRAGMA table_info(runs)")]
-    own = {"number": "-?1", "project_number": "1000 + ?1", "id": "'00' || ?1", "layer": "'00' || ?1"}
+    own = {"number": "-:n", "project_number": "1000 + :n", "id": "'00' || :n", "layer": "'00' || :n"}
     numbers = ", ".join(own.get(name, name) for name in columns)
     with store.database.transaction() as connection:
         for n in range(1, MANY + 1):
-            connection.execute(f"INSERT INTO runs SELECT {numbers} FROM runs WHERE id = ?2", (n, template.run))
+            values = {"n": n, "run": template.run}
+            connection.execute(f"INSERT INTO runs SELECT {numbers} FROM runs WHERE id = :run", values)
             connection.execute(
-                "INSERT INTO changes SELECT ?1, n, root, cast('elsewhere' || ?2 AS BLOB), within, entries, verdict"
-                " FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?3)",
-                (-n, n, template.run),
+                "INSERT INTO changes SELECT -:n, n, root, cast('elsewhere' || :n AS BLOB), within, entries, verdict"
+                " FROM changes WHERE run = (SELECT number FROM runs WHERE id = :run)",
+                values,
             )
 
 
