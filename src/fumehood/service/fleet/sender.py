@@ -232,8 +232,8 @@ class FleetSender:
                 key = raw.decode()
                 for at, fields in _flat(pieces):
                     seen[key] = at
-                    if on_output is not None and key not in ends and b"text" in fields:
-                        on_output(fields[b"stream"].decode(), fields[b"text"].decode())
+                    if on_output is not None and key not in ends and fields.keys() >= {b"stream", b"text"}:
+                        on_output(*(fields[name].decode(errors="replace") for name in (b"stream", b"text")))
                 news |= {key} & ends.keys()
             if time.monotonic() - looked > _LOST_S:
                 looked, news = time.monotonic(), set(ends)
