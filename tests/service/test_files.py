@@ -207,6 +207,22 @@ def test_an_undo_leaves_no_backup_that_shares_with_the_live_file(
     assert not must(at(store, known, "b")).is_deleted
 
 
+def test_what_was_deleted_comes_back_itself_and_not_as_a_copy(
+    run: Callable[..., Run], undo: Callable[[Run], Run], project: Path, edited: Path
+) -> None:
+    (project / "d").mkdir()
+    paths = [project / name for name in ("a", "d/b", "c", "d/c")]
+    for path in paths[:3]:
+        path.write_text(path.name)
+    os.link(paths[2], paths[3])
+    inodes = [path.stat().st_ino for path in paths]
+    done = run("rm -r *")
+    assert names(edited)
+    undo(done)
+    assert [path.stat().st_ino for path in paths] == inodes
+    assert [path.stat().st_nlink for path in paths] == [1, 1, 2, 2]
+
+
 def test_the_next_change_after_an_undo_makes_the_backup_anew(
     run: Callable[..., Run], undo: Callable[[Run], Run], project: Path, edited: Path
 ) -> None:

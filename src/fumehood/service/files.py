@@ -224,6 +224,8 @@ def release(store: Store, back: Run) -> int:
         forget_file(store, [name for name, _ in in_directory], gone)
         for name in gone:
             daily.remove(name)
+    if gone:
+        _count_links(store, back)
     return len(gone)
 
 
@@ -231,6 +233,18 @@ def _has_no_backups(store: Store, layer: str) -> bool:
     """Tell whether no daily backup can share with a layer: its run is due, and was too large to be begun at once."""
     rows = store.database.rows("SELECT 1 FROM files_due WHERE run = ? AND NOT begun LIMIT 1", (layer,))
     return bool(rows) and _size(store, layer) > AT_ONCE
+
+
+def _count_links(store: Store, back: Run) -> None:
+    """Let the stamps tell how many names each file has now: what still has another one is copied before it goes."""
+    for number, upper in enumerate(store.uppers(back)):
+        with Slots(upper) as slots:
+            for change in back.changed:
+                after = change.after
+                if change.root == number and after is not None and after.kind == c.FILE and after.links > 1:
+                    parent, _, name = change.path.rpartition("/")
+                    entry = slots.look(parent, name)
+                    after.links = 1 if entry is None else entry.st_nlink
 
 
 def _inodes_going(changes: Sequence[c.Change], upper: str, daily: Daily) -> set[int]:
