@@ -63,6 +63,15 @@ def test_what_is_written_to_the_home_is_thrown_away_and_told(home, project):
     assert not (home / ".bashrc").exists()
 
 
+@pytest.mark.parametrize("command", ["git config --global user.name Eve", "echo '#' >> ~/.gitconfig"])
+def test_a_setting_that_is_changed_where_there_was_one_is_told(home, project, command):
+    write(home / ".gitconfig", "[user]\n\tname = Ada\n")
+    with Sandbox(project) as sandbox:
+        assert [(each.what, each.detail) for each in sandbox.run(command).blocked] == [("home", "~/.gitconfig")]
+        assert sandbox.run("git config user.name").blocked == ()
+    assert (home / ".gitconfig").read_text() == "[user]\n\tname = Ada\n"
+
+
 def test_a_commit_has_its_author_and_no_credentials_come_along(policy, home, project):
     write(home / ".gitconfig", "[user]\n\tname = Ada\n\temail = ada@example.org\n[include]\n\tpath = more\n"
           "[credential]\n\thelper = store\n[commit]\n\tgpgsign = true\n")  # fmt: skip

@@ -255,7 +255,7 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
         if plan.home:
             yield f"keeping {plan.home}"
             directory = shown.opened(plan.home)
-            _hand_out(os.dup(_REPORT_FD), [directory], _used(directory))
+            _hand_out(os.dup(_REPORT_FD), [directory])
     if plan.listen and not plan.loopback:
         yield "listening for the proxy"
         _hand_out(channel, namespaces.listeners(plan.listen, plan.resolvers))
@@ -290,10 +290,10 @@ def _enter(plan: Plan, channel: int, network: int, *, is_ready: bool) -> None:
         libc.unshare(libc.CLONE_NEWNET)
 
 
-def _hand_out(taker: int, descriptors: Sequence[int], data: bytes = b"") -> None:
+def _hand_out(taker: int, descriptors: Sequence[int]) -> None:
     """Give descriptors to whoever waits at the other end of a socket; all are closed here."""
     connection = _socket.socket(fileno=taker)
-    send_descriptors(connection, _HANDED_OUT + data, descriptors)
+    send_descriptors(connection, _HANDED_OUT, descriptors)
     connection.close()
     for each in descriptors:
         os.close(each)
@@ -313,12 +313,6 @@ def receive_descriptors(connection: _socket.socket, size: int, most: int) -> tup
     data, received, *_ = connection.recvmsg(size, _socket.CMSG_SPACE(4 * most), _socket.MSG_CMSG_CLOEXEC)
     rights = b"".join(each for _, _, each in received)
     return data, [int.from_bytes(rights[at : at + 4], sys.byteorder) for at in range(0, len(rights), 4)]
-
-
-def _used(directory: int) -> bytes:
-    """Tell how much is in a file system in memory: the same, if nothing was left there meanwhile."""
-    size = os.statvfs(directory)
-    return b"%d %d" % (size.f_files - size.f_ffree, size.f_blocks - size.f_bfree)
 
 
 def _arrange_descriptors(plan: Plan, streams: Streams, ends: Ends) -> tuple[int, int, int]:
@@ -406,7 +400,7 @@ class RunningSandbox:
         return Exit(status=status, failure=report.partition("\0")[0], home=home, tries=tries)
 
     def _read_report(self) -> tuple[str, int]:
-        """Return what failed before bubblewrap was started, and the home, if something was left in it."""
+        """Return what failed before bubblewrap was started, and the home that the command had."""
         report, home = b"", -1
         connection = _socket.socket(fileno=self._report)
         while True:
@@ -416,8 +410,6 @@ class RunningSandbox:
                 return report.decode(errors="surrogateescape"), home
             if not descriptors:
                 report += data
-            elif data == _HANDED_OUT + _used(descriptors[0]):
-                os.close(descriptors[0])
             else:
                 home = descriptors[0]
 

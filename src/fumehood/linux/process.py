@@ -404,7 +404,7 @@ LAUNCHER_GONE = "the launcher is gone"  # the command may have run
 class Exit(Value):
     """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox.
 
-    `home` is a descriptor of a home in which something was left, thrown away with the last one of it; -1 is none.
+    `home` is a descriptor of the command's own home, thrown away with the last one of it; -1 is none.
     `tries` counts what was sent to where no route leads, by the command or by another in the same network.
     """
 
