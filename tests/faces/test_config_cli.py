@@ -100,6 +100,15 @@ def test_show_tells_what_holds_and_whose_word_it_is(cli, configure, project):
     assert told["project"] == str(project)
 
 
+def test_the_home_is_no_project_and_its_configuration_is_shown_and_checked_there(cli, configure, home):
+    path = configure("timeout = 5\n")
+    done = cli("config", "check", cwd=home)
+    assert (done.returncode, done.stdout) == (0, f"{path} is fine\n"), done.stderr
+    assert "timeout = 5    # global" in cli("config", "show", cwd=home).stdout.splitlines()
+    assert json.loads(cli("config", "show", "--json", cwd=home).stdout)["project"] is None
+    assert cli("config", "show", "--project", home).returncode == 125
+
+
 def test_a_mistake_stops_a_run_before_anything_happens(cli, configure, project):
     path = configure("aply = 1")
     done = cli("run", "--", "touch made")

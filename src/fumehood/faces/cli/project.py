@@ -321,15 +321,19 @@ def add_config(add: Add) -> None:
     tool.add_argument("--all", action="store_true", help="print an object with a list of all: ours, and each [[tool]]")
 
 
+def _roots_here(context: Context) -> tuple[str, ...]:
+    """Return the roots of the project; none where there can't be one, such as in the home: settings hold there too."""
+    try:
+        return context.project.roots
+    except BadRequest:
+        if context.options.project or context.options.workspace:
+            raise
+        return ()
+
+
 def _tool(context: Context) -> int:
     options = context.options
-    try:
-        roots = context.project.roots
-    except BadRequest:
-        if options.project or options.workspace:
-            raise
-        roots = ()  # nobody works here, and the tool is the same everywhere
-    policy = policy_for(context.store.places, roots)
+    policy = policy_for(context.store.places, _roots_here(context))
     if options.all:
         answer: dict[str, Any] = {"tools": every(policy, options.format, options.extra)}
     else:
@@ -355,7 +359,7 @@ def _check_config(context: Context, path: str) -> int:
 
         notes = remarks(path, checked)
         # What is no matter of its text: who may write it.
-        load(context.store.places, context.project.roots)
+        load(context.store.places, _roots_here(context))
 
     def show() -> None:
         for each in (*complaints, *notes):
@@ -371,10 +375,11 @@ def _check_config(context: Context, path: str) -> int:
 
 
 def _show_config(context: Context, path: str) -> int:
-    project = context.project
-    settings = load(context.store.places, project.roots)
-    policy = policy_for(context.store.places, project.roots)
-    own, everywhere = settings.get(project.path, {}), settings.get(EVERYWHERE, {})
+    roots = _roots_here(context)
+    project = roots[0] if roots else None
+    settings = load(context.store.places, roots)
+    policy = policy_for(context.store.places, roots)
+    own, everywhere = settings.get(project, {}) if project else {}, settings.get(EVERYWHERE, {})
     keys = []
     for key in KEYS:
         origin = "project" if key.place in own else "global" if key.place in everywhere else "default"
@@ -392,7 +397,7 @@ def _show_config(context: Context, path: str) -> int:
                 inside = [f"{field} = {shown(value)}" for field, value in fields.items() if field not in unsaid]
                 print(f"[[{name}]] {printable(', '.join(inside))}")
 
-    return context.say({"path": path, "project": project.path, "keys": keys, **sections}, show)
+    return context.say({"path": path, "project": project, "keys": keys, **sections}, show)
 
 
 def _plain(table: Any) -> dict[str, Any]:
