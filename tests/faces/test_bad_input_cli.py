@@ -57,6 +57,26 @@ def test_an_unknown_run(command: str, cli: Cli, applied: str, project: Path) -> 
     assert snapshot(project) == before
 
 
+@pytest.mark.parametrize("path", ["a", "gone.txt"])
+@pytest.mark.parametrize("command", ["diff", "apply", "discard", "undo", "redo"])
+def test_a_path_where_a_run_is_wanted_is_told_its_place(command: str, path: str, cli: Cli, applied: str) -> None:
+    hint = f"a path comes after the run: last {path}; fumehood log lists them"
+    assert refused(cli(command, path)) == (f"there is no run {path}", hint)
+
+
+def test_a_session_that_ran_nothing_here_is_named(cli: Cli, applied: str) -> None:
+    assert cli("log", "--session", "other").stdout == "nothing has run in session other yet; fumehood run -- COMMAND\n"
+
+
+def test_an_option_that_takes_no_value_says_so(cli: Cli) -> None:
+    assert refused(cli("run", "--network=yes", "--", "true"))[0] == "--network takes no value"
+
+
+def test_one_byte_is_one(cli: Cli, project: Path) -> None:
+    cli("run", "--", "printf x > one")
+    assert cli("files").stdout.split()[:2] == ["1", "byte"]
+
+
 @pytest.mark.parametrize("command", [["log"], ["run", "--", "true"], ["doctor"]])
 def test_a_home_that_is_not_absolute_is_refused_and_nothing_is_made_there(
     command: list[str], cli: Cli, project: Path

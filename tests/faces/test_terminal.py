@@ -136,6 +136,14 @@ def test_a_shell_is_one_run(screen, project, cli):
     assert [each["command"] for each in json.loads(cli("log", "--json").stdout)["runs"]] == ["fumehood shell"]
 
 
+def test_a_shell_leaves_no_history_that_would_be_told_of_each_time(screen):
+    one = screen("shell", env={"SHELL": "/bin/bash"})
+    one.wait_for("this shell is in the hood")
+    one.type("echo typed; exit\n")
+    assert one.end() == 0
+    assert "not kept" not in one.seen
+
+
 @pytest.mark.parametrize("root", ["host", "tree", "tree of another's"])
 def test_the_terminal_of_a_shell_has_a_name_that_is_there(screen, project, test_directory, root):
     tree = trees.make_tree(test_directory / "tree") if root != "host" else "host"
@@ -277,6 +285,12 @@ def test_tty_without_a_terminal_is_refused(cli):
     done = cli("run", "--tty", "--", "true")
     assert done.returncode == 125
     assert "needs a terminal" in done.stderr
+
+
+def test_a_shell_without_a_terminal_is_refused_in_its_own_words(cli):
+    done = cli("shell")
+    assert (done.returncode, done.stdout) == (125, "")
+    assert done.stderr == "ERROR: a shell needs a terminal\nhint: fumehood run -- COMMAND needs none\n"
 
 
 def test_an_agents_program_on_a_terminal_is_typed_to_and_shows_what_is_invisible(screen, home, project):

@@ -12,7 +12,8 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from fumehood import __version__
-from fumehood.core.report import Run
+from fumehood.core.report import Run, printable
+from fumehood.core.request import quoted
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.output import ModelText, Paint, here, meant, tell_notices
 from fumehood.service.opened import OpenedStore
@@ -130,7 +131,12 @@ class Context:
 
     def run(self, name: str) -> Run:
         """The run that was named; `last` and `last~1` are those of this project."""
-        return self.store.history.find(name, *self.reaches(name))
+        try:
+            return self.store.history.find(name, *self.reaches(name))
+        except BadRequest as error:
+            if "paths" in self.options and ("." in name or os.path.lexists(name)):  # no run is called so
+                error.hint = f"a path comes after the run: last {printable(quoted(name))}; {error.hint}"
+            raise
 
     def reaches(self, name: str) -> tuple[Reach, Reach]:
         """What a run is looked for in, by how it is named."""

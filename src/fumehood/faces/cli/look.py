@@ -84,7 +84,8 @@ def _log(context: Context) -> int:
 
         lost = len(unknown(context.store))
         yet = f"nothing is recorded; directories of runs without a record: {lost}; {MEND}" if lost else ""
-        print(yet or "nothing has run here yet; fumehood run -- COMMAND")
+        where = "here" if options.session is None else f"in session {printable(options.session)}"
+        print(yet or f"nothing has run {where} yet; fumehood run -- COMMAND")
     colour, lines = paint(), _Lines(runs, counts)
     if options.graph:
         below = {run.run: _built_on(history, run, runs[place:]) for place, run in enumerate(runs)}

@@ -85,6 +85,14 @@ class Options:
         return self.values[name][-1] if name in self.values else None
 
 
+def _misused(name: str, flags: set[str], values: set[str]) -> BadRequest:
+    """Say what is wrong with an option: there is none of that name, or it takes no value."""
+    hint = "fumehood run --help; the command goes after --"
+    if name in flags:
+        return BadRequest(f"{name} takes no value", hint=hint)
+    return BadRequest(f"there is no option {name}", hint=meant(name, (flags | values) - _OF_THE_HOOK) or hint)
+
+
 def parse(
     arguments: Sequence[str], more: frozenset[str] = frozenset(), flags: frozenset[str] = frozenset()
 ) -> Options | None:
@@ -107,9 +115,7 @@ def parse(
                 raise BadRequest(f"{name} needs a value", hint="fumehood run --help")
             options.values.setdefault(name, []).append(value)
         elif word.startswith("-"):
-            near = meant(name, (_FLAGS | _VALUES | more | flags) - _OF_THE_HOOK)
-            hint = near or "fumehood run --help; the command goes after --"
-            raise BadRequest(f"there is no option {name}", hint=hint)
+            raise _misused(name, _FLAGS | flags, _VALUES | more)
         else:
             waiting.insert(0, word)
             break
@@ -423,6 +429,8 @@ def shell(arguments: Sequence[str]) -> int:
         raise BadRequest("shell takes no command", hint="fumehood run --tty -- COMMAND")
     if "--json" in options.flags:
         raise BadRequest("shell does not take --json", hint="fumehood show last --json, afterwards")
+    if not (os.isatty(0) and os.isatty(1)):
+        raise BadRequest("a shell needs a terminal", hint="fumehood run -- COMMAND needs none")
     words = [word for word in arguments if word != "--"]
     limit = [] if "--timeout" in options.values else ["--timeout", NO_TIME_LIMIT]
     if "--quiet" not in options.flags:
@@ -441,7 +449,9 @@ def shell(arguments: Sequence[str]) -> int:
 _PROMPTS = {
     "sh": ("PS1='(hood) $ '", ""),
     "bash": (
-        r"""PS1='(hood) \w\$ ' PROMPT_COMMAND='case $PS1 in "(hood)"*) ;; *) PS1="(hood) $PS1" ;; esac'""", "",
+        # Without a history: each shell would be told that it is not kept.
+        r"""HISTFILE= PS1='(hood) \w\$ ' PROMPT_COMMAND='case $PS1 in "(hood)"*) ;; *) PS1="(hood) $PS1" ;; esac'""",
+        "",
     ),
     "zsh": ("PS1='(hood) %~ %# '", ""),
     "fish": (
