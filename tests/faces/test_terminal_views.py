@@ -531,6 +531,20 @@ def test_review_draws_on_a_plain_terminal_and_leaves_it_as_it_was(cli: Any, proj
     assert "\x1b[38;2;" not in screen.seen, "colours that this terminal has not"
 
 
+def test_review_counts_what_waits_here_and_watch_what_waits_anywhere(
+    cli: Any, project: Path, test_directory: Path
+) -> None:
+    other = test_directory / "other"
+    other.mkdir()
+    for place in (project, other, other):
+        assert cli("run", "--hold", "--", "date > app.py", cwd=place).returncode == 0
+    for words, count in (("review", 1), ("watch", 3)):
+        with Screen(project, words) as screen:
+            screen.wait_for(f"3 Waiting ({count})")
+            screen.type("q")
+            assert screen.end() == 0
+
+
 def test_watch_follows_the_size_of_the_window(home: Path, project: Path) -> None:
     with Screen(project, "watch") as screen:
         screen.wait_for("Nothing runs.")

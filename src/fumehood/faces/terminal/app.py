@@ -73,6 +73,7 @@ class Views(App[None]):
         self.presence = self.desk.attend()
         self._first, self._project = view, project
         self._held = held or (lambda: overview.waiting(store, most=_MOST_HELD)[0])
+        self._count_held: Callable[[], int] = lambda: overview.count_waiting(store) if held is None else len(held())
         self._asked: tuple[str, ...] = ()
         self._is_looking = False
         self.looks = 0  # how often what is new was shown
@@ -135,7 +136,7 @@ class Views(App[None]):
     def _look(self, view: Acting) -> None:
         try:
             self.store.recover()
-            asked, waiting = self.desk.waiting(), overview.count_waiting(self.store)
+            asked, waiting = self.desk.waiting(), self._count_held()
             show = view.look()
         except (FumehoodError, OSError) as error:
             # The records can't be read now, perhaps for want of room: it is said, and tried again.
