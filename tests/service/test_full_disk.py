@@ -166,6 +166,19 @@ assert (project / "kept").read_text() == "old"
 """
 
 
+AND_NOTHING_OF_OURS_FREES_IT = """
+(project / "kept").write_text("old")
+held = json.loads(fumehood("run", "--hold", "--json", "--", WRITE, status=(0,)).stdout)["run"]
+(state / "fumehood/reserve").unlink()
+fill(0)
+for words in (["clean", "--all", "--days", "0", "--yes"], ["discard", held], ["apply", held]):
+    refused = fumehood(*words, status=(125,)).stderr
+    assert "hint: remove something else there first (2 MiB are needed)" in refused, refused
+empty()
+fumehood("discard", held, status=(0,))
+"""
+
+
 @pytest.fixture
 def told(home, project, need):
     """Tell a story on a small state disk."""
@@ -214,6 +227,11 @@ def test_a_disk_that_fills_up_while_a_command_runs_leaves_it_its_end(told, optio
 )
 def test_what_a_command_wrote_to_a_full_disk_is_held_because_it_may_not_be_whole(told, how):
     told(BY_THE_COMMAND_ITSELF, how)
+
+
+@pytest.mark.namespaces
+def test_a_disk_that_others_filled_is_not_said_to_be_freed_by_what_needs_room_itself(told):
+    told(AND_NOTHING_OF_OURS_FREES_IT)
 
 
 @pytest.mark.namespaces

@@ -287,7 +287,8 @@ def _refuse_if_full(path: str, error: Exception) -> None:
     """Say that it is the disk that is full, where it is: that damages nothing."""
     state = os.path.dirname(path)
     if lacking := shortage(state):
-        raise NoRoom(f"nothing can be recorded: {lacking}", hint=hint(state)) from error
+        first = f"remove something else there first ({size_told(END_BYTES)} are needed): fumehood clean needs room too"
+        raise NoRoom(f"nothing can be recorded: {lacking}", hint=first) from error
 
 
 def _where(path: str) -> str:
