@@ -37,6 +37,9 @@ SAID = {
     "sh: 0: Cannot fork": ("limit", "processes: 50"),
     "bash: fork: retry: Resource temporarily unavailable": ("limit", "processes: 50"),
     "RuntimeError: can't start new thread": ("limit", "processes: 50"),
+    "fatal: renaming 'old' failed: Invalid cross-device link": ("rename", "directory"),
+    "Error: EXDEV: cross-device link not permitted, rename 'old' -> 'new'": ("rename", "directory"),
+    "fatal: hardlink different from source at 'b/.git/objects/98/8f'": ("link", "file"),
 }  # fmt: skip
 NOTHING = [
     "cat: /home/ada/project/notes.txt: No such file or directory",

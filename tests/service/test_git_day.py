@@ -268,6 +268,19 @@ def typed(host: Git, project: Path, remote: Path, library: Path, test_directory:
     return shell
 
 
+def test_a_directory_that_git_can_not_rename_is_explained_and_the_hint_leads_on(
+    sandbox: Sandbox, project: Path
+) -> None:
+    (project / "old").mkdir()
+    (project / "old/file").write_text("x")
+    assert sandbox.run("git init -q; git add -A").exit_code == 0
+    run = sandbox.run("git mv old new")
+    need(run.exit_code != 0, "this kernel's overlays rename directories")
+    assert [each.what for each in run.blocked] == ["rename"]
+    hinted = run.blocked[0].hint.partition("In place of git mv: ")[2].replace("OLD", "old").replace("NEW", "new")
+    assert sandbox.run(f"{hinted} && git ls-files").stdout == "new/file\n"
+
+
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_only_a_persons_word_lets_git_send_data_elsewhere(
     hood: Sandbox, typed: Callable[[str], bool], remote: Path, library: Path, attack: str

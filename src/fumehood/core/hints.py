@@ -38,6 +38,13 @@ _LIMITS = (
     (re.compile(r"CPU time limit exceeded", re.IGNORECASE), CPU),
 )  # fmt: skip
 _SIGNALS = {128 + 24: CPU, 128 + 25: FILE_SIZE}
+# What an overlay can't do to what was there before: rename a directory, make a hard link that is the same file.
+_RENAMED = "a command can't rename one that was there before it, nor move it by a rename between the project and /tmp"
+_OVERLAID = (
+    (re.compile(r"cross-device link|EXDEV", re.IGNORECASE), "rename", "directory",
+     f"{_RENAMED}; mv copies instead. In place of git mv: mv OLD NEW && git add -A OLD NEW"),
+    (re.compile(r"hardlink different from source"), "link", "file", "clone by copies: git clone --no-hardlinks"),
+)  # fmt: skip
 _NO_SOCKETS = "services of this machine are out of a command's reach; start one in the command, or run it outside"
 
 
@@ -48,7 +55,11 @@ def suspected(printed: str, exit_code: int, policy: Policy, home: str) -> tuple[
     limits += [_SIGNALS[exit_code]] if exit_code in _SIGNALS else []
     amounts = {name: getattr(policy.limits, name) for name in limits}
     reached = [hit(name, amount) for name, amount in amounts.items() if amount]
-    return tuple(dict.fromkeys([*reached, *_hidden(lines, policy, home), *_sockets(lines, home)]))
+    overlaid = [
+        Blocked(what=what, detail=detail, hint=hint)
+        for words, what, detail, hint in _OVERLAID if any(words.search(line) for line in lines)
+    ]  # fmt: skip
+    return tuple(dict.fromkeys([*reached, *overlaid, *_hidden(lines, policy, home), *_sockets(lines, home)]))
 
 
 def _hidden(lines: Iterable[str], policy: Policy, home: str) -> Iterator[Blocked]:
