@@ -27,10 +27,12 @@ In signatures, `Path` is a string or an `os.PathLike`, `Paths` one or several; `
 line, or a sequence of strings and paths; `Ask` a function, sync or async, that gets a `Question` and returns True,
 False or one of its `options`, or a sequence of such; `OnOutput` a function of a stream's name and a text, `OnChange`
 one of a kind and a path; `Variables` one that returns names with values; `Progress` one of a line, bytes here and
-bytes in all. The fields of a `Policy` are the [keys of the configuration](configuration.md).
+bytes in all; `RunOptions` are the keyword arguments of `run`, `StartOptions` the same without `on_output` and `stdin`.
+The fields of a `Policy` are the [keys of the configuration](configuration.md).
 """
 _SHORTER = {
     "Answering | Ask | Sequence[Answering | Ask]": "Ask", "str | os.PathLike[str]": "Path", "builtins.": "",
+    "Unpack[RunOptions]": "RunOptions", "Unpack[StartOptions]": "StartOptions",
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """What programs call besides `Sandbox`: workspaces that race, variables kept nowhere, root trees, the machine."""
 
 import asyncio
+import inspect
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 import fumehood
 from fumehood import BadRequest, FumehoodError, Policy, Sandbox, rootfs, workspaces
+from fumehood.service.commands import RunOptions, StartOptions
 from patience import LONG_S
 
 SOURCE = Path(fumehood.__file__).parent.parent
@@ -25,6 +27,14 @@ def test_importing_the_package_loads_nothing():
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["__future__", "fumehood"]
+
+
+@pytest.mark.parametrize("options", [StartOptions, RunOptions])
+def test_what_checkers_of_types_know_of_options_is_what_run_takes(options):
+    taken = inspect.get_annotations(inspect.unwrap(Sandbox.run))
+    without = {"on_output", "stdin"} if options is StartOptions else set()
+    named = {name: said.__forward_arg__ for name, said in options.__annotations__.items()}
+    assert named == {name: said for name, said in taken.items() if name not in {"command", "return", *without}}
 
 
 # --- workspaces ---

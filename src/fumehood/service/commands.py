@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cache, partial, wraps
 from io import UnsupportedOperation
 from itertools import chain, cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from fumehood.core.network import FULL, NONE
 from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request, encoded
@@ -30,7 +30,7 @@ from fumehood.service.started import Started, Underway, terminal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import IO, Any, TypeVar
+    from typing import IO, Any, TypeVar, Unpack
 
     from fumehood.core.questions import Question
     from fumehood.core.report import Run
@@ -50,6 +50,30 @@ if TYPE_CHECKING:
     Command = str | Sequence[str | os.PathLike[str]]
     Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     Writable = bool | Paths | None
+
+
+class StartOptions(TypedDict, total=False):
+    """What `start` and `astart` take of what `run` takes, for whoever checks types."""
+
+    cwd: str | os.PathLike[str] | None
+    network: bool | Sequence[str]
+    timeout: float | None
+    apply: str | bool | None
+    on_change: OnChange | None
+    root: str | os.PathLike[str] | None
+    env: Mapping[str, str] | None
+    ask: Answering | Ask | Sequence[Answering | Ask] | None
+    cancelled: Callable[[], bool] | None
+    background: bool
+    write: Writable
+    output_limit: int | None
+
+
+class RunOptions(StartOptions, total=False):
+    """What `run` takes besides the command."""
+
+    on_output: OnOutput | None
+    stdin: str | bytes | IO[Any] | None
 
 
 # ---- What programs pass is checked by one rule: each argument is what its annotation says, or is refused by its name.
@@ -253,7 +277,7 @@ class Commands:
             threading.Thread(target=clean, name="fumehood-clean", daemon=True).start()
         return self._marked(run)
 
-    async def arun(self, command: Command, **options: Any) -> Run:
+    async def arun(self, command: Command, **options: Unpack[RunOptions]) -> Run:
         """Run a command without blocking the event loop; cancelling ends the command and keeps its record.
 
         Takes what `run` takes. `on_output` and `on_change` are called in the loop's own thread, in order, and may be
@@ -262,10 +286,11 @@ class Commands:
         loop = asyncio.get_running_loop()
         ended: Future[Run] = Future()
         cancelled = threading.Event()
-        on_output, on_change, stdin = (options.pop(name, None) for name in ("on_output", "on_change", "stdin"))
-        is_unwanted = options.pop("cancelled", None) or cancelled.is_set
-        asks = channels(options.pop("ask", self._ask), loop)
-        request, fed = self._request_with(command, options, "arun"), _fed(stdin)
+        rest: dict[str, Any] = {**options}
+        on_output, on_change, stdin = (rest.pop(name, None) for name in ("on_output", "on_change", "stdin"))
+        is_unwanted = rest.pop("cancelled", None) or cancelled.is_set
+        asks = channels(rest.pop("ask", self._ask), loop)
+        request, fed = self._request_with(command, rest, "arun"), _fed(stdin)
         listener = LoopListener(loop)
         wishes = _wishes(on_output, on_change, fed, lambda: cancelled.is_set() or is_unwanted(), asks, listener)
 
@@ -291,26 +316,28 @@ class Commands:
             await listener.end(at_once=False)
 
     def start(
-        self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True, **options: Any
-    ) -> Started:
+        self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True,
+        **options: Unpack[StartOptions],
+    ) -> Started:  # fmt: skip
         """Start a command that lives longer, and return a handle to write to it, read from it, and end it.
 
         Takes what `run` takes, except `on_output` and `stdin`; without a `timeout` there is no time limit. With
         `terminal`, True or its (columns, rows), the command has a terminal in place of pipes. With `text=False`,
         what it prints is read as bytes. Returns when the command is started; what only shows later is raised by `wait`.
         """
-        dialogue = self._converse(command, terminal, text, options, None)
+        dialogue = self._converse(command, terminal, text, {**options}, None)
         dialogue.wait(lambda: has_begun(dialogue))
         return Started(dialogue)
 
     async def astart(
-        self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True, **options: Any
-    ) -> Started:
+        self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True,
+        **options: Unpack[StartOptions],
+    ) -> Started:  # fmt: skip
         """Do as `start` does, without blocking the event loop while a person is asked.
 
         `on_change` is a plain function, called in the loop's own thread.
         """
-        dialogue = self._converse(command, terminal, text, options, asyncio.get_running_loop())
+        dialogue = self._converse(command, terminal, text, {**options}, asyncio.get_running_loop())
         try:
             await dialogue.await_(lambda: has_begun(dialogue))
         except asyncio.CancelledError:

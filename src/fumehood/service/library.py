@@ -35,14 +35,14 @@ from fumehood.store.places import new_id, new_mark, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Self
+    from typing import Any, Self, Unpack
 
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Question
     from fumehood.linux.launch import Plan, Streams
     from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
-    from fumehood.service.commands import Command, Paths
+    from fumehood.service.commands import Command, Paths, RunOptions
     from fumehood.service.desk import Questions
     from fumehood.service.drafting import Best, Candidate, Draft
     from fumehood.service.fleet.sender import FleetSender
@@ -131,14 +131,14 @@ class Sandbox(Commands):
         """Return every tool to offer to a model: what `tool` returns, and each `[[tool]]` of the configuration."""
         return every(self._hood.policy, format, extra, self._mark)
 
-    def run_tool(self, name: str, arguments: Mapping[str, Any], **options: Any) -> Run:
+    def run_tool(self, name: str, arguments: Mapping[str, Any], **options: Unpack[RunOptions]) -> Run:
         """Run what a model asks for by calling one of `tools`.
 
         `options` are those of `run`; where the model asks for the same, such as a `timeout`, they count.
         """
         return self.run(**{**asked_for(self._hood.policy, name, arguments), **options})
 
-    async def arun_tool(self, name: str, arguments: Mapping[str, Any], **options: Any) -> Run:
+    async def arun_tool(self, name: str, arguments: Mapping[str, Any], **options: Unpack[RunOptions]) -> Run:
         """Do the same without blocking the event loop; `options` are those of `arun`."""
         return await self.arun(**{**asked_for(self._hood.policy, name, arguments), **options})
 
