@@ -101,7 +101,7 @@ def _options(text: str) -> Iterator[str]:
 
 
 def _as_comments(text: str) -> str:
-    return "".join(re.sub(r"(?<=\S)( {2,})(?=\S)", r"\1# ", line.strip()) + "\n" for line in text.splitlines())
+    return "".join(re.sub(r"(?<=\S)( {2,})(?=[^\s#])", r"\1# ", line.strip()) + "\n" for line in text.splitlines())
 
 
 def argparse_parsers() -> dict[str, argparse.ArgumentParser]:

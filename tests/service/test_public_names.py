@@ -37,6 +37,11 @@ def test_what_checkers_of_types_know_of_options_is_what_run_takes(options):
     assert named == {name: said for name, said in taken.items() if name not in {"command", "return", *without}}
 
 
+def test_a_sandbox_names_its_project(home, project):
+    with Sandbox(project) as sandbox:
+        assert repr(sandbox) == f"Sandbox({str(project)!r})"
+
+
 # --- workspaces ---
 
 

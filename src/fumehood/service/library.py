@@ -292,7 +292,10 @@ class Sandbox(Commands):
         return self._marked(now.checkpoint(self._store, self._chosen(run)))
 
     def history(self, limit: int = 0) -> list[Run]:
-        """Return this project's runs, or this session's, the latest first."""
+        """Return this project's runs, or this session's, the latest first.
+
+        What they changed and connected to is read when it is asked for, while this sandbox is open.
+        """
         self._store.recover()
         return [self._marked(run) for run in self._store.history.runs(self._reach, limit=limit)]
 
@@ -492,6 +495,9 @@ class Sandbox(Commands):
         if self._thrown is not None:
             self._thrown.close()
         self._store.close()
+
+    def __repr__(self) -> str:
+        return f"Sandbox({self._project.path!r})"
 
     def __enter__(self) -> Self:
         return self
