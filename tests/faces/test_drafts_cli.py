@@ -165,6 +165,13 @@ def test_an_export_to_standard_output_is_that_and_nothing_else(
     assert "would go to standard output" in cli("export", "last", "-o", "-", "--json").stdout
 
 
+def test_an_import_of_what_is_there_already_says_so(cli: Any, project: Path, test_directory: Path) -> None:
+    cli("run", "--", "mkdir d")
+    cli("export", "last", "-o", str(test_directory / "named"))
+    done = cli("import", str(test_directory / "named"))
+    assert (done.returncode, done.stdout) == (0, "nothing is held: the project has all of it already\n")
+
+
 def test_an_export_does_not_act_on_a_terminal(cli: Any, project: Path) -> None:
     cli("run", "--", "echo b > b")
     for words in (["-o", "-"], ["-o", "/dev/tty", "--patch"]):

@@ -395,4 +395,5 @@ def _import(context: Context) -> int:
         into = sandbox if context.options.draft is None else sandbox.draft(context.options.draft)
         take = into.import_patch if context.options.patch else into.import_bundle
         run = take(context.options.file)
-        return context.say(run.as_dict, lambda: tell_run(run, sys.stdout))
+        has_all = "nothing is held: the project has all of it already"
+        return context.say(run.as_dict, lambda: tell_run(run, sys.stdout) if run.changed else print(has_all))
