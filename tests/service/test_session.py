@@ -353,6 +353,23 @@ def test_files_are_read_and_written_with_the_sandboxs_rights(sandbox: Sandbox, p
     assert not (project / "none").exists()
 
 
+def test_a_session_s_name_used_in_another_project_does_not_lead_to_the_first(
+    cli: Cli, project: Path, test_directory: Path
+) -> None:
+    other = test_directory / "other"
+    other.mkdir()
+    assert cli("run", "--session", "work", "--", "mkdir build; cd build").returncode == 0
+    refused = cli("run", "--session", "work", "--", "rm -rf ../build", cwd=other)
+    assert refused.returncode == 125
+    assert refused.stderr.splitlines() == [
+        f"ERROR: the session work belongs to {project}, and you are elsewhere",
+        f"hint: give the session another name; or, to run it there: --project {project}",
+    ]
+    assert (project / "build").is_dir()
+    there = cli("run", "--session", "work", "--project", project, "--", "pwd", cwd=other)
+    assert there.stdout == f"{project}/build\n"
+
+
 def test_the_command_line_has_sessions(cli: Cli, project: Path) -> None:
     assert cli("run", "--session", "s1", "--", "mkdir sub; cd sub; echo x >f").returncode == 0
     assert cli("run", "--session", "s1", "--", "pwd").stdout == f"{project}/sub\n"

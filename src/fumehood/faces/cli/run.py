@@ -313,9 +313,23 @@ def chosen_project(store: Store, options: Options, session: str) -> str:
 
         begun = project_of(store, session)
         if begun is not None:
+            if "--cwd" not in options.values:
+                _refuse_elsewhere(store, session, begun)
             return begun
     # A client's first command may be for another directory than the one that the client works in.
     return store.projects.holding(options.last("--begun-in") or here())
+
+
+def _refuse_elsewhere(store: Store, session: str, begun: str) -> None:
+    """Refuse in another project than the session's: who names no directory means this one, not one of some time ago."""
+    if is_in(here(), store.projects.open(begun).roots):
+        return
+    try:
+        store.projects.open(store.projects.holding(here()), register=False)
+    except BadRequest:
+        return  # nobody works here, such as in the home
+    hint = f"give the session another name; or, to run it there: --project {quoted(begun)}"
+    raise BadRequest(f"the session {session} belongs to {begun}, and you are elsewhere", hint=hint)
 
 
 def _source(asked: str) -> str:
