@@ -56,6 +56,16 @@ def test_commands_options_runs_paths_sessions_and_files_are_offered(cli: Any, re
     assert offered(cli, "nonsense", "")[0] == "files"
 
 
+def test_drafts_and_clients_are_offered(cli: Any, recorded: str) -> None:
+    cli("draft", "new", "idea")
+    cli("run", "--draft", "idea", "--", "echo x > third")
+    assert offered(cli, "draft", "apply", "") == ("nothing", ["idea"])
+    assert offered(cli, "run", "--draft", "") == ("nothing", ["idea"])
+    assert offered(cli, "export", "") == ("nothing", ["last", "3", "2", "1", "idea"])
+    assert offered(cli, "undo", "--session", "") == ("nothing", ["agent-7"]), "a draft's own session is nobody's"
+    assert offered(cli, "setup", "cl") == ("nothing", ["claude"])
+
+
 def test_nothing_is_made_where_nothing_was_recorded_yet(cli: Any, home: Path) -> None:
     before = sorted(home.rglob("*"))
     assert offered(cli, "show", "") == ("nothing", [])

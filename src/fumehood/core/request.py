@@ -60,6 +60,11 @@ def loopback_of(draft: int) -> str:
     return f"draft-{draft}"
 
 
+def is_of_draft(session: str) -> bool:
+    """Return True if a session is that of a draft's commands, and nobody named it."""
+    return session.startswith("draft-") and session[6:].isdecimal()
+
+
 def is_variable(name: str) -> bool:
     """Return True if this can be the name of a variable that a session keeps."""
     is_name = bool(name) and name[0] not in _DIGITS and (_LETTERS | _DIGITS | {"_"}).issuperset(name)

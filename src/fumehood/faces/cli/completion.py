@@ -11,8 +11,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 from fumehood.core.report import printable
+from fumehood.core.request import is_of_draft
 from fumehood.core.value import Value
 from fumehood.core.wording import fitted
 from fumehood.faces.cli.commands import ABOUT, NAMES, Add, Context, parser_of
@@ -122,13 +124,20 @@ class _Values:
     def of(self, taken: Parameter, current: str) -> Iterator[Word]:
         """Yield what an option or argument may be."""
         yield from ((choice, "") for choice in taken.choices)
+        if taken.value == "CLIENT":
+            from fumehood.faces.cli.setup_clients import CLIENTS
+
+            yield from ((client, "") for client in CLIENTS)
         names = set(taken.names)
         by_value: dict[str, Callable[[Store], Iterator[Word]]] = {
             "RUN": lambda store: self._runs(store, current), "HOST": self._hosts, "PROJECT": self._projects,
+            "RUN|DRAFT": lambda store: chain(self._runs(store, current), self._drafts(store)),
         }  # fmt: skip
         read = by_value.get(taken.value)
         if "--session" in names or "--only-session" in names:
             read = self._sessions
+        elif "--draft" in names or (self._command == "draft" and taken.value == "NAME" and not names):
+            read = self._drafts
         elif "--workspace" in names or (self._command == "workspace" and taken.value == "NAME"):
             read = self._workspaces
         elif self._command == "grants" and not names and not taken.choices:
@@ -165,7 +174,11 @@ class _Values:
         yield from ((each.path, f"{each.change}, {each.verdict}") for each in changes if each.root == 0)
 
     def _sessions(self, store: Store) -> Iterator[Word]:
-        yield from ((session.name, f"{count} runs") for session, count in store.sessions.counts()[:_RUNS])
+        counts = [(each.name, count) for each, count in store.sessions.counts() if not is_of_draft(each.name)]
+        yield from ((name, f"runs: {count}") for name, count in counts[:_RUNS])
+
+    def _drafts(self, store: Store) -> Iterator[Word]:
+        yield from ((each.name, "a draft") for each in store.drafts.open_ones(self._reach(store).project or 0))
 
     def _workspaces(self, store: Store) -> Iterator[Word]:
         yield from ((each.name, "") for each in store.workspaces.all())
@@ -178,7 +191,7 @@ class _Values:
         yield from ((host, "granted") for host in sorted(granted))
 
     def _projects(self, store: Store) -> Iterator[Word]:
-        yield from ((each.path, f"{each.runs} runs") for each in store.projects.listed())
+        yield from ((each.path, f"runs: {each.runs}") for each in store.projects.listed())
 
 
 # ---- What each command takes, read from its parser or from its own help; the manual page has it too.
