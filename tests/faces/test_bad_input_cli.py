@@ -72,6 +72,14 @@ def test_an_option_that_takes_no_value_says_so(cli: Cli) -> None:
     assert refused(cli("run", "--network=yes", "--", "true"))[0] == "--network takes no value"
 
 
+def test_what_is_in_conflict_is_said_to_be(cli: Cli, project: Path) -> None:
+    cli("run", "--hold", "--", "echo theirs > a; echo theirs > b")
+    (project / "a").write_text("mine")
+    done = cli("apply", "last")
+    assert done.returncode == 1
+    assert "fumehood: 1 change applied, 1 in conflict\n" in done.stdout + done.stderr
+
+
 def test_one_byte_is_one(cli: Cli, project: Path) -> None:
     cli("run", "--", "printf x > one")
     assert cli("files").stdout.split()[:2] == ["1", "byte"]

@@ -112,6 +112,9 @@ def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
     return said
 
 
+_AS_SAID = {c.CONFLICT: "in conflict", c.UNSUPPORTED: "not supported"}
+
+
 def headline(run: Run) -> str:
     """Sum up a run's changes in a few words."""
     verdicts = ["undone" if change.reason.startswith(UNDONE_BY) else change.verdict for change in run.changed]
@@ -122,7 +125,7 @@ def headline(run: Run) -> str:
         counts = {"taken over": len(verdicts)}
     if run.act == "undo" and c.APPLIED in counts:
         counts = {run.outcome if verdict == c.APPLIED else verdict: count for verdict, count in counts.items()}
-    (first, count), *others = counts.items()
+    (first, count), *others = ((_AS_SAID.get(verdict, verdict), count) for verdict, count in counts.items())
     text = f"{how_many(count, 'change')} {first}"
     text += "".join(f", {count} {verdict}" for verdict, count in others) + deletions(run)
     reason = run.reason or _said_once(run)
