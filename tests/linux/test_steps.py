@@ -198,6 +198,77 @@ def test_a_directory_that_became_another_since_it_was_judged_keeps_its_mode(hand
     assert stat.S_IMODE((hand.live / "it").stat().st_mode) == 0o755
 
 
+def take_tree(hand):
+    (hand.live / "it/sub").mkdir(parents=True)
+    (hand.live / "it/sub/file").write_text("old")
+    whiteout(hand.upper / "it")
+
+
+def swap_tree(hand):
+    (hand.live / "it/sub").mkdir(parents=True)
+    (hand.live / "it/sub/file").write_text("old")
+    (hand.upper / "it").write_text("new")
+
+
+def put_tree(hand):
+    (hand.upper / "it/sub").mkdir(parents=True)
+    (hand.upper / "it/sub/file").write_text("new")
+
+
+def put_tree_for_a_file(hand):
+    put_tree(hand)
+    (hand.live / "it").write_text("old")
+
+
+def adding(live):
+    (live / "it/sub/mine").write_text("the person's")
+
+
+def editing(live):
+    (live / "it/sub/file").write_text("the person's")
+
+
+def saving(live):
+    (live / "it/sub/.file").write_text("our")
+    os.replace(live / "it/sub/.file", live / "it/sub/file")
+
+
+def removing(live):
+    (live / "it/sub/file").unlink()
+
+
+def closing(live):
+    (live / "it/sub").chmod(0o711)
+
+
+in_a_tree = pytest.mark.parametrize("act", [adding, editing, saving, removing, closing])
+
+
+@in_a_tree
+@pytest.mark.parametrize("situation", [take_tree, swap_tree])
+def test_a_tree_that_changed_inside_since_it_was_judged_is_left_to_the_person(hand, situation, act):
+    situation(hand)
+    (step,) = hand.ready()
+    act(hand.live)
+    before = both(hand)
+    with pytest.raises(Changed, match="it"):
+        hand.sides.do(step)
+    assert both(hand) == before
+
+
+@in_a_tree
+@pytest.mark.parametrize("situation", [put_tree, put_tree_for_a_file])
+def test_a_new_tree_that_a_person_has_worked_in_is_not_taken_back(hand, situation, act):
+    situation(hand)
+    (step,) = hand.ready()
+    hand.sides.do(step)
+    act(hand.live)
+    before = both(hand)
+    with pytest.raises(Changed, match="it"):
+        hand.sides.undo(step)
+    assert both(hand) == before
+
+
 @pytest.mark.parametrize("mode", [0o000, 0o400, 0o500])
 def test_directories_that_forbid_a_step_to_their_owner_are_as_they_were_afterwards(hand, mode):
     for top in (hand.live, hand.upper):

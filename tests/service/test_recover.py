@@ -359,6 +359,23 @@ def test_a_read_only_directory_that_was_moved_when_all_died_keeps_its_mode(home,
 
 
 @pytest.mark.namespaces
+def test_a_new_tree_that_a_person_worked_in_after_a_death_stays_with_their_work(home, project):
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("mkdir -p new/sub; echo x > new/sub/file; echo x > other", apply="hold")
+    line = [sys.executable, "-P", "-c", DYING, "apply", str(project), run.run, "other", "before"]
+    assert subprocess.run(line, check=False).returncode == -9
+    (project / "new/sub/mine").write_text("the person's")
+    with Sandbox(project) as sandbox:
+        run = sandbox.history()[0]
+        assert run.reason.endswith("save for what was changed there since: new")
+        assert {change.path for change in run.changes if change.verdict == "held"} == {"other"}
+        sandbox.discard(run)
+    assert (project / "new/sub/mine").read_text() == "the person's"
+    assert (project / "new/sub/file").read_text() == "x\n"
+    assert not (project / "other").exists()
+
+
+@pytest.mark.namespaces
 @pytest.mark.parametrize("number", range(1, 9))
 def test_a_mode_that_can_not_be_given_back_at_once_is_right_in_the_next_apply(home, project, monkeypatch, number):
     (project / "changed").write_text("old")

@@ -273,17 +273,23 @@ SWAP, PUT, TAKE, MKDIR, RMDIR, CHMOD = "swap", "put", "take", "mkdir", "rmdir", 
 class Step:
     """One atomic act on one path: swap the two sides, put in, take out, make or remove a directory, set a mode.
 
-    `unmark` are the entries that carry overlay bookkeeping: it is removed in the layer before the step.
+    `inside` are the changes that a directory carries along.
     """
 
-    __slots__ = ("act", "change", "is_plain", "name", "parent", "unmark")
+    __slots__ = ("act", "change", "inside", "is_plain", "name", "parent")
 
-    def __init__(self, act: str, change: Change, unmark: list[Change] | None = None) -> None:
+    def __init__(self, act: str, change: Change, inside: Sequence[Change] = ()) -> None:
         self.act = act
         self.change = change
         self.parent, _, self.name = change.path.rpartition("/")
-        self.unmark = [] if unmark is None else unmark
+        self.inside = list(inside)
         self.is_plain = act == SWAP and is_plain(change)
+
+    @property
+    def unmark(self) -> list[Change]:
+        """The entries that carry overlay bookkeeping, which is removed in the layer before the step."""
+        moving = (self.change, *self.inside) if self.act in (SWAP, PUT, TAKE) else ()
+        return [each for each in moving if each.marked]
 
     def __repr__(self) -> str:
         return f"Step({self.act} {self.change.path!r})"
@@ -320,7 +326,7 @@ def plan(changes: Sequence[Change], staying: frozenset[tuple[int, str]] = frozen
             for step in _trees((change, *below), staying):
                 (last if step.act == RMDIR else steps).append(step)
         else:
-            steps.append(Step(SWAP, change, [each for each in (change, *below) if each.marked]))
+            steps.append(Step(SWAP, change, below))
     steps.sort(key=lambda step: (step.change.root, step.parent))
     return steps + last[::-1]
 
@@ -335,14 +341,13 @@ def _trees(tree: Sequence[Change], staying: frozenset[tuple[int, str]]) -> list[
     covered = "\0"
     for change in tree:
         if change.path.startswith(covered):
-            if change.marked:
-                steps[-1].unmark.append(change)
+            steps[-1].inside.append(change)
         elif change.verdict != APPLIED:
             continue
         elif change.kind == DIRECTORY and (change.path in broken or (change.root, change.path) in staying):
             steps.append(Step(piece, change))
         else:
-            steps.append(Step(whole, change, [change] if change.marked else []))
+            steps.append(Step(whole, change))
             covered = f"{change.path}/" if change.kind == DIRECTORY else "\0"
     return steps
 

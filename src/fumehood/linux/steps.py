@@ -26,6 +26,7 @@ from fumehood.linux.nofollow import (
     set_mode,
     split,
     stamp_of,
+    walk,
 )
 from fumehood.linux.staging import Parting, unless_written
 
@@ -210,6 +211,33 @@ def is_still(stamp: c.Stamp, status: os.stat_result | None) -> bool:
     )
 
 
+def _is_as_judged(sides: Sides, step: Step, version: str) -> bool:
+    """Tell whether what came out of the project is the version that was judged; of a directory, all that is in it.
+
+    Asked when it lies in the layer, where nobody can reach it by its path any more.
+    """
+    stamp: c.Stamp = getattr(step.change, version)
+    if not is_still(stamp, look(sides.layer.of(step.parent), step.name)):
+        return False
+    if stamp.kind != c.DIRECTORY:
+        return True
+    left: dict[str, c.Stamp] = {
+        change.path: inner for change in step.inside if (inner := getattr(change, version)) is not None
+    }
+    for path, status in walk(sides.layer.top, step.change.path):
+        inner = left.pop(path, None)
+        if inner is None or not _is_inner(inner, status):
+            return False
+    return not left
+
+
+def _is_inner(stamp: c.Stamp, status: os.stat_result) -> bool:
+    """Tell whether an entry of a tree is the version a stamp names; one directory is as good as another there."""
+    if stamp.kind == c.DIRECTORY:
+        return stat.S_ISDIR(status.st_mode) and status.st_mode & 0o7777 == stamp.mode
+    return is_still(stamp, status)
+
+
 def _swap(sides: Sides, step: Step) -> None:
     change = step.change
     before, after, name = change.before, change.after, step.name
@@ -222,7 +250,7 @@ def _swap(sides: Sides, step: Step) -> None:
         raise Locked(change.path)
     _exchange(layer, live, name, after, before)
     is_locked = sides.is_locked(live, step)
-    if is_locked or not is_still(before, look(layer, name)):
+    if is_locked or not _is_as_judged(sides, step, "before"):
         _exchange(layer, live, name, before, after)
         raise Locked(change.path) if is_locked else Changed(change.path)
 
@@ -237,7 +265,7 @@ def _swap_back(sides: Sides, step: Step) -> None:
     if look(live, name) is None:
         raise Changed(change.path)
     _exchange(layer, live, name, before, after)
-    if not is_still(after, look(layer, name)):
+    if not _is_as_judged(sides, step, "after"):
         _exchange(layer, live, name, after, before)
         raise Changed(change.path)
 
@@ -268,6 +296,9 @@ def _put_back(sides: Sides, step: Step) -> None:
     if after is None or not is_still(after, look(live, name)):
         raise Changed(step.change.path)
     move(live, layer, name, after)
+    if not _is_as_judged(sides, step, "after"):
+        move(layer, live, name, after)
+        raise Changed(step.change.path)
 
 
 def _take(sides: Sides, step: Step) -> None:
@@ -281,7 +312,7 @@ def _take(sides: Sides, step: Step) -> None:
     slot = _clear_slot(layer, name)
     try:
         move(live, layer, name, before)
-        if is_still(before, look(layer, name)):
+        if _is_as_judged(sides, step, "before"):
             return
         move(layer, live, name, before)
     except OSError:
