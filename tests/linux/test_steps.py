@@ -169,6 +169,44 @@ def test_a_path_that_changed_since_it_was_judged_is_left_to_the_person(hand, sit
     assert both(hand) == before
 
 
+def test_what_a_person_changed_is_not_out_of_its_place_for_a_moment(hand, monkeypatch):
+    swap(hand)
+    changes = hand.changes()
+    edited(hand.live)
+    for name in ("exchanged", "renameat2"):
+        monkeypatch.setattr(steps.libc, name, lambda *_: pytest.fail("it was touched"))
+    applied(hand, changes)
+    assert [change.verdict for change in changes] == [c.CONFLICT]
+
+
+@pytest.mark.parametrize("way", ["one by one", "plainly"])
+def test_what_a_person_saves_while_a_swap_is_taken_back_stays_in_the_project(hand, monkeypatch, way):
+    swap(hand)
+    (step,) = hand.ready()
+    texts = iter(["first", "second"])
+
+    def after_a_save(name):
+        act = getattr(steps.libc, name)
+
+        def acting(*arguments):
+            text = next(texts, "")
+            if text:
+                (hand.live / "mine").write_text(text)
+                os.replace(hand.live / "mine", hand.live / "it")
+            return act(*arguments)
+
+        monkeypatch.setattr(steps.libc, name, acting)
+
+    after_a_save("renameat2")
+    after_a_save("exchanged")
+    if way == "plainly":
+        assert hand.sides.swap_plainly([step], 0, [], even_open=False) == 0
+    else:
+        with pytest.raises(Changed):
+            hand.sides.do(step)
+    assert (hand.live / "it").read_text() == "second"
+
+
 def test_a_path_that_went_away_since_it_was_judged_is_no_longer_taken(hand):
     take(hand)
     (step,) = hand.ready()

@@ -132,7 +132,7 @@ class Sides:
             layer, live = self.layer.of(parent), self.live.of(parent)
         except OSError:
             return start
-        exchanged, encoded, look_at, in_git = libc.exchanged, os.fsencode, os.stat, ".git/" in first.change.path
+        exchanged, encoded, in_git = libc.exchanged, os.fsencode, ".git/" in first.change.path
         for at in range(start, len(steps)):
             step = steps[at]
             change = step.change
@@ -141,23 +141,16 @@ class Sides:
                 return at
             if before is None:
                 raise ValueError(f"a swap needs both versions: {step!r}")
-            raw = encoded(step.name)
-            if (in_git and self.is_locked(live, step)) or not exchanged(layer, live, raw):
+            # Before it is touched, too: who writes it again and again would find ours there for a moment.
+            if not _is_in_place(before, live, step.name) or (in_git and self.is_locked(live, step)):
                 return at
-            status: os.stat_result | None
-            if even_open or before.kind != c.FILE:
-                status = look_at(raw, dir_fd=layer, follow_symlinks=False)
-            else:
-                status = unless_written(layer, raw)
-            if (
-                status is None
-                or status.st_ino != before.inode
-                or status.st_mtime_ns != before.modified_ns
-                or status.st_size != before.size
-                or status.st_mode & 0o7777 != before.mode
-                or (in_git and self.is_locked(live, step))
-            ):
-                libc.renameat2(layer, raw, live, raw, libc.RENAME_EXCHANGE)
+            raw = encoded(step.name)
+            if not exchanged(layer, live, raw):
+                return at
+            asks = not even_open and before.kind == c.FILE
+            status = unless_written(layer, raw) if asks else look(layer, step.name)
+            if status is None or not is_still(before, status) or (in_git and self.is_locked(live, step)):
+                _exchange_back(self, step)
                 return at
             before.links = status.st_nlink
             done.append((self, step))
@@ -211,6 +204,13 @@ def is_still(stamp: c.Stamp, status: os.stat_result | None) -> bool:
     )
 
 
+def _is_in_place(before: c.Stamp, live: int, name: str) -> bool:
+    try:
+        return is_still(before, look(live, name))
+    except PermissionError:
+        return False  # in a directory that has to be opened up first
+
+
 def _is_as_judged(sides: Sides, step: Step, version: str) -> bool:
     """Tell whether what came out of the project is the version that was judged; of a directory, all that is in it.
 
@@ -244,30 +244,33 @@ def _swap(sides: Sides, step: Step) -> None:
     if before is None or after is None:
         raise ValueError(f"a swap needs both versions: {step!r}")
     layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
-    if look(live, name) is None:
+    if not is_still(before, look(live, name)):
         raise Changed(change.path)
     if sides.is_locked(live, step):
         raise Locked(change.path)
     _exchange(layer, live, name, after, before)
     is_locked = sides.is_locked(live, step)
     if is_locked or not _is_as_judged(sides, step, "before"):
-        _exchange(layer, live, name, before, after)
+        _exchange_back(sides, step)
         raise Locked(change.path) if is_locked else Changed(change.path)
 
 
 def _swap_back(sides: Sides, step: Step) -> None:
-    change = step.change
-    before, after = change.before, change.after
+    if look(sides.live.of(step.parent), step.name) is None or not _exchange_back(sides, step):
+        raise Changed(step.change.path)
+
+
+def _exchange_back(sides: Sides, step: Step) -> bool:
+    """Take a swap back; False where a person has saved something there since, which then stays in the project."""
+    before, after = step.change.before, step.change.after
     if before is None or after is None:
         raise ValueError(f"a swap needs both versions: {step!r}")
-    name = step.name
     layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
-    if look(live, name) is None:
-        raise Changed(change.path)
-    _exchange(layer, live, name, before, after)
-    if not _is_as_judged(sides, step, "after"):
-        _exchange(layer, live, name, after, before)
-        raise Changed(change.path)
+    _exchange(layer, live, step.name, before, after)
+    if _is_as_judged(sides, step, "after"):
+        return True
+    _exchange(layer, live, step.name, after, before)
+    return False
 
 
 def _exchange(layer: int, live: int, name: str, one: c.Stamp, other: c.Stamp) -> None:
