@@ -307,6 +307,15 @@ def test_a_new_tree_that_a_person_has_worked_in_is_not_taken_back(hand, situatio
     assert both(hand) == before
 
 
+def test_a_directory_that_got_another_mode_since_it_was_judged_keeps_that(hand):
+    change_mode(hand)
+    (step,) = hand.ready()
+    (hand.live / "it").chmod(0o711)
+    with pytest.raises(Changed):
+        hand.sides.do(step)
+    assert stat.S_IMODE((hand.live / "it").stat().st_mode) == 0o711
+
+
 @pytest.mark.parametrize("mode", [0o000, 0o400, 0o500])
 def test_directories_that_forbid_a_step_to_their_owner_are_as_they_were_afterwards(hand, mode):
     for top in (hand.live, hand.upper):

@@ -178,6 +178,10 @@ class Sides:
                 for each in (self.layer, self.live, *self._loosened):
                     each.forget(step.change.path)
 
+    def directory_mode(self, path: str, status: os.stat_result) -> int:
+        """Return the mode of a live directory, or the one that it had before it was opened up."""
+        return self._loosened[1].modes.get("" if path == "." else path, stat.S_IMODE(status.st_mode))
+
     def set_directory_mode(self, path: str, mode: int) -> None:
         """Give a live directory its mode, now or when it is closed again."""
         here = "" if path == "." else path
@@ -413,6 +417,8 @@ def _chmod_back(sides: Sides, step: Step) -> None:
 def _mode_between(sides: Sides, step: Step, old: c.Stamp, new: c.Stamp) -> None:
     status = look(sides.live.of(step.parent), step.name)
     if status is None or status.st_ino != old.inode or not stat.S_ISDIR(status.st_mode):
+        raise Changed(step.change.path)
+    if sides.directory_mode(step.change.path, status) != old.mode:
         raise Changed(step.change.path)
     sides.set_directory_mode(step.change.path, new.mode)
 
