@@ -7,6 +7,8 @@ import zipfile
 
 import pytest
 
+from snapshots import snapshot
+
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 GIT = "git -c user.name=ada -c user.email=ada@example.org"
@@ -16,6 +18,10 @@ PYTHON = next((path for path in ("/usr/bin/python3", sys.executable) if shutil.w
 
 def verdicts(run):
     return {change.path: (change.verdict, change.flags) for change in run.changes if change.verdict != "applied"}
+
+
+def fates(run):
+    return {change.path: change.verdict for change in run.changes}
 
 
 @pytest.mark.parametrize(
@@ -97,6 +103,39 @@ def test_a_directory_in_which_everything_is_held_is_not_left_as_a_shell(sandbox,
     assert run.state == "held"
     assert not (project / ".vscode").exists()
     assert (project / "empty").is_dir()
+
+
+def test_what_is_moved_to_where_it_waits_stays_where_it_is(sandbox, project):
+    (project / "docs/old").mkdir(parents=True)
+    for name in ("docs/a", "docs/old/b", "script", "other"):
+        (project / name).write_text(f"the person's {name}")
+    before = snapshot(project)
+    run = sandbox.run("mv docs .vscode; mv script .envrc; rm other")
+    assert fates(run) == {
+        **dict.fromkeys((".envrc", ".vscode", ".vscode/a", ".vscode/old", ".vscode/old/b"), "held"),
+        **dict.fromkeys(("docs", "docs/a", "docs/old", "docs/old/b", "script"), "held"), "other": "applied",
+    }  # fmt: skip
+    assert {change.path: change.reason for change in run.changes}["script"] == "it was moved to .envrc, which is held"
+    sandbox.discard(run)
+    assert snapshot(project) == {path: what for path, what in before.items() if path != "other"}
+
+
+def test_what_is_moved_to_a_place_that_a_person_took_meanwhile_stays_where_it_is(sandbox, project):
+    (project / "mine").write_text("valuable")
+    (project / "taken").write_text("old")
+    (project / "go").write_text("")
+
+    def edit(_stream, _text):
+        (project / "taken").write_text("the person's")
+        (project / "go").write_text("on")
+
+    run = sandbox.run("mv mine taken; echo moved; until [ -s go ]; do sleep 0.01; done", on_output=edit)
+    assert fates(run) == {"mine": "held", "taken": "conflict"}
+    assert (project / "mine").read_text() == "valuable"
+    assert (project / "taken").read_text() == "the person's"
+    sandbox.apply(run, force=True)
+    assert not (project / "mine").exists()
+    assert (project / "taken").read_text() == "valuable"
 
 
 def test_a_persons_own_globs_add_to_ours(project, home):

@@ -43,6 +43,7 @@ def judge(
     # A commit whose index waits would leave HEAD ahead of it, and a person's next commit would take it back.
     _share(changes, roots, c.HELD, "is held")
     keep_replacements_whole(changes)
+    keep_moved(changes)
     if concerns or waiting:
         _hold_shells(changes)
 
@@ -109,6 +110,30 @@ def keep_replacements_whole(changes: Sequence[c.Change]) -> None:
         top = tops.get((change.root, change.within)) if change.within is not None else None
         if top is not None and top.verdict != c.APPLIED and change.verdict == c.APPLIED:
             change.verdict, change.reason = top.verdict, f"{top.path} is {top.verdict}"
+
+
+def keep_moved(changes: Sequence[c.Change]) -> bool:
+    """Hold the deletion of what was moved to a place where it waits; tell whether any more changes are held for it.
+
+    Else the project would have it at neither place. What was moved has the size, the time and the mode of what is gone.
+    """
+    moved = {
+        (after.kind, after.size, after.modified_ns, after.mode): change
+        for change in changes
+        if change.verdict not in (c.APPLIED, c.DISCARDED)
+        and (after := change.after) is not None and after.kind in (c.FILE, c.SYMLINK)
+    }  # fmt: skip
+    more = False
+    for change in changes if moved else ():
+        before = change.before
+        if change.change == c.DELETED and change.verdict == c.APPLIED and before is not None:
+            target = moved.get((before.kind, before.size, before.modified_ns, before.mode))
+            if target is not None:
+                more = True
+                change.verdict, change.reason = c.HELD, f"it was moved to {target.path}, which is {target.verdict}"
+    if more:
+        keep_replacements_whole(changes)
+    return more
 
 
 # Changes that must share one fate: the state of a repository or database, or all of a run if a person wants it so.
@@ -298,7 +323,7 @@ def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict
         for change in going:
             change.verdict, change.reason = c.HELD, f"{conflicts[0].path} is a conflict, and then everything is held"
         return bool(going)
-    return _share(changes, roots, c.CONFLICT, "changed in the project after the run began")
+    return _share(changes, roots, c.CONFLICT, "changed in the project after the run began") | keep_moved(changes)
 
 
 def hold_open(
@@ -320,6 +345,7 @@ def hold_open(
         if reason:
             change.verdict, change.reason = c.HELD, reason
     keep_replacements_whole(changes)
+    keep_moved(changes)
 
 
 def free_of_conflicts(changes: Sequence[c.Change], meant: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:
