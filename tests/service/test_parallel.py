@@ -12,6 +12,7 @@ import pytest
 from conftest import command_line
 from fumehood import Policy, Run, Sandbox
 from fumehood.core.policy import Again
+from fumehood.service.settle import settle
 from fumehood.service.store import Store
 from patience import LONG_S
 
@@ -90,6 +91,26 @@ def test_files_in_a_directory_that_each_makes_are_all_applied(meeting: Meeting, 
     runs = meeting.run(*(f"mkdir -p logs/a; echo {number} > logs/a/{number}" for number in range(4)))
     assert {run.state for run in runs} == {"applied"}
     assert sorted(path.name for path in (project / "logs/a").iterdir()) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("line", ["mv src/sub src/other", "mv src other", "rm -r src", "rm -r src; echo x > src"])
+def test_a_command_whose_directory_another_one_took_away_is_run_again(home: Path, project: Path, line: str) -> None:
+    (project / "src/sub").mkdir(parents=True)
+    (project / "src/sub/f").write_text("old\n")
+
+    def settle_after_another(*arguments: Any, **options: Any) -> None:
+        patched.undo()
+        with Sandbox(project) as other:
+            assert other.run(line).state == "applied"
+        settle(*arguments, **options)
+
+    policy = Policy(again=Again(within=LONG_S))
+    with Sandbox(project, policy=policy) as sandbox, pytest.MonkeyPatch.context() as patched:
+        # By then it is known what the command changed, and nothing is applied yet.
+        patched.setattr("fumehood.service.settle.settle", settle_after_another)
+        run = sandbox.run("cd src/sub && echo new >> f")
+    assert (run.state, run.exit_code != 0) == ("empty", True)
+    assert run.reason.startswith("run again: run 2 changed src")
 
 
 def test_only_what_was_settled_is_in_the_record(meeting: Meeting, project: Path) -> None:

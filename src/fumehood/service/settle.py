@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from fumehood.core import changes as c
 from fumehood.core.network import FULL
@@ -374,7 +375,7 @@ def give_way(store: Store, run: Run) -> None:
             for change, status, is_reached in looks(top, conflicts):
                 if status is None and new.topmost(number, change.path) is not None:
                     continue  # it would have come with a new directory: that is what was there before
-                by = _maker(store, run, change, status) if is_reached else ""
+                by = _maker(store, run, change, status) if is_reached else _remover(store, run, change, top)
                 if not by:
                     return
                 if not first:
@@ -398,6 +399,15 @@ def _forget(store: Store, run: Run, reason: str, place: str) -> NoReturn:
     store.history.withdraw(run, reason)
     layering.drop(store.places, run.run)
     raise layering.Overtaken(reason, place)
+
+
+def _remover(store: Store, run: Run, conflict: c.Change, top: int) -> str:
+    """Return the run that took away a directory above a path, or nothing where none did."""
+    above = [c.Change(conflict.root, each, c.DELETED, c.DIRECTORY) for each in c.above(conflict.path)]
+    for directory, status, _ in looks(top, reversed(above)):
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            return _maker(store, run, directory, status)
+    return ""
 
 
 def _maker(store: Store, run: Run, conflict: c.Change, status: os.stat_result | None) -> str:
