@@ -3,6 +3,7 @@
 import json
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -93,24 +94,68 @@ def test_files_in_a_directory_that_each_makes_are_all_applied(meeting: Meeting, 
     assert sorted(path.name for path in (project / "logs/a").iterdir()) == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize("line", ["mv src/sub src/other", "mv src other", "rm -r src", "rm -r src; echo x > src"])
-def test_a_command_whose_directory_another_one_took_away_is_run_again(home: Path, project: Path, line: str) -> None:
-    (project / "src/sub").mkdir(parents=True)
-    (project / "src/sub/f").write_text("old\n")
+def overtaken(project: Path, command: str, act: Callable[[], object]) -> Run:
+    """Run a command; something else happens when it is known what it changed, and nothing is applied yet."""
 
     def settle_after_another(*arguments: Any, **options: Any) -> None:
         patched.undo()
-        with Sandbox(project) as other:
-            assert other.run(line).state == "applied"
+        act()
         settle(*arguments, **options)
 
     policy = Policy(again=Again(within=LONG_S))
     with Sandbox(project, policy=policy) as sandbox, pytest.MonkeyPatch.context() as patched:
-        # By then it is known what the command changed, and nothing is applied yet.
         patched.setattr("fumehood.service.settle.settle", settle_after_another)
-        run = sandbox.run("cd src/sub && echo new >> f")
+        return sandbox.run(command)
+
+
+def another(project: Path, line: str) -> None:
+    with Sandbox(project) as sandbox:
+        assert sandbox.run(line).state == "applied"
+
+
+@pytest.fixture
+def tree(project: Path) -> Path:
+    (project / "src/sub").mkdir(parents=True)
+    (project / "src/sub/f").write_text("old\n")
+    (project / "src/other").write_text("other\n")
+    return project / "src"
+
+
+@pytest.mark.parametrize("line", ["mv src/sub src/moved", "mv src moved", "rm -r src", "rm -r src; echo x > src"])
+def test_a_command_whose_directory_another_one_took_away_is_run_again(
+    home: Path, project: Path, tree: Path, line: str
+) -> None:
+    run = overtaken(project, "cd src/sub && echo new >> f", lambda: another(project, line))
     assert (run.state, run.exit_code != 0) == ("empty", True)
     assert run.reason.startswith("run again: run 2 changed src")
+
+
+@pytest.mark.parametrize("line", ["echo x >> src/sub/f", "echo x > src/sub/new", "rm src/sub/f", "mkdir src/more"])
+@pytest.mark.parametrize("command", ["mv src moved", "rm -r src", "rm -r src; echo x > src"])
+def test_a_command_that_takes_away_a_directory_in_which_another_one_wrote_is_run_again(
+    home: Path, project: Path, tree: Path, command: str, line: str
+) -> None:
+    run = overtaken(project, command, lambda: another(project, line))
+    assert (run.state, run.reason.startswith("run again: run 2 changed src/")) == ("applied", True)
+    assert not tree.is_dir()
+    with Sandbox(project) as sandbox:
+        sandbox.undo(run)
+        sandbox.undo()
+    assert {str(path.relative_to(tree)) for path in tree.rglob("*")} == {"other", "sub", "sub/f"}
+    assert (tree / "sub/f").read_text() == "old\n"
+
+
+@pytest.mark.parametrize("name", ["sub/f", "sub/mine"])
+def test_a_directory_in_which_a_person_wrote_beside_another_run_is_left_to_the_person(
+    home: Path, project: Path, tree: Path, name: str
+) -> None:
+    def act() -> None:
+        another(project, "echo x >> src/other; echo x >> src/sub/f")
+        (tree / name).write_text("the person's")
+
+    run = overtaken(project, "rm -r src", act)
+    assert (run.state, {change.verdict for change in run.changes}) == ("held", {"conflict"})
+    assert (tree / name).read_text() == "the person's"
 
 
 def test_only_what_was_settled_is_in_the_record(meeting: Meeting, project: Path) -> None:

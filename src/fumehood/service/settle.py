@@ -10,7 +10,7 @@ from fumehood.core.network import FULL
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
 from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.nofollow import is_version, looks, open_top
+from fumehood.linux.nofollow import is_version, kind_of, looks, open_top, walk
 from fumehood.service import layers as layering
 from fumehood.store.history import APPLYING, SETTLING
 
@@ -370,11 +370,8 @@ def give_way(store: Store, run: Run) -> None:
         conflicts = [change for change in run.changed if change.root == number and change.verdict == c.CONFLICT]
         if not conflicts:
             continue
-        new = c.Inside({(number, each.path) for each in conflicts if each.after and each.after.kind == c.DIRECTORY})
         with Closing(open_top(root)) as top:
-            for change, status, is_reached in looks(top, conflicts):
-                if status is None and new.topmost(number, change.path) is not None:
-                    continue  # it would have come with a new directory: that is what was there before
+            for change, status, is_reached in _in_the_way(number, top, conflicts):
                 by = _maker(store, run, change, status) if is_reached else _remover(store, run, change, top)
                 if not by:
                     return
@@ -399,6 +396,31 @@ def _forget(store: Store, run: Run, reason: str, place: str) -> NoReturn:
     store.history.withdraw(run, reason)
     layering.drop(store.places, run.run)
     raise layering.Overtaken(reason, place)
+
+
+def _in_the_way(
+    number: int, top: int, conflicts: Sequence[c.Change]
+) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
+    """Yield what lies where changes of a root met something else; of a tree that was to go, what is not as judged."""
+    new = c.Inside({(number, each.path) for each in conflicts if each.after and each.after.kind == c.DIRECTORY})
+    trees = {
+        (number, each.path) for each in conflicts
+        if each.change != c.MODE and each.before is not None and each.before.kind == c.DIRECTORY
+    }  # fmt: skip
+    in_trees, paths = c.Inside(trees), {change.path for change in conflicts}
+    for change, status, is_reached in looks(top, conflicts):
+        if status is None:
+            # What would have come with a new directory is as it was before.
+            if new.topmost(number, change.path) is None:
+                yield change, status, is_reached
+            continue
+        is_top, tree = (number, change.path) in trees, in_trees.topmost(number, change.path)
+        if not (is_top or tree) or change.before is None or not is_version(change.before, status):
+            yield change, status, is_reached
+        elif is_top and tree is None:
+            for path, entry in walk(top, change.path):
+                if path not in paths:
+                    yield c.Change(number, path, c.ADDED, kind_of(entry.st_mode)), entry, True
 
 
 def _remover(store: Store, run: Run, conflict: c.Change, top: int) -> str:
