@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from conftest import command_line
-from fumehood import Policy, Run, Sandbox
+from fumehood import Policy, Run, Sandbox, UndoRefused
 from fumehood.core.policy import Again
 from fumehood.service.settle import settle
 from fumehood.service.store import Store
 from patience import LONG_S
+from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
 
@@ -313,3 +314,33 @@ def test_what_a_person_made_of_a_directory_meanwhile_stays(
     assert (project / place).stat().st_mode & 0o777 == 0o700
     assert [change.path for change in run.changes if change.verdict == "conflict"] == waits
     assert (project / "d/newer").read_text() == "y\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("echo a > out/a", "mkdir out; echo b > out/b"), ("echo a >> f", "echo b >> f")]
+)
+def test_a_session_is_undone_though_a_run_went_in_after_one_that_began_later(
+    home: Path, project: Path, first: str, second: str
+) -> None:
+    (project / "f").write_text("old\n")
+    before = snapshot(project)
+    (project / "go").write_text("")
+
+    def meanwhile(_stream: str, _text: str) -> None:
+        with Sandbox(project, session="s") as other:
+            assert other.run(second).state == "applied"
+        (project / "go").write_text("on")
+
+    with Sandbox(project, session="s", policy=Policy(again=Again(tries=1))) as sandbox:
+        run = sandbox.run(f"echo begun; until [ -s go ]; do sleep 0.01; done; {first}", on_output=meanwhile)
+        if run.state == "held":
+            sandbox.apply(run, force=True)
+        (project / "go").unlink()
+        after = snapshot(project)
+        with pytest.raises(UndoRefused, match=r"changed since run 2: .*, by run 1") as refused:
+            sandbox.undo()
+        assert refused.value.hint.startswith("first: fumehood undo 1")
+        assert [back.command for back in sandbox.undo_session()] == ["undo 1", "undo 2"]
+        assert snapshot(project) == before
+        sandbox.redo_session()
+        assert snapshot(project) == after

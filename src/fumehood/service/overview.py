@@ -24,7 +24,7 @@ from fumehood.service import decide, now
 from fumehood.service.layers import INIT
 from fumehood.service.permission import widened
 from fumehood.service.store import Store
-from fumehood.service.undo import refuse_beforehand, to_redo, undo
+from fumehood.service.undo import in_turn, to_redo, undo
 from fumehood.store.audit import Missed
 from fumehood.store.config import file_of, text_of
 from fumehood.store.history import CHECKPOINT, LAST, Reach
@@ -310,7 +310,7 @@ def _all_or_none(
     done: list[Run] = []
     try:
         if not force:
-            refuse_beforehand(store, runs)  # else those done already would have to be done again, and stay in the log
+            runs = in_turn(store, runs)  # else those done already would have to be done again, and stay in the log
         # One by one: what is done already must be known when one of them refuses.
         done.extend(undo(store, project, run, by=by, force=force) for run in runs)
     except FumehoodError as error:

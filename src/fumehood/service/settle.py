@@ -372,7 +372,7 @@ def give_way(store: Store, run: Run) -> None:
             continue
         with Closing(open_top(root)) as top:
             for change, status, is_reached in _in_the_way(number, top, conflicts):
-                by = _maker(store, run, change, status) if is_reached else _remover(store, run, change, top)
+                by = maker(store, run, change, status) if is_reached else _remover(store, run, change, top)
                 if not by:
                     return
                 if not first:
@@ -428,11 +428,11 @@ def _remover(store: Store, run: Run, conflict: c.Change, top: int) -> str:
     above = [c.Change(conflict.root, each, c.DELETED, c.DIRECTORY) for each in c.above(conflict.path)]
     for directory, status, _ in looks(top, reversed(above)):
         if status is None or not stat.S_ISDIR(status.st_mode):
-            return _maker(store, run, directory, status)
+            return maker(store, run, directory, status)
     return ""
 
 
-def _maker(store: Store, run: Run, conflict: c.Change, status: os.stat_result | None) -> str:
+def maker(store: Store, run: Run, conflict: c.Change, status: os.stat_result | None) -> str:
     """Return the run that left a path as it is, or nothing where none did."""
     for name, change in store.history.applied_at(run, run.roots[conflict.root], conflict.path):
         if change.after is None if status is None else change.after is not None and is_version(change.after, status):

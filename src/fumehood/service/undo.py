@@ -18,6 +18,7 @@ from fumehood.linux.nofollow import (
     Parents,
     kind_of,
     look,
+    looks,
     open_top,
     reached,
     split,
@@ -31,7 +32,7 @@ from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import record, release
 from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, moved_on, versions
-from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, outcomes, state_of, with_companions
+from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, maker, outcomes, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
 from fumehood.store.places import new_id
@@ -111,28 +112,56 @@ def _in_layer(store: Store, back: Run, first: Run) -> Iterator[c.Change]:
             yield from other.changed if other.state != UNDONE else ()
 
 
-def refuse_beforehand(store: Store, runs: Iterable[Run]) -> None:
-    """Refuse to take back runs, the latest first, where something is in the way that none of them moves itself."""
-    roots: dict[str, int] = {}
-    moving: set[tuple[int, str]] = set()
-    above: set[tuple[int, str]] = set()  # the directories that these are in
-    for run in (as_it_stands(store, run) for run in runs):
+def in_turn(store: Store, runs: Iterable[Run]) -> list[Run]:
+    """Return runs in an order in which they can be taken back: as they are, save where one went in after a later one.
+
+    Refuses where something is in the way that none of them moves itself.
+    """
+    waiting, ordered, way = list(runs), list[Run](), _Undoing(store)
+    while waiting:
+        refusals = []
+        for run in waiting:
+            try:
+                way.take(run)
+            except UndoRefused as refusal:
+                refusals.append(refusal)
+            else:
+                break
+        else:
+            raise refusals[0]
+        waiting.remove(run)
+        ordered.append(run)
+    return ordered
+
+
+class _Undoing:
+    """What some undos one after another would move, and so is in the way of none that comes after them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._roots: dict[str, int] = {}
+        self._moving: set[tuple[int, str]] = set()
+        self._above: set[tuple[int, str]] = set()  # the directories that these are in
+
+    def take(self, run: Run) -> None:
+        """Count the undo of a run among them; refuses where something else is in its way."""
+        run = as_it_stands(self._store, run)
         if run.draft is not None and run.state == HELD:
-            continue
-        numbers = [roots.setdefault(root, len(roots)) for root in run.roots]
-        back = _planned(store, run, (), "", "")
-        changes, inside = back.changed, c.Inside(moving)
+            return
+        numbers = [self._roots.setdefault(root, len(self._roots)) for root in run.roots]
+        back = _planned(self._store, run, (), "", "")
+        changes, inside = back.changed, c.Inside(self._moving)
         ends = [
             change for change in changes
-            if (place := (numbers[change.root], change.path)) not in moving
-            and place not in above and inside.topmost(*place) is None
+            if (place := (numbers[change.root], change.path)) not in self._moving
+            and place not in self._above and inside.topmost(*place) is None
         ]  # fmt: skip
-        heads = heads_in_the_way(run.roots, ends, _noted(store, back))
-        moved = _moved(run, ends) + [path for root, path in heads if (numbers[root], path) not in moving]
+        heads = heads_in_the_way(run.roots, ends, _noted(self._store, back))
+        moved = _moved(run, ends) + [path for root, path in heads if (numbers[root], path) not in self._moving]
         if moved:
-            _refuse(store, run, moved)
-        moving.update((numbers[change.root], change.path) for change in changes)
-        above.update((numbers[root], path) for root, path in c.all_above(changes))
+            _refuse(self._store, run, moved)
+        self._moving.update((numbers[change.root], change.path) for change in changes)
+        self._above.update((numbers[root], path) for root, path in c.all_above(changes))
 
 
 def last_to_undo(store: Store, *reaches: Reach) -> Run:
@@ -390,11 +419,27 @@ def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
         for name, change in store.history.later_versions(run.run, path)
         if change.verdict == c.APPLIED
     ]
+    names_of_later += _went_in_later(store, run, paths)
     if run.act == CHECKPOINT and run.of is not None:
         names_of_later.append(run.of)  # it began before and ended after it
     later = [store.history.find(name) for name in dict.fromkeys(reversed(names_of_later))]
     names = {each.run for each in later}
     return [each.name for each in later if each.state in _STANDING and each.of not in names]
+
+
+def _went_in_later(store: Store, run: Run, paths: Sequence[str]) -> Iterator[str]:
+    """Yield the runs that began before another, went in after that had begun, and made what paths are now."""
+    its_number = "(SELECT number FROM runs WHERE id = ?)"
+    rows = store.database.rows(
+        "SELECT id FROM runs WHERE project = (SELECT project FROM runs WHERE id = ?)"
+        f" AND number < {its_number} AND settled_after >= {its_number}", (run.run,) * 3,
+    )  # fmt: skip
+    names = {name for (name,) in rows}
+    for number, root in enumerate(run.roots if names else ()):
+        with Closing(open_top(root)) as top:
+            for change, status, _ in looks(top, [c.Change(number, path, c.MODIFIED, c.FILE) for path in paths]):
+                if status is not None and (name := maker(store, run, change, status)) in names:
+                    yield name
 
 
 # ---- See that backups are what was saved, before an undo puts them into the project.
