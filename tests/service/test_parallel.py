@@ -13,7 +13,8 @@ import pytest
 from conftest import command_line
 from fumehood import Policy, Run, Sandbox, UndoRefused
 from fumehood.core.policy import Again
-from fumehood.service.settle import settle
+from fumehood.service.layers import Overtaken
+from fumehood.service.settle import let_pass, settle
 from fumehood.service.store import Store
 from patience import LONG_S
 from snapshots import snapshot
@@ -144,6 +145,21 @@ def test_a_command_that_takes_away_a_directory_in_which_another_one_wrote_is_run
         sandbox.undo()
     assert {str(path.relative_to(tree)) for path in tree.rglob("*")} == {"other", "sub", "sub/f"}
     assert (tree / "sub/f").read_text() == "old\n"
+
+
+@pytest.mark.parametrize(("path", "passes"), [("src", True), ("src/sub/f", True), ("src2", False)])
+def test_who_writes_in_a_directory_lets_pass_whatever_is_run_again_for_it(
+    home: Path, project: Path, store: Store, path: str, passes: bool
+) -> None:
+    (project / path).parent.mkdir(parents=True, exist_ok=True)
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(f"echo x > {path}", apply="hold")
+        if passes:
+            with pytest.raises(Overtaken):
+                let_pass(store, run, f"{project}/src")
+        else:
+            let_pass(store, run, f"{project}/src")
+        assert bool(sandbox.history()) is not passes
 
 
 @pytest.mark.parametrize("name", ["sub/f", "sub/mine"])

@@ -377,18 +377,18 @@ def give_way(store: Store, run: Run) -> None:
                     return
                 if not first:
                     first = f"run {store.history.name(by)} changed {printable(change.path)} meanwhile"
-                    place = f"{root}/{change.path}"
+                    place = f"{root}/{change.within or change.path}"
     if first:
         _forget(store, run, first, place)
 
 
 def let_pass(store: Store, run: Run, place: str) -> None:
-    """Forget a run that changes the place for which another command is run again; raises Overtaken then.
+    """Forget a run that changes the place, or something in it, for which another is run again; raises Overtaken then.
 
     Else that one would be overtaken each time, and in the end be held, with all that builds on it.
     """
     for change in run.changed if place else ():
-        if f"{run.roots[change.root]}/{change.path}" == place:
+        if f"{run.roots[change.root]}/{change.path}/".startswith(f"{place}/"):
             _forget(store, run, f"a command that is run again changes {printable(change.path)}", place)
 
 
@@ -420,7 +420,7 @@ def _in_the_way(
         elif is_top and tree is None:
             for path, entry in walk(top, change.path):
                 if path not in paths:
-                    yield c.Change(number, path, c.ADDED, kind_of(entry.st_mode)), entry, True
+                    yield c.Change(number, path, c.ADDED, kind_of(entry.st_mode), within=change.path), entry, True
 
 
 def _remover(store: Store, run: Run, conflict: c.Change, top: int) -> str:
