@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import need
-from fumehood import BadRequest, Run, Sandbox
+from fumehood import BadRequest, DraftConflict, Run, Sandbox
 from fumehood.service.bundles import export, export_patch, read
 from fumehood.service.opened import OpenedStore
 from snapshots import snapshot
@@ -158,6 +158,41 @@ def test_what_differs_from_the_base_is_a_conflict(project: Path, other: Path, te
         assert {change.path: change.verdict for change in taken.changes} == {"a/b/f": "held", "sp ace": "conflict"}
         sandbox.apply(taken)
     assert [(other / name).read_text() for name in ("a/b/f", "sp ace")] == ["1\nnew\n", "mine\n"]
+
+
+@pytest.mark.parametrize("command", ["rm -r gone", "rm -r gone; echo x > gone"])
+def test_what_a_removed_directory_has_here_alone_is_a_conflict(
+    project: Path, other: Path, test_directory: Path, command: str
+) -> None:
+    file = test_directory / "fix.tar"
+    with Sandbox(filled(project)) as sandbox:
+        sandbox.export(sandbox.run(f"{command}; echo new >> a/b/f"), file)
+    (other / "gone/sub").mkdir()
+    (other / "gone/sub/mine").write_text("mine\n")
+    with Sandbox(other) as sandbox:
+        taken = sandbox.import_bundle(file)
+        assert {change.path for change in taken.changes if change.verdict == "conflict"} == {
+            "gone/sub", "gone/sub/mine",
+        }  # fmt: skip
+        sandbox.apply(taken)
+        draft = sandbox.draft("d")
+        draft.import_bundle(file)
+        with pytest.raises(DraftConflict, match="gone/sub"):
+            draft.apply()
+    assert (other / "gone/sub/mine").read_text() == "mine\n"
+    assert (other / "a/b/f").read_text() == "1\nnew\n"
+
+
+def test_names_that_are_no_text_are_compared_with_the_base_too(
+    project: Path, other: Path, test_directory: Path
+) -> None:
+    file, name = test_directory / "fix.tar", os.fsdecode(b"\xff\nname")
+    for path in (project, other):
+        (path / name).write_text("old\n")
+    with Sandbox(project) as sandbox:
+        sandbox.export(sandbox.run("echo new > *name"), file)
+    with Sandbox(other) as sandbox:
+        assert [change.verdict for change in sandbox.import_bundle(file).changes] == ["held"]
 
 
 def test_a_hook_in_a_bundle_waits_like_any_other(project: Path, other: Path, test_directory: Path) -> None:

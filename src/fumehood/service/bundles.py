@@ -455,8 +455,7 @@ def compare(store: Store, project: Project, run: Run, bundle: ChangeBundle) -> R
         run = store.history.find(run.run)
         differing = [
             change for change in run.changed
-            if change.verdict == c.HELD and change.path in bundle.base
-            and _here(top, change.path) != bundle.base[change.path]
+            if change.verdict == c.HELD and _here(top, change.path) != bundle.base.get(change.path)
         ]  # fmt: skip
         for change in differing:
             change.verdict, change.reason = c.CONFLICT, "the bundle was made on another version of it"
