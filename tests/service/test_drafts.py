@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from faulty import BEFORE, CHANGE
-from fumehood import BadRequest, ChangedMeanwhile, DraftConflict, Policy, Run, Sandbox
+from fumehood import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict, Policy, Run, Sandbox
 from fumehood.core.hunks import merged
 from fumehood.service import drafting
+from fumehood.service.apply import take_over
 from fumehood.service.drafts import apply_draft, discard_draft
 from fumehood.service.store import Store
 from fumehood.store.projects import Project
@@ -44,6 +45,23 @@ def test_a_draft_sees_what_the_project_has_now(sandbox: Sandbox, project: Path) 
     draft.run("echo mine > mine.txt")
     (project / "later.txt").write_text("a person's\n")
     assert draft.run("cat later.txt mine.txt").stdout == "a person's\nmine\n"
+
+
+def test_what_a_person_saves_while_a_draft_is_applied_stays_and_is_named(
+    sandbox: Sandbox, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "gone").mkdir()
+    draft = sandbox.draft("one")
+    draft.run("rmdir gone; echo new > new")
+
+    def after_a_save(*arguments: Any, **options: Any) -> None:
+        (project / "gone/mine").write_text("the person's")
+        take_over(*arguments, **options)
+
+    monkeypatch.setattr("fumehood.service.apply.take_over", after_a_save)
+    with pytest.raises(ApplyFailed, match=r"^nothing was applied: gone changed meanwhile$"):
+        draft.apply()
+    assert [str(path.relative_to(project)) for path in project.rglob("*")] == ["gone", "gone/mine"]
 
 
 def test_all_runs_of_a_draft_are_applied_as_one_that_one_undo_takes_back(sandbox: Sandbox, project: Path) -> None:

@@ -532,9 +532,10 @@ def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeD
     except (ApplyFailed, Changed) as error:
         store.history.withdraw(run, str(error))
         layering.drop(store.places, run.run)
-        raise ApplyFailed(
-            f"nothing was applied: {printable(str(error))}", hint=f"it is all in draft {draft.name} still"
-        ) from error
+        why = printable(str(error)).removeprefix("nothing was applied: ")
+        why += " changed meanwhile" if isinstance(error, Changed) else ""
+        hint = f"it is all in draft {draft.name} still"
+        raise ApplyFailed(f"nothing was applied: {why}", hint=hint) from error
     run.state, run.duration_s = state_of(run.changed), time.time() - run.started_at
     if run.state == HELD:
         store.history.note(run, SETTLING)
