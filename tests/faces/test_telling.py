@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -141,3 +142,18 @@ def test_a_reason_that_all_changes_have_is_said_once(cli: Cli, project: Path) ->
     shown = cli("show", "1").stdout
     assert "\n  + a\n" in shown
     assert "\n  + b  [held: the run was asked to hold its changes]\n" in shown
+
+
+def test_what_was_taken_back_after_a_death_is_not_told_as_done(cli: Cli, project: Path) -> None:
+    (project / "f").write_text("old")
+    with Sandbox(project) as sandbox:
+        sandbox.run("echo new > f")
+    dying = (
+        "import os, sys; from fumehood import Sandbox; from fumehood.service import apply\n"
+        "apply.Between.save = lambda *_: os.kill(os.getpid(), 9)\n"
+        "Sandbox(sys.argv[1]).restore('f')"
+    )
+    assert subprocess.run([sys.executable, "-P", "-c", dying, str(project)], check=False).returncode == -9
+    told = cli("show", "last").stdout
+    assert "1 change failed: Fumehood was stopped before it was done; the project is as it was" in told
+    assert (project / "f").read_text() == "new\n"

@@ -119,7 +119,7 @@ def headline(run: Run) -> str:
     """Sum up a run's changes in a few words."""
     verdicts = ["undone" if change.reason.startswith(UNDONE_BY) else change.verdict for change in run.changed]
     counts = {verdict: verdicts.count(verdict) for verdict in (*_VERDICTS, "undone") if verdict in verdicts}
-    if run.state == "undone":
+    if run.state in ("undone", "failed"):
         counts = {run.state: len(verdicts)}
     if run.draft is not None and run.state == "applied":
         counts = {"taken over": len(verdicts)}
