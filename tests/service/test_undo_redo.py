@@ -388,3 +388,32 @@ def test_people_see_that_an_undo_was_partial(cli: Cli, project: Path) -> None:
     assert cli("redo", "1", "b").returncode == 125
     assert "+ a\n" in cli("redo", "1", "a").stdout
     assert "in part" not in cli("status").stdout + cli("log").stdout
+
+
+@pytest.mark.parametrize("command", ["rm -r tree file", "rm -r tree file; echo x > tree; mkdir file"])
+def test_what_is_large_comes_back_itself_and_not_as_a_copy(sandbox: Sandbox, project: Path, command: str) -> None:
+    (project / "tree").mkdir()
+    for name in ("tree/one", "file"):
+        (project / name).write_bytes(bytes(2 << 20))
+    os.link(project / "tree/one", project / "tree/two")
+    inodes = {path.name: path.stat().st_ino for path in project.rglob("*") if path.is_file()}
+    run = sandbox.run(command)
+    assert len(sandbox.files("file")[0]["days"]) == 1  # by a second name of the backup
+    for _ in range(2):
+        sandbox.undo(run)
+        files = [path for path in project.rglob("*") if path.is_file()]
+        assert {path.name: path.stat().st_ino for path in files} == inodes
+        assert {path.name: path.stat().st_nlink for path in files} == {"one": 2, "two": 2, "file": 1}
+        sandbox.redo()
+
+
+def test_a_name_that_comes_back_alone_shares_nothing_with_the_backup_of_the_other(
+    sandbox: Sandbox, project: Path
+) -> None:
+    (project / "one").write_text("old")
+    os.link(project / "one", project / "two")
+    run = sandbox.run("rm one two")
+    sandbox.undo(run, "one")
+    (project / "one").write_text("the person's")
+    sandbox.undo(run, "two")
+    assert [(project / name).read_text() for name in ("one", "two")] == ["the person's", "old"]
