@@ -223,6 +223,8 @@ def mixed_project(top: Path, account: Account) -> None:
         (top / "empty", (0, 0), 0o755),
         (top / "closed", (0, 0), 0o755),
         (top / "closed/file", (0, 0), 0o644),
+        (top / "own", (account.uid, account.gid), 0o755),
+        (top / "own/private", (0, 0), 0o700),
         (top / "shared", (0, shared), 0o2775),
         (top / "shared/file", (0, shared), 0o664),
     ):

@@ -343,6 +343,24 @@ def test_what_a_copy_let_a_command_do_in_a_directory_closed_to_it_waits(mixed, o
 
 
 @as_user
+def test_a_directory_in_which_somebody_else_has_a_closed_one_waits_and_nothing_else_does(mixed, open_with):
+    sandbox = open_with(mixed, "copy")
+    run = sandbox.run("rm -rf own; echo x > x")
+    assert {change.path: change.verdict for change in run.changes} == {
+        "own": "held", "own/private": "held", "x": "applied",
+    }  # fmt: skip
+    (private,) = [change for change in run.changes if change.path == "own/private"]
+    assert private.reason == "it belongs to root, who alone can move it"
+    # A person's word does not show what is in it.
+    for force in (False, True):
+        waiting = sandbox.apply(run, force=force)
+        assert {change.path: change.verdict for change in waiting.changes if change.verdict != "applied"} == {
+            "own": "conflict", "own/private": "conflict",
+        }  # fmt: skip
+    assert (mixed / "own/private").is_dir()
+
+
+@as_user
 def test_a_file_whose_backup_would_no_longer_be_roots_waits(mixed, other_filesystem, monkeypatch, open_with):
     monkeypatch.setenv("XDG_STATE_HOME", str(other_filesystem))
     run = open_with(mixed, "copy").run("rm -f readable secret; echo x > x")

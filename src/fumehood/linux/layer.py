@@ -205,7 +205,11 @@ class Stack:
         while waiting:
             here = waiting.pop()
             with self.reach(here) as directory:
-                for name in sorted(directory.names()):
+                try:
+                    names = sorted(directory.names())
+                except PermissionError:
+                    continue  # somebody else's, who keeps us out: it waits for that
+                for name in names:
                     status, _ = directory.look(name)
                     if status is None:
                         continue

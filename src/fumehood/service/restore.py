@@ -538,11 +538,14 @@ def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
     """Return what was added to, taken from or changed in a directory that a run had put there."""
     expected = {change.path: change for change in inside if change.before is not None}
     moved = []
-    for path, entry in walk(live, top):
-        change = expected.pop(path, None)
-        now = None if change is None or change.before is None else _as_left(live, path, change.before, entry)
-        if change is None or now is None:
-            moved.append(path)
-        else:
-            change.before = now
+    try:
+        for path, entry in walk(live, top):
+            change = expected.pop(path, None)
+            now = None if change is None or change.before is None else _as_left(live, path, change.before, entry)
+            if change is None or now is None:
+                moved.append(path)
+            else:
+                change.before = now
+    except PermissionError:
+        return [*moved, top]  # somebody has a directory in it that is closed to us
     return moved + list(expected)

@@ -571,9 +571,9 @@ class _Live:
             return None
         if self._is_apart and (owner := self._stranger(parent, name)):
             return c.HELD, f"it belongs to {owner}, and a backup on another file system would not"
-        if change.within is None and change.before.kind == c.DIRECTORY:
-            # To leave its parent, a directory must be written itself.
-            owner = self._stranger(parent, name, os.W_OK)
+        if change.before.kind == c.DIRECTORY:
+            # To leave its parent, a directory must be written itself; and what would go with it must be seen.
+            owner = self._stranger(parent, name, os.R_OK | os.X_OK | (0 if change.within else os.W_OK))
             return (c.HELD, f"it belongs to {owner}, who alone can move it") if owner else None
         return None
 
