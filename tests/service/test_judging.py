@@ -120,6 +120,12 @@ def test_what_is_moved_to_where_it_waits_stays_where_it_is(sandbox, project):
     assert snapshot(project) == {path: what for path, what in before.items() if path != "other"}
 
 
+def test_what_an_installer_gave_one_time_was_not_moved(sandbox, project):
+    subprocess.run(["touch", "-d", "@499162500", "package"], cwd=project, check=True)
+    run = sandbox.run("rm package; touch -d @499162500 .envrc")
+    assert {change.path: change.verdict for change in run.changes} == {"package": "applied", ".envrc": "held"}
+
+
 def test_what_is_moved_to_a_place_that_a_person_took_meanwhile_stays_where_it_is(sandbox, project):
     (project / "mine").write_text("valuable")
     (project / "taken").write_text("old")

@@ -115,13 +115,14 @@ def keep_replacements_whole(changes: Sequence[c.Change]) -> None:
 def keep_moved(changes: Sequence[c.Change]) -> bool:
     """Hold the deletion of what was moved to a place where it waits; tell whether any more changes are held for it.
 
-    Else the project would have it at neither place. What was moved has the size, the time and the mode of what is gone.
+    Else the project would have it at neither place. What was moved has the size, the time and the mode of what is gone;
+    a time of whole seconds says nothing, for installers give all files of a package the same.
     """
     moved = {
         (after.kind, after.size, after.modified_ns, after.mode): change
         for change in changes
         if change.verdict not in (c.APPLIED, c.DISCARDED)
-        and (after := change.after) is not None and after.kind in (c.FILE, c.SYMLINK)
+        and (after := change.after) is not None and after.kind in (c.FILE, c.SYMLINK) and after.modified_ns % c.SECOND
     }  # fmt: skip
     more = False
     for change in changes if moved else ():

@@ -51,7 +51,6 @@ UNDONE = "undone"
 _STANDING = ("applied", "held")
 _LATEST = 50  # runs of an agent among which the one in a draft is that it takes back
 _NAMED = 5  # paths named in a refusal
-_MUCH = 1 << 20  # bytes of a file that take longer to copy than to look at
 _ONCE = 2  # a layer is that of a run, and perhaps of an undo of it
 
 
@@ -93,8 +92,7 @@ def undo(
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back)
         expected = outcomes(back.changed)
-        if release(store, back):
-            _count_names(store, back)
+        release(store, back)
         _perform(store, project, run, back, first)
         back.state, back.duration_s = "applied", time.monotonic() - began
         is_otherwise = outcomes(back.changed) != expected
@@ -102,16 +100,6 @@ def undo(
         record(store, project.id, back)
         layering.drop_if_empty(store.places, back.layer, _in_layer(store, back, first))
     return back
-
-
-def _count_names(store: Store, back: Run) -> None:
-    """Note which backups have no other name any more, so that they are not copied: large files, and other people's."""
-    me = os.geteuid()
-    for number, upper in enumerate(store.uppers(back)):
-        with Closing(open_top(upper)) as top:
-            for change, entry, _ in looks(top, [each for each in back.changed if each.root == number]):
-                if change.after is not None and entry is not None and (entry.st_size > _MUCH or entry.st_uid != me):
-                    change.after.links = entry.st_nlink
 
 
 def _in_layer(store: Store, back: Run, first: Run) -> Iterator[c.Change]:
