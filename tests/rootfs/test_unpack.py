@@ -162,3 +162,43 @@ def test_a_damaged_tarball_is_said_in_one_line(tmp_path: Path) -> None:
             assert "\n" not in str(refused.value)
     finally:
         os.close(top)
+
+
+def damaged_at(content: bytes, name: str, change: Callable[[bytearray], object]) -> bytes:
+    """Change the header of one member, and its checksum with it."""
+    at = content.index(name.encode().ljust(100, b"\0"))
+    header = bytearray(content[at : at + 512])
+    change(header)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return content[:at] + header + content[at + 512 :]
+
+
+def set_size(size: int) -> Callable[[bytearray], object]:
+    return lambda header: header.__setitem__(slice(124, 136), b"\xff" + size.to_bytes(11, "big", signed=True))
+
+
+def in_the_middle() -> list[bytes]:
+    whole = tarball(("before", b"1", 0o644), ("middle", b"2", 0o644), ("after", b"3", 0o644))
+    at = whole.index(b"middle")
+    many = entry("long", tarfile.GNUTYPE_LONGNAME, size=5).tobuf(tarfile.GNU_FORMAT) + b"long\0".ljust(512, b"\0")
+    return [
+        whole[:at] + b"M" + whole[at + 1 :],  # a header that is not what its sum says
+        whole[:at], whole[: at + 100], whole[: at + 600],
+        damaged_at(whole, "middle", set_size(-512)),  # which leads back to itself
+        many * 3000 + whole,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("content", in_the_middle(), ids=["sum", "cut", "in header", "in file", "back", "deep"])
+def test_what_can_not_be_read_is_not_taken_for_the_end(content: bytes, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.tar", tmp_path / "target"
+    source.write_bytes(content)
+    target.mkdir()
+    top = open_top(str(target))
+    try:
+        with pytest.raises(FumehoodError, match="can't be unpacked") as refused:
+            unpack(str(source), top, "x86_64")
+    finally:
+        os.close(top)
+    assert "\n" not in str(refused.value)

@@ -20,7 +20,7 @@ import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from fumehood.errors import FumehoodError, Unavailable
 from fumehood.linux.libc import Closing
@@ -36,7 +36,7 @@ _TARGET = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40  # on the way to one directory, as the kernel has it
 _HINT = "nothing was installed; get the file from where you trust it"
 _DAMAGE: tuple[type[Exception], ...] = (
-    tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError,
+    tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError, ValueError, RecursionError,
 )  # fmt: skip
 if sys.version_info >= (3, 14):
     try:
@@ -56,6 +56,27 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 
 class Hostile(FumehoodError):
     """A tarball names something outside the directory it is unpacked to."""
+
+
+class _Member(tarfile.TarInfo):
+    """A member that can be read: what can't, tarfile would take for the end, and all that follows would be missing."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        """Read the next one; only the block that ends a tarball ends it."""
+        try:
+            member = super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined] # typeshed leaves it out
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"it breaks off, or is damaged, at byte {archive.offset}") from error
+        if member.size < 0:
+            raise tarfile.ReadError(f"the size of a member is less than nothing at byte {archive.offset}")
+        return member
+
+
+def _opened(file: IO[bytes]) -> tarfile.TarFile:
+    return tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member)
 
 
 class Unpacking:
@@ -237,7 +258,7 @@ def unpack(source: str, target: int, machine: str = "") -> None:
         with open(source, "rb") as file, _plain(file, target) as plain:
             is_image = machine and holds_image(plain)
             plain.seek(0)
-            with tarfile.open(fileobj=plain, mode="r:*") as archive:
+            with _opened(plain) as archive:
                 if is_image:
                     _unpack_image(archive, source, target, machine)
                 else:
@@ -294,7 +315,7 @@ def _plain(file: IO[bytes], target: int) -> Iterator[IO[bytes]]:
 
 def holds_image(file: IO[bytes]) -> bool:
     """Return True if a tarball is an image archive, and not a root file system itself."""
-    with tarfile.open(fileobj=file, mode="r:*") as archive:
+    with _opened(file) as archive:
         for member in archive:
             name = member.name.removeprefix("./")
             if name in ("index.json", "manifest.json", "oci-layout") and member.isreg():
@@ -311,10 +332,10 @@ def _unpack_image(archive: tarfile.TarFile, source: str, target: int, machine: s
     for name, sha256 in image.layers(machine):
         with image.layer(name, sha256) as stream, _plain(stream, target) as plain:
             # A layer first takes away, then adds, so that it never hides its own entries.
-            with tarfile.open(fileobj=plain, mode="r:*") as layer:
+            with _opened(plain) as layer:
                 _take_away(layer, target)
             plain.seek(0)
-            with tarfile.open(fileobj=plain, mode="r:*") as layer:
+            with _opened(plain) as layer:
                 unpacking.all_of(layer, skip=_WHITEOUT)
 
 
