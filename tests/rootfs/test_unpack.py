@@ -165,7 +165,7 @@ def test_a_damaged_tarball_is_said_in_one_line(tmp_path: Path) -> None:
 
 
 def damaged_at(content: bytes, name: str, change: Callable[[bytearray], object]) -> bytes:
-    """Change the header of one member, and its checksum with it."""
+    """Change the header of one member, and set its checksum right."""
     at = content.index(name.encode().ljust(100, b"\0"))
     header = bytearray(content[at : at + 512])
     change(header)
@@ -202,3 +202,20 @@ def test_what_can_not_be_read_is_not_taken_for_the_end(content: bytes, tmp_path:
     finally:
         os.close(top)
     assert "\n" not in str(refused.value)
+
+
+def test_a_sparse_file_takes_no_more_of_the_disk_than_it_holds(tmp_path: Path) -> None:
+    size, held = 64 << 20, b"end".ljust(512, b"\0")
+    header = bytearray(entry("lastlog", tarfile.GNUTYPE_SPARSE, mode=0o644, size=len(held)).tobuf(tarfile.GNU_FORMAT))
+    header[386:410] = b"%011o\0%011o\0" % (size - len(held), len(held))  # where the one piece is, and how long
+    header[483:495] = b"%011o\0" % size
+    content = damaged_at(bytes(header) + held + bytes(1024), "lastlog", lambda _: None)
+    (tmp_path / "a.tar").write_bytes(content)
+    top = open_top(str(tmp_path))
+    try:
+        unpack(str(tmp_path / "a.tar"), top)
+    finally:
+        os.close(top)
+    file = tmp_path / "lastlog"
+    assert file.read_bytes() == bytes(size - len(held)) + held
+    assert file.stat().st_blocks * 512 < size // 8
