@@ -349,3 +349,17 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(test_directory: Path, monkey
     file.write_bytes(image_with(bomb))
     with pytest.raises(BadRequest, match="too large"):
         read(str(file), str(test_directory))
+
+
+def test_more_members_than_a_bundle_has_are_refused_whatever_their_names(test_directory: Path) -> None:
+    file = test_directory / "many.tar"
+    with tarfile.open(file, "w") as image:
+        for _ in range(100):
+            image.addfile(tarfile.TarInfo("index.json"))
+    with pytest.raises(BadRequest, match="more than a bundle"):
+        read(str(file), str(test_directory))
+    long = tarfile.TarInfo("long")
+    long.type, long.size = tarfile.GNUTYPE_LONGNAME, 5
+    file.write_bytes((long.tobuf(tarfile.GNU_FORMAT) + b"long\0".ljust(512, b"\0")) * 3000)
+    with pytest.raises(BadRequest, match="is not a bundle"):
+        read(str(file), str(test_directory))

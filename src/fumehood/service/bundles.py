@@ -362,7 +362,9 @@ def read(path: str, directory: str, signers: str = "") -> ChangeBundle:
     try:
         with tarfile.open(path, "r:") as image:
             return _read(image, directory, signers)
-    except (tarfile.TarError, ValueError, KeyError, TypeError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (
+        tarfile.TarError, ValueError, KeyError, TypeError, EOFError, RecursionError, zlib.error, gzip.BadGzipFile,
+    ) as error:  # fmt: skip
         message = f"{printable(path)} is not a bundle: {printable(str(error))}"
         raise BadRequest(message, hint="fumehood export makes one") from error
     except OSError as error:
@@ -372,8 +374,8 @@ def read(path: str, directory: str, signers: str = "") -> ChangeBundle:
 
 def _read(image: tarfile.TarFile, directory: str, signers: str) -> ChangeBundle:
     members: dict[str, tarfile.TarInfo] = {}
-    for member in image:
-        if len(members) == _MOST_MEMBERS or not member.isreg():
+    for count, member in enumerate(image):  # of one name there may be many
+        if count == _MOST_MEMBERS or not member.isreg():
             raise ValueError("it holds more than a bundle does")
         members[member.name.removeprefix("./")] = member
 
