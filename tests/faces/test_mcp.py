@@ -17,10 +17,11 @@ import pytest
 
 from conftest import command_line
 from forked import SERVER, loaded
+from fumehood import Sandbox
 from fumehood.service.store import Store
 from mcp_sdk import ERAS, IGNORED_WARNINGS
 from passing_days import pass_days
-from patience import LONG_S
+from patience import LONG_S, eventually
 from processes import LONG, left_over
 from servers import Web, serving
 
@@ -633,6 +634,26 @@ def test_clients_of_one_server_do_not_reach_each_other(home: Path, project: Path
 
     with http_server(project, token=",".join(tokens)) as (url, _):
         asyncio.run(asyncio.wait_for(test(url), 2 * LONG_S))
+
+
+def test_what_a_client_started_ends_when_it_leaves(home: Path, project: Path) -> None:
+    import httpx2
+
+    async def test(url: str, token: str) -> None:
+        async with AsyncExitStack() as stack:
+            headers = {"Authorization": f"Bearer {token}"}
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=LONG_S))
+            transport = streamable_http_client(url, http_client=http)
+            staying = await stack.enter_async_context(Client(transport, mode="legacy"))
+            await staying.call_tool("start_command", {"command": f"exec sleep {LONG}.2"})
+            async with Client(streamable_http_client(url, http_client=http), mode="legacy") as leaving:
+                await leaving.call_tool("start_command", {"command": f"exec sleep {LONG}.3"})
+            with Sandbox(project) as sandbox:
+                assert await asyncio.to_thread(eventually, lambda: len(sandbox.running()) == 1)
+                assert [run.command for run in sandbox.running()] == [f"exec sleep {LONG}.2"], "another's goes on"
+
+    with http_server(project) as (url, token):
+        asyncio.run(asyncio.wait_for(test(url, token), 2 * LONG_S))
 
 
 def test_http_refuses_strangers_and_other_names(home: Path, project: Path) -> None:

@@ -8,7 +8,7 @@ The project is the one named at the start, else the client's roots, else where t
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -77,7 +77,16 @@ class Clients:
         """
         if self.session is not None:
             return ""
-        return f"{_connection(context)} {(context.headers or {}).get('authorization', '')}"
+        return _name(_connection(context), context.headers or {})
+
+    def leave(self, headers: Mapping[str, str]) -> None:
+        """A client has ended its connection: end its commands, as they end where a client's input does."""
+        connection = headers.get(_SESSION_HEADER, "")
+        self._roots.pop(connection, None)
+        if connection and self.session is None:
+            client = _name(connection, headers)
+            self.sandboxes.pop(client, None)
+            self.jobs.stop_all(client)
 
     def open(self, path: str) -> "Sandbox":
         """Return the sandbox for a project, without a session."""
@@ -110,6 +119,10 @@ class Clients:
         finally:
             self.notices += store.notices
             store.close()
+
+
+def _name(connection: str, headers: Mapping[str, str]) -> str:
+    return f"{connection} {headers.get('authorization', '')}"
 
 
 def _connection(context: Context[Any, Any]) -> str:
@@ -294,10 +307,10 @@ class Jobs:
             raise BadRequest(f"there is no job {name}", hint="start_command returns its name")
         return self._jobs[client, name]
 
-    def stop_all(self) -> None:
-        """End everything that still runs."""
-        for job in self._jobs.values():
-            if job.is_running:
+    def stop_all(self, client: str | None = None) -> None:
+        """End everything that still runs, or what one client started."""
+        for (whose, _), job in list(self._jobs.items()):
+            if job.is_running and client in (None, whose):
                 job.stop()
 
 

@@ -13,8 +13,10 @@ import secrets
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+from anyio import to_thread
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations, jsonrpc_message_adapter
@@ -30,7 +32,7 @@ from fumehood.store.config import policy_for
 from fumehood.store.places import places
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from fumehood.service.ask import Ask
 
@@ -199,7 +201,7 @@ def serve(
         if http is None:
             _serve_streams(server)
         else:
-            _serve_http(server, http)
+            _serve_http(server, http, clients)
     finally:
         clients.jobs.stop_all()
     return 0
@@ -273,7 +275,7 @@ def _who_waits(text: str) -> bytes | None:
     return json.dumps(number).encode() if is_one else None
 
 
-def _serve_http(server: MCPServer[Any], port: int) -> None:
+def _serve_http(server: MCPServer[Any], port: int, clients: Clients) -> None:
     import socket
 
     import uvicorn
@@ -287,12 +289,12 @@ def _serve_http(server: MCPServer[Any], port: int) -> None:
     except OSError as error:
         raise BadRequest(f"port {port} can't be used: {error.strerror}", hint="--http 0 takes a free one") from error
     port = listening.getsockname()[1]
-    app = TokenGuard(server.streamable_http_app(host=HOST, transport_security=only_here(port)), tokens)
+    app = Leaving(server.streamable_http_app(host=HOST, transport_security=only_here(port)), clients)
     sys.stderr.write(f"fumehood: MCP at http://{HOST}:{port}/mcp\n")
     if TOKEN not in os.environ:
         sys.stderr.write(f"fumehood: Authorization: Bearer {tokens[0]}\n")
     sys.stderr.flush()
-    config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="on")
+    config = uvicorn.Config(TokenGuard(app, tokens), log_level="warning", access_log=False, lifespan="on")
     uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -313,6 +315,28 @@ def only_here(port: int) -> Any:
 
     names = [f"{host}:{port}" for host in (HOST, "localhost")]
     return TransportSecuritySettings(allowed_hosts=names, allowed_origins=[f"http://{name}" for name in names])
+
+
+class Leaving:
+    """Notices who ends their session (DELETE): what they started has nobody else to poll or stop it."""
+
+    def __init__(self, app: ASGIApp, clients: Clients) -> None:
+        self._app = app
+        self._clients = clients
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, and let go of whoever has left by it."""
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        await self._app(scope, receive, watched)
+        if scope.get("method") == "DELETE" and status == HTTPStatus.OK:
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            await to_thread.run_sync(self._clients.leave, headers)
 
 
 class TokenGuard:
