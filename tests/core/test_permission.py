@@ -177,6 +177,13 @@ def test_hosts_that_lead_far_or_home_come_first():
     assert "  localhost:5432: this machine itself" in asked_for_hosts(*hosts).lines
 
 
+@pytest.mark.parametrize("address", ["169.254.169.254:80", "10.0.0.0/8", "[fd00::1]:80", "[64:ff9b::a9fe:a9fe]:80"])
+def test_an_address_that_is_not_public_is_told_from_one_that_is(address: str):
+    (line,) = [line for line in asked_for_hosts(address).lines if address in line]
+    assert line.removeprefix(f"  {address}: ") in ("not public: link-local", "not public: private")
+    assert "  93.184.215.14:80: an address, not a name" in asked_for_hosts("93.184.215.14:80").lines
+
+
 def test_a_host_is_shown_in_the_letters_in_which_it_is_compared():
     (line,) = [line for line in asked_for_hosts("аpple.com").lines if "pple" in line]  # noqa: RUF001 - it is the point
     assert line.startswith("  xn--pple-43d.com ")

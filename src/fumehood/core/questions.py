@@ -160,7 +160,7 @@ def network_question(
 
 def _host(text: str) -> Item:
     """Say what a host is, in the form in which it is compared: letters of other alphabets look like ours."""
-    from fumehood.core.hosts import LOOPBACK_NAMES, parse
+    from fumehood.core.hosts import LOOPBACK_NAMES, parse, special
 
     try:
         rule = parse(text)
@@ -172,7 +172,10 @@ def _host(text: str) -> Item:
     if rule.name in LOOPBACK_NAMES or (rule.network is not None and rule.network.is_loopback):
         return Item(name=name, kind=("port of this machine",) * 2, danger=0, after="this machine itself")
     if rule.network is not None:
-        return Item(name=name, kind=("address", "addresses"), danger=1, after="an address, not a name")
+        # A name that leads to one that is not public would be refused: a cloud gives out its keys at such a one.
+        kind = special(rule.network.network_address)
+        what = f"not public: {kind}" if kind else "an address, not a name"
+        return Item(name=name, kind=("address", "addresses"), danger=1, after=what)
     if rule.name.startswith("*."):
         return Item(name=name, kind=("rule for many hosts", "rules for many hosts"), danger=2, after="every name below")
     return Item(name=name, kind=("host", "hosts"), danger=3)
