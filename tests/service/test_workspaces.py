@@ -100,6 +100,14 @@ def test_a_writable_root_works_or_is_refused_by_way_of_capturing(
         assert sandbox.run("cat /x /workspace/y").output == "x\ny\n"
 
 
+def test_the_playground_can_be_written_under_a_writable_root_too(
+    cli: Cli, home: Path, project: Path, alpine: Path
+) -> None:
+    writable(home)
+    assert cli("run", "--", "echo x > /playground/x && cat /playground/x").stdout == "x\n"
+    assert (home / ".local/share/fumehood/playground/x").read_text() == "x\n"
+
+
 def test_a_tree_that_others_may_only_read_is_ready_for_them(cli: Cli, alpine: Path) -> None:
     alpine.parent.chmod(0o555)
     done = cli("rootfs", "install", "--tier", "0", "--mirror", "http://127.0.0.1:1")

@@ -542,6 +542,7 @@ def _shelves(world: World, capture: Capture) -> list[Operation]:
 
         return [Tmpfs(target=SKILLS, is_sealed=True)]
     mounted = [target for _, target in (*capture.targets, *world.skills)]
+    mounted += [world.playground.target] if world.playground else []
     free = [point for point in world.tree.guarded if point not in mounted]
     above = [path.rpartition("/")[0] for path in mounted]
     shelves = dict.fromkeys((*(path for path in above if path), *free))
