@@ -13,11 +13,12 @@ import pytest
 import trees
 from conftest import command_line
 from fumehood import Policy, Sandbox
-from fumehood.core.policy import Rootfs
+from fumehood.core.policy import Limits, Rootfs
 from fumehood.errors import FumehoodError
 from fumehood.linux.confine import can_scope
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service.opened import OpenedStore
+from patience import LONG_S
 
 pytestmark = pytest.mark.namespaces
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -106,6 +107,16 @@ def test_the_playground_can_be_written_under_a_writable_root_too(
     writable(home)
     assert cli("run", "--", "echo x > /playground/x && cat /playground/x").stdout == "x\n"
     assert (home / ".local/share/fumehood/playground/x").read_text() == "x\n"
+
+
+def test_what_is_written_to_a_root_of_the_projects_own_counts_for_its_limit(
+    home: Path, project: Path, alpine: Path
+) -> None:
+    limits = Limits(written=20 << 20)
+    with Sandbox(project, policy=Policy(root="alpine", rootfs=Rootfs(writable=True), limits=limits)) as sandbox:
+        line = "n=0; while :; do n=$((n + 1)); dd if=/dev/zero of=/opt-$n bs=1M count=8; sleep 0.1; done"
+        run = sandbox.run(line, timeout=LONG_S)
+    assert [each.detail for each in run.blocked if each.what == "limit"] == ["written: 20 MiB"]
 
 
 def test_a_tree_that_others_may_only_read_is_ready_for_them(cli: Cli, alpine: Path) -> None:

@@ -331,6 +331,7 @@ class Execution:
         # It may fill these too.
         besides = [*(world.scratch.directories if world.scratch else ()), *([seat.tmp] if seat and seat.tmp else ())]
         besides += [world.thrown] if world.thrown else []
+        besides += [world.tree.upper] if world.tree is not None and world.tree.is_writable else []
         try:
             return Warden(
                 self._limits, init, [*places, *besides], empty=not is_copy and not besides, stop_mark=self._stop_mark,
