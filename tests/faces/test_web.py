@@ -395,6 +395,13 @@ def test_every_address_of_the_interface_is_described_and_answers(cli: Any, page:
     assert "error" in page.call("GET", "/api/nothing")
 
 
+def test_a_request_that_is_no_object_is_refused_however_deep_it_is(page: WebPage, home: Path) -> None:
+    token = (home / ".local/state/fumehood/api-token").read_text()
+    for sent in ("{", "[]", "[" * 200_000):
+        answer = page.ask("POST", "/api/playground/clean", sent, Authorization=f"Bearer {token}")
+        assert (answer.status, "the request is not" in answer.text) == (409, True)
+
+
 def test_a_run_of_many_changes_is_shown_a_page_at_a_time(sandbox: Sandbox, page: WebPage, project: Path) -> None:
     run = sandbox.run("mkdir d e; cd d; seq 500 | xargs touch; cd ../e; seq 30 | xargs touch", apply="hold")
     seen, where = [], ""

@@ -79,7 +79,7 @@ def _fitting(call: Call, sent: bytes) -> dict[str, Any]:
     """Read what was sent; what is not described is refused, for it would do nothing."""
     try:
         body = json.loads(sent or b"{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the request is not JSON: {error}", hint="an object") from error
     if not isinstance(body, dict):
         raise BadRequest("the request is not an object", hint='{"answer": "allow_once"}')
