@@ -5,6 +5,7 @@ import os
 import stat
 import tarfile
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import zstandard
 
 from fumehood.errors import FumehoodError
 from fumehood.linux.nofollow import open_top
-from fumehood.rootfs.unpack import Hostile, unpack
+from fumehood.rootfs.unpack import Hostile, Unpacking, unpack
 from mirror import tarball
 
 
@@ -219,3 +220,26 @@ def test_a_sparse_file_takes_no_more_of_the_disk_than_it_holds(tmp_path: Path) -
     file = tmp_path / "lastlog"
     assert file.read_bytes() == bytes(size - len(held)) + held
     assert file.stat().st_blocks * 512 < size // 8
+
+
+def test_a_tarball_of_very_many_entries_takes_no_memory_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    one = Unpacking._one
+
+    def watched(self: Unpacking, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
+        kept.append(len(archive.members))
+        one(self, archive, member, path)
+
+    monkeypatch.setattr(Unpacking, "_one", watched)
+    monkeypatch.setattr("fumehood.rootfs.unpack._MOST_ENTRIES", 500)
+    top = open_top(str(tmp_path))
+    try:
+        for count in (400, 501):
+            (tmp_path / "a.tar").write_bytes(tarball(*[entry("d", tarfile.DIRTYPE)] * count))
+            with pytest.raises(Hostile, match="too many") if count > 500 else nullcontext():
+                unpack(str(tmp_path / "a.tar"), top, "x86_64")
+    finally:
+        os.close(top)
+    assert max(kept) <= 1

@@ -29,6 +29,7 @@ from fumehood.rootfs.download import ARCHITECTURES, FULL
 
 _MOST_BYTES = 64 << 30
 _MOST_ENTRIES = 4_000_000
+_MOST_IN_IMAGE = 10_000  # layers and documents
 _DEEPEST = 200
 _LATEST = 1 << 33
 _PIECE = 1 << 20
@@ -104,7 +105,7 @@ class Unpacking:
     def _one(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
         self._entries += 1
         if self._entries > _MOST_ENTRIES:
-            raise Hostile("the tarball has too many entries", hint="is it a root file system?")
+            raise _too_many()
         parent, name = split(path)
         above = self._directory(parent, path)
         present = look(above, name)
@@ -228,8 +229,21 @@ def _led_to(top: int, path: str, *, makes: bool) -> str:
 
 def members(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str]]:
     """Yield every member with its path, checked and without "./" before it; the top itself has an empty one."""
-    for member in archive:
+    for member in _each(archive):
         yield member, checked_path(member.name)
+
+
+def _each(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+    """Yield every member, without keeping them as tarfile does: a small file can hold millions."""
+    for count, member in enumerate(archive):
+        if count == _MOST_ENTRIES:
+            raise _too_many()
+        archive.members.clear()  # type: ignore[attr-defined] # typeshed leaves it out
+        yield member
+
+
+def _too_many() -> Hostile:
+    return Hostile("the tarball has too many entries", hint="is it a root file system?")
 
 
 def checked_path(name: str) -> str:
@@ -321,7 +335,7 @@ def _plain(file: IO[bytes], target: int) -> Iterator[IO[bytes]]:
 def holds_image(file: IO[bytes]) -> bool:
     """Return True if a tarball is an image archive, and not a root file system itself."""
     with _opened(file) as archive:
-        for member in archive:
+        for member in _each(archive):
             name = member.name.removeprefix("./")
             if name in ("index.json", "manifest.json", "oci-layout") and member.isreg():
                 return True
@@ -367,7 +381,12 @@ class _Image:
     def __init__(self, archive: tarfile.TarFile, source: str) -> None:
         self._archive = archive
         self._source = source
-        self._members = {checked_path(member.name): member for member in archive if member.isreg() or member.issym()}
+        self._members: dict[str, tarfile.TarInfo] = {}
+        for member, path in members(archive):
+            if len(self._members) == _MOST_IN_IMAGE:
+                raise self._odd("it holds more than an image does")
+            if member.isreg() or member.issym():
+                self._members[path] = member
 
     def layers(self, machine: str) -> list[tuple[str, str]]:
         """Return the names of the layers, the lowest first, each with its checksum where the image tells one."""
