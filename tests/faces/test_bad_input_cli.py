@@ -80,11 +80,6 @@ def test_what_is_in_conflict_is_said_to_be(cli: Cli, project: Path) -> None:
     assert "fumehood: 1 change applied, 1 in conflict\n" in done.stdout + done.stderr
 
 
-def test_one_byte_is_one(cli: Cli, project: Path) -> None:
-    cli("run", "--", "printf x > one")
-    assert cli("files").stdout.split()[:2] == ["1", "byte"]
-
-
 @pytest.mark.parametrize("command", [["log"], ["run", "--", "true"], ["doctor"]])
 def test_a_home_that_is_not_absolute_is_refused_and_nothing_is_made_there(
     command: list[str], cli: Cli, project: Path

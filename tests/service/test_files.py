@@ -215,6 +215,8 @@ def test_what_was_deleted_comes_back_itself_and_not_as_a_copy(
     for path in paths[:3]:
         path.write_text(path.name)
     os.link(paths[2], paths[3])
+    for number in range(60):  # a few are copied
+        (project / f"d/{number}").write_text("x")
     inodes = [path.stat().st_ino for path in paths]
     done = run("rm -r *")
     assert names(edited)

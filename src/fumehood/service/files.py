@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     # The .gitignore files that speak of a directory, the deepest first, each with the length of its own path.
     Ignored = tuple[tuple[int, IgnoreRules], ...]
 
+_FEW, _SMALL = 50, 1 << 20  # files and bytes that take no time to copy
 AT_ONCE = 1_000  # changed paths that are recorded with the run itself: a few milliseconds
 MISSED = "missed"  # the event that tells of a daily backup that could not be made
 _KEPT = (c.FILE, c.SYMLINK)  # the kinds that have records; only files have daily backups
@@ -236,15 +237,20 @@ def _has_no_backups(store: Store, layer: str) -> bool:
 
 
 def _count_links(store: Store, back: Run) -> None:
-    """Let the stamps tell how many names each file has now: what still has another one is copied before it goes."""
+    """Let the stamps tell how many names files have now: what still has another one is copied before it goes.
+
+    Of a few small files of one's own, a copy is as good.
+    """
+    shared = [each for each in back.changed if each.after and each.after.kind == c.FILE and each.after.links > 1]
+    is_much = len(shared) > _FEW or any(each.after.size > _SMALL for each in shared if each.after)
+    me = os.geteuid()
     for number, upper in enumerate(store.uppers(back)):
         with Slots(upper) as slots:
-            for change in back.changed:
-                after = change.after
-                if change.root == number and after is not None and after.kind == c.FILE and after.links > 1:
-                    parent, _, name = change.path.rpartition("/")
-                    entry = slots.look(parent, name)
-                    after.links = 1 if entry is None else entry.st_nlink
+            for change in shared:
+                parent, _, name = change.path.rpartition("/")
+                entry = slots.look(parent, name) if change.root == number else None
+                if change.after is not None and entry is not None and (is_much or entry.st_uid != me):
+                    change.after.links = entry.st_nlink
 
 
 def _inodes_going(changes: Sequence[c.Change], upper: str, daily: Daily) -> set[int]:
