@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -485,6 +486,16 @@ def test_what_is_gone_or_wrong_is_said_in_a_line(page: WebPage, cli: Any, projec
     for view in (*VIEWS[:-1], f"/runs/{run['run']}"):
         page.get(view)
     assert page.send(f"/runs/{run['run']}/apply").status == 409
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "9" * 5000, "x", "٣"])
+def test_a_number_that_is_none_or_too_large_is_no_fault(cli: Any, page: WebPage, number: str) -> None:
+    cli("run", "--hold", "--", "echo a > a")
+    asked = quote(number)
+    assert page.send(f"/missed/{asked}").status == 303
+    run = page.call("GET", "/api/waiting")["waiting"][0]["run"]
+    assert "changes" in page.call("GET", f"/api/runs/{run}/changes?after={asked}-{asked}")
+    assert page.send(f"/runs/{run}/hunks", path="a", hunk=number).status < 500
 
 
 def test_where_the_records_can_not_be_read_the_page_says_so(page: WebPage, home: Path) -> None:

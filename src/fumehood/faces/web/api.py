@@ -16,7 +16,7 @@ from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.web import views
-from fumehood.faces.web.house import House, asked_number
+from fumehood.faces.web.house import House, asked_number, number_of
 from fumehood.linux.doctor import examine
 from fumehood.service import decide, overview, provided
 from fumehood.service.differences import contents, differences
@@ -109,7 +109,7 @@ def _place(rest: tuple[int, int] | None) -> str | None:
 
 def _after(request: Request) -> tuple[int, int]:
     row, _, entry = request.query_params.get("after", "").partition("-")
-    return (int(row), int(entry)) if row.isdecimal() and entry.isdecimal() else (0, 0)
+    return (number_of(row), number_of(entry)) if row.isdecimal() and entry.isdecimal() else (0, 0)
 
 
 def _runs(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.web import api, views
-from fumehood.faces.web.house import House, View, attending, news, output, received, streamed
+from fumehood.faces.web.house import House, View, attending, news, number_of, output, received, streamed
 from fumehood.linux.cache import replace
 from fumehood.service import overview, provided
 from fumehood.service.opened import OpenedStore
@@ -122,7 +122,7 @@ def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gat
         f"{_DRAFT}/diff": views.difference,
     }  # fmt: skip
     acts_at: dict[str, Callable[[House, Request, FormData], str]] = {
-        "/runs/{run}/{act}": _act, "/questions/{question}": _answer, "/missed/{number:int}": _forget,
+        "/runs/{run}/{act}": _act, "/questions/{question}": _answer, "/missed/{number}": _forget,
         "/grants/{number:int}": _revoke, "/restore": _restore, "/configuration": _configure,
         "/playground/clean": _clean_playground, f"{_DRAFT}/{{act}}": _draft,
     }  # fmt: skip
@@ -191,7 +191,7 @@ def _act(house: House, request: Request, form: FormData) -> str:
     chosen = overview.Chosen(
         act=request.path_params["act"], paths=tuple(received(str(path)) for path in form.getlist("path")),
         some="chosen" in form, force=bool(form.get("force")), expected=str(form.get("digest", "")),
-        hunks=tuple(int(str(number)) for number in form.getlist("hunk") if str(number).isdecimal()),
+        hunks=tuple(number_of(str(number)) for number in form.getlist("hunk") if str(number).isdecimal()),
         content=_text(form), seen=str(form.get("seen", "")),
     )  # fmt: skip
     done = overview.perform(house.store, run, chosen)
@@ -218,7 +218,7 @@ def _draft(house: House, request: Request, form: FormData) -> str:
 
 
 def _forget(house: House, request: Request, _form: FormData) -> str:
-    house.store.grants.forget_missed(request.path_params["number"])
+    house.store.grants.forget_missed(number_of(request.path_params["number"]))
     return "/questions"
 
 

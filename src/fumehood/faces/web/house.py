@@ -160,7 +160,11 @@ def received(text: str) -> str:
 
 def asked_number(request: Request, name: str) -> int:
     """Return a number as an address gives it; 0 where it gives none."""
-    text = request.query_params.get(name, "")
+    return number_of(request.query_params.get(name, ""))
+
+
+def number_of(text: str) -> int:
+    """Read a number; 0 where it is none, or larger than any that is recorded."""
     return int(text) if text.isdecimal() and len(text) < 18 else 0
 
 
@@ -258,7 +262,7 @@ async def output(house: House, request: Request) -> AsyncIterator[str]:
     """Tell a run's page what its command prints and writes, until it has ended; goes on after what it was told."""
     run = await house.in_thread(lambda: house.run(request))
     counts = (request.headers.get("last-event-id") or request.query_params.get("after", "")).split("-")
-    read = [int(each) if each.isdecimal() else 0 for each in (*counts, "0")[:2]]
+    read = [number_of(each) for each in (*counts, "0")[:2]]
     before = ""
     while run.state in UNFINISHED and not await request.is_disconnected():
         shown = await house.in_thread(lambda run=run: _new_of(house, run, read))  # type: ignore[misc]
