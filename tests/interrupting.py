@@ -1,5 +1,6 @@
 """Ctrl-C at any line of ours, as it comes to a program that has threads: to one of the others."""
 
+import gc
 import os
 import signal
 import sys
@@ -51,11 +52,15 @@ def lines_of(act: Callable[[], object], *, interrupt: int = 0, below: str = "") 
     rest = signal.setitimer(signal.ITIMER_REAL, 0)  # that of somebody else
     before = signal.signal(signal.SIGALRM, send)
     signal.set_wakeup_fd(writing)
+    is_collecting = gc.isenabled()
+    gc.disable()  # what others do at that time would swallow the interrupt
     sys.settrace(enter)
     try:
         act()
     finally:
         sys.settrace(None)
+        if is_collecting:
+            gc.enable()
         end.set()
         signal.setitimer(signal.ITIMER_REAL, 0)
         other.join()

@@ -5,6 +5,7 @@ HTTP is for this machine alone, and for who has a token.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import hmac
 import io
@@ -16,7 +17,6 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from anyio import to_thread
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations, jsonrpc_message_adapter
@@ -336,7 +336,7 @@ class Leaving:
         await self._app(scope, receive, watched)
         if scope.get("method") == "DELETE" and status == HTTPStatus.OK:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-            await to_thread.run_sync(self._clients.leave, headers)
+            await asyncio.to_thread(self._clients.leave, headers)
 
 
 class TokenGuard:
