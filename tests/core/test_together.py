@@ -3,7 +3,7 @@
 import pytest
 
 from fumehood.core import changes as c
-from fumehood.core.judge import HOLD_ALL, Waiting, hold_together, repository
+from fumehood.core.judge import HOLD_ALL, Waiting, free_of_conflicts, hold_together, repository
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,14 @@ def test_one_conflict_can_hold_everything():
 def test_what_builds_on_what(held, later, builds):
     assert Waiting([("R", 0, held)]).under(later) == ("R" if builds else None)
     assert Waiting([("R", 1, held)]).under(later) is None
+
+
+@pytest.mark.parametrize(("replaced", "going"), [(c.TYPE, ["f"]), (c.DELETED, ["f"]), (c.ADDED, ["d", "d/b", "f"])])
+def test_a_replaced_tree_with_a_conflict_in_it_stays_whole(replaced, going):
+    changes = [
+        c.Change(0, "d", replaced, c.DIRECTORY, verdict=c.HELD),
+        c.Change(0, "d/a", c.DELETED, c.FILE, within="d", verdict=c.CONFLICT),
+        c.Change(0, "d/b", c.DELETED, c.FILE, within="d", verdict=c.HELD),
+        c.Change(0, "f", c.MODIFIED, c.FILE, verdict=c.HELD),
+    ]
+    assert [change.path for change in free_of_conflicts(changes, changes, ["/p"])] == going
