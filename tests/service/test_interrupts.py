@@ -201,6 +201,16 @@ def test_ctrl_c_at_any_line_leaves_the_streams_of_a_command_in_order(sandbox, be
     assert act().output == "printed\n"
 
 
+def test_ctrl_c_at_any_line_of_its_end_leaves_a_sandbox_that_can_be_closed(project):
+    sandbox = Sandbox(project)
+    act = partial(sandbox.run, "true")
+    for number in range(1, len(lines_of(act, below="service/started.py")) + 1):
+        for _ in range(3):
+            with suppress(KeyboardInterrupt):
+                lines_of(act, interrupt=number, below="service/started.py")
+    sandbox.close()
+
+
 def test_a_process_forked_meanwhile_has_the_handlers_of_before():
     ended, is_held = [], threading.Event()
 

@@ -265,8 +265,12 @@ class Commands:
             if isinstance(wishes.partner, Dialogue):  # it has a thread of ours, and is ended by its handle
                 run = self._hood.run(request, wishes)
             else:
-                with Underway(self._store, wishes) as all_wishes:
-                    run = self._hood.run(request, all_wishes)
+                underway = Underway(self._store, wishes)
+                try:
+                    with underway as all_wishes:
+                        run = self._hood.run(request, all_wishes)
+                finally:
+                    underway.leave()
         except (OSError, UnicodeError) as error:
             raise plain_error(error) from error
         if is_cleaning_due(self._store):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from fumehood.core.report import Run
 from fumehood.core.request import encoded
 from fumehood.errors import BadRequest, FumehoodError
+from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.process import KILL, STOP
 from fumehood.linux.terminal import ProgramTerminal
 from fumehood.service.dialogue import PIECE, Dialogue, LoopListener, Unread
@@ -269,9 +270,14 @@ class Underway:
         return self._wishes.replace(cancelled=lambda: self._is_unwanted or (cancelled is not None and cancelled()))
 
     def __exit__(self, *_error: object) -> None:
-        with _Underways.lock:
-            _Underways.underway.get(self._store, set()).discard(self)
-        self.ended.set()
+        self.leave()
+
+    def leave(self) -> None:
+        """Count it no more; may be repeated, for Ctrl-C can come just before."""
+        with InterruptsHeld():
+            with _Underways.lock:
+                _Underways.underway.get(self._store, set()).discard(self)
+            self.ended.set()
 
     def end(self) -> None:
         """Have it ended as `fumehood stop` does; what waits to be told in a loop is not, for that may wait for us."""
