@@ -157,16 +157,21 @@ def given_a_mode(live):
     (live / "it").chmod(0o600)
 
 
+def left_to_the_person(hand, act, perform, step):
+    """Let a person act, and see that a step is refused then and leaves all as they have it."""
+    act(hand.live)
+    before = both(hand)
+    with pytest.raises(Changed, match="it"):
+        perform(step)
+    assert both(hand) == before
+
+
 @pytest.mark.parametrize("situation", [swap, take])
 @pytest.mark.parametrize("act", [edited, edited_to_the_same_size, replaced, given_a_mode])
 def test_a_path_that_changed_since_it_was_judged_is_left_to_the_person(hand, situation, act):
     situation(hand)
     (step,) = hand.ready()
-    act(hand.live)
-    before = both(hand)
-    with pytest.raises(Changed, match="it"):
-        hand.sides.do(step)
-    assert both(hand) == before
+    left_to_the_person(hand, act, hand.sides.do, step)
 
 
 def test_what_a_person_changed_is_not_out_of_its_place_for_a_moment(hand, monkeypatch):
@@ -287,11 +292,7 @@ in_a_tree = pytest.mark.parametrize("act", [adding, editing, saving, removing, c
 def test_a_tree_that_changed_inside_since_it_was_judged_is_left_to_the_person(hand, situation, act):
     situation(hand)
     (step,) = hand.ready()
-    act(hand.live)
-    before = both(hand)
-    with pytest.raises(Changed, match="it"):
-        hand.sides.do(step)
-    assert both(hand) == before
+    left_to_the_person(hand, act, hand.sides.do, step)
 
 
 @in_a_tree
@@ -300,11 +301,7 @@ def test_a_new_tree_that_a_person_has_worked_in_is_not_taken_back(hand, situatio
     situation(hand)
     (step,) = hand.ready()
     hand.sides.do(step)
-    act(hand.live)
-    before = both(hand)
-    with pytest.raises(Changed, match="it"):
-        hand.sides.undo(step)
-    assert both(hand) == before
+    left_to_the_person(hand, act, hand.sides.undo, step)
 
 
 def test_a_directory_that_got_another_mode_since_it_was_judged_keeps_that(hand):

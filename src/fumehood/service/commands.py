@@ -270,7 +270,7 @@ class Commands:
                     with underway as all_wishes:
                         run = self._hood.run(request, all_wishes)
                 finally:
-                    underway.leave()
+                    underway.leave()  # again: Ctrl-C may have come just before it was left
         except (OSError, UnicodeError) as error:
             raise plain_error(error) from error
         if is_cleaning_due(self._store):

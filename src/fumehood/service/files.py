@@ -241,16 +241,19 @@ def _count_links(store: Store, back: Run) -> None:
 
     Of a few small files of one's own, a copy is as good.
     """
-    shared = [each for each in back.changed if each.after and each.after.kind == c.FILE and each.after.links > 1]
-    is_much = len(shared) > _FEW or any(each.after.size > _SMALL for each in shared if each.after)
+    shared = [
+        (change, after) for change in back.changed
+        if (after := change.after) is not None and after.kind == c.FILE and after.links > 1
+    ]  # fmt: skip
+    is_much = len(shared) > _FEW or any(after.size > _SMALL for _, after in shared)
     me = os.geteuid()
     for number, upper in enumerate(store.uppers(back)):
         with Slots(upper) as slots:
-            for change in shared:
+            for change, after in shared:
                 parent, _, name = change.path.rpartition("/")
                 entry = slots.look(parent, name) if change.root == number else None
-                if change.after is not None and entry is not None and (is_much or entry.st_uid != me):
-                    change.after.links = entry.st_nlink
+                if entry is not None and (is_much or entry.st_uid != me):
+                    after.links = entry.st_nlink
 
 
 def _inodes_going(changes: Sequence[c.Change], upper: str, daily: Daily) -> set[int]:

@@ -322,7 +322,7 @@ def chosen_project(store: Store, options: Options, session: str) -> str:
 
 def _refuse_elsewhere(store: Store, session: str, begun: str) -> None:
     """Refuse in another project than the session's: who names no directory means this one, not one of some time ago."""
-    if is_in(here(), store.projects.open(begun).roots):
+    if is_in(here(), (begun,)) or is_in(here(), store.projects.open(begun).roots):
         return
     try:
         store.projects.open(store.projects.holding(here()), register=False)
