@@ -172,6 +172,20 @@ def test_open_files_are_limited(limited):
     assert "Too many open files" in run.stderr
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts anything")
+def test_a_machine_may_have_more_mounts_than_a_command_may_have_files(limited, test_directory):
+    points = [test_directory / f"mount{number}" for number in range(120)]
+    for point in points:
+        point.mkdir()
+        libc.mount(b"none", os.fsencode(point), b"tmpfs", 0, b"mode=755")
+    try:
+        run = limited(files=100).run("ulimit -n", timeout=LONG_S)
+        assert run.stdout == "100\n"
+    finally:
+        for point in points:
+            libc.umount(os.fsencode(point), libc.MNT_DETACH)
+
+
 def test_endless_output_is_cut_and_that_is_told(limited):
     run = limited(Policy(output_limit=1 * MIB)).run("yes | head -c 20M", timeout=LONG_S)
 

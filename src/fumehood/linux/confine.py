@@ -137,7 +137,10 @@ def set_limits(wanted: tuple[tuple[int, int], ...], *, count_processes: bool) ->
     for number, value in wanted:
         if number != _NPROC or count_processes:
             libc.lower_limit(number, value, at_once=number == _CORE)
-    # Where the whole machine runs out of memory, the kernel is to look here first.
+
+
+def end_first() -> None:
+    """Where the whole machine runs out of memory, have the kernel look here first."""
     score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     os.write(score, _LIKELY_VICTIM)
     os.close(score)

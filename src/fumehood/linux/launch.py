@@ -198,13 +198,16 @@ def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None)
         os.setpgid(0, 0)
         for step in _steps(plan, channel, network, ready):  # noqa: B007 - told below, if it fails
             pass
-        step = f"starting {plan.arguments[0]}"
+        step = "setting limits"
         libc.end_with(ends.attendant, _KILL)
         libc.default_signals()
         kept = {} if init < 0 else {bwrap.INIT_FD: init, bwrap.GATE_FD: gate}
         if plan.keeps_channel:
             kept[namespaces.CHANNEL_FD] = channel
         _keep_open(kept)
+        # Only now: a mount is a descriptor or two, and a machine may have more mounts than a command may have files.
+        confine.set_limits(plan.limits, count_processes=plan.entered != NONE and not plan.privileged)
+        step = f"starting {plan.arguments[0]}"
         if plan.bare:
             from fumehood.linux.process import supervise
 
@@ -259,8 +262,8 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
     if plan.listen and not plan.loopback:
         yield "listening for the proxy"
         _hand_out(channel, namespaces.listeners(plan.listen, plan.resolvers))
-    yield "setting limits"
-    confine.set_limits(plan.limits, count_processes=plan.entered != NONE and not plan.privileged)
+    yield "ending first where memory runs out"
+    confine.end_first()
     if plan.owner is not None:
         yield f"becoming user {plan.owner.user}"
         user, group = plan.owner.user, plan.owner.group
