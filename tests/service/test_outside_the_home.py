@@ -1,4 +1,4 @@
-"""What is a person's own and lies outside of their home: mail, and what they left in /var/tmp."""
+"""What is a person's own and lies outside of their home: mail, what they left in /var/tmp, what variables put there."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 from conftest import need
 from fumehood import Policy, Sandbox
-from fumehood.core.masks import OUTSIDE, masks
+from fumehood.core.masks import OUTSIDE, masks, moved_secrets
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -74,3 +74,75 @@ def test_a_letter_is_not_there_for_its_reader(sandbox: Sandbox) -> None:
         assert "dear" not in sandbox.run(f"cat {letter} /var/spool/mail/{letter.name}").output
     finally:
         letter.unlink()
+
+
+@pytest.fixture
+def moved(test_directory: Path) -> Path:
+    """A directory outside of the home, for all to read."""
+    place = test_directory / "moved"
+    place.mkdir()
+    return place
+
+
+def contents(moved: Path, project: Path, *unmasked: str) -> list[str]:
+    """What a command reads of all files there."""
+    with Sandbox(project, policy=Policy(unmask=unmasked)) as sandbox:
+        return sandbox.run(f"cd {moved} && find . -type f -exec cat {{}} +").stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("variable", "place", "secret"),
+    [
+        ("GOOGLE_APPLICATION_CREDENTIALS", "key.json", "key.json"),
+        ("KUBECONFIG", "one:{moved}/two", "two"),
+        ("GH_CONFIG_DIR", "gh", "gh/hosts.yml"),
+        ("CARGO_HOME", "cargo", "cargo/credentials.toml"),
+        ("XDG_CONFIG_HOME", "config", "config/gh/hosts.yml"),
+        ("COPILOT_HOME", "copilot/", "copilot/config.json"),
+    ],
+)
+def test_what_a_variable_puts_outside_of_the_home_is_as_hidden_as_in_it(
+    moved: Path, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch, variable: str, place: str, secret: str
+) -> None:
+    (moved / secret).parent.mkdir(parents=True, exist_ok=True)
+    (moved / secret).write_text("secret\n")
+    (moved / "beside").write_text("plain\n")
+    assert sorted(contents(moved, project)) == ["plain", "secret"]
+    monkeypatch.setenv(variable, f"{moved}/{place}".replace("{moved}", str(moved)))
+    assert contents(moved, project) == ["plain"]
+    with Sandbox(project) as sandbox:
+        (blocked,) = sandbox.run(f"cat {moved / secret}").blocked
+    assert (blocked.what, blocked.detail) == ("mask", str(moved / secret))
+    assert "a variable says that credentials are there" in blocked.hint
+    hidden = moved_secrets(dict(os.environ))
+    assert sorted(contents(moved, project, *hidden)) == ["plain", "secret"], "a person shows it again"
+
+
+@pytest.mark.parametrize(
+    ("variable", "name", "private", "plain"),
+    [
+        ("PIP_CONFIG_FILE", "pip.conf", "[global]\nindex-url=https://me:pw@pypi.example/\n", "[global]\ntimeout=7\n"),
+        ("NPM_CONFIG_USERCONFIG", "npmrc", "//npm.example/:_authToken=abcdef\n", "fund=false\n"),
+        ("GIT_CONFIG_GLOBAL", "git", "[http]\nextraheader=Authorization:abcdef\n", "[init]\ndefaultBranch=main\n"),
+    ],
+)
+def test_settings_that_a_variable_puts_there_are_hidden_where_a_secret_is_in_them(
+    moved: Path, project: Path, home: Path, monkeypatch: pytest.MonkeyPatch, variable: str, name: str, private: str,
+    plain: str,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(variable, str(moved / name))
+    (moved / name).write_text(private)
+    assert contents(moved, project) == []
+    (moved / name).write_text(plain)
+    assert contents(moved, project) == plain.split()
+
+
+def test_a_project_shows_what_lies_in_it_whatever_names_it(
+    project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (project / "kubeconfig").write_text("of the project\n")
+    monkeypatch.setenv("KUBECONFIG", str(project / "kubeconfig"))
+    monkeypatch.setenv("DOCKER_CONFIG", "/etc")
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("cat kubeconfig; test -e /etc/passwd && echo all there")
+    assert run.stdout.splitlines() == ["of the project", "all there"]

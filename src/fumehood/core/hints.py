@@ -48,8 +48,10 @@ _OVERLAID = (
 _NO_SOCKETS = "services of this machine are out of a command's reach; start one in the command, or run it outside"
 
 
-def suspected(printed: str, exit_code: int, policy: Policy, home: str) -> tuple[Blocked, ...]:
-    """Return what a failed command seems to have met."""
+def suspected(
+    printed: str, exit_code: int, policy: Policy, home: str, moved: Sequence[str] = ()
+) -> tuple[Blocked, ...]:  # fmt: skip
+    """Return what a failed command seems to have met; `moved` are secrets that variables put elsewhere."""
     lines = [line for line in printed[-LOOKED_AT:].splitlines() if len(line) < 4096]
     limits = [name for line in lines for words, name in _LIMITS if words.search(line)]
     limits += [_SIGNALS[exit_code]] if exit_code in _SIGNALS else []
@@ -59,17 +61,20 @@ def suspected(printed: str, exit_code: int, policy: Policy, home: str) -> tuple[
         Blocked(what=what, detail=detail, hint=hint)
         for words, what, detail, hint in _OVERLAID if any(words.search(line) for line in lines)
     ]  # fmt: skip
-    return tuple(dict.fromkeys([*reached, *overlaid, *_hidden(lines, policy, home), *_sockets(lines, home)]))
+    return tuple(dict.fromkeys([*reached, *overlaid, *_hidden(lines, policy, home, moved), *_sockets(lines, home)]))
 
 
-def _hidden(lines: Iterable[str], policy: Policy, home: str) -> Iterator[Blocked]:
-    hidden = masks([home], (), policy.mask, policy.unmask, root=True).hidden
+def _hidden(lines: Iterable[str], policy: Policy, home: str, moved: Sequence[str]) -> Iterator[Blocked]:
+    masked = masks([home], (), policy.mask, policy.unmask, root=True)
+    moved = [path for path in moved if path not in masked.shown]
+    hidden = (*masked.hidden, *moved)
     seen: list[str] = []
     for path in _paths((line for line in lines if _ABSENT.search(line)), home):
         if path not in seen and any(path == each or is_below(path, each) for each in hidden):
             seen.append(path)
     for path in seen[:_MOST_OF_A_KIND]:
-        hint = f"hidden from commands ({reason(path, home)}); to show it, add it to unmask (fumehood config path)"
+        why = "a variable says that credentials are there" if is_in(path, moved) else reason(path, home)
+        hint = f"hidden from commands ({why}); to show it, add it to unmask (fumehood config path)"
         yield Blocked(what="mask", detail=path, hint=hint)
 
 

@@ -137,6 +137,25 @@ def masks(homes: Sequence[str], own: Iterable[str], mask: Iterable[str], unmask:
     )
 
 
+def moved_secrets(environment: Mapping[str, str]) -> list[str]:
+    """Return where variables put what is hidden in a home: it is as secret elsewhere.
+
+    Settings are not among it: of those, only what is secret in them is kept from commands.
+    """
+    paths = [path for name in MOVED_SECRETS if name not in _SETTINGS for path in _listed(environment, name)]
+    places = [(variable, place) for variable, place, _ in TOOL_HOMES if place]
+    for variable, place in (*places, *((variable, place) for place, variable in MOVABLE)):
+        for moved in _listed(environment, variable):
+            paths += [moved + path[len(place) :] for path, _ in HOME if is_below(path, place)]
+    # One name alone is a directory of the system's: a mistake there would hide all of it.
+    return [path for path in dict.fromkeys(paths) if path.count("/") > 1]
+
+
+def _listed(environment: Mapping[str, str], variable: str) -> list[str]:
+    values = environment.get(variable)
+    return [path.rstrip("/") for path in values.split(":") if path.startswith("/")] if values else []
+
+
 def _absolute(path: str, home: str) -> str:
     path = path.rstrip("/")
     return home + path[1:] if path == "~" or path.startswith("~/") else path.removeprefix("./")
@@ -345,11 +364,12 @@ HOOKS = ("bin/postactivate", "bin/preactivate", "conda-meta/state", "etc/conda/a
 MOVED_SECRETS = (
     "ANSIBLE_VAULT_PASSWORD_FILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AZURE_CONFIG_DIR",
     "BORG_KEY_FILE", "BUNDLE_USER_CONFIG", "CLAUDE_CONFIG_DIR", "CLOUDSDK_CONFIG", "CODEX_HOME", "CONDARC",
-    "DOCKER_CONFIG", "GH_CONFIG_DIR", "GIT_CONFIG_GLOBAL", "GNUPGHOME", "GOOGLE_APPLICATION_CREDENTIALS", "HISTFILE",
-    "KUBECONFIG", "MYSQL_HISTFILE", "NETRC", "NODE_REPL_HISTORY", "NPM_CONFIG_GLOBALCONFIG", "NPM_CONFIG_USERCONFIG",
-    "PASSWORD_STORE_DIR", "PGPASSFILE", "PGSERVICEFILE", "PIP_CONFIG_FILE", "PSQL_HISTORY", "PYTHON_HISTORY",
-    "REGISTRY_AUTH_FILE", "RESTIC_PASSWORD_FILE", "SOPS_AGE_KEY_FILE", "SQLITE_HISTORY", "TF_CLI_CONFIG_FILE",
-    "UV_CONFIG_FILE", "XAUTHORITY", "npm_config_globalconfig", "npm_config_userconfig",
+    "COPILOT_HOME", "DOCKER_CONFIG", "GEMINI_CLI_HOME", "GH_CONFIG_DIR", "GIT_CONFIG_GLOBAL", "GNUPGHOME",
+    "GOOGLE_APPLICATION_CREDENTIALS", "HISTFILE", "KUBECONFIG", "MYSQL_HISTFILE", "NETRC", "NODE_REPL_HISTORY",
+    "NPM_CONFIG_GLOBALCONFIG", "NPM_CONFIG_USERCONFIG", "PASSWORD_STORE_DIR", "PGPASSFILE", "PGSERVICEFILE",
+    "PIP_CONFIG_FILE", "PSQL_HISTORY", "PYTHON_HISTORY", "REGISTRY_AUTH_FILE", "RESTIC_PASSWORD_FILE",
+    "SOPS_AGE_KEY_FILE", "SQLITE_HISTORY", "TF_CLI_CONFIG_FILE", "UV_CONFIG_FILE", "XAUTHORITY",
+    "npm_config_globalconfig", "npm_config_userconfig",
 )  # fmt: skip
 # Variables that say where settings are.
 _SETTINGS = (

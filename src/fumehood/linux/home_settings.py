@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class SettingsFile(Value):
-    """A file for the home that a command gets: its path there, and its text, "" where nothing is shown of it."""
+    """A file for the home that a command gets: its path there, and its text, "" where nothing is shown of it.
+
+    One that a variable puts outside of the home has its whole path: it is hidden where something is secret in it.
+    """
 
     path: str
     text: str
@@ -45,7 +48,7 @@ def package_settings(home: str, environment: Mapping[str, str], writable: Sequen
     files: list[SettingsFile] = []
     dropped: tuple[str, ...]
     for path, manager in dict(_places(home, environment, watch)).items():
-        if not watch.look(path) or not is_in(path, (home,)) or is_in(path, ours):
+        if not watch.look(path) or is_in(path, ours):
             continue
         text, dropped = "", ("all of it: it lies where commands can write",)
         if seen_at(path, ours) is None:
@@ -54,7 +57,7 @@ def package_settings(home: str, environment: Mapping[str, str], writable: Sequen
                 text, dropped = shown_of(manager, data, homes) if data is not None else ("", ())
             except (Malformed, Unreadable) as error:
                 dropped = (f"all of it: {error}",)
-        name = os.path.relpath(path, home)
+        name = os.path.relpath(path, home) if is_in(path, (home,)) else path
         files.append(SettingsFile(path=name, text=text, dropped=dropped))
     return PackageSettings(files=tuple(files), watched=watch.snapshot)
 

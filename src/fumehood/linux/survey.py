@@ -186,7 +186,11 @@ class _Survey:
         if any(is_in(folder, self._hidden_homes) for folder in path.split(":")):
             # What a login shell reads last: the system's files set PATH anew, without the tools of the home.
             texts[".profile"] = texts[".zprofile"] = f"PATH={quoted(path, always=True)}\nexport PATH\n"
-        texts |= {each.path: each.text for each in packages.files}
+        texts |= {each.path: each.text for each in packages.files if not os.path.isabs(each.path)}
+        elsewhere = [each.path for each in packages.files if each.dropped]
+        elsewhere += [variables.get("GIT_CONFIG_GLOBAL", "")] if git.dropped_keys else []
+        shown = (*self._hidden_homes, *roots)
+        self._hidden |= {os.path.realpath(path) for path in elsewhere if os.path.isabs(path) and not is_in(path, shown)}
         self._watched.add(git.watched)
         self._watched.add(packages.watched)
         for name, text in texts.items():

@@ -7,7 +7,7 @@ import stat
 import sys
 
 from fumehood.core.environment import inherited
-from fumehood.core.masks import Masks, Sight, inside, is_below, is_in, masks, relevant
+from fumehood.core.masks import Masks, Sight, inside, is_below, is_in, masks, moved_secrets, relevant
 from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
 from fumehood.core.request import ALPINE, HOST, SHELL
@@ -461,8 +461,9 @@ class Surroundings:
         self, homes: Sequence[str], points: tuple[str, ...], variables: tuple[tuple[str, str], ...], *, as_root: bool,
         is_locked: bool, by_launcher: bool,
     ) -> Sight:  # fmt: skip
-        linked = [os.path.realpath(path) for root in points for path in self._links_in(root)]
-        asked = (homes, points, variables, linked, as_root, is_locked, by_launcher)
+        besides = [os.path.realpath(path) for root in points for path in self._links_in(root)]
+        besides += [path for path in moved_secrets(os.environ) if not is_in(path, points)]
+        asked = (homes, points, variables, besides, as_root, is_locked, by_launcher)
         if self._last_sight is not None and self._last_sight[0] == asked:
             return self._last_sight[1]
         masked = self.masks(homes, as_root=as_root)
@@ -470,8 +471,8 @@ class Surroundings:
         added = self._policy.show if by_launcher else (*self._policy.show, sys.base_prefix)
         sight = Sight(
             homes=tuple(dict.fromkeys(os.path.realpath(home) for home in homes)), points=points,
-            hidden=(*masked.hidden, *linked), shown=masked.shown, added=added,
-            variables=variables, is_home_hidden=self._policy.home == HIDDEN, is_locked=is_locked,
+            hidden=(*masked.hidden, *(path for path in besides if path not in masked.shown)), shown=masked.shown,
+            added=added, variables=variables, is_home_hidden=self._policy.home == HIDDEN, is_locked=is_locked,
         )  # fmt: skip
         self._last_sight = asked, sight
         return sight
