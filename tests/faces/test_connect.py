@@ -126,6 +126,25 @@ def test_a_persons_own_settings_and_comments_stay(cli: Cli, home: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("client", "variable", "moved", "options"),
+    [
+        ("claude", "CLAUDE_CONFIG_DIR", "settings.json", []),
+        ("claude", "CLAUDE_CONFIG_DIR", ".claude.json", ["--mcp"]),
+        ("codex", "CODEX_HOME", "config.toml", []),
+        ("gemini", "GEMINI_CLI_HOME", ".gemini/settings.json", []),
+        ("copilot", "COPILOT_HOME", "mcp-config.json", ["--mcp"]),
+    ],
+)
+def test_a_client_that_a_variable_moves_is_connected_where_it_is(
+    cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch, client: str, variable: str, moved: str, options: list[str]
+) -> None:
+    monkeypatch.setenv(variable, str(home / "moved"))
+    assert cli("setup", client, "--yes", *options).returncode == 0
+    assert "fumehood" in (home / "moved" / moved).read_text()
+    assert not any((home / name).exists() for name in (FILES[client], SERVERS[client]))
+
+
+@pytest.mark.parametrize(
     "text", ["", "{}", '{"hooks":{},\n "model":"opus"  }', '{"hooks": {"PreToolUse": []}} // mine\n']
 )
 def test_removal_leaves_a_file_as_it_was_written_before(cli: Cli, home: Path, text: str) -> None:

@@ -395,7 +395,8 @@ def _is_hooked(path: str) -> bool:
 
 
 def _claude(command: list[str], mcp: bool) -> ClientSettings:
-    settings = f"{os.environ.get('CLAUDE_CONFIG_DIR') or f'{home()}/.claude'}/settings.json"
+    moved = os.environ.get("CLAUDE_CONFIG_DIR")
+    settings = f"{moved or f'{home()}/.claude'}/settings.json"
     naming = (settings, ".claude/settings.json", ".claude/settings.local.json")
     named = naming, ("permissions", "additionalDirectories")
     if not mcp:
@@ -405,7 +406,7 @@ def _claude(command: list[str], mcp: bool) -> ClientSettings:
         return ClientSettings({settings: [hooks]}, [_RESTART, _CLAUDE_HOOK], *named)
     # Where Claude Code itself keeps servers that hold for every project.
     server = _json_member(["mcpServers", SERVER], _server(command, type="stdio"))
-    files = {f"{home()}/.claude.json": [server]}
+    files = {f"{moved or home()}/.claude.json": [server]}
     if _is_hooked(settings):
         return ClientSettings(files, [_RESTART], *named)
     closing = _json_items(["permissions", "deny"], ("Bash", "Monitor"))
@@ -427,7 +428,7 @@ def _codex(command: list[str], mcp: bool) -> ClientSettings:
 
 
 def _gemini(command: list[str], mcp: bool) -> ClientSettings:
-    path = f"{home()}/.gemini/settings.json"
+    path = f"{os.environ.get('GEMINI_CLI_HOME') or home()}/.gemini/settings.json"
     named = (path, ".gemini/settings.json"), ("context", "includeDirectories")
     if not mcp:
         kind = {"name": SERVER, "type": "command"}
