@@ -379,7 +379,9 @@ class Projects:
             raise BadRequest(f"the {what} {path} {there}", hint=f"make it first, or name another {what}")
         no = f"{real} can't be a {what}"
         if real == "/" or is_in(os.path.realpath(home()), (real,)):
-            raise BadRequest(f"{no}: it holds your whole home", hint="choose a directory inside your home")
+            inside = "choose a directory inside your home"
+            more = "; fumehood log --all shows the runs of every project" if what == "project" else ""
+            raise BadRequest(f"{no}: it holds your whole home", hint=inside + more)
         if real in _SYSTEM:
             raise BadRequest(f"{no}: it belongs to the system", hint="choose a directory of your own")
         if os.path.dirname(real) == os.path.realpath(self.places.workspaces):
