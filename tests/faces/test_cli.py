@@ -427,6 +427,7 @@ def bad_inputs() -> dict[str, tuple[tuple[str, ...], str]]:
         "no such command": (("frobnicate",), "there is no command frobnicate"),
         "nearly a command": (("lgo",), "hint: did you mean log?"),
         "a program": (("make", "test"), "hint: to run it in the hood: fumehood run -- make …"),
+        "another's word for a command": (("accept",), "hint: did you mean apply?"),
         "nearly an option": (("run", "--quite", "--", "true"), "hint: did you mean --quiet?"),
         "nearly an option of a command": (("undo", "--forec"), "hint: did you mean --force?"),
         "nearly an act": (("grants", "revok", "3"), "there is no grants revok\nhint: did you mean revoke?"),

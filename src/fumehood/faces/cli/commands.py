@@ -161,13 +161,21 @@ class Context:
         return 0
 
 
+# What people may call a command, because others do, or our own page.
+_ELSEWHERE = {
+    "accept": "apply", "approve": "apply", "exec": "run", "held": "status", "history": "log", "init": "setup",
+    "kill": "stop", "list": "log", "reject": "discard", "revert": "undo", "rollback": "undo",
+}  # fmt: skip
+
+
 def main(arguments: Sequence[str]) -> int:
     """Parse and run one command."""
     name = next((word for word in arguments if not word.startswith("-")), "")
     parser, commands = _parser(name)
     if name and name not in commands:
         otherwise = f"to run it in the hood: fumehood run -- {name} …; fumehood --help lists the commands"
-        raise BadRequest(f"there is no command {name}", hint=meant(name, commands) or otherwise)
+        near = f"did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else meant(name, commands)
+        raise BadRequest(f"there is no command {name}", hint=near or otherwise)
     # What argparse leaves over where an option stands between two words: a command's words come after "--".
     at = list(arguments).index("--") if "--" in arguments else len(arguments)
     options, unknown = parser.parse_known_args(arguments[:at] if name in WITH_WORDS else arguments)
