@@ -9,7 +9,8 @@ import pytest
 
 from conftest import need
 from fumehood import Policy, Sandbox
-from fumehood.core.masks import OUTSIDE, masks, moved_secrets
+from fumehood.core.masks import OUTSIDE, masks
+from fumehood.service.provided import secrets_elsewhere
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -99,6 +100,7 @@ def contents(moved: Path, project: Path, *unmasked: str) -> list[str]:
         ("CARGO_HOME", "cargo", "cargo/credentials.toml"),
         ("XDG_CONFIG_HOME", "config", "config/gh/hosts.yml"),
         ("COPILOT_HOME", "copilot/", "copilot/config.json"),
+        ("POSTGRES_PASSWORD_FILE", "pg", "pg"),
     ],
 )
 def test_what_a_variable_puts_outside_of_the_home_is_as_hidden_as_in_it(
@@ -114,7 +116,7 @@ def test_what_a_variable_puts_outside_of_the_home_is_as_hidden_as_in_it(
         (blocked,) = sandbox.run(f"cat {moved / secret}").blocked
     assert (blocked.what, blocked.detail) == ("mask", str(moved / secret))
     assert "a variable says that credentials are there" in blocked.hint
-    hidden = moved_secrets(dict(os.environ))
+    hidden = secrets_elsewhere()
     assert sorted(contents(moved, project, *hidden)) == ["plain", "secret"], "a person shows it again"
 
 
@@ -143,6 +145,8 @@ def test_a_project_shows_what_lies_in_it_whatever_names_it(
     (project / "kubeconfig").write_text("of the project\n")
     monkeypatch.setenv("KUBECONFIG", str(project / "kubeconfig"))
     monkeypatch.setenv("DOCKER_CONFIG", "/etc")
+    monkeypatch.setenv("GIT_ASKPASS", "/bin/cat")
+    monkeypatch.setenv("SECRETS_DIR", "/usr/share")
     with Sandbox(project) as sandbox:
-        run = sandbox.run("cat kubeconfig; test -e /etc/passwd && echo all there")
+        run = sandbox.run("/bin/cat kubeconfig; test -e /etc/passwd && test -n \"$(ls /usr/share)\" && echo all there")
     assert run.stdout.splitlines() == ["of the project", "all there"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fumehood.core.limits import OUTPUT, hit, may_be_cut_off, overflows
-from fumehood.core.masks import is_in, moved_secrets
+from fumehood.core.masks import is_in
 from fumehood.core.network import FULL, Network
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
 from fumehood.core.request import quoted
@@ -164,8 +164,10 @@ def _suspect(
             hint = f'to let commands use it: devices = ["{path}"] in the configuration (fumehood config path)'
             blocked.append(Blocked(what="device", detail=path, hint=hint))
     if output and run.exit_code and not run.timed_out and world.tree is None:
+        from fumehood.service.provided import secrets_elsewhere
+
         home = world.environment.get("HOME", "/")
-        suspects = suspected(output, run.exit_code, policy, home, moved_secrets(os.environ))
+        suspects = suspected(output, run.exit_code, policy, home, secrets_elsewhere())
         is_explained = bool(blocked)
         blocked += [each for each in suspects if each not in blocked and not (each.what == "limit" and is_explained)]
     if ended.seen is not None and ended.seen.home:

@@ -6,7 +6,8 @@ import os
 import stat
 from binascii import crc32
 
-from fumehood.core.masks import UNSEEN, is_below, is_in
+from fumehood.core.environment import looks_secret
+from fumehood.core.masks import UNSEEN, is_below, is_in, moved_secrets
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux.cache import plain_file, replace
@@ -212,6 +213,25 @@ def trusted_files(environment: Mapping[str, str], home: str) -> list[Operation]:
             if content is not None and b"BEGIN CERTIFICATE" in content and b"PRIVATE KEY" not in content:
                 mounts.append(Bind(target=path, source=path, why="certificate authorities, by a variable of yours"))
     return mounts
+
+
+def secrets_elsewhere() -> list[str]:
+    """Return what this process's variables name as secret, wherever it lies.
+
+    That is what they put out of the home, and a file that the value of a variable called a secret leads to.
+    """
+    environment = dict(os.environ)
+    files = [value for name, value in environment.items() if value.startswith("/") and looks_secret(name, value)]
+    return [*moved_secrets(environment), *filter(_is_data, files)]
+
+
+def _is_data(path: str) -> bool:
+    """Return True for a file that is no program: what asks for a password is no secret."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISREG(mode) and not mode & 0o111
 
 
 def known_in_tree(

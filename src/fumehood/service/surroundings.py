@@ -7,7 +7,7 @@ import stat
 import sys
 
 from fumehood.core.environment import inherited
-from fumehood.core.masks import Masks, Sight, inside, is_below, is_in, masks, moved_secrets, relevant
+from fumehood.core.masks import Masks, Sight, inside, is_below, is_in, masks, relevant
 from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
 from fumehood.core.request import ALPINE, HOST, SHELL
@@ -32,6 +32,7 @@ from fumehood.service.provided import (
     names_of_tree,
     playground,
     resolver_in_sight,
+    secrets_elsewhere,
     trusted_files,
 )
 from fumehood.store.places import Places, home
@@ -462,7 +463,7 @@ class Surroundings:
         is_locked: bool, by_launcher: bool,
     ) -> Sight:  # fmt: skip
         besides = [os.path.realpath(path) for root in points for path in self._links_in(root)]
-        besides += [path for path in moved_secrets(os.environ) if not is_in(path, points)]
+        besides += [path for path in secrets_elsewhere() if not is_in(path, points)]
         asked = (homes, points, variables, besides, as_root, is_locked, by_launcher)
         if self._last_sight is not None and self._last_sight[0] == asked:
             return self._last_sight[1]
