@@ -11,6 +11,7 @@ import pytest
 
 from fumehood import Policy, Sandbox
 from fumehood.core.masks import Sight
+from fumehood.linux import libc
 from fumehood.linux.cache import Snapshot
 from fumehood.linux.mounts import HostView, Tmpfs, View
 from fumehood.linux.survey import look_over
@@ -151,6 +152,32 @@ def test_a_second_file_system_is_seen_through_a_view_of_its_own(home, project, o
     (other_filesystem / "f").write_text("x")
     with Sandbox(project) as sandbox:
         assert sandbox.run(["cat", str(other_filesystem / "f")]).stdout == "x"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts anything")
+def test_a_mount_that_no_command_sees_is_no_reason_to_look_again(home, project, sandbox):
+    def kept() -> list[str]:
+        return sorted(name for name in os.listdir(home / ".cache/fumehood") if name.startswith("hostview-"))
+
+    (home / ".ssh").mkdir()
+    assert sandbox.run("true").exit_code == 0
+    before = kept()
+    for place in (home / ".ssh", Path("/boot")):
+        libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, b"mode=755")
+        try:
+            assert sandbox.run("true").exit_code == 0
+        finally:
+            libc.umount(os.fsencode(place), libc.MNT_DETACH)
+    assert len(before) == 1
+    assert kept() == before
+    (project.parent / "seen").mkdir()
+    libc.mount(b"none", os.fsencode(project.parent / "seen"), b"tmpfs", 0, b"mode=755")
+    try:
+        (project.parent / "seen/file").write_text("x")
+        assert sandbox.run(f"cat {project.parent}/seen/file").stdout == "x"
+    finally:
+        libc.umount(os.fsencode(project.parent / "seen"), libc.MNT_DETACH)
+    assert len(kept()) == 2
 
 
 def test_strange_names_in_the_home_are_no_trouble(test_directory, monkeypatch, home):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from binascii import crc32
 
-from fumehood.core.masks import PROC, Sight
+from fumehood.core.masks import PROC, SYSTEM, UNSEEN, Sight, innermost
 from fumehood.linux import cache
 from fumehood.linux.cache import Snapshot
 from fumehood.linux.mounts import HostView, Mask, Operation, packed, unpacked
@@ -51,7 +51,7 @@ class HostViews:
         """Look the host over, unless an earlier process did so and nothing has changed since."""
         import marshal
 
-        key = f"{FORMAT} {sight!r} {mount_table()!r}".encode(errors="surrogateescape")
+        key = f"{FORMAT} {sight!r} {_mounts_in_sight(sight)!r}".encode(errors="surrogateescape")
         path = f"{self._directory}/{KEPT}{crc32(key):08x}"
         kept = cache.recalled(path)
         # Its beginning tells that it is whole, ours and an answer to the same question.
@@ -66,6 +66,12 @@ class HostViews:
         if view.watched.is_settled:
             cache.keep(path, key + marshal.dumps((packed(view.operations), view.inside, view.watched.parts)))
         return view
+
+
+def _mounts_in_sight(sight: Sight) -> list[tuple[bytes, bytes]]:
+    """Return those mounts on which it may depend how the host is shown: others come and go with every container."""
+    hidden = frozenset((*sight.hidden, *UNSEEN, *(path for path, _ in SYSTEM)))
+    return [(point, kind) for point, kind in mount_table() if innermost(os.fsdecode(point), hidden) is None]
 
 
 def kernel_masks(*, as_root: bool) -> tuple[Operation, ...]:
