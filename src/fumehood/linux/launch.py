@@ -198,19 +198,18 @@ def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None)
         os.setpgid(0, 0)
         for step in _steps(plan, channel, network, ready):  # noqa: B007 - told below, if it fails
             pass
-        step = "setting limits"
+        step = f"starting {plan.arguments[0]}"
         libc.end_with(ends.attendant, _KILL)
         libc.default_signals()
         kept = {} if init < 0 else {bwrap.INIT_FD: init, bwrap.GATE_FD: gate}
         if plan.keeps_channel:
             kept[namespaces.CHANNEL_FD] = channel
         _keep_open(kept)
-        # Only now: a mount is a descriptor or two, and a machine may have more mounts than a command may have files.
-        confine.set_limits(plan.limits, count_processes=plan.entered != NONE and not plan.privileged)
-        step = f"starting {plan.arguments[0]}"
+        count_processes = plan.entered != NONE and not plan.privileged
         if plan.bare:
             from fumehood.linux.process import supervise
 
+            confine.set_limits(plan.limits, count_processes=count_processes)
             supervise(plan.arguments, plan.environment, plan.bare)
         if plan.filter:
             provide(plan.filter, FILTER_FD)
@@ -221,6 +220,8 @@ def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None)
         program = plan.arguments[0]
         if plan.lent:
             program = site.LENT + program.removeprefix(plan.lent)
+        # Only now: a mount is a descriptor or two, and a machine may have more mounts than a command may have files.
+        confine.set_limits(plan.limits, count_processes=count_processes)
         os.execve(program, plan.arguments, plan.environment)
     except OSError as error:
         about = f" ({os.fsdecode(error.filename)})" if error.filename else ""
