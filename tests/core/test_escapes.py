@@ -28,10 +28,14 @@ DANGEROUS = {
     "the terminal's identity": b"\x1bZ",
     "a font": b"\x1b]50;x\x07",
     "a notification": b"\x1b]777;notify;a;b\x07",
+    "the colour of all text": b"\x1b]10;#000000\x07",
+    "the colour behind it": b"\x1b]11;rgb:00/00/00\x1b\\",
+    "one of all colours": b"\x1b]4;1;?;7;#000000\x07",
 }
 ONLY_ON_A_SCREEN = {
     "another screen": b"\x1b[?1049h", "the cursor moved": b"\x1b[5;5H", "all erased": b"\x1b[2J",
-    "a title": b"\x1b]0;mine\x07", "another character set": b"\x1b(0", "the cursor hidden": b"\x1b[?25l",
+    "a title": b"\x1b]0;mine\x07", "a colour asked for": b"\x1b]11;?\x07", "colours asked for": b"\x1b]4;1;?;2;?\x07",
+    "another character set": b"\x1b(0", "the cursor hidden": b"\x1b[?25l",
 }  # fmt: skip
 
 
@@ -81,6 +85,14 @@ def test_a_program_that_was_ended_leaves_the_terminal_as_it_was():
     assert filter_.close() == b"\x1b[?1000l\x1b[?1006l\x1b[?1049l\x1b[?2004l\x1b[?25h\x1b(B\x0f\x1b[0m"
     filter_ = Filter(screen=True)
     filter_.feed(b"\x1b[?1049h\x1b[?25l\x1b[?1049l\x1b[?25h")
+    assert filter_.close() == b""
+
+
+def test_what_is_written_after_a_program_is_on_the_whole_screen_and_all_there():
+    filter_ = Filter(screen=True)
+    filter_.feed(b"\x1b[?007l\x1b[?69h\x1b[?2026h\x1b[3;3r")
+    assert filter_.close() == b"\x1b[?69l\x1b[?2026l\x1b[?7h\x1b7\x1b[r\x1b8"
+    filter_.feed(b"\x1b[3;3r\x1b[r\x1b[?7l\x1b[?7h")
     assert filter_.close() == b""
 
 

@@ -526,6 +526,27 @@ def test_a_command_with_a_terminal_of_its_own_is_asked_for_too(project, web):
         assert terminal.modes() == terminal.before
 
 
+LEFT = {
+    "no colour": ((), "\x1b[8m", "\x1b[0m"), "its background's colour": (("--tty",), "\x1b[30;40m", "\x1b[0m"),
+    "other letters": (("--tty",), "\x1b(0", "\x1b(B"), "one line that scrolls": (("--tty",), "\x1b[1;1r", "\x1b[r"),
+    "words below": (("--tty",), "\x1b[3;40Hallowed\x1b[1;1H", "\x1b[J"),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("configured")
+@pytest.mark.parametrize("name", LEFT)
+def test_a_question_can_be_read_whatever_the_command_left_on_the_terminal(project, web, name):
+    options, left, ended = LEFT[name]
+    command = f"printf '{left}'; {TRY.format(place=at(web))}"
+    with Terminal([*command_line(), "run", *options, "--", command], project) as terminal:
+        wait_for_question(terminal)
+        before, _, _ = terminal.seen.partition("fumehood: Run command")
+        assert ended in before.rpartition(left)[2]
+        terminal.type("n")
+        terminal.end()
+    assert web.asked == []
+
+
 @pytest.mark.usefixtures("configured")
 def test_an_agents_own_command_line_asks_nobody(cli, project, web):
     done = cli("run", "--brief", "--", f"{TRY.format(place=at(web))} || touch made")

@@ -54,10 +54,20 @@ _ERASE = frozenset({"", "0", "1", "2"})
 _SCREEN_FINALS = frozenset("ABCDEFGHIJKLMPSTXZ@`abcdefghlmnpqrsu")
 _SCREEN_BETWEEN = frozenset({"", " q", "!p", "$p"})
 _SCREEN_COMMANDS = frozenset({"0", "1", "2", "4", "8", "10", "11", "12", "104", "110", "111", "112", "133"})
+# The colours of all text: they may be asked for, and not set, or what we write next could be as its background is.
+_ONLY_ASKED = frozenset({"4", "10", "11"})
 _SCREEN_ESCAPES = frozenset({"7", "8", "=", ">", "D", "E", "H", "M", "c", "(B", "(0", ")B", ")0"})
 _SHIFTS = frozenset("\x0e\x0f")
 # Modes that a program which was ended leaves on, and the person then has to live with.
-_LEFT_ON = ("1", "9", "47", "1000", "1001", "1002", "1003", "1004", "1005", "1006", "1015", "1047", "1049", "2004")
+_LEFT_ON = (
+    "1", "9", "47", "69", "1000", "1001", "1002", "1003", "1004", "1005", "1006", "1015", "1047", "1049", "2004",
+    "2026",
+)  # fmt: skip
+_ON_BEFORE = ("25", "7")  # those that are on where nobody says otherwise: the cursor is shown, long lines go on
+_WHOLE_SCREEN = "\x1b7\x1b[r\x1b8"  # is scrolled, not a part of it; the cursor stays
+# What a question begins with, or a command could have it written in no colour, in lines that scroll away, or between
+# words of its own that are there already.
+_READABLE = f"\x1b[?2026l\x1b[?69l{_WHOLE_SCREEN}\x1b(B\x0f\x1b[0m\x1b[4l\x1b[?7h\x1b[?25h\x1b[J"
 
 
 class Filter:
@@ -70,6 +80,7 @@ class Filter:
         self._split = False
         self._coloured = False
         self._shifted = False
+        self._scrolls_a_part = False
         self._modes: set[str] = set()
 
     def feed(self, data: bytes) -> bytes:
@@ -85,12 +96,13 @@ class Filter:
     def close(self) -> bytes:
         """Return what puts the terminal back to where it was, as far as the command changed it."""
         modes = "".join(f"\x1b[?{mode}l" for mode in _LEFT_ON if mode in self._modes)
-        shown = "\x1b[?25h" if "25" in self._modes else ""
+        modes += "".join(f"\x1b[?{mode}h" for mode in _ON_BEFORE if mode in self._modes)
+        scrolled = _WHOLE_SCREEN if self._scrolls_a_part else ""
         letters = "\x1b(B\x0f" if self._shifted else ""
         colour = "\x1b[0m" if self._coloured else ""
-        self._waiting, self._coloured, self._shifted = "", False, False
+        self._waiting, self._coloured, self._shifted, self._scrolls_a_part = "", False, False, False
         self._modes.clear()
-        return f"{modes}{shown}{letters}{colour}".encode()
+        return f"{modes}{scrolled}{letters}{colour}".encode()
 
     def _kept(self, token: re.Match[str]) -> str:
         """Return a token if it may pass, else nothing."""
@@ -101,7 +113,9 @@ class Filter:
         elif kind == "final":
             passes = self._is_harmless(token)
         elif kind == "command":
-            passes = self._screen and token["command"].partition(";")[0] in _SCREEN_COMMANDS
+            name, *values = token["command"].split(";")
+            is_asked = all(value == "?" or value.isdecimal() for value in values)
+            passes = self._screen and name in _SCREEN_COMMANDS and (is_asked or name not in _ONLY_ASKED)
         elif kind == "escape":
             passes = self._screen and whole[1:] in _SCREEN_ESCAPES
             self._shifted = self._shifted or (passes and whole[1:] in ("(0", ")0"))
@@ -120,9 +134,10 @@ class Filter:
         if not self._screen or (f"{between}{final}" if between else "") not in _SCREEN_BETWEEN:
             return False
         if final in "hl" and parameters.startswith("?"):
-            for mode in parameters[1:].split(";"):
-                # The cursor is shown where nobody says otherwise.
-                (self._modes.add if (final == "h") != (mode == "25") else self._modes.discard)(mode)
+            for mode in (each.lstrip("0") for each in parameters[1:].split(";")):
+                (self._modes.add if (final == "h") != (mode in _ON_BEFORE) else self._modes.discard)(mode)
+        elif final == "r" and not between:
+            self._scrolls_a_part = parameters != ""
         return bool(between) or final in _SCREEN_FINALS
 
 
@@ -372,7 +387,9 @@ def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) 
                     while select.select([resumed], [], [], 0)[0]:
                         os.read(resumed, 4096)
                     left = max(0.0, deadline - time.monotonic())
-                    _write(tty, _BELL + prompt_text(asked.question, left, columns(tty)))
+                    is_drawn_on = os.environ.get("TERM", "dumb") != "dumb"
+                    sign = _BELL + (_READABLE if is_drawn_on else "")
+                    _write(tty, sign + prompt_text(asked.question, left, columns(tty)))
                     answer = _answer(tty, closed, resumed, asked.question)
             is_ours = bool(answer) and asked.answer(answer)
             # Whoever reads this has the terminal back as it was.
