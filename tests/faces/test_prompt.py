@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import select
 import shutil
 import sys
 
@@ -11,7 +12,7 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line, need
 from fumehood.core import questions as asking
-from fumehood.faces.cli.screen import prompt_text
+from fumehood.faces.cli.screen import Keys, prompt_text, wait_for_quiet
 from fumehood.linux.terminal import TerminalTurn
 
 pytestmark = pytest.mark.once
@@ -79,6 +80,20 @@ def test_what_was_typed_before_the_question_is_no_answer(run, project):
         terminal.type("\n")
         assert terminal.end() == 126
     assert not (project / "ran").exists()
+
+
+def test_what_is_typed_while_a_person_types_on_is_thrown_away():
+    screen, tty = os.openpty()
+    closed, closing = os.pipe()
+    with Keys(tty):
+        os.write(screen, b"y")
+        assert select.select([tty], [], [])[0]
+        assert wait_for_quiet(tty, closed, seconds=0.01)
+        assert not select.select([tty], [], [], 0)[0]
+        os.close(closing)
+        assert not wait_for_quiet(tty, closed, seconds=1000)
+    for descriptor in (screen, tty, closed):
+        os.close(descriptor)
 
 
 @in_the_hood
@@ -206,6 +221,20 @@ def test_when_somebody_else_answers_the_prompt_closes(home, project):
         assert terminal.end() == 0
         assert "> answered elsewhere: allow once" in terminal.seen
         assert "allow_once\r\nTrue" in terminal.seen
+
+
+def test_a_key_before_the_keys_are_shown_is_no_answer(home, project):
+    """Somebody who typed on answered a question that they had not read."""
+    path = f"import sys; sys.path[:0] = {[entry for entry in sys.path if entry]!r}\n"
+    forever = "import fumehood.faces.cli.screen as screen; screen._QUIET_S = 1000\n"
+    code = path + forever + ANOTHER_ANSWERS.replace("asked.answer(True)", "asked.answer(False)").replace("60)", "9e9)")
+    with Terminal([sys.executable, "-I", "-c", code], project) as terminal:
+        terminal.wait_for(ASKED)
+        terminal.type("y")
+        assert terminal.end() == 0
+        assert "> answered elsewhere: deny" in terminal.seen
+        assert "[y]" not in terminal.seen
+        assert "deny_once\r\nTrue" in terminal.seen
 
 
 # --- one question at a time ---

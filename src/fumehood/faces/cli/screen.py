@@ -312,6 +312,7 @@ _TTY = "/dev/tty"
 _BELL = "\a"
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _EXACT_S = 10  # seconds below which their fractions are shown
+_QUIET_S = 0.5  # without a key before one is an answer: what is typed sooner was meant for what was there before
 KEYS = {
     questions.ALLOW_ONCE: ("y", "allow once"), questions.ALLOW_SESSION: ("s", "allow for this session"),
     questions.ALLOW_ALWAYS: ("a", "allow always"), questions.DENY_ONCE: ("n", "deny"),
@@ -389,7 +390,9 @@ def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) 
                     left = max(0.0, deadline - time.monotonic())
                     is_drawn_on = os.environ.get("TERM", "dumb") != "dumb"
                     sign = _BELL + (_READABLE if is_drawn_on else "")
-                    _write(tty, sign + prompt_text(asked.question, left, columns(tty)))
+                    _write(tty, sign + _question_text(asked.question, columns(tty)))
+                    is_quiet = wait_for_quiet(tty, closed, resumed, seconds=left / 4)
+                    _write(tty, _keys_text(asked.question, left) if is_quiet else "  >")
                     answer = _answer(tty, closed, resumed, asked.question)
             is_ours = bool(answer) and asked.answer(answer)
             # Whoever reads this has the terminal back as it was.
@@ -421,10 +424,28 @@ def columns(tty: int) -> int:
 
 def prompt_text(question: questions.Question, seconds: float, width: int = WIDTH) -> str:
     """Write a question with the keys that answer it."""
+    return _question_text(question, width) + _keys_text(question, seconds)
+
+
+def _question_text(question: questions.Question, width: int) -> str:
+    return "".join(f"{line}\n" for line in ("", *questions.question_lines(question, width, "fumehood: ")))
+
+
+def _keys_text(question: questions.Question, seconds: float) -> str:
     keys = [f"[{key}] {said}" for answer, (key, said) in KEYS.items() if answer in question.options]
     left = round(seconds, None if seconds > _EXACT_S else 1)
-    last = f"  {'   '.join(keys)}   (no key within {left:g} s, or Enter: deny)"
-    return "\n".join(["", *questions.question_lines(question, width, "fumehood: "), last]) + "\n>"
+    return f"  {'   '.join(keys)}   (no key within {left:g} s, or Enter: deny)\n>"
+
+
+def wait_for_quiet(tty: int, *others: int, seconds: float = _QUIET_S) -> bool:
+    """Throw away what is typed until nothing is for a moment, so long at most; False when another is ready first."""
+    poll = select.poll()
+    for fd in (tty, *others):
+        poll.register(fd, select.POLLIN)
+    while ready := {fd for fd, _ in poll.poll(min(seconds, _QUIET_S) * 1000)}:
+        if ready != {tty} or not os.read(tty, 4096):
+            return False
+    return True
 
 
 def _answer(tty: int, closed: int, resumed: int, question: questions.Question) -> str | None:

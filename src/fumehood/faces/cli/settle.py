@@ -19,7 +19,7 @@ from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.look import write_difference
 from fumehood.faces.cli.output import here
-from fumehood.faces.cli.screen import Keys, Ticking, columns, turn
+from fumehood.faces.cli.screen import Keys, Ticking, columns, turn, wait_for_quiet
 from fumehood.faces.cli.telling import apply_line, headline, numbered, place_of, tell_run
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
@@ -411,6 +411,7 @@ def _key(*, is_conflict: bool) -> str:
     """Wait for a key that means something."""
     meant = ("f" if is_conflict else "a") + "dsAD" + _END
     with Keys(0):
+        wait_for_quiet(0)
         # Only now: what is typed from here on is an answer, and is not thrown away.
         sys.stdout.write(f"{_CONFLICT if is_conflict else _ONE}   {_ALL} > ")
         sys.stdout.flush()
