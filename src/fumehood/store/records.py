@@ -369,6 +369,16 @@ def count_waiting(database: Database, run: str) -> int:
     return sum(entry.split(b"\t", 3)[2].decode() in WAITING for entry in entries)
 
 
+def waiting_flagged(database: Database, run: str) -> list[Change]:
+    """Return what of a run waits and is flagged: a person has to see that, however much else there is."""
+    flagged: list[Change] = []
+    for _, (root, directory, within, later, entries) in _rows(database, run, 0, waiting=True):
+        some = b"".join(entry + b"\0" for entry in entries.split(b"\0")[:-1] if entry.split(b"\t", 7)[6])
+        changes = changes_of_row(root, directory, within, later, some)
+        flagged += (change for change in changes if change.verdict in WAITING)
+    return flagged
+
+
 def change_at(database: Database, run: str, root: int, path: str) -> Change | None:
     """Return what a run did to one path, without reading the rest."""
     directory, _, name = path.rpartition("/")

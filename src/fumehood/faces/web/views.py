@@ -11,7 +11,9 @@ from typing import Any
 from starlette.requests import Request
 
 from fumehood.core import changes as c
+from fumehood.core import wording
 from fumehood.core.hunks import hunks, merged
+from fumehood.core.questions import held_item
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -34,7 +36,7 @@ from fumehood.store.drafts import DraftRecord
 from fumehood.store.files import Files, Record
 from fumehood.store.history import Reach
 from fumehood.store.projects import Project
-from fumehood.store.records import Search, change_at, count_waiting, page_of_changes, search
+from fumehood.store.records import Search, change_at, count_waiting, page_of_changes, search, waiting_flagged
 
 SEARCHED = ("words", "path", "text", "session", "state")
 DRAFT_ACTS = ("apply", "discard", "rebase", "commit")
@@ -93,8 +95,15 @@ def _held(house: House, run: Run, after: tuple[int, int]) -> dict[str, object]:
     changes, rest = page_of_changes(house.store.database, run.run, after, most=_HELD, waiting=True)
     return {
         "run": run, "directories": _by_directory(run, changes), "rest": rest, "seen": seen,
+        "dangerous": _dangerous(house, run) if rest else [],
         "total": count_waiting(house.store.database, run.run), "lines": overview.lines_of_rules(house.store, changes),
     }  # fmt: skip
+
+
+def _dangerous(house: House, run: Run) -> list[str]:
+    """Name what waits and may act by itself: with all of a run it is accepted too, on whatever page it is."""
+    flagged = waiting_flagged(house.store.database, run.run)
+    return wording.listed((held_item(run, change) for change in flagged), seen_by=f"fumehood show {run.name}")
 
 
 def _by_directory(run: Run, changes: Iterable[c.Change]) -> dict[str, list[c.Change]]:
@@ -245,6 +254,7 @@ def run(house: House, request: Request) -> View:
     kinds = store.history.count_changes([chosen.run]).get(chosen.run, {})
     return "run.html", {
         "title": _title_of(chosen), "run": chosen, "held": held, "seen": seen,
+        "dangerous": _dangerous(house, chosen) if held and rest else [],
         "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
         "others": others, "shown": changes, "rest": rest, "kinds": kinds,
         "can_undo": chosen.state in ("applied", "held") and store.history.has_applied(chosen) and has_backups(chosen),
