@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,3 +27,17 @@ def test_what_acts_by_itself_is_named_before_all_is_accepted(sandbox: Sandbox, p
         shown, _, rest = page.get(path).partition("Accept all")
         assert rest
         assert "added z/.git/hooks/pre-push: the run was asked to hold its changes" in shown
+
+
+def test_a_run_is_shown_whatever_it_printed(cli: Any, page: WebPage, project: Path) -> None:
+    cli("run", "--", "printf '\\033[%05000dmred\\033[31mred\\n' 1; echo a > a")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    assert 'red<span class="ink-1">red' in page.get(f"/runs/{run['run']}")
+
+
+def test_an_address_with_a_number_larger_than_any_leads_nowhere(page: WebPage, home: Path) -> None:
+    token = (home / ".local/state/fumehood/api-token").read_text()
+    for number in ("9" * 5000, "x"):
+        assert page.ask("GET", f"/drafts/{number}/x").status == 404
+        assert page.ask("GET", f"/api/drafts/{number}/x", Authorization=f"Bearer {token}").status == 404
+        assert page.send(f"/grants/{number}").status == 409

@@ -251,9 +251,9 @@ CALLS = (
                      for each, count in house.store.sessions.counts()]}),
     Call(path="/api/drafts", about="Every open draft", answer=lambda house, _request, _body: {
         "drafts": list(views.open_drafts(house))}),
-    Call(path="/api/drafts/{project:int}/{draft}", about="What a draft would change, and what stands in its way",
+    Call(path="/api/drafts/{project}/{draft}", about="What a draft would change, and what stands in its way",
          answer=_draft),
-    Call(path="/api/drafts/{project:int}/{draft}/{act}", answer=_do_to_draft,
+    Call(path="/api/drafts/{project}/{draft}/{act}", answer=_do_to_draft,
          about=f"Do something to a draft: {', '.join(views.DRAFT_ACTS)}",
          body={"seen": "string", "force": "boolean", "branch": "string", "message": "string"}),
     Call(path="/api/files", about="The files of a project that runs changed", answer=_files,
@@ -279,7 +279,7 @@ def description() -> dict[str, Any]:
     text = _KINDS["string"][1]
     paths: dict[str, Any] = {}
     for call in CALLS:
-        path = call.path.replace(":int", "")
+        path = call.path
         named = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         parameters = [
             *({"name": name, "in": "path", "required": True, "schema": text} for name in named),

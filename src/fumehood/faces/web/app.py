@@ -32,7 +32,7 @@ from fumehood.store.audit import WEB
 from fumehood.store.config import file_of, write_checked
 from fumehood.store.places import Places
 
-_DRAFT = "/drafts/{project:int}/{draft}"
+_DRAFT = "/drafts/{project}/{draft}"
 _HERE = os.path.dirname(__file__)
 _IMAGES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 _PARTS = ("changes.html", "held.html", "history_rows.html", "version.html", "blame.html", "doctor.html")
@@ -123,7 +123,7 @@ def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gat
     }  # fmt: skip
     acts_at: dict[str, Callable[[House, Request, FormData], str]] = {
         "/runs/{run}/{act}": _act, "/questions/{question}": _answer, "/missed/{number}": _forget,
-        "/grants/{number:int}": _revoke, "/restore": _restore, "/configuration": _configure,
+        "/grants/{number}": _revoke, "/restore": _restore, "/configuration": _configure,
         "/playground/clean": _clean_playground, f"{_DRAFT}/{{act}}": _draft,
     }  # fmt: skip
     routes: list[Route | Mount] = [
@@ -223,7 +223,7 @@ def _forget(house: House, request: Request, _form: FormData) -> str:
 
 
 def _revoke(house: House, request: Request, _form: FormData) -> str:
-    house.store.grants.revoke(request.path_params["number"])
+    house.store.grants.revoke(number_of(request.path_params["number"]))
     return "/settings#answers"
 
 

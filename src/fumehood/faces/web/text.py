@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from pygments.lexer import Lexer
     from pygments.token import _TokenType
 
-_SEQUENCE = re.compile(r"\x1b\[([0-9;]*)m|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
+# A colour's numbers are short; one of thousands of digits could not even be read.
+_SEQUENCE = re.compile(r"\x1b\[([0-9;]{0,60})m|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 _CLASSES = {1: "bold", 2: "dim", 3: "italic", 4: "underline", 7: "inverse"}
 _LONGEST_LINE = 2000  # characters that are compared word by word, or coloured
 _WORDS = re.compile(r"\w+|\s+|.")

@@ -17,7 +17,7 @@ from fumehood.core.questions import held_item
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.faces.web.house import House, View, asked_number, asked_path
+from fumehood.faces.web.house import House, View, asked_number, asked_path, number_of
 from fumehood.faces.web.text import hex_lines, hunks_of, numbered, readable
 from fumehood.linux.doctor import examine
 from fumehood.linux.libc import Closing
@@ -428,7 +428,7 @@ def draft_fields(house: House, project: str, draft: DraftRecord) -> dict[str, An
 
 def chosen_draft(house: House, request: Request) -> tuple[Project, DraftRecord]:
     """Return the project and the draft that an address names."""
-    number, name = request.path_params["project"], request.path_params["draft"]
+    number, name = number_of(request.path_params["project"]), request.path_params["draft"]
     path = next((each.path for each in house.store.projects.listed() if each.id == number), None)
     if path is None:
         raise BadRequest(f"there is no project {number}", hint="choose a draft of the list")
