@@ -28,7 +28,7 @@ from fumehood.errors import ChangedMeanwhile
 from fumehood.faces.terminal import changes, views
 from fumehood.faces.terminal.app import Views
 from fumehood.faces.terminal.changes import Branch, ChangesTree, ChangesView
-from fumehood.faces.terminal.widgets import AskFirst, Lines, Pieces
+from fumehood.faces.terminal.widgets import AskFirst, Lines, Pieces, printed
 from fumehood.service.ask import ask_all
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
@@ -650,3 +650,9 @@ def test_the_views_end_with_their_terminal(home: Path, project: Path) -> None:
     os.close(screen._screen)
     os.close(screen._slave)
     assert screen.process.wait(LONG_S) != 0
+
+
+def test_a_sequence_that_is_cut_with_its_line_does_not_reach_the_terminal() -> None:
+    for size in range(3980, 4001):
+        (line,) = printed(b"x" * size + b"\x1b[38;2;200;100;50mred\n", 1)
+        assert "\x1b" not in line.plain

@@ -46,7 +46,8 @@ def printed(data: bytes, most: int) -> list[Text]:
     harmless = Filter().feed(data).decode("utf-8", "replace").replace("\b", "").replace("\a", "")
     decode = AnsiDecoder()
     lines = harmless.replace("\r\n", "\n").removesuffix("\n").split("\n")[-most:] if harmless else []
-    decoded = [decode.decode_line(line[:_LONGEST]) for line in lines]
+    # Once more, for a sequence that is cut is none, and the terminal would go on with it.
+    decoded = [decode.decode_line(Filter().feed(line[:_LONGEST].encode()).decode()) for line in lines]
     for line in decoded:
         line.expand_tabs(_TAB)
     return decoded
