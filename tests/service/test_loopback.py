@@ -364,6 +364,29 @@ def test_what_can_not_be_forwarded_says_why(
         assert "Address already in use" in cli("forward", "1", "--session", "agent", "--to", str(port)).stderr
 
 
+def test_a_connection_that_ended_leaves_no_process(
+    agent: Sandbox, serve: Serve, forward: Callable[..., Forwarding]
+) -> None:
+    serve()
+    port = free_port()
+    pid = forward(str(PORT), "--session", "agent", "--to", str(port))._process.pid
+    assert read_from(port) == "one\n"
+    assert eventually(lambda: Path(f"/proc/{pid}/task/{pid}/children").read_text() == "")
+
+
+def test_what_has_the_whole_network_needs_no_forwarding(
+    project: Path, agent: Sandbox, person: Person, cli: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    with Sandbox(project, policy=Policy(tmp="session"), ask=person) as sandbox:
+        whole = Background(sandbox.session("agent"), f"echo ready{WAIT.format(name='whole')}", network=True)
+        whole.begun()
+        refused = cli("forward", str(PORT), "--session", "agent", "--to", str(free_port()))
+        sandbox.session("agent").run("touch /tmp/stop-whole")
+        whole.ended()
+    assert (refused.returncode, "has the whole network" in refused.stderr) == (125, True)
+    assert f"http://127.0.0.1:{PORT}/" in refused.stderr
+
+
 # --- with hosts: each command gets out by its own permissions ---
 
 FETCH = "curl -sS -m 60 http://127.0.0.1:{port}/"

@@ -8,6 +8,7 @@ Pass connections from this machine's loopback to that of a session.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # what `signal` is made of, without the enums around it
 import _socket
 import os
 import socket
@@ -194,14 +195,11 @@ def serve(
             "the network of a session can't be entered here: only bubblewrap may make user namespaces",
             hint="fumehood doctor says why",
         )
-    children: set[int] = set()
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # nobody asks what became of one
     while True:
         client, _ = listener.accept()
-        children -= {child for child in children if os.waitpid(child, os.WNOHANG)[0]}
         this = os.getpid()
-        child = os.fork()
-        if child:
-            children.add(child)
+        if os.fork():
             client.close()
             continue
         try:

@@ -17,6 +17,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core.inside import widenings
+from fumehood.core.network import FULL
 from fumehood.core.questions import ONCE, Question, scope
 from fumehood.core.report import Run, printable
 from fumehood.core.report import short as brief
@@ -117,6 +118,10 @@ def _forward(context: Context) -> int:
         session = options.session or _latest(context)
         if options.session and context.store.sessions.find(session) is None:
             raise BadRequest(f"there is no session {session}", hint="fumehood log shows the names of sessions")
+    networks = {run.network for run in now.running(context.store) if run.session == session}
+    if networks == {FULL}:
+        message = f"what runs in session {session} has the whole network: it listens on this machine itself"
+        raise BadRequest(message, hint=f"http://127.0.0.1:{options.port}/ needs nothing to lead there")
     here = options.to or options.port
     try:
         listener = socket.create_server(("127.0.0.1", here))
