@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from at_terminal import Terminal
 from conftest import command_line
 from fumehood.linux.streams import is_same_file
 
@@ -102,3 +104,21 @@ def test_what_was_refused_and_what_did_not_start_is_told_in_one_stream_too(home:
     assert "blocked write: /usr/x" in said("--", "touch /usr/x")[1]
     code, text = said("--cwd", "/nowhere", "--", "true")
     assert (code, text.splitlines()[0]) == (125, "ERROR: Working directory does not exist: /nowhere")
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("end", ["", "\\r", "\\033[0m"])
+def test_at_a_terminal_what_we_tell_begins_a_line(home: Path, project: Path, end: str) -> None:
+    """A command whose words stood beside ours could go on in them, or say the contrary."""
+    command = f"printf 'nothing was changed, not even {end}'; echo > a"
+    with Terminal([*command_line(), "run", "--", command], project) as terminal:
+        assert terminal.end() == 0
+    shown = re.sub(r"\x1b\[[0-9;]*[mK]", "", terminal.seen)
+    assert "\nfumehood: 1 change applied" in shown
+
+
+@pytest.mark.namespaces
+def test_at_a_terminal_nothing_is_added_to_what_a_command_printed(home: Path, project: Path) -> None:
+    with Terminal([*command_line(), "run", "--", "printf plain"], project) as terminal:
+        assert terminal.end() == 0
+    assert terminal.seen == "plain"

@@ -184,6 +184,8 @@ def _tell(run: Run, options: Options, brief: Brief | None) -> None:
     elif "--quiet" not in options.flags:
         from fumehood.faces.cli.telling import tell_run
 
+        if os.isatty(2) and run.one_stream and run.stdout[-1:] not in ("", "\n"):
+            sys.stderr.write("\n")  # or words of the command's would stand in a line of ours
         tell_run(run)
     sys.stdout.flush()
 
