@@ -163,6 +163,24 @@ def test_what_waits_in_a_directory_that_was_undone_is_not_thrown_away_with_somet
     assert snapshot(project) == before
 
 
+def test_what_a_run_holds_waits_on_when_other_paths_are_undone(sandbox, project):
+    run = sandbox.run("echo a > a; echo b > b; echo c > c", apply="hold")
+    sandbox.apply(run, "a")
+    back = sandbox.undo(run, "a")
+    assert not (project / "a").exists()
+    assert sandbox.find(run.id).state == "held"
+    assert sandbox.run("cat b c").stdout == "b\nc\n"
+    sandbox.undo(back)
+    assert verdicts(sandbox.find(run.id)) == {"a": "applied", "b": "held", "c": "held"}
+    sandbox.apply(run, "b")
+    sandbox.undo(run, "a")
+    sandbox.undo(run, "b")
+    assert sandbox.apply(run).state == "applied"
+    assert [path.name for path in project.iterdir()] == ["c"]
+    sandbox.undo(run)
+    assert sandbox.find(run.id).state == "undone"
+
+
 @pytest.mark.parametrize("now", ["gone", "file", "symlink"])
 def test_what_has_no_directory_any_more_is_a_conflict_and_the_rest_is_applied(sandbox, project, now):
     (project / "d").mkdir()

@@ -336,23 +336,31 @@ def consequences(store: Store, run: Run, back: Run) -> list[tuple[Run, bool]]:
     The run is undone, all of it or some paths; where it was an undo itself, what that took back stands again.
     """
     places = {(change.root, change.path) for change in back.changed}
-    touched = [(run, _undone(run, places, back.run))]
+    names_paths = back.command.count(" ") > 1
+    touched = [(run, _undone(run, places, back.run, names_paths=names_paths))]
     stands = True
     while run.act == "undo" and run.of is not None:
         by, run = run.run, store.history.find(run.of)
-        touched.append((run, (_stands_again if stands else _undone)(run, places, by)))
+        if stands:
+            touched.append((run, _stands_again(run, places, by)))
+        else:
+            touched.append((run, _undone(run, places, by, names_paths=names_paths)))
         stands = not stands
     return touched
 
 
-def _undone(run: Run, places: set[tuple[int, str]], by: str) -> bool:
-    """Mark what is undone; where that is all a run had applied, its state says so."""
+def _undone(run: Run, places: set[tuple[int, str]], by: str, *, names_paths: bool) -> bool:
+    """Mark what is undone; where that is all a run had applied, its state says so.
+
+    What a run holds goes with it, unless other paths were named: then it waits on.
+    """
     applied = _applied(run.changed)
     gits = git_directories(run.roots, run.changed)
     going = [change for change in applied if (change.root, change.path) in places]
     others = [change for change in applied if (change.root, change.path) not in places]
     # Git's objects may have stayed, for somebody else's sake.
-    is_all = all(may_stay(f"{run.roots[change.root]}/{change.path}", gits) for change in others)
+    waits_on = names_paths and any(change.verdict in c.WAITING for change in run.changed)
+    is_all = not waits_on and all(may_stay(f"{run.roots[change.root]}/{change.path}", gits) for change in others)
     if is_all and not any(change.reason.startswith(UNDONE_BY) for change in run.changed):
         run.state, run.reason = UNDONE, ""
         return False
