@@ -126,6 +126,16 @@ def test_an_undo_says_what_came_later_and_waits(project, cli):
     assert "run 1 " not in told
 
 
+def test_an_undo_says_that_what_the_run_held_waits_no_longer(project, cli):
+    cli("run", "--hold", "--", "echo 1 > a; echo 2 > b; echo 3 > c")
+    cli("apply", "last", "a")
+    assert "  2 changes that it held: no longer waiting\n" in cli("undo").stdout
+    assert "hint: fumehood redo 1\n" in cli("apply", "1").stderr
+    assert "  2 changes that it holds: waiting again\n" in cli("redo").stdout
+    assert "waiting" not in cli("undo", "1", "a").stdout
+    assert cli("apply", "1", "b").returncode == 0
+
+
 def test_all_that_one_key_takes_is_named_the_dangerous_first(project, cli):
     hook = "mkdir -p .git/hooks; echo x >.git/hooks/pre-push"
     cli("run", "--hold", "--", f"for n in $(seq 30); do echo x >decoy$n; done; {hook}")

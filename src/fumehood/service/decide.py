@@ -182,7 +182,10 @@ def _waiting(
     if run.state in UNFINISHED:
         _refuse_unfinished(store, run)
     if run.state != HELD:
-        raise BadRequest(f"run {run.name} holds nothing: it is {run.state}", hint=f"fumehood show {run.name}")
+        # What a run held goes with it when it is undone, and comes back with it.
+        is_gone = run.state == "undone" and any(change.verdict in c.WAITING for change in run.changed)
+        hint = f"fumehood {'redo' if is_gone else 'show'} {run.name}"
+        raise BadRequest(f"run {run.name} holds nothing: it is {run.state}", hint=hint)
     return run, meant(run, paths, here=here, forth=forth)
 
 

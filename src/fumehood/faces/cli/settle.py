@@ -13,7 +13,7 @@ from typing import Any
 
 from fumehood.core import changes as c
 from fumehood.core.questions import held_item, waiting
-from fumehood.core.report import REDO, Run, printable
+from fumehood.core.report import REDO, Run, how_many, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
@@ -146,7 +146,7 @@ def _undo(context: Context) -> int:
         )  # fmt: skip
 
     def show() -> None:
-        _tell_undo(back, _meant(context, back).name)
+        _tell_undo(back, _meant(context, back))
         # Those of a command come right after it.
         latest = islice(context.store.history.standing(*context.reaches(LAST)), _LOOKED_AT)
         earlier = next((each for each in latest if each.act == CHECKPOINT and each.of == run.run), None)
@@ -183,7 +183,7 @@ def _say_taken_back(context: Context, backs: Sequence[Run]) -> int:
         # What was settled while a command ran goes with it again.
         command = next((run.name for run in meant if run.act == "run"), "") if others else ""
         for back, run in zip(backs, meant, strict=True):
-            _tell_undo(back, run.name, command)
+            _tell_undo(back, run, command)
 
     more = {"also": [back.as_dict() for back in others]} if others else {}
     return _say(context, first, show, more)
@@ -220,10 +220,15 @@ def _meant(context: Context, back: Run) -> Run:
     return context.store.history.find(run.of) if back.command.startswith(f"{REDO} ") and run.of else run
 
 
-def _tell_undo(back: Run, name: str, whole: str = "") -> None:
-    """Tell what was taken back, or brought back, of the run of this name; `whole` names all that went with it."""
+def _tell_undo(back: Run, run: Run, whole: str = "") -> None:
+    """Tell what was taken back, or brought back, of a run; `whole` names all that went with it."""
     tell_run(back, sys.stdout)
-    print(f"  that was run {name}; {_way_back(back, whole)}")
+    held = len(waiting(run))
+    if held and run.state != "held":
+        print(f"  {how_many(held, 'change')} that it held: no longer waiting")
+    elif held and back.command.startswith(f"{REDO} "):
+        print(f"  {how_many(held, 'change')} that it holds: waiting again")
+    print(f"  that was run {run.name}; {_way_back(back, whole)}")
 
 
 def _way_back(back: Run, whole: str) -> str:
