@@ -41,3 +41,13 @@ def test_an_address_with_a_number_larger_than_any_leads_nowhere(page: WebPage, h
         assert page.ask("GET", f"/drafts/{number}/x").status == 404
         assert page.ask("GET", f"/api/drafts/{number}/x", Authorization=f"Bearer {token}").status == 404
         assert page.send(f"/grants/{number}").status == 409
+
+
+def test_nothing_of_a_file_is_left_out_where_both_versions_are_shown(cli: Any, page: WebPage, project: Path) -> None:
+    """What stood in a sequence for terminals was taken for one, and was not there."""
+    (project / "f").write_text("one\ntwo\n")
+    cli("draft", "new", "d")
+    cli("run", "--draft", "d", "--", "printf 'one\\033]0;hidden\\nlines\\007\\n' > f")
+    (project / "f").write_text("one\nthree\n")
+    (draft,) = page.call("GET", "/api/drafts")["drafts"]
+    assert "\\x1b]0;hidden\nlines\\x07" in page.get(f"/drafts/{draft['address']}")

@@ -26,7 +26,7 @@ from fumehood.core.limits import size_told
 from fumehood.core.questions import Question, question_lines
 from fumehood.core.report import Run, printable
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.web.text import coloured
+from fumehood.faces.web.text import coloured, contents
 from fumehood.service import overview
 from fumehood.service.desk import Desk
 from fumehood.service.store import Store
@@ -61,7 +61,7 @@ class House:
         self._templates = jinja2.Environment(autoescape=True, loader=loader, undefined=jinja2.StrictUndefined)
         self._templates.filters.update(
             printable=printable, size=size_told, ago=_ago, clock=_clock, sign=_SIGNS.get, coloured=coloured,
-            sent=_sent, home=_from_home, lasted=_lasted, asked=_asked, numbered=self._numbered,
+            sent=_sent, home=_from_home, lasted=_lasted, asked=_asked, numbered=self._numbered, contents=contents,
         )  # fmt: skip
         self._templates.globals.update(link=_link)
 

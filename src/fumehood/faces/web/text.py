@@ -42,6 +42,11 @@ def coloured(text: str) -> Markup:
     return Markup("").join(pieces)
 
 
+def contents(text: str) -> Markup:
+    """Write what a file holds: unlike what was printed, it has no colours, and nothing of it goes."""
+    return _span(text, ())
+
+
 def _span(text: str, classes: Sequence[str]) -> Markup:
     if not text:
         return Markup("")
