@@ -51,3 +51,13 @@ def test_nothing_of_a_file_is_left_out_where_both_versions_are_shown(cli: Any, p
     (project / "f").write_text("one\nthree\n")
     (draft,) = page.call("GET", "/api/drafts")["drafts"]
     assert "\\x1b]0;hidden\nlines\\x07" in page.get(f"/drafts/{draft['address']}")
+
+
+@pytest.mark.parametrize("rest", ['"outputs": ["<script>"]', f'"deep": {"[" * 100_000}'])
+def test_what_of_a_notebook_is_not_compared_is_said(cli: Any, page: WebPage, project: Path, rest: str) -> None:
+    cells = '{"cells": [{"cell_type": "code", "source": ["1"]'
+    (project / "n.ipynb").write_text(f"{cells}}}]}}\n")
+    (project / "new").write_text(f"{cells}, {rest}}}]}}\n")
+    cli("run", "--hold", "--", "mv new n.ipynb")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    assert "all of it: fumehood diff 1" in page.get(f"/runs/{run['run']}/diff?path=n.ipynb")

@@ -237,7 +237,7 @@ def readable(path: str, data: bytes) -> str:
     try:
         cells = json.loads(text)["cells"]
         parts = [f"# [{cell['cell_type']}]\n{''.join(cell['source'])}\n" for cell in cells]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return text  # it only looks like one
     return "\n".join(parts)
 

@@ -103,7 +103,7 @@ def _held(house: House, run: Run, after: tuple[int, int]) -> dict[str, object]:
 def _dangerous(house: House, run: Run) -> list[str]:
     """Name what waits and may act by itself: with all of a run it is accepted too, on whatever page it is."""
     flagged = waiting_flagged(house.store.database, run.run)
-    return wording.listed((held_item(run, change) for change in flagged), seen_by=f"fumehood show {run.name}")
+    return wording.listed((held_item(run, change) for change in flagged), seen_by=f"fumehood show {run.number}")
 
 
 def _by_directory(run: Run, changes: Iterable[c.Change]) -> dict[str, list[c.Change]]:
@@ -319,6 +319,9 @@ def _difference(house: House, request: Request, chosen: Run, change: c.Change) -
         text = "".join(hunks(readable(change.path, old), readable(change.path, new)))
     head, pieces = hunks_of(text, change.path)
     head = [line for line in head if not line.startswith(_REPEATS)]  # the path, which stands above it
+    if is_notebook:
+        whole = f"draft diff {draft}" if draft else f"diff {chosen.number}"
+        head.append(f"only the words of a notebook's cells are compared here; all of it: fumehood {whole}")
     is_held = change.verdict in c.WAITING and chosen.state == "held" and not draft and chosen.draft is None
     is_text = is_held and change.kind == c.FILE and not shown.binary and shown.shown
     is_picture = shown.binary and change.path.lower().endswith(_PICTURES)
