@@ -249,6 +249,10 @@ class Layers:
             is_whiteout = stat.S_ISCHR(gone.st_mode) and gone.st_rdev == 0
         except FileNotFoundError:
             is_whiteout = fuse and os.path.exists(f"{self.upper}/.wh.gone")  # fuse-overlayfs, where it can't mknod
+            try:
+                os.mknod(f"{self.upper}/gone", stat.S_IFCHR)  # by which it is shown what earlier commands deleted
+            except PermissionError:
+                return "a deletion that waits can't be shown: there can be no device in the layer"
         if not is_whiteout:
             return "a deletion left no whiteout in the layer"
         spaces = ("user.overlay.", "trusted.overlay.", *(["user.fuseoverlayfs."] if fuse else []))

@@ -48,16 +48,17 @@ def attributes(directory: int, name: str) -> list[str]:
 
 
 def whiteout(directory: int, name: str) -> None:
-    """Declare a name deleted."""
-    os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
+    """Declare a name deleted: by a socket that nobody may use where there can be no such device, as on an overlay."""
+    try:
+        os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
+    except PermissionError:
+        os.mknod(name, stat.S_IFSOCK, dir_fd=directory)
 
 
 def hides(directory: int, name: str, status: os.stat_result) -> bool:
     """Tell whether an entry of a layer means that there is nothing."""
-    if is_whiteout(status):
-        return True
-    if status.st_size or not stat.S_ISREG(status.st_mode):
-        return False
+    if is_whiteout(status) or status.st_size or not stat.S_ISREG(status.st_mode):
+        return is_whiteout(status)
     return not set(_WHITEOUT_MARKS).isdisjoint(attributes(directory, name))
 
 

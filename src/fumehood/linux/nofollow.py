@@ -95,8 +95,8 @@ def look(directory: int, name: str) -> os.stat_result | None:
 
 
 def is_whiteout(status: os.stat_result) -> bool:
-    """Tell whether an entry of a layer means "deleted"."""
-    return stat.S_ISCHR(status.st_mode) and status.st_rdev == 0
+    """Tell whether an entry of a layer means "deleted": the kernel's mark, or ours where that can't be made."""
+    return (stat.S_ISCHR(status.st_mode) and status.st_rdev == 0) or status.st_mode == stat.S_IFSOCK
 
 
 def split(path: str) -> tuple[str, str]:
