@@ -567,13 +567,11 @@ def _move_up(directory: int, name: str, top: int, number: int) -> int:
     """Move a directory to another one, under the next number that is free there; return that."""
     with Closing(os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as inner:
         _make_usable(inner)  # its own `..` is written
-    while True:
+    number += 1
+    while look(top, str(number)) is not None:
         number += 1
-        try:
-            libc.renameat2(directory, os.fsencode(name), top, str(number).encode(), libc.RENAME_NOREPLACE)
-        except FileExistsError:
-            continue
-        return number
+    os.rename(name, str(number), src_dir_fd=directory, dst_dir_fd=top)  # every file system can do this
+    return number
 
 
 def _unlink_files(directory: int) -> list[str]:

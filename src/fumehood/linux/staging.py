@@ -67,6 +67,7 @@ class Staging:
         self._upper = upper
         self._live = live
         self._name = f".fumehood-{run}"
+        self._stamps: list[tuple[c.Change, c.Stamp]] = []  # of what lies in the layer
         self.directory = -1
 
     def make(self) -> None:
@@ -111,7 +112,13 @@ class Staging:
                 continue
             copy = copies.get(change.path)
             if copy is not None and (change.within is not None or change.path in moved):
+                self._stamps.append((change, change.after))
                 change.after = stamp_of(copy, change.after.meaning)
+
+    def forget_copies(self) -> None:
+        """Let changes name what lies in the layer again: not every file system gives a copy the same mode or time."""
+        for change, stamp in self._stamps:
+            change.after = stamp
 
     def copy_home(self) -> None:
         """Copy what came out of the project to beside the layer, which stays as it is."""

@@ -390,6 +390,8 @@ class Between:
             except (Changed, OSError):
                 left.append(printable(step.change.path))
         self.has_originals = bool(left)
+        for staging in self._staging.values() if not left else ():
+            staging.forget_copies()
         return left
 
     def close(self) -> None:
