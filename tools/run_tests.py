@@ -55,6 +55,7 @@ SYSTEM_TOOLS = {
     "fuse-overlayfs": ("fuse-overlayfs", "capturing by FUSE"),
     "fusermount3": ("fuse3", "capturing by FUSE, as an ordinary user"),
     "git": ("git", "repositories"),
+    "mkfs.btrfs": ("btrfs-progs", "subvolumes in a project"),
     "newgidmap": ("uidmap", "files of another group, by the kernel's overlay"),
     "openssl": ("openssl", "signed packages"),
     "pgrep": ("procps", "that no process is left"),

@@ -1,10 +1,12 @@
 """Another file system mounted inside a project."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
 
+from conftest import need
 from fumehood import BadRequest, Sandbox
 
 pytestmark = pytest.mark.namespaces
@@ -85,3 +87,57 @@ def test_what_lies_below_a_mount_and_was_changed_since_goes_only_by_force(projec
         sandbox.undo(run)
     assert (project / "file").read_text() == "mine\n"
     assert not (project / "beside").exists()
+
+
+@pytest.fixture
+def on_btrfs(test_directory):
+    """A project on a btrfs, with a subvolume in it."""
+    image, place = test_directory / "image", test_directory / "btrfs"
+    place.mkdir()
+    with image.open("wb") as file:
+        file.truncate(128 << 20)
+    subprocess.run(["mkfs.btrfs", "-q", image], check=True)
+    mounted = subprocess.run(["mount", "-o", "loop", image, place], check=False, capture_output=True, text=True)
+    need(mounted.returncode == 0, f"no btrfs can be mounted here: {mounted.stderr}")
+    project = place / "project"
+    project.mkdir()
+    subprocess.run(["btrfs", "-q", "subvolume", "create", project / "sub"], check=True)
+    yield project
+    subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that the host sees")
+@pytest.mark.skipif(shutil.which("mkfs.btrfs") is None, reason="there is no mkfs.btrfs")
+@pytest.mark.parametrize("records", ["on it too", "elsewhere"])
+def test_what_is_written_into_a_subvolume_is_told_and_the_rest_is_applied(home, on_btrfs, records, monkeypatch):
+    if records == "on it too":
+        monkeypatch.setenv("XDG_STATE_HOME", str(on_btrfs.parent / "state"))
+    (on_btrfs / "sub/there").write_text("old\n")
+    (on_btrfs / "file").write_text("old\n")
+    with Sandbox(on_btrfs) as sandbox:
+        run = sandbox.run("cat sub/there; mkdir -p sub/a/b; echo x > sub/a/b/c; echo new > sub/there; echo new > file")
+        verdicts = {change.path: change.verdict for change in run.changes}
+        reasons = {change.reason for change in run.changes if change.verdict == "unsupported"}
+        assert run.stdout == "old\n"
+        assert verdicts == {
+            "file": "applied", "sub/a": "unsupported", "sub/a/b": "unsupported", "sub/a/b/c": "unsupported",
+            "sub/there": "unsupported",
+        }  # fmt: skip
+        assert reasons == {"nothing can be moved into the subvolume sub"}
+        assert (on_btrfs / "file").read_text() == "new\n"
+        gone = sandbox.run("rm -r sub; echo more >> file")
+        assert {change.path: change.verdict for change in gone.changes}["file"] == "applied"
+        sandbox.undo(gone)
+        sandbox.undo(run)
+    assert [(on_btrfs / name).read_text() for name in ("file", "sub/there")] == ["old\n", "old\n"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that the host sees")
+@pytest.mark.skipif(shutil.which("mkfs.btrfs") is None, reason="there is no mkfs.btrfs")
+def test_on_btrfs_a_link_to_another_file_system_is_no_subvolume(home, on_btrfs, test_directory):
+    (test_directory / "elsewhere/sub").mkdir(parents=True)
+    (on_btrfs / "link").symlink_to(test_directory / "elsewhere")
+    with Sandbox(on_btrfs) as sandbox:
+        run = sandbox.run("rm link; mkdir -p link/sub; echo new > link/sub/file")
+        assert {change.verdict for change in run.changes} == {"applied"}
+    assert (on_btrfs / "link/sub/file").read_text() == "new\n"

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.concern import Concern
 
+SUBVOLUME = "nothing can be moved into the subvolume "
 MOUNTED_AT = "another file system is mounted at "  # the reason begins so; once it is gone, the change can be applied
 
 
@@ -21,21 +22,24 @@ def judge(
     apart: Collection[tuple[int, str]] = (),
     waiting: Waiting | None = None,
     roots: Sequence[str] = (),
+    subvolumes: Collection[tuple[int, str]] = (),
 ) -> None:
     """Give every change its verdict and, where it is not `applied`, the reason in words.
 
     `concerns` tell, by place in the list, which changes the host would act on by itself, and which run when a
     person builds: those are held, these are applied and flagged. `apart` are other file systems mounted inside
-    a root, by its number and their path: nothing can be swapped into those. `waiting` is what earlier runs held:
-    what was built on that waits with it. The names of the `roots` tell a repository whose directory is one of them.
+    a root, by its number and their path: nothing can be swapped into those, nor into `subvolumes`. `waiting` is what
+    earlier runs held: what was built on that waits with it. The names of the `roots` tell a repository whose directory
+    is one of them.
     """
     concerns = concerns or {}
     for place, change in enumerate(changes):
         concern = concerns.get(place)
         change.verdict, change.reason = _verdict(change, mode, concern)
-        for root, path in apart:
-            if change.root == root and f"{change.path}/".startswith(f"{path}/"):
-                change.verdict, change.reason = c.UNSUPPORTED, f"{MOUNTED_AT}{path}"
+        for why, places in ((SUBVOLUME, subvolumes), (MOUNTED_AT, apart)):
+            for root, path in places:
+                if change.root == root and f"{change.path}/".startswith(f"{path}/"):
+                    change.verdict, change.reason = c.UNSUPPORTED, f"{why}{path}"
         if concern is not None:
             change.flags = (*change.flags, concern.flag)
     if waiting is not None:

@@ -6,8 +6,10 @@ import _socket
 import errno
 import os
 import select
+import stat
 import sys
 
+from fumehood.core.changes import above
 from fumehood.core.value import Value
 from fumehood.linux import libc
 from fumehood.linux.libc import Closing, Descriptors
@@ -15,7 +17,7 @@ from fumehood.linux.libc import Closing, Descriptors
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 def enter_namespaces(*, privileged: bool, network: bool = False, groups: tuple[int, ...] = ()) -> None:
@@ -169,6 +171,33 @@ def mounts_below(roots: Sequence[str]) -> list[tuple[int, str]]:
     return [
         (number, os.path.relpath(mount, root)) for number, root in enumerate(roots) for mount in mounts_inside(root)
     ]
+
+
+def devices_below(roots: Sequence[str], paths: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Return where another device than that of their root begins, among some paths and what lies above them.
+
+    A subvolume of btrfs has one of its own and is in no table of mounts; nothing can be renamed into it.
+    """
+    if all(kind != "btrfs" for _, kind in mount_table()):
+        return []
+    devices = [os.lstat(root).st_dev for root in roots]
+    apart: dict[tuple[int, str], bool | None] = {}
+    for number, path in paths:
+        for each in (*reversed([*above(path)]), path):
+            if (number, each) not in apart:
+                apart[number, each] = _is_apart(f"{roots[number]}/{each}", devices[number])
+            if apart[number, each] is not False:
+                break
+    return [place for place, is_apart in apart.items() if is_apart]
+
+
+def _is_apart(path: str, device: int) -> bool | None:
+    """Tell whether a path is on another device; None where it is no directory, so that nothing lies in it."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    return True if status.st_dev != device else False if stat.S_ISDIR(status.st_mode) else None
 
 
 class _MountTable:

@@ -48,7 +48,7 @@ from fumehood.linux.capture import (
 from fumehood.linux.git_includes import links_and_end
 from fumehood.linux.home_links import protect_home
 from fumehood.linux.libc import Closing, Descriptors
-from fumehood.linux.namespaces import Layer, mounts_below
+from fumehood.linux.namespaces import Layer, devices_below, mounts_below
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
 from fumehood.linux.ways_in import (
     SYSTEM_PROGRAMS,
@@ -104,7 +104,8 @@ def judge_all(
 ) -> None:  # fmt: skip
     """Judge what a run changed, by what it would bring about and by what is mounted now."""
     acted_on = concerns(run.changed, run.roots, [layer.upper for layer in layers], rules, elsewhere=elsewhere)
-    judge(run.changed, mode, acted_on, mounts_below(run.roots), waiting, run.roots)
+    subvolumes = devices_below(run.roots, ((change.root, change.path) for change in run.changed))
+    judge(run.changed, mode, acted_on, mounts_below(run.roots), waiting, run.roots, subvolumes)
 
 
 # ---- What the host would act on by itself.
