@@ -13,6 +13,7 @@ import pytest
 
 from fumehood.errors import plain_error
 from fumehood.store.database import MIGRATIONS
+from fumehood.store.places import state_directory
 from snapshots import snapshot
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -88,6 +89,13 @@ def test_a_home_that_is_not_absolute_is_refused_and_nothing_is_made_there(
     error, hint = refused(cli(*command, env={"HOME": "relative", **places}))
     assert (error, hint) == ("HOME is 'relative', which is not an absolute path", "export HOME=/path/of/your/home")
     assert list(project.iterdir()) == []
+
+
+def test_a_home_that_is_the_root_of_all_has_our_directories_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Daemons and containers often have that one; a path that began with two slashes was not recognised by others."""
+    monkeypatch.setenv("HOME", "/")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert state_directory() == "/.local/state/fumehood"
 
 
 @pytest.mark.parametrize("command", ["show", "undo"])

@@ -134,7 +134,7 @@ def state_directory() -> str:
 def _base(variables: Mapping[str, str], variable: str, default: str) -> str:
     value = variables.get(variable, "")
     # The standard says to ignore a relative path.
-    return f"{value if value.startswith('/') else f'{home()}/{default}'}/fumehood"
+    return f"{value if value.startswith('/') else os.path.join(home(), default)}/fumehood"
 
 
 def make_private(directory: str) -> None:
