@@ -89,6 +89,16 @@ def test_what_lies_below_a_mount_and_was_changed_since_goes_only_by_force(projec
     assert not (project / "beside").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that the host sees")
+def test_where_the_project_is_read_only_the_reason_names_it_and_no_name_of_ours(project, home):
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", project], check=True)
+    try:
+        with Sandbox(project) as sandbox:
+            assert sandbox.run("echo x > new").reason == "nothing was applied: Read-only file system: the project"
+    finally:
+        subprocess.run(["umount", project], check=True)
+
+
 @pytest.fixture
 def on_btrfs(test_directory):
     """A project on a btrfs, with a subvolume in it."""

@@ -272,8 +272,8 @@ def _swapped(
 
 
 def _shown(error: OSError) -> str:
-    name = error.filename
-    return printable(os.fsdecode(name)) if isinstance(name, str | bytes) else "the project"
+    name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    return "the project" if not name or name.startswith(".fumehood-") else printable(name)
 
 
 def mark_conflict(change: c.Change, changes: Sequence[c.Change], reason: str = CHANGED_SINCE) -> None:
