@@ -168,3 +168,10 @@ def test_tool_names_its_formats(cli):
     done = cli("tool", "--format", "soap")
     assert done.returncode == 125
     assert "openai" in done.stderr
+
+
+def test_doctor_tells_of_the_way_of_capturing_that_is_asked_for(cli, configure):
+    configure('capture = "copy"')
+    seen = json.loads(cli("doctor", "--json").stdout)
+    assert (seen["capture"], seen["why"]) == ("copy", "the configuration asks for it")
+    assert "capture     copy: a copy of every root" in cli("doctor").stdout

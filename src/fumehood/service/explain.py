@@ -266,16 +266,25 @@ def _of_relative(path: str, masked: list[str]) -> tuple[str, str]:
 # ---- A thorough look at this machine, at our own records and at the project at hand: what works, what is missing.
 
 class Examination(Value):
-    """What was seen."""
+    """What was seen; `wanted` is the way of capturing that the configuration asks for."""
 
     host: Host
     abilities: tuple[Ability, ...]
+    wanted: str = ""
+
+    @property
+    def capture(self) -> str:
+        """The way of capturing that is in force."""
+        return "" if self.host.why_bare else self.wanted or self.host.captures[0]
 
     @property
     def why_this_capture(self) -> str:
         """Say why this way of capturing is in force: what the better ones lack."""
         if self.host.why_bare:
             return self.host.why_bare
+        if self.wanted:
+            refusal = self.host.refusal(self.wanted)
+            return f"the configuration asks for it{refusal and f', but it does not work here: {refusal}'}"
         better = probe.CAPTURES[: probe.CAPTURES.index(self.host.captures[0])]
         lacking = [f"{capturing.LABELS[name]} does not work here: {self.host.refusal(name)}" for name in better]
         return "; ".join(lacking) or "it is the best way there is"
@@ -284,7 +293,7 @@ class Examination(Value):
         """Return it as `fumehood doctor --json` prints it."""
         return {
             "sandbox": not self.host.why_bare,
-            "capture": self.host.captures[0] if self.host.captures else "",
+            "capture": self.capture,
             "why": self.why_this_capture,
             "bwrap": self.host.bwrap.fields() if self.host.bwrap else None,
             "in_force": {name: each.works for name, each in doctor.in_force(self.host).items()},
@@ -314,7 +323,7 @@ def examined(store: Store, project: Project | None = None) -> Examination:
     if project is not None and not host.why_bare:
         strangers = failed_on(store.places, project)
         abilities.append(doctor.examine_roots(host, policy.capture, project.roots, strangers))
-    return Examination(host=host, abilities=tuple(abilities))
+    return Examination(host=host, abilities=tuple(abilities), wanted=policy.capture)
 
 
 def _policy(store: Store, project: Project | None) -> Policy:

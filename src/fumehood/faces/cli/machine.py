@@ -342,7 +342,7 @@ def _summary(examination: Examination, paint: Paint) -> list[str]:
     return [
         paint("Commands can be sandboxed on this machine.", "bold"),
         f"  bubblewrap  {version}, {host.bwrap.path} ({host.bwrap.origin})",
-        f"  capture     {host.captures[0]}: {_CAPTURES[host.captures[0]]}",
+        f"  capture     {examination.capture}: {_CAPTURES[examination.capture]}",
         f"  why         {examination.why_this_capture}",
         f"  in force    {', '.join(in_force)}",
     ]
