@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fumehood import FumehoodError, UndoRefused
+from fumehood import BadRequest, FumehoodError, UndoRefused
 from fumehood.service.files import catch_up
 from fumehood.service.restore import restore
+from fumehood.store.history import SETTLING
 from snapshots import snapshot
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -156,3 +157,28 @@ def test_an_altered_backup_stays_so_when_its_records_are_made_once_more(sandbox,
     catch_up(store, known.id)
     with pytest.raises(UndoRefused, match="the backup of a is damaged: it holds something else"):
         sandbox.undo(run)
+
+
+def test_what_was_held_and_removed_by_somebody_is_refused_and_stands_in_nobodys_way(sandbox, project, store):
+    (project / "a").write_text("old\n")
+    applied = sandbox.run("echo new > a")
+    held = sandbox.run("echo held > a; echo held > b", apply="hold")
+    shutil.rmtree(store.places.run(held.run))
+    with pytest.raises(BadRequest, match="what run 2 wrote is no longer kept") as refusal:
+        sandbox.apply(held)
+    assert refusal.value.hint == "fumehood discard 2"
+    assert (project / "a").read_text() == "new\n"
+    sandbox.undo(applied)
+    assert (project / "a").read_text() == "old\n"
+    assert sandbox.discard(held).state == "discarded"
+
+
+def test_a_run_that_was_being_held_when_its_directory_went_does_not_stop_the_others(sandbox, project, store):
+    (project / "a").write_text("old\n")
+    applied = sandbox.run("echo new > a")
+    held = sandbox.run("echo held > b", apply="hold")
+    store.history.state(held.run, SETTLING, "")
+    shutil.rmtree(store.places.run(held.run))
+    sandbox.undo(applied)
+    assert (project / "a").read_text() == "old\n"
+    assert sandbox.discard(held).state == "discarded"

@@ -186,6 +186,8 @@ def _waiting(
         is_gone = run.state == "undone" and any(change.verdict in c.WAITING for change in run.changed)
         hint = f"fumehood {'redo' if is_gone else 'show'} {run.name}"
         raise BadRequest(f"run {run.name} holds nothing: it is {run.state}", hint=hint)
+    if forth and not os.path.isdir(store.places.run(run.run)):
+        raise BadRequest(f"what run {run.name} wrote is no longer kept", hint=f"fumehood discard {run.name}")
     return run, meant(run, paths, here=here, forth=forth)
 
 

@@ -123,8 +123,8 @@ def set_apart(store: Store, run: Run) -> None:
     """Move what waits out of the layer into the tree that later commands see; may be repeated."""
     give_back(store.places.modes)
     for number, mine, waits, upper, held in _by_root(store, run):
-        if not waits:
-            continue
+        if not waits or not os.path.isdir(store.places.run(run.run)):
+            continue  # nothing waits, or somebody has removed it
         if len(waits) == len(mine) and not os.path.isdir(held):
             os.rename(upper, held)
         for part in (upper, held):
