@@ -13,7 +13,7 @@ from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
 from fumehood.linux import confine, libc, probe, warden
 from fumehood.linux.capture import COPY, KERNEL, LABELS, choose, everywhere, group_name, is_carried, user_name
-from fumehood.linux.namespaces import mount_table
+from fumehood.linux.namespaces import file_system
 from fumehood.linux.probe import CLONE, FIX, LIMIT, RESTRICTED, Host, as_root, barrier, install, setting
 from fumehood.linux.survey import fault_of
 
@@ -167,7 +167,7 @@ def _kernel_overlay(machine: Host, state_dir: str) -> Ability:
     name = "overlay by the kernel"
     if "kernel" in machine.captures:
         how = "mounted as root" if machine.privileged else "mounted in a user namespace"
-        return Ability(name=name, works=True, detail=f"{how}, layers on {_file_system(state_dir)}")
+        return Ability(name=name, works=True, detail=f"{how}, layers on {file_system(state_dir)}")
     refused = machine.refusal("kernel") or probe.try_kernel_overlay(state_dir, False)
     if not refused:
         return Ability(name=name, works=True, detail="but there is no bubblewrap to use it with")
@@ -184,20 +184,13 @@ def _overlay_barrier(refused: str, machine: Host, state_dir: str) -> tuple[str, 
         return "the kernel has no overlay file system loaded", as_root("modprobe overlay")
     if refused.startswith("making namespaces") or setting(RESTRICTED) == "1":
         return barrier(refused, machine)
-    kind = _file_system(state_dir)
+    kind = file_system(state_dir)
     if refused.startswith("mounting") and kind.startswith(_NO_LAYERS):
         reason = f"{state_dir} is on {kind}, which can't hold layers ({refused})"
         if machine.container in ("docker", "podman"):
             return reason, f"{machine.container} run -v fumehood:{shlex.quote(state_dir)} …"
         return reason, "export XDG_STATE_HOME=/a/directory/on/ext4/xfs/or/btrfs"
     return "", ""
-
-
-def _file_system(path: str) -> str:
-    """Name the type of the file system that holds a directory."""
-    real = os.fsencode(os.path.realpath(path)) + b"/"
-    around = [(len(point), kind) for point, kind in mount_table() if real.startswith(point.rstrip(b"/") + b"/")]
-    return max(reversed(around), key=lambda each: each[0], default=(0, "an unknown file system"))[1]
 
 
 def _own_overlay(machine: Host) -> Ability:

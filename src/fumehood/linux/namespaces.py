@@ -173,6 +173,13 @@ def mounts_below(roots: Sequence[str]) -> list[tuple[int, str]]:
     ]
 
 
+def file_system(path: str) -> str:
+    """Name the type of the file system that holds a directory."""
+    real = os.fsencode(os.path.realpath(path)) + b"/"
+    around = [(len(point), kind) for point, kind in mount_table() if real.startswith(point.rstrip(b"/") + b"/")]
+    return max(reversed(around), key=lambda each: each[0], default=(0, "an unknown file system"))[1]
+
+
 def devices_below(roots: Sequence[str], paths: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
     """Return where another device than that of their root begins, among some paths and what lies above them.
 

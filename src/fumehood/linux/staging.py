@@ -18,6 +18,7 @@ from fumehood.linux.nofollow import (
     PATH_ONLY,
     Loosened,
     Parents,
+    is_whiteout,
     look,
     make_parents,
     open_below,
@@ -143,6 +144,8 @@ class Staging:
                 opened = None
                 for step in steps:
                     if step.act in _HOMECOMING and step.change.verdict == c.APPLIED:
+                        if step.parent != opened or step.act == RMDIR:
+                            _make_way(layer, target, step.change.path if step.act == RMDIR else step.parent)
                         if step.parent != opened:
                             source.loosen(step.parent)
                             target.loosen(step.parent)
@@ -173,6 +176,19 @@ def _bring(step: Step, source: int, target: int, links: Links) -> None:
     elif look(source, step.name) is not None:
         os.mkdir(step.name, 0o700, dir_fd=target)
         copy_directory(source, target, step.name)
+
+
+def _make_way(layer: int, opened: Loosened, path: str) -> None:
+    """Remove the mark of a deleted directory, or of one above it, whose parts come home one by one."""
+    for each in (*reversed([*c.above(path)]), path):
+        parent, name = split(each)
+        with Closing(open_below(layer, parent)) as directory:
+            status = look(directory, name) if name else None
+            if status is not None and is_whiteout(status):
+                opened.loosen(parent)
+                os.unlink(name, dir_fd=directory)
+            if status is None or is_whiteout(status):
+                return
 
 
 def _move_home(here: int, there: int, step: Step) -> None:

@@ -17,6 +17,7 @@ from fumehood.linux import nofollow
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import leave_theirs, refs_of, repositories_of
 from fumehood.linux.libc import Closing, Descriptors
+from fumehood.linux.namespaces import file_system
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
 from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
@@ -61,7 +62,7 @@ def take_over(
     swap asks for its own; where one is in doubt, all is taken back, and done again once all files were asked for.
     """
     conflicts = _wait_together(changes, roots, on_conflict)
-    note, steps = journal or _unrecorded, plan(changes, staying)
+    note, steps = journal or _unrecorded, planned(changes, roots, staying)
     between = Between(roots, uppers, run)
     done: list[tuple[Sides, Step]] = []
     try:
@@ -105,6 +106,18 @@ def take_over(
             changes, roots, uppers, run, staying=staying, or_nothing=or_nothing, journal=journal,
             on_conflict=on_conflict, even_open=even_open, swaps_ask=swaps_ask,
         )  # fmt: skip
+
+
+def planned(
+    changes: Sequence[c.Change], roots: Sequence[str], staying: frozenset[tuple[int, str]] = frozenset()
+) -> list[Step]:
+    """Return the steps of an apply; the same ones for whoever takes it back after a death.
+
+    A directory on an overlay, as in a container, can't be renamed if it was in the image: it goes piece by piece.
+    """
+    overlays = {number for number, root in enumerate(roots) if file_system(root) == "overlay"}
+    deleted = (change for change in changes if change.root in overlays and change.change == c.DELETED)
+    return plan(changes, staying | {(each.root, each.path) for each in deleted if each.kind == c.DIRECTORY})
 
 
 def _settle(between: Between, steps: Sequence[Step], changes: Sequence[c.Change], roots: Sequence[str]) -> None:
@@ -333,7 +346,7 @@ class Between:
     def _open(self, number: int) -> tuple[int, int]:
         self._descriptors += map(open_top, (self._uppers[number], self._roots[number]))
         layer, live = self._descriptors[-2:]
-        if not can_rename(layer, live):
+        if not can_rename(layer, live) or file_system(self._roots[number]) == "overlay":
             self._staging[number] = Staging(self._uppers[number], live, self._run)
         return layer, live
 

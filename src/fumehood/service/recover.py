@@ -12,7 +12,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import MKDIR, WAITING, plan, staying
+from fumehood.core.changes import MKDIR, WAITING, staying
 from fumehood.core.judge import judge
 from fumehood.core.network import HOSTS
 from fumehood.core.report import printable
@@ -26,7 +26,7 @@ from fumehood.linux.process import is_gone
 from fumehood.linux.staging import APART, HOME, SETTLED
 from fumehood.linux.steps import NO_WAY, Changed, give_back
 from fumehood.service import layers as layering
-from fumehood.service.apply import Between
+from fumehood.service.apply import Between, planned
 from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
 from fumehood.service.held import bring_back, set_apart, throw_away
 from fumehood.service.projects import remove_left
@@ -226,7 +226,7 @@ def _mend(store: Store, name: str) -> None:
 
 def _steps(store: Store, run: Run) -> list[Step]:
     stays = staying(store.history.find(run.layer).changed) if run.act == "undo" else frozenset()
-    return plan(run.changed, stays)
+    return planned(run.changed, run.roots, stays)
 
 
 def _take_back(store: Store, run: Run) -> None:
