@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 
-from conftest import need
 from fumehood import BadRequest, Sandbox
 
 pytestmark = pytest.mark.namespaces
@@ -108,7 +107,8 @@ def on_btrfs(test_directory):
         file.truncate(128 << 20)
     subprocess.run(["mkfs.btrfs", "-q", image], check=True)
     mounted = subprocess.run(["mount", "-o", "loop", image, place], check=False, capture_output=True, text=True)
-    need(mounted.returncode == 0, f"no btrfs can be mounted here: {mounted.stderr}")
+    if mounted.returncode:
+        pytest.skip(f"this kernel mounts no btrfs: {mounted.stderr}")
     project = place / "project"
     project.mkdir()
     subprocess.run(["btrfs", "-q", "subvolume", "create", project / "sub"], check=True)

@@ -7,30 +7,91 @@ import sys
 import pytest
 
 from fumehood import Sandbox
+from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
 
-# Modes are not kept there either.
-REFUSED = [
-    "strace", "-f", "-o", "/dev/null", "--trace=/renameat2|chmod", "--inject=renameat2:error=EINVAL",
-    "--inject=/chmod:retval=0",
-]  # fmt: skip
-APPLY = "import sys; from fumehood import Sandbox; Sandbox(sys.argv[1]).apply('last')"
+REFUSED = ["strace", "-f", "-o", "/dev/null", "--trace=/rename|linkat|unlinkat", "--inject=renameat2:error=EINVAL"]
+NO_LINKS = "--inject=linkat:error=EPERM"  # vfat, SMB
+DO = "import sys; from fumehood import Sandbox; getattr(Sandbox(sys.argv[1]), sys.argv[2])('last')"
+COMMAND = """
+echo new > a; ln -sf elsewhere link; rm gone; rm -r tree; mkdir -p d/e; echo new > d/e/f; echo new > added
+rm file; mkdir file; echo in > file/it; rm -r dir; echo now > dir; chmod 600 mode
+"""
 
 
-def test_nothing_is_applied_and_nothing_is_left_in_the_project(home, other_filesystem):
-    project = other_filesystem / "project"
-    project.mkdir()
-    (project / "a").write_text("old\n")
+@pytest.fixture(params=["one file system", "two file systems"])
+def project(request, test_directory, home):
+    """A project with something of every kind; its records are on the same file system, or on another."""
+    if request.param == "two file systems":
+        test_directory = request.getfixturevalue("other_filesystem")
+    project = test_directory / "work"
+    for name in ("tree/in", "dir/in"):
+        (project / name).mkdir(parents=True)
+    for name in ("a", "gone", "file", "mode", "tree/in/x", "dir/y"):
+        (project / name).write_text("old\n")
+    (project / "link").symlink_to("a")
+    return project
+
+
+def do(project, act, *more):
+    line = [*REFUSED, *more, sys.executable, "-P", "-c", DO, project, act]
+    return subprocess.run(line, check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("more", [[], [NO_LINKS]], ids=["links", "no links"])
+def test_all_is_applied_and_taken_back(project, more):
+    before = snapshot(project)
     with Sandbox(project) as sandbox:
-        run = sandbox.run("mkdir -p d/e/f; echo new > d/e/f/g; echo new > a", apply="hold")
-    tried = subprocess.run(
-        [*REFUSED, sys.executable, "-P", "-c", APPLY, project], check=False, capture_output=True, text=True
-    )
-    assert "nothing was applied: the file system can't swap two files: a" in tried.stderr
-    assert os.listdir(project) == ["a"]
+        run = sandbox.run(COMMAND, apply="hold")
+    assert do(project, "apply", *more).stderr == ""
     with Sandbox(project) as sandbox:
-        assert "+new" in sandbox.diff(run)
-        assert [each.state for each in sandbox.history()] == ["held"]
-        assert sandbox.apply(run).state == "applied"
-    assert (project / "d/e/f/g").read_text() == "new\n"
+        assert {change.verdict for change in sandbox.find(run.run).changes} == {"applied"}
+    after = snapshot(project)
+    names = {"a", "added", "d", "dir", "file", "link", "mode"}
+    assert set(os.listdir(project)) == names
+    assert (project / "a").read_text() == (project / "d/e/f").read_text() == "new\n"
+    assert (project / "dir").read_text() == "now\n"
+    assert do(project, "undo", *more).stderr == ""
+    assert snapshot(project) == before
+    assert do(project, "redo", *more).stderr == ""
+    assert snapshot(project) == after
+
+
+def test_what_a_person_has_changed_is_a_conflict(project):
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(COMMAND, apply="hold")
+    (project / "a").write_text("mine\n")
+    (project / "added").write_text("mine\n")
+    assert do(project, "apply").returncode == 0
+    with Sandbox(project) as sandbox:
+        verdicts = {change.path: change.verdict for change in sandbox.find(run.run).changes}
+    assert [verdicts[name] for name in ("a", "added", "link")] == ["conflict", "conflict", "applied"]
+    assert (project / "a").read_text() == (project / "added").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("more", [[], [NO_LINKS]], ids=["links", "no links"])
+@pytest.mark.parametrize("act", ["apply", "undo"])
+@pytest.mark.parametrize(
+    "numbers", [range(2, 40, 13), pytest.param(range(1, 40), marks=pytest.mark.long)], ids=["some", "all"]
+)
+def test_killed_at_any_piece_the_project_is_before_or_after(project, act, more, numbers):
+    old = snapshot(project)
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(COMMAND, apply="hold")
+        if act == "undo":
+            sandbox.apply(run)
+    begun = snapshot(project)
+    for call, number in [(call, number) for call in ("renameat", "linkat", "unlinkat") for number in numbers]:
+        done = do(project, act, *more, f"--inject={call}:signal=KILL:when={number}")
+        with Sandbox(project) as sandbox:
+            run = sandbox.find(run.run)
+            is_done = run.state == ("undone" if act == "undo" else "applied")
+            if is_done:
+                sandbox.undo(run) if act == "apply" else sandbox.redo(run)
+                assert snapshot(project) == begun
+                if act == "apply":
+                    run = sandbox.run(COMMAND, apply="hold")
+            else:
+                assert snapshot(project) == begun, (call, number, done)
+    assert begun == old or act == "undo"

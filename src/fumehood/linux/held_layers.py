@@ -10,7 +10,7 @@ from itertools import islice
 
 from fumehood.core import changes as c
 from fumehood.core.judge import objects_of
-from fumehood.linux import libc
+from fumehood.linux import renames
 from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill, is_linked
 from fumehood.linux.layer import IN_PLACE, Stack, attributes, is_opaque, set_opaque, whiteout
 from fumehood.linux.libc import Closing
@@ -127,9 +127,8 @@ def _merge(source: int, target: int, name: str) -> None:
     """Move what lies in a directory into another that has some of the run's originals; may be repeated."""
     with Closing(open_below(source, name)) as one, Closing(open_below(target, name)) as other:
         for child in entries(one):
-            raw = os.fsencode(child)
             try:
-                libc.renameat2(one, raw, other, raw, libc.RENAME_NOREPLACE)
+                renames.move(one, other, child)
             except FileExistsError:
                 _merge(one, other, child)
     os.rmdir(name, dir_fd=source)

@@ -68,7 +68,7 @@ class HostViews:
         return view
 
 
-def _mounts_in_sight(sight: Sight) -> list[tuple[bytes, bytes]]:
+def _mounts_in_sight(sight: Sight) -> list[tuple[bytes, str]]:
     """Return those mounts on which it may depend how the host is shown: others come and go with every container."""
     hidden = frozenset((*sight.hidden, *UNSEEN, *(path for path, _ in SYSTEM)))
     return [(point, kind) for point, kind in mount_table() if innermost(os.fsdecode(point), hidden) is None]

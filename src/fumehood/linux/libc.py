@@ -27,7 +27,6 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x8000000, 0x1
 MS_PRIVATE, MS_REC, MS_BIND, MS_REMOUNT, MNT_DETACH = 1 << 18, 0x4000, 0x1000, 32, 2
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME, MS_NODIRATIME, MS_RELATIME = 1, 2, 4, 8, 1024, 2048, 1 << 21
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
-NO_SWAP = "the file system can't swap two files"  # those of networks and shared folders often can't
 NO_MOVE = "the file system can't move it"  # a directory of a container's image, for example
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 2, 4, 8, 16
@@ -114,7 +113,7 @@ def renameat2(old_dir: int, old: bytes, new_dir: int, new: bytes, flags: int) ->
     """Rename between two directories: exchange the two, or refuse to replace."""
     if _libc.renameat2(old_dir, old, new_dir, new, flags):
         number = _ctypes.get_errno()
-        reason = {errno.EINVAL: NO_SWAP, errno.EXDEV: NO_MOVE}.get(number, os.strerror(number))
+        reason = NO_MOVE if number == errno.EXDEV else os.strerror(number)
         raise OSError(number, reason, old, None, new)
 
 

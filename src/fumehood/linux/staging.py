@@ -11,7 +11,7 @@ from fumehood.core import changes as c
 from fumehood.core.changes import MKDIR, PUT, RMDIR, SWAP, TAKE
 from fumehood.core.judge import JOURNALS, database
 from fumehood.core.report import printable
-from fumehood.linux import libc
+from fumehood.linux import libc, renames
 from fumehood.linux.copying import Links, copy_directory, copy_entry, copy_file, copy_tree
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
@@ -201,8 +201,7 @@ def _move_home(here: int, there: int, step: Step) -> None:
         if stat.S_ISDIR(came_out.st_mode) and not came_out.st_mode & 0o200:
             # One that is read-only can't be moved: its own `..` is written.
             os.chmod(name, 0o700, dir_fd=here)
-        raw = os.fsencode(name)
-        libc.renameat2(here, raw, there, raw, libc.RENAME_NOREPLACE)
+        renames.move(here, there, name)
     if before is not None and before.kind == c.DIRECTORY:
         os.chmod(name, before.mode, dir_fd=there)
 

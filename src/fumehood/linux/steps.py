@@ -8,7 +8,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE
-from fumehood.linux import libc
+from fumehood.linux import libc, renames
 from fumehood.linux.copying import copy_directory
 from fumehood.linux.layer import ORIGIN, remove_attributes, unmark, whiteout
 from fumehood.linux.libc import Closing
@@ -282,12 +282,11 @@ def _exchange_back(sides: Sides, step: Step) -> bool:
 
 def _exchange(layer: int, live: int, name: str, one: c.Stamp, other: c.Stamp) -> None:
     """Swap an entry of the layer (`one`) with the live one (`other`), whatever their kinds."""
-    raw = os.fsencode(name)
     if c.DIRECTORY not in (one.kind, other.kind):
-        libc.renameat2(layer, raw, live, raw, libc.RENAME_EXCHANGE)
+        renames.exchange(layer, live, name)
         return
     with opened_up(layer, name, live), opened_up(live, name, layer):
-        libc.renameat2(layer, raw, live, raw, libc.RENAME_EXCHANGE)
+        renames.exchange(layer, live, name)
 
 
 def _put(sides: Sides, step: Step) -> None:
@@ -434,12 +433,11 @@ _UNDO = {
 
 def move(source: int, target: int, name: str, stamp: c.Stamp) -> None:
     """Rename an entry from one side to the other, refusing to replace anything."""
-    raw = os.fsencode(name)
     if stamp.kind != c.DIRECTORY:
-        libc.renameat2(source, raw, target, raw, libc.RENAME_NOREPLACE)
+        renames.move(source, target, name)
         return
     with opened_up(source, name, target):
-        libc.renameat2(source, raw, target, raw, libc.RENAME_NOREPLACE)
+        renames.move(source, target, name)
 
 
 def _chmod(directory: int, name: str, mode: int) -> None:
@@ -464,8 +462,22 @@ def was_done(sides: Sides, step: Step) -> bool:
     """Tell whether a step was done: a rename keeps the inode, so that tells on which side a version is."""
     if step.change.path == ".":
         return _ACTS[step.act](step.change, None, look(sides.live.top, "."))
+    if step.act in (SWAP, PUT, TAKE):
+        _settle(sides, step)
     slot, live = _at(sides.layer, step), _at(sides.live, step)
     return _ACTS[step.act](step.change, slot, live)
+
+
+def _settle(sides: Sides, step: Step) -> None:
+    """Bring a version that was on its way, where that takes several steps, to one side."""
+    change = step.change
+    try:
+        layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
+    except OSError as error:
+        if error.errno not in NO_WAY:
+            raise
+        return
+    renames.settle(layer, live, step.name, lambda status: _is(change.before, status) or _is(change.after, status))
 
 
 def _at(parents: Parents, step: Step) -> os.stat_result | None:
