@@ -318,6 +318,19 @@ def test_a_listener_that_fails_before_anything_was_written_leaves_nothing(sandbo
     assert os.listdir(home / ".local/state/fumehood/runs") == []
 
 
+@sandboxed
+def test_a_listener_that_fails_leaves_no_descriptor_open(sandbox):
+    def fails():
+        with pytest.raises(ZeroDivisionError):
+            sandbox.run("echo ready; sleep 60", on_output=lambda _stream, _text: 1 // 0)
+        gc.collect()
+
+    fails()
+    before = descriptors()
+    fails()
+    assert nothing_more_is_open(before)
+
+
 # --- it ends, and everything with it ---
 
 

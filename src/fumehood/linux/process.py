@@ -233,6 +233,8 @@ class Attendance:
         while self._exit is None:
             self._turn()
         self._drain_outputs()
+        if self._exit.home >= 0:
+            os.close(self._exit.home)  # nobody looks at what was left there
 
     def _turn(self) -> None:
         """Wait for something to happen and see to it."""
