@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import pytest
 import fumehood
 from fumehood import BadRequest, FumehoodError, LaunchFailed, Policy, Refused, Sandbox
 from fumehood.linux import launcher
+from fumehood.linux.streams import Feed
 from patience import LONG_S, eventually, with_enough_time
 from processes import LONG, left_over, processes
 
@@ -119,6 +121,19 @@ def test_a_long_input_is_fed_as_it_is_read(sandbox, project):
     run = sandbox.run("cat > got", stdin=given)
     assert (project / "got").read_bytes() == given
     assert run.exit_code == 0
+
+
+def test_what_is_left_of_an_input_is_not_copied_with_each_piece():
+    reading, writing = os.pipe()
+    feed = Feed(writing, bytes(32 << 20))
+    tracemalloc.start()
+    try:
+        assert feed.advance()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+        feed.close()
+        os.close(reading)
 
 
 @sandboxed

@@ -312,7 +312,7 @@ class Feed:
     def __init__(self, sink: int, data: bytes = b"", *, source: int = -1) -> None:
         os.set_blocking(sink, False)
         self._sink = sink
-        self._data = data
+        self._data = memoryview(data)  # so that what is left is never copied
         self._source = source
 
     @property
@@ -325,7 +325,7 @@ class Feed:
     def advance(self) -> bool:
         """Carry one piece; return False if there is no more."""
         if not self._data and self._source >= 0:
-            self._data = self._typed()
+            self._data = memoryview(self._typed())
         if self._data:
             try:
                 self._data = self._data[os.write(self._sink, self._data[:_PIECE]) :]
