@@ -2,13 +2,18 @@
 
 import asyncio
 import gc
+import gzip
 import importlib.util
 import io
 import os
+import socket
 import subprocess
 import sys
+import tarfile
+import tempfile
 import textwrap
 import threading
+from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
@@ -356,6 +361,29 @@ def test_a_run_reads_an_open_file_from_where_it_is_or_what_this_program_reads(sa
         command = [sys.executable, "-c", code, str(project), str(SOURCE)]
         done = subprocess.run(command, stdin=opened, capture_output=True, text=True, timeout=LONG_S, check=True)
     assert done.stdout == "first\nsecond\nthird\n\n"
+
+
+def test_a_run_reads_what_a_file_gives_and_not_what_lies_behind_it(sandbox, test_directory):
+    packed, archive = test_directory / "packed.gz", test_directory / "archive.tar"
+    packed.write_bytes(gzip.compress(b"unpacked"))
+    with tarfile.open(archive, "w") as made:
+        made.add(packed, "packed.gz")
+    with gzip.open(packed) as file:
+        assert sandbox.run("cat", stdin=file).stdout == "unpacked"
+    with gzip.open(packed, "rt") as file:
+        assert sandbox.run("cat", stdin=file).stdout == "unpacked"
+    with tarfile.open(archive) as opened:
+        assert sandbox.run("gzip -d", stdin=opened.extractfile("packed.gz")).stdout == "unpacked"
+    with tempfile.TemporaryFile(dir=test_directory) as file:
+        file.write(b"kept")
+        file.seek(1)
+        assert sandbox.run("cat", stdin=file).stdout == "ept"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbodynext")
+        answer = HTTPResponse(ours)
+        answer.begin()  # reads ahead
+        assert sandbox.run("cat", stdin=answer).stdout == "body"
 
 
 def test_a_text_that_a_command_reads_may_hold_any_byte_and_no_half_letter(sandbox):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache, partial, wraps
-from io import UnsupportedOperation
+from io import RawIOBase, UnsupportedOperation
 from itertools import chain, cycle
 from typing import TYPE_CHECKING, TypedDict
 
@@ -537,15 +537,25 @@ def _fed(stdin: Any) -> Wish:
     try:
         if not stdin.readable():
             raise BadRequest(f"stdin can't be {stdin!r:.100}: it is not open for reading", hint="open(path, 'rb')")
-        try:
-            descriptor: int = stdin.fileno()
-        except UnsupportedOperation:
-            return _fed(stdin.read())  # it is in memory only
-        return descriptor if _is_where_it_says(stdin, descriptor) else _fed(stdin.read())
+        descriptor = _descriptor_of(stdin)
+        return descriptor if descriptor >= 0 and _is_where_it_says(stdin, descriptor) else _fed(stdin.read())
     except (AttributeError, ValueError) as error:
         raise BadRequest(
             f"stdin can't be {stdin!r:.100}", hint="a text, bytes, an open file, 'inherit' or None"
         ) from error
+
+
+def _descriptor_of(file: Any) -> int:
+    """Return the descriptor that has what the file gives; -1 where `read` gives something else, or it is in memory.
+
+    An archive's descriptor has packed bytes, and that of a web server's answer what is left behind its buffer.
+    """
+    buffer = getattr(file, "buffer", file)
+    raw = getattr(buffer, "raw", buffer)
+    try:
+        return raw.fileno() if isinstance(raw, RawIOBase) else -1
+    except UnsupportedOperation:
+        return -1
 
 
 def _is_where_it_says(file: Any, descriptor: int) -> bool:
