@@ -410,6 +410,28 @@ def test_a_coroutine_function_is_refused_where_nobody_awaits_it(sandbox, name):
     assert sandbox.history() == []
 
 
+@pytest.mark.parametrize("face", ["run", "arun", "start", "astart"])
+def test_a_coroutine_function_is_not_taken_for_the_wish_to_end_a_command(sandbox, face):
+    async def unwanted():
+        pytest.fail("nobody can call this")
+
+    with pytest.raises(BadRequest, match="cancelled can't be a coroutine function"):
+        asyncio.run(getattr(sandbox, face)("true", cancelled=unwanted))
+    assert sandbox.history() == []
+
+
+@pytest.mark.parametrize(
+    ("face", "name"), [("run", "on_output"), ("run", "on_change"), ("run", "cancelled"), ("arun", "cancelled")]
+)
+def test_what_nobody_awaits_is_refused_when_a_function_returns_it(sandbox, face, name):
+    async def later():
+        pytest.fail("nobody can call this")
+
+    with pytest.raises(BadRequest, match=f"{name} can't be a coroutine function"):
+        asyncio.run(getattr(sandbox, face)(f"echo x | tee f; sleep {LONG}.45", **{name: lambda *_: later()}))
+    assert not left_over(f"{LONG}.45")
+
+
 # --- the functions of an asynchronous program ---
 
 

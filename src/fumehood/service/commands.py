@@ -250,7 +250,7 @@ class Commands:
             command, cwd=cwd, network=network, timeout=timeout, apply=apply, root=root, env=env, background=background,
             write=write, output_limit=output_limit,
         )  # fmt: skip
-        _refuse_coroutines(on_output=on_output, on_change=on_change)
+        _refuse_coroutines(on_output=on_output, on_change=on_change, cancelled=cancelled)
         return self._perform(request, _wishes(on_output, on_change, _fed(stdin), cancelled, channels(ask)))
 
     def questions(
@@ -293,6 +293,7 @@ class Commands:
         rest: dict[str, Any] = {**options}
         on_output, on_change, stdin = (rest.pop(name, None) for name in ("on_output", "on_change", "stdin"))
         is_unwanted = rest.pop("cancelled", None) or cancelled.is_set
+        _refuse_coroutines(cancelled=is_unwanted)
         asks = channels(rest.pop("ask", self._ask), loop)
         request, fed = self._request_with(command, rest, "arun"), _fed(stdin)
         listener = LoopListener(loop)
@@ -354,7 +355,7 @@ class Commands:
         loop: asyncio.AbstractEventLoop | None,
     ) -> Dialogue:  # fmt: skip
         on_change, cancelled = options.pop("on_change", None), options.pop("cancelled", None)
-        _refuse_coroutines(on_change=on_change)
+        _refuse_coroutines(on_change=on_change, cancelled=cancelled)
         asks = channels(options.pop("ask", self._ask), loop)
         request = self._request_with(command, {"timeout": _NO_TIME_LIMIT_S, **options}, "start")
         own = terminal_of(terminal)
@@ -460,7 +461,8 @@ def _wishes(
     on_output: OnOutput | None, on_change: OnChange | None, fed: Wish, cancelled: Callable[[], bool] | None,
     asks: tuple[Ask, ...], listener: LoopListener | None = None,
 ) -> Wishes:  # fmt: skip
-    to_output, to_change = _naming("on_output", on_output), _naming("on_change", on_change)
+    to_output = _naming("on_output", on_output, awaits=listener is not None)
+    to_change = _naming("on_change", on_change, awaits=listener is not None)
 
     def telling(stream: str) -> Callable[[bytes], None] | None:
         if to_output is None:
@@ -484,7 +486,12 @@ def _refuse_coroutines(**functions: object) -> None:
     """Refuse what nobody would await here: it would never be called."""
     for name, function in functions.items():
         if inspect.iscoroutinefunction(function):
-            raise BadRequest(f"{name} can't be a coroutine function here", hint="a plain function; arun takes both")
+            raise _no_coroutine(name)
+
+
+def _no_coroutine(name: str) -> BadRequest:
+    hint = "a plain function; on_output and on_change of arun may be either"
+    return BadRequest(f"{name} can't be a coroutine function here", hint=hint)
 
 
 @contextmanager
@@ -496,8 +503,11 @@ def _noting(name: str) -> Iterator[None]:
         raise
 
 
-def _naming(name: str, function: Function | None) -> Any:
-    """Have what a function of the program's raises name it: whoever catches that has called something else."""
+def _naming(name: str, function: Function | None, *, awaits: bool = False) -> Any:
+    """Have what a function of the program's raises name it: whoever catches that has called something else.
+
+    Something to be awaited that nobody awaits is refused here: it may not have looked like a coroutine function.
+    """
     if function is None:
         return None
 
@@ -508,7 +518,13 @@ def _naming(name: str, function: Function | None) -> Any:
     def call(*words: str) -> object:
         with _noting(name):
             result = function(*words)
-        return awaited(result) if inspect.isawaitable(result) else result
+            if not inspect.isawaitable(result):
+                return result
+            if not awaits:
+                if inspect.iscoroutine(result):
+                    result.close()
+                raise _no_coroutine(name)
+        return awaited(result)
 
     return call
 
