@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood import Sandbox
+from fumehood import BadRequest, Policy, Sandbox
 from fumehood.adapters import for_agent, is_cut, notes, printed, read, write
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -46,6 +46,20 @@ def test_reading_tells_what_is_wrong_in_pythons_words(session: Sandbox, project:
         read(session, "")
 
 
+def test_what_has_no_end_is_neither_read_nor_written(home: Path, project: Path) -> None:
+    os.mkfifo(project / "pipe")
+    with Sandbox(project, Policy(timeout=20)) as sandbox:
+        for path in ("pipe", "/dev/zero"):
+            with pytest.raises(PermissionError):
+                read(sandbox, path)
+            with pytest.raises(PermissionError):
+                write(sandbox, path, b"x")
+            with pytest.raises(BadRequest, match="it is not a file"):
+                sandbox.read_file(path)
+            with pytest.raises(BadRequest, match="it is not a file"):
+                sandbox.write_file(path, b"x")
+
+
 def test_writing_tells_what_is_wrong_in_pythons_words(session: Sandbox, project: Path) -> None:
     (project / "folder").mkdir()
     (project / "kept").write_text("as it was")
@@ -56,6 +70,8 @@ def test_writing_tells_what_is_wrong_in_pythons_words(session: Sandbox, project:
         write(session, "kept", b"gone")
     with pytest.raises(PermissionError):
         write(session, "kept/below", b"")
+    with pytest.raises(PermissionError):
+        write(session, "/etc/new", b"")
     assert (project / "kept").read_text() == "as it was"
 
 

@@ -20,11 +20,12 @@ from fumehood.core.report import joined, line_of, one_line, summary, told_ahead,
 _SHOWN = 20  # blocked things and changes in the notes
 _DEFAULT_LIMIT = 64 << 20
 _ERRORS = frozenset({errno.ENOENT, errno.EACCES, errno.EISDIR, errno.EFBIG})
-# The exit status is the error's number, so that it does not depend on the language of a message.
+# The exit status is the error's number, so that it does not depend on the language of a message. What is no file may
+# have no end. `true` and not `:`, with which a shell that can't open the file ends at once, with a status of its own.
 _READ = """
 [ -d "$1" ] && exit 21
 [ -e "$1" ] || exit 2
-[ -r "$1" ] || exit 13
+[ -f "$1" ] && [ -r "$1" ] || exit 13
 size=$(wc -c <"$1") || exit 5
 [ "$size" -le "$2" ] || exit 27
 echo "$size" >&2
@@ -33,8 +34,8 @@ exec cat -- "$1"
 _WRITE = """
 [ -d "$1" ] && exit 21
 case $1 in */*) mkdir -p -- "${1%/*}/" || exit 13 ;; esac
-[ -e "$1" ] && [ ! -w "$1" ] && exit 13
-: >>"$1" || exit 13
+[ ! -e "$1" ] || { [ -f "$1" ] && [ -w "$1" ]; } || exit 13
+true >>"$1" || exit 13
 exec cat >"$1"
 """
 

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from fumehood.service.fleet.sender import FleetSender
     from fumehood.service.sandbox import Variables
 
+# What has no end, as a pipe or a device, would be read or written for as long as a command may take.
+_A_FILE = '[ ! -e "$1" ] || [ -f "$1" ] || { echo it is not a file >&2; exit 1; }; '
+
 
 @checks_arguments
 class Sandbox(Commands):
@@ -423,9 +426,7 @@ class Sandbox(Commands):
 
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
         """Return a file as a command would read it: with the sandbox's rights, not the host's."""
-        # What has no end, as a pipe or a device, would be read for as long as a command may take.
-        line = '[ ! -e "$1" ] || [ -f "$1" ] || { echo it is not a file >&2; exit 1; }; exec cat <"$1"'
-        run = self.run(["sh", "-c", line, "sh", os.fspath(path)], apply="discard")
+        run = self.run(["sh", "-c", _A_FILE + 'exec cat <"$1"', "sh", os.fspath(path)], apply="discard")
         if run.exit_code:
             raise BadRequest(f"{os.fspath(path)} can't be read: {run.stderr.strip()}")
         if any(is_of(each, OUTPUT) for each in run.blocked):
@@ -434,7 +435,7 @@ class Sandbox(Commands):
 
     def write_file(self, path: str | os.PathLike[str], data: bytes | str) -> Run:
         """Write a file as a command would, its directory too: captured, judged and undoable as any run."""
-        line = 'case $1 in */*) mkdir -p -- "${1%/*}/" && cat >"$1" ;; *) cat >"$1" ;; esac'
+        line = _A_FILE + 'case $1 in */*) mkdir -p -- "${1%/*}/" && cat >"$1" ;; *) cat >"$1" ;; esac'
         if not isinstance(data, (str, bytes)):
             raise BadRequest(f"{data!r:.100} can't be written to a file", hint="a text or bytes")
         content = encoded(data) if isinstance(data, str) else data  # bytes: as a text, "inherit" means another input
