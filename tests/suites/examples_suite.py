@@ -1,5 +1,6 @@
 """Every example runs with its real framework; only the model follows a script."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -135,6 +136,23 @@ def test_a_loop_of_one_page(project: Path) -> None:
     assert "counted" in told["content"]
     assert "added answer.txt" in told["content"]
     assert (project / "answer.txt").read_text().strip() == "3"
+
+
+async def test_a_cancelled_agent_leaves_no_command_running(project: Path) -> None:
+    from fumehood.adapters.deepagents import FumehoodSandbox
+
+    backend = FumehoodSandbox(project)
+    try:
+        task = asyncio.create_task(backend.aexecute("echo x > begun; sleep 1000"))
+        while not backend.sandbox.running():  # noqa: ASYNC110 - its record tells
+            await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert backend.sandbox.running() == []
+        assert not (project / "begun").exists()
+    finally:
+        backend.close()
 
 
 TEMPLATE = """

@@ -15,7 +15,7 @@ from deepagents.backends.protocol import ExecuteResponse, FileDownloadResponse, 
 from deepagents.backends.sandbox import BaseSandbox
 from langchain_core.tools import StructuredTool
 
-from fumehood import FumehoodError, Sandbox
+from fumehood import FumehoodError, Run, Sandbox
 from fumehood.adapters import acalled, called, instructions, is_cut, notes, opened, own_tools, printed, read, write
 from fumehood.core.report import NOT_OURS, joined, visible
 
@@ -63,11 +63,26 @@ class FumehoodSandbox(BaseSandbox):
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
         """Run a shell line; what was blocked or held is told after its output."""
-        limit = float(timeout) if timeout else self._timeout  # zero means none of its own
         try:
-            run = self.sandbox.run(command, timeout=limit, network=self._network)
+            return self._response(self.sandbox.run(command, timeout=self._limit(timeout), network=self._network))
         except FumehoodError as error:
-            return ExecuteResponse(output=self.sandbox.refusal(error), exit_code=error.exit_code, truncated=False)
+            return self._refused(error)
+
+    async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:  # noqa: ASYNC109
+        """Do the same; cancelling ends the command, which it would not in the base class's thread."""
+        try:
+            run = await self.sandbox.arun(command, timeout=self._limit(timeout), network=self._network)
+        except FumehoodError as error:
+            return self._refused(error)
+        return self._response(run)
+
+    def _limit(self, timeout: int | None) -> float | None:
+        return float(timeout) if timeout else self._timeout  # zero means none of its own
+
+    def _refused(self, error: FumehoodError) -> ExecuteResponse:
+        return ExecuteResponse(output=self.sandbox.refusal(error), exit_code=error.exit_code, truncated=False)
+
+    def _response(self, run: Run) -> ExecuteResponse:
         # The base class runs scripts of its own that answer in JSON, and nothing may stand after that; others end
         # names with a NUL.
         output = joined(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS)
