@@ -155,6 +155,22 @@ async def test_a_cancelled_agent_leaves_no_command_running(project: Path) -> Non
         backend.close()
 
 
+def test_what_is_submitted_is_what_the_command_printed(project: Path) -> None:
+    from minisweagent.exceptions import Submitted
+
+    from fumehood.adapters.mini_swe_agent import FumehoodEnvironment
+
+    environment = FumehoodEnvironment(cwd=str(project))
+    command = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; printf '+a\\342\\200\\215\\033[1mb\\n'; mkfifo held"
+    try:
+        with pytest.raises(Submitted) as submitted:
+            environment.execute({"command": command})
+    finally:
+        environment.close()
+    (message,) = submitted.value.messages
+    assert message["extra"]["submission"] == "+a\u200d\x1b[1mb\n"
+
+
 TEMPLATE = """
 [[tool]]
 name = "note"

@@ -14,7 +14,8 @@ from minisweagent.utils.serialize import recursive_merge
 from pydantic import BaseModel
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters import for_agent, instructions, opened
+from fumehood.adapters import for_agent, instructions, opened, printed
+from fumehood.core.report import NOT_OURS, joined
 
 _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -52,11 +53,11 @@ class FumehoodEnvironment:
         except FumehoodError as error:
             extra = {"exception_type": type(error).__name__, "exception": str(error)}
             return {"output": "", "returncode": -1, "exception_info": self.sandbox.refusal(error), "extra": extra}
-        text = for_agent(self.sandbox, run)
-        output = {"output": text, "returncode": run.exit_code, "exception_info": ""}
+        output = {"output": for_agent(self.sandbox, run), "returncode": run.exit_code, "exception_info": ""}
         if run.timed_out:
             output["exception_info"] = f"the command did not end within {timeout or self.config.timeout} seconds"
-        lines = text.lstrip().splitlines(keepends=True)
+        # What is submitted, often a patch, is no model's to read: every byte as it is, and no word of ours.
+        lines = joined(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS).lstrip().splitlines(keepends=True)
         if lines and lines[0].strip() == _DONE and run.exit_code == 0:
             submission = "".join(lines[1:])
             extra = {"exit_status": "Submitted", "submission": submission}
