@@ -188,12 +188,14 @@ def template() -> Iterator[None]:
     path.unlink()
 
 
-async def test_templates_of_the_configuration_are_tools_of_the_frameworks(project: Path, template: None) -> None:
+async def test_templates_of_the_configuration_are_tools_of_the_frameworks(
+    project: Path, template: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from agents.tool_context import ToolContext
     from inspect_ai.tool import ToolDef
 
     from fumehood.adapters.deepagents import FumehoodSandbox
-    from fumehood.adapters.inspect import own_tools
+    from fumehood.adapters.inspect import FumehoodSandboxEnvironment, own_tools
     from fumehood.adapters.openai_agents import ShellExecutor
 
     hostile = "'; touch hurt; '"
@@ -207,9 +209,18 @@ async def test_templates_of_the_configuration_are_tools_of_the_frameworks(projec
         arguments = json.dumps({"text": hostile})
         context = ToolContext(context=None, tool_name=tool.name, tool_call_id="1", tool_arguments=arguments)
         assert hostile in await tool.on_invoke_tool(context, arguments)
+        for wrong in ('{"text": "cut', '["a list"]', "{}"):
+            assert (await tool.on_invoke_tool(context, wrong)).startswith("ERROR: ")
     finally:
         backend.close()
         shell.close()
     assert sorted(os.listdir(project)) == ["note.txt", "poem.txt"]
     (own,) = own_tools()
     assert ToolDef(own).parameters.model_dump(exclude_none=True)["required"] == ["text"]
+    sample = FumehoodSandboxEnvironment()
+    monkeypatch.setattr("fumehood.adapters.inspect.sandbox", lambda: sample)
+    try:
+        assert hostile in await own(text=hostile)  # type: ignore[operator]
+        assert (await own(text=5)).startswith("ERROR: ")  # type: ignore[operator]
+    finally:
+        sample.close()

@@ -129,7 +129,10 @@ def own_tools() -> list[Tool]:
     def made(template: Template) -> Tool:
         async def execute(**arguments: object) -> str:
             environment: FumehoodSandboxEnvironment = sandbox().as_type(FumehoodSandboxEnvironment)
-            return (await environment.sandbox.arun(template.line(arguments))).for_model()
+            try:
+                return (await environment.sandbox.arun(template.line(arguments))).for_model()
+            except FumehoodError as error:  # the model's to mend; what is raised here would end the sample
+                return environment.sandbox.refusal(error)
 
         described = {name: {"description": name, **each} for name, each in template.properties.items()}
         parameters = ToolParams.model_validate({**template.schema, "properties": described})

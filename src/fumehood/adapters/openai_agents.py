@@ -12,8 +12,8 @@ from typing import Any
 
 from agents import FunctionTool, ShellCallOutcome, ShellCommandOutput, ShellCommandRequest, ShellResult
 
-from fumehood import FumehoodError, Sandbox
-from fumehood.adapters import acalled, instructions, notes, opened, own_tools, printed
+from fumehood import BadRequest, FumehoodError, Sandbox
+from fumehood.adapters import instructions, notes, opened, own_tools, printed
 from fumehood.core.report import joined, visible
 
 
@@ -68,7 +68,14 @@ class ShellExecutor:
 
     def _tool(self, tool: dict[str, Any]) -> FunctionTool:
         async def invoke(_context: object, arguments: str) -> str:
-            return await acalled(self.sandbox, tool["name"], **json.loads(arguments or "{}"))
+            # Whatever is wrong is the model's to mend: what is raised here would end the agent.
+            try:
+                return (await self.sandbox.arun_tool(tool["name"], json.loads(arguments or "{}"))).for_model()
+            except json.JSONDecodeError as error:
+                hint = "an object, as the tool's schema says"
+                return self.sandbox.refusal(BadRequest(f"the arguments are not JSON: {error}", hint=hint))
+            except FumehoodError as error:
+                return self.sandbox.refusal(error)
 
         return FunctionTool(
             name=tool["name"], description=tool["description"], params_json_schema=tool["input_schema"],
