@@ -118,6 +118,15 @@ def test_what_was_thrown_away_is_no_longer_seen(sandbox, furnished):
     assert not list((Path.home() / ".local/state/fumehood/runs").glob(f"{run.id}*"))
 
 
+def test_what_a_session_throws_away_is_not_said_to_be_a_persons_doing(sandbox, project):
+    agent = sandbox.session("agent")
+    reasons = []
+    for each in (agent, sandbox):
+        run = agent.run("echo x > f", apply="hold")
+        reasons += [change.reason for change in each.discard(run).changes]
+    assert reasons == ["session agent threw it away", "a person threw it away"]
+
+
 def test_what_a_person_edits_is_seen_where_nothing_is_held(sandbox, furnished):
     sandbox.run("exec 3<>b; echo A >> a", apply="hold")  # b is copied up, and not changed
     (furnished / "b").write_text("the person's\n")

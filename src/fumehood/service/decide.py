@@ -447,16 +447,20 @@ def _fate(held: c.Change | None, anew: c.Change) -> tuple[str, str]:
 
 
 def discard_held(
-    store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", expected: str = ""
-) -> Run:
-    """Throw away what a run had to hold; what it had applied stays, with its backups. `expected` as in `apply_held`."""
+    store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", expected: str = "",
+    by: str = "",
+) -> Run:  # fmt: skip
+    """Throw away what a run had to hold; what it had applied stays, with its backups. `expected` as in `apply_held`.
+
+    `by` is the session that does so; a person, if it is empty.
+    """
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
         if not paths and _is_kept_unseen(store, recorded(store, project, run)):
             return _discard_unseen(store, run)
         run, waiting = _waiting(store, project, run, paths, here, forth=False)
         _refuse_another(run, waiting, expected)
         _refuse_built_upon(store, project, run, waiting)
-        _discard(store, project, run, waiting, "a person threw it away")
+        _discard(store, project, run, waiting, f"session {by} threw it away" if by else "a person threw it away")
     return run
 
 

@@ -251,7 +251,8 @@ class Sandbox(Commands):
 
     def discard(self, run: Run | str | int, *paths: str | os.PathLike[str]) -> Run:
         """Throw away what a run had to hold, all of it or some paths."""
-        return self._marked(decide.discard_held(self._store, self._project, self._chosen(run), texts(paths)))
+        held = self._chosen(run)
+        return self._marked(decide.discard_held(self._store, self._project, held, texts(paths), by=self._session))
 
     def undo(self, run: Run | str | int = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
         """Bring back what was there before a run, or only some paths of it; returns the undo, a run of its own.
