@@ -96,7 +96,7 @@ _RUN = {
     "hosts": "the hosts that it was allowed", "connections": "every connection that it made or was refused, see below",
     "duration_s": "seconds that the command took", "output": "standard output, then standard error",
     "one_stream": "both went to one stream, so `output` is in the order in which it was printed",
-    "output_truncated": "whether some of it was not kept (`output_limit`)",
+    "output_truncated": "whether the middle of a long one is left out here; `fumehood output RUN` has what was kept",
     "changes": "every path that it changed, see below",
     "blocked": "what it was refused, and how that can be allowed, see below",
     "started_at": "seconds since 1970", "capture": "how its writes were captured (`fumehood doctor`)",
