@@ -44,7 +44,7 @@ SUITES = {
         "the same, deepagents", "deepagents", 79, differ=7, before="deepagents", file="deepagents"
     ),
     "inspect": Suite("Inspect's `self_check`", "inspect_ai", 43, differ=1),
-    "examples": Suite("the examples, each with its real framework and a scripted model", "", 15),
+    "examples": Suite("the examples, each with its real framework and a scripted model", "", 17),
     "harbor": Suite("Harbor oracle run, and one with no agent", "harbor", 2, lock="harbor"),
 }
 

@@ -155,6 +155,25 @@ async def test_a_cancelled_agent_leaves_no_command_running(project: Path) -> Non
         backend.close()
 
 
+async def test_a_long_output_leaves_room_for_what_the_model_must_know(project: Path) -> None:
+    from agents import RunContextWrapper, ShellActionRequest, ShellCallData, ShellCommandRequest
+
+    from fumehood.adapters.openai_agents import ShellExecutor
+
+    hooks = ("pre-commit", "pre-push")
+    shell = ShellExecutor(project)
+    commands = [f"seq 1000; seq 1000 >&2; mkdir -p .git/hooks; echo > .git/hooks/{name}" for name in hooks]
+    action = ShellActionRequest(commands, max_output_length=500)
+    try:
+        done = await shell(ShellCommandRequest(RunContextWrapper(None), ShellCallData("1", action)))
+    finally:
+        shell.close()
+    assert done.output[0].stdout.startswith("1\n2\n")
+    for output, name in zip(done.output, hooks, strict=True):
+        assert output.stderr.startswith(f"[fumehood {shell.sandbox.mark}] added .git/hooks/{name} ")
+    assert sum(len(output.stdout) + len(output.stderr) for output in done.output) <= 500
+
+
 def test_what_is_submitted_is_what_the_command_printed(project: Path) -> None:
     from minisweagent.exceptions import Submitted
 

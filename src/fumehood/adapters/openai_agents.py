@@ -33,28 +33,37 @@ class ShellExecutor:
     async def __call__(self, request: ShellCommandRequest) -> ShellResult:
         """Run each command; after one that reached its time limit, no other is begun."""
         action = request.data.action
-        outputs: list[ShellCommandOutput] = []
+        ended: list[tuple[ShellCommandOutput, str]] = []
         for command in action.commands:
-            output = await self._run(command, action.timeout_ms)
-            outputs.append(output)
-            if output.outcome.type == "timeout":
+            ended.append(await self._run(command, action.timeout_ms))
+            if ended[-1][0].outcome.type == "timeout":
                 break
-        return ShellResult(output=outputs, max_output_length=action.max_output_length)
+        # The framework would cut off the end of all of it, and that is ours.
+        most = action.max_output_length
+        room = None if most is None else max(0, most - sum(len(own) + 1 for _, own in ended))
+        for output, own in ended:
+            if room is not None:
+                output.stdout = output.stdout[:room]
+                output.stderr = output.stderr[: room - len(output.stdout)]
+                room -= len(output.stdout) + len(output.stderr)
+            output.stderr = joined(output.stderr, own)
+        return ShellResult(output=[output for output, _ in ended], max_output_length=most)
 
-    async def _run(self, command: str, timeout_ms: int | None) -> ShellCommandOutput:
+    async def _run(self, command: str, timeout_ms: int | None) -> tuple[ShellCommandOutput, str]:
+        """Return what a command printed, and what is ours to say of it."""
         limit = timeout_ms / 1000 if timeout_ms else None
         try:
             run = await self.sandbox.arun(command, timeout=limit, network=self._network)
         except FumehoodError as error:
             refused = ShellCallOutcome(type="exit", exit_code=error.exit_code)
-            return ShellCommandOutput(stderr=self.sandbox.refusal(error), outcome=refused, command=command)
+            return ShellCommandOutput(outcome=refused, command=command), self.sandbox.refusal(error)
         outcome = ShellCallOutcome(type="timeout" if run.timed_out else "exit", exit_code=run.exit_code)
-        stdout, stderr = printed(self.sandbox, run)
-        return ShellCommandOutput(
-            stdout=visible(stdout, run.mark), stderr=joined(visible(stderr, run.mark), notes(run)),
-            outcome=outcome, command=command,
+        stdout, stderr = (visible(text, run.mark) for text in printed(self.sandbox, run))
+        output = ShellCommandOutput(
+            stdout=stdout, stderr=stderr, outcome=outcome, command=command,
             provider_data={"fumehood": {"run": run.id, "state": run.state}},
         )  # fmt: skip
+        return output, notes(run)
 
     @property
     def instructions(self) -> str:
