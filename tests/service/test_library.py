@@ -408,6 +408,14 @@ def test_no_descriptor_is_left_open_by_runs_and_undos(sandbox, project):
     assert nothing_more_is_open(before)
 
 
+@pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", "")])
+def test_a_packed_program_is_not_started_once_more_as_the_launcher(home, project, monkeypatch, name, value):
+    monkeypatch.setattr(sys, name, value, raising=False)
+    monkeypatch.setattr(launcher, "_shared", None)
+    with Sandbox(project) as sandbox, pytest.raises(LaunchFailed, match="not run by a Python interpreter"):
+        sandbox.run("true")
+
+
 @sandboxed
 def test_the_next_run_works_after_the_launcher_was_killed(sandbox, project):
     sandbox.run("true")

@@ -44,6 +44,9 @@ class Launcher:
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 cwd="/", start_new_session=True,
             )  # fmt: skip
+        except BaseException:
+            self._socket.close()
+            raise
         finally:
             theirs.close()
 

@@ -92,6 +92,13 @@ def interpreter(module: str, function: str, *words: str) -> list[str]:
 
     Bytecode lies where ours does: next to the sources, a command may have prepared some.
     """
+    if not sys.executable or getattr(sys, "frozen", False):  # it would be the program itself, begun once more
+        from fumehood.errors import LaunchFailed
+
+        raise LaunchFailed(
+            "this program is not run by a Python interpreter, which starts the sandboxes",
+            hint="run it with python instead of as a packed or embedded program",
+        )
     source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     call = f"from {module} import {function}; {function}(*sys.argv[2:])"
     kept = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
