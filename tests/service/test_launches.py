@@ -170,6 +170,7 @@ def test_what_a_bubblewrap_that_died_had_started_is_ended(project, cli, dying_bu
     assert not left_over(f"{LONG}.33")
 
 
+@pytest.mark.alone  # whoever else meets a dead bubblewrap would end it first
 @pytest.mark.parametrize("fault", [NOTHING, A_PART])
 def test_what_was_started_and_not_noted_when_all_died_is_ended(project, dying_bubblewrap, fault):
     dying_bubblewrap(fault)
@@ -183,8 +184,10 @@ sys.argv[1:] = ["run", "--", {command!r}]
 command()
 """
     with subprocess.Popen([sys.executable, "-P", "-c", slow], cwd=project) as process:
-        assert eventually(lambda: any(is_first_inside(each) for each in processes(f"{LONG}.35")))
-        process.kill()
+        try:
+            assert eventually(lambda: any(is_first_inside(each) for each in processes(f"{LONG}.35")))
+        finally:
+            process.kill()
     assert eventually(lambda: end_of_last_run(project) in (("failed", ()), ("empty", ())))
     assert not left_over(f"{LONG}.35")
 
