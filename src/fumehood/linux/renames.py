@@ -23,24 +23,26 @@ _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EM
 
 def exchange(one: int, other: int, name: str) -> None:
     """Swap the entries of two directories, whatever their kinds."""
-    raw = os.fsencode(name)
-    try:
-        libc.renameat2(one, raw, other, raw, libc.RENAME_EXCHANGE)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
+    if not _is_renamed(one, other, name, libc.RENAME_EXCHANGE):
         _exchange_in_pieces(one, other, name)
 
 
 def move(source: int, target: int, name: str) -> None:
     """Rename an entry from one directory to another; FileExistsError where something is there."""
+    if not _is_renamed(source, target, name, libc.RENAME_NOREPLACE):
+        _move_in_pieces(source, target, name)
+
+
+def _is_renamed(source: int, target: int, name: str, how: int) -> bool:
+    """Do it by one call; return False if the file system has no such call."""
     raw = os.fsencode(name)
     try:
-        libc.renameat2(source, raw, target, raw, libc.RENAME_NOREPLACE)
+        libc.renameat2(source, raw, target, raw, how)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        _move_in_pieces(source, target, name)
+        return False
+    return True
 
 
 def settle(one: int, other: int, name: str, is_ours: Callable[[os.stat_result], bool]) -> None:
