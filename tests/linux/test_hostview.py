@@ -162,7 +162,8 @@ def test_a_mount_that_no_command_sees_is_no_reason_to_look_again(home, project, 
     (home / ".ssh").mkdir()
     assert sandbox.run("true").exit_code == 0
     before = kept()
-    for place in (home / ".ssh", Path("/boot")):
+    is_locked = Path("/proc/self/uid_map").read_text().split() != ["0", "0", str(2**32 - 1)]
+    for place in (Path("/boot"), *([] if is_locked else [home / ".ssh"])):
         libc.mount(b"none", os.fsencode(place), b"tmpfs", 0, b"mode=755")
         try:
             assert sandbox.run("true").exit_code == 0

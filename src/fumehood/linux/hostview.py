@@ -69,8 +69,11 @@ class HostViews:
 
 
 def _mounts_in_sight(sight: Sight) -> list[tuple[bytes, str]]:
-    """Return those mounts on which it may depend how the host is shown: others come and go with every container."""
-    hidden = frozenset((*sight.hidden, *UNSEEN, *(path for path, _ in SYSTEM)))
+    """Return those mounts on which it may depend how the host is shown: others come and go with every container.
+
+    In a user namespace, a directory with a mount anywhere inside is shown piece by piece.
+    """
+    hidden = UNSEEN if sight.is_locked else frozenset((*sight.hidden, *UNSEEN, *(path for path, _ in SYSTEM)))
     return [(point, kind) for point, kind in mount_table() if innermost(os.fsdecode(point), hidden) is None]
 
 

@@ -438,7 +438,7 @@ def _keys_text(question: questions.Question, seconds: float) -> str:
 
 
 def wait_for_quiet(tty: int, *others: int, seconds: float = _QUIET_S) -> bool:
-    """Throw away what is typed until nothing is for a moment, so long at most; False when another is ready first."""
+    """Throw away what is typed until nothing is for so long, or half a second; False when another is ready first."""
     poll = select.poll()
     for fd in (tty, *others):
         poll.register(fd, select.POLLIN)
