@@ -191,6 +191,27 @@ def test_huge_files_are_said_not_shown(sandbox: Sandbox, project: Path, diff: Di
 
 
 @on_real_layers
+@pytest.mark.parametrize("apply", ["apply", "hold"])
+def test_attributes_that_changed_are_named(sandbox: Sandbox, project: Path, diff: Diff, apply: str) -> None:
+    for name in ("a b", "text", "binary", "same"):
+        (project / name).write_bytes(b"\0old\n" if name == "binary" else b"old\n")
+        os.setxattr(project / name, "user.kept", b"1")
+    os.setxattr(project / "a b", "user.gone", b"1")
+    code = """
+import os
+os.removexattr("a b", "user.gone"); os.setxattr("a b", "user.new", b"2"); os.setxattr("a b", "user.kept", b"1")
+for name in ("text", "binary"):
+    os.setxattr(name, "user.kept", b"2")
+open("text", "a").write("new\\n"); open("same", "a").write("new\\n"); open("binary", "ab").write(b"new\\n")
+"""
+    found = diff(sandbox.run(["python3", "-c", code], apply=apply))
+    assert found["a b"].text == "attributes changed: a b (user.gone, user.new)\n"
+    assert found["text"].text.startswith("attributes changed: text (user.kept)\ndiff --git ")
+    assert found["binary"].text.startswith("attributes changed: binary (user.kept)\n")
+    assert "attributes" not in found["same"].text
+
+
+@on_real_layers
 def test_a_touched_file_is_said_to_be_the_same(sandbox: Sandbox, project: Path, diff: Diff) -> None:
     (project / "a b").write_text("same")
     found = diff(sandbox.run("touch -d 2001-01-01 'a b'"))

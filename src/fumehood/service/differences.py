@@ -9,6 +9,7 @@ Who wrote each line of a file: the runs that changed it, one after the other, an
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -29,7 +30,7 @@ from fumehood.store.records import change_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fumehood.core.changes import Change
     from fumehood.service.store import Store
@@ -46,6 +47,7 @@ _MOST_OPEN = 64  # directories
 _WITH_CONTENT = (c.FILE, c.SYMLINK)
 _GIT_MODES = {0o644, 0o755}
 _ENTRY = os.O_PATH | os.O_NOFOLLOW
+_OWN = ("user.", "system.posix_acl_")  # attributes that a command may give, and that are applied
 _CHANGED_SINCE = "changed since; shown against what is there now"
 
 
@@ -158,6 +160,7 @@ class _Version(Value):
     why: str = ""
     note: str = ""
     file: int = -1  # where it is opened instead of read
+    attributes: Mapping[str, bytes] | None = None  # a file's own, and who else may use it; of others, nothing is known
 
     @property
     def kind(self) -> str:
@@ -328,7 +331,17 @@ def _read(top: int, path: str, wanted: c.Stamp | None, read: Reader) -> _Version
             return _Version(stamp=stamp)
         # The very file that was looked at, whatever has taken its place.
         with Closing(os.open(f"/proc/self/fd/{entry}", os.O_RDONLY | os.O_CLOEXEC)) as file:
-            return read(file, stamp)
+            return read(file, stamp).replace(attributes=_attributes(file))
+
+
+def _attributes(file: int) -> dict[str, bytes]:
+    try:
+        names = [name for name in os.listxattr(file) if name.startswith(_OWN) and not name.startswith(c.BOOKKEEPING)]
+        return {name: os.getxattr(file, name) for name in names}
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENODATA):
+            raise
+        return {}  # the file system has none, or somebody has just removed one
 
 
 def _text_of(file: int, stamp: c.Stamp) -> _Version:
@@ -372,6 +385,7 @@ def _part(name: str, old: _Version, new: _Version) -> _Part:
     modes = mode_lines(old.stamp, new.stamp)
     notes = [f"{note}: {quoted(name)}\n" for note in dict.fromkeys((old.note, new.note)) if note]
     notes += _mode_note(name, old.stamp, new.stamp)
+    notes += _attribute_note(name, old, new)
     unshown = [version.why for version in (old, new) if version.data is None]
     is_alike = old.data == new.data and old.stamp is not None and new.stamp is not None
     if not is_alike and objects_of(f"/{name}"):
@@ -413,6 +427,15 @@ def _mode_note(name: str, old: c.Stamp | None, new: c.Stamp | None) -> list[str]
         return []
     slash = "/" if new.kind == c.DIRECTORY else ""
     return [f"mode {old.mode:04o} → {new.mode:04o}: {quoted(name + slash)}\n"]
+
+
+def _attribute_note(name: str, old: _Version, new: _Version) -> list[str]:
+    """Name the attributes that changed: a patch has none of them."""
+    was, now = old.attributes, new.attributes
+    if was is None or now is None:
+        return []
+    other = sorted(each for each in was.keys() | now.keys() if was.get(each) != now.get(each))
+    return [f"attributes changed: {quoted(name)} ({', '.join(map(quoted, other))})\n"] if other else []
 
 
 def mode_lines(old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
