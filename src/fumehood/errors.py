@@ -104,6 +104,9 @@ def reason_of(error: BaseException) -> str:
     return str(error) or ("interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__)
 
 
+MORE_FILES = "allow more open files: ulimit -n 1024"
+
+
 def plain_error(error: Exception) -> FumehoodError:
     """Return an error of ours for any other: one line, and what to do about it."""
     if isinstance(error, FumehoodError):
@@ -115,7 +118,7 @@ def plain_error(error: Exception) -> FumehoodError:
 
         name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
         where = f": {name!r}" if name else ""
-        hints = {errno.EMFILE: "allow more open files: ulimit -n 1024", errno.ENOSPC: "check that the disk is not full"}
+        hints = {errno.EMFILE: MORE_FILES, errno.ENOSPC: "check that the disk is not full"}
         plain = Unforeseen(f"{error.strerror}{where}", hint=hints.get(error.errno or 0, hint))
     elif isinstance(error, UnicodeError):
         plain = Unforeseen("a text is not valid Unicode", hint=hint)

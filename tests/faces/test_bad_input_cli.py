@@ -236,6 +236,7 @@ def test_too_few_files_may_be_open(words: tuple[str, ...], number: int, applied:
     )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode in (0, 125) or words == ("doctor",)  # which finds that nothing works
+    assert ("ERROR: " in done.stderr and "Too many open files" in done.stderr) == ("hint: allow more" in done.stderr)
 
 
 def test_a_name_in_bytes_is_told_as_a_name() -> None:

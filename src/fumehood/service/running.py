@@ -9,7 +9,15 @@ import time
 from fumehood.core.environment import apart
 from fumehood.core.report import Run
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, LaunchFailed, NoDirectory, Refused, Unavailable
+from fumehood.errors import (
+    MORE_FILES,
+    BadRequest,
+    FumehoodError,
+    LaunchFailed,
+    NoDirectory,
+    Refused,
+    Unavailable,
+)
 from fumehood.linux.cache import plain_file
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
@@ -428,7 +436,8 @@ def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[L
             hint="write it to a script in the project and run that",
         )
     if "Can't chdir to" not in why:
-        raise LaunchFailed(f"the sandbox did not start: {why}", hint="fumehood doctor says what is missing here")
+        hint = MORE_FILES if "Too many open files" in why else "fumehood doctor says what is missing here"
+        raise LaunchFailed(f"the sandbox did not start: {why}", hint=hint)
     if why.endswith("Permission denied"):
         raise NoDirectory(f"Working directory can't be entered: {cwd}", hint="check its permissions: ls -ld")
     if seen is not None and seen.hides(cwd):
