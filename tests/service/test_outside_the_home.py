@@ -125,6 +125,7 @@ def test_what_a_variable_puts_outside_of_the_home_is_as_hidden_as_in_it(
     [
         ("PIP_CONFIG_FILE", "pip.conf", "[global]\nindex-url=https://me:pw@pypi.example/\n", "[global]\ntimeout=7\n"),
         ("NPM_CONFIG_USERCONFIG", "npmrc", "//npm.example/:_authToken=abcdef\n", "fund=false\n"),
+        ("npm_config_globalconfig", "npmrc", "//npm.example/:_authToken=abcdef\n", "fund=false\n"),
         ("GIT_CONFIG_GLOBAL", "git", "[http]\nextraheader=Authorization:abcdef\n", "[init]\ndefaultBranch=main\n"),
     ],
 )

@@ -71,7 +71,8 @@ def _places(home: str, environment: Mapping[str, str], watch: Watch) -> Iterator
     if not environment.get("UV_NO_CONFIG"):
         yield from _whole("uv", environment.get("UV_CONFIG_FILE") or f"{config}/uv/uv.toml")
     npmrc = environment.get("npm_config_userconfig") or environment.get("NPM_CONFIG_USERCONFIG")
-    yield from _whole("npm", npmrc or f"{home}/.npmrc")
+    everybodys = environment.get("npm_config_globalconfig") or environment.get("NPM_CONFIG_GLOBALCONFIG") or ""
+    yield from _whole("npm", npmrc or f"{home}/.npmrc", everybodys)
     yield from _whole("yarn classic", f"{home}/.yarnrc")
     yield from _whole("yarn", f"{home}/{environment.get('YARN_RC_FILENAME') or '.yarnrc.yml'}")
     cargo = environment.get("CARGO_HOME") or f"{home}/.cargo"
