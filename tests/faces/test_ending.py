@@ -118,7 +118,8 @@ def test_a_second_ctrl_c_ends_it_at_once_with_its_report(typing: Any, project: P
 def test_ctrl_z_stops_the_command_too_and_its_time_does_not_pass_meanwhile(home: Path, project: Path) -> None:
     need(shutil.which("bash") is not None, "there is no bash")
     limit_s = 10
-    inside = "echo rea''dy; until [ -e ~/playground/go ]; do echo >> ~/playground/ticks; sleep 0.05; done; echo en''ded"
+    tick = "echo >> ~/playground/ticks"
+    inside = f"{tick}; echo rea''dy; until [ -e ~/playground/go ]; do {tick}; sleep 0.05; done; echo en''ded"
     line = 'set -m; "$@"; echo stopped; read -r _; fg >/dev/null'
     run = [*command_line(), "run", "--timeout", str(limit_s), "--", inside]
     place = subprocess.run([*command_line(), "playground", "path"], cwd=project, capture_output=True, check=True)
