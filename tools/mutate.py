@@ -50,6 +50,7 @@ TESTS = {
         "service/test_whole_seconds.py", "service/test_apply_undo.py", "faults/test_faults.py",
     ),
     "core/jsonc": ("core/test_jsonc.py", "faces/test_connect.py"),
+    "linux/renames": ("service/test_no_swap.py", "linux/test_steps.py"),
 }  # fmt: skip
 NOT_COPIED = (".git", "__pycache__", ".hypothesis", ".*_cache", ".venv", "build", "dist", "node_modules")
 RUNNING: set["subprocess.Popen[str]"] = set()

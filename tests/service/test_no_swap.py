@@ -58,6 +58,18 @@ def test_all_is_applied_and_taken_back(project, more):
     assert snapshot(project) == after
 
 
+def test_a_file_is_at_its_name_at_every_moment(project, home):
+    with Sandbox(project) as sandbox:
+        sandbox.run("echo new > a", apply="hold")
+    calls = home / "calls"
+    line = [*(str(calls) if word == "/dev/null" else word for word in REFUSED), sys.executable, "-P", "-c", DO]
+    subprocess.run([*line, project, "apply"], check=True)
+    moved = [each for each in calls.read_text().splitlines() if '"a", ' in each and "fumehood-swap" in each]
+    assert moved
+    assert not [each for each in moved if "renameat" in each.partition("(")[0]]
+    assert (project / "a").read_text() == "new\n"
+
+
 def test_what_a_person_has_changed_is_a_conflict(project):
     with Sandbox(project) as sandbox:
         run = sandbox.run(COMMAND, apply="hold")
