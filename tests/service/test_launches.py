@@ -170,7 +170,8 @@ def test_what_a_bubblewrap_that_died_had_started_is_ended(project, cli, dying_bu
     assert not left_over(f"{LONG}.33")
 
 
-@pytest.mark.alone  # whoever else meets a dead bubblewrap would end it first
+@pytest.mark.alone  # whoever else meets a dead bubblewrap would end it first,
+@pytest.mark.once  # root also what is an ordinary user's
 @pytest.mark.parametrize("fault", [NOTHING, A_PART])
 def test_what_was_started_and_not_noted_when_all_died_is_ended(project, dying_bubblewrap, fault):
     dying_bubblewrap(fault)
