@@ -82,6 +82,23 @@ def test_what_a_person_has_changed_is_a_conflict(project):
     assert (project / "a").read_text() == (project / "added").read_text() == "mine\n"
 
 
+@pytest.mark.ordinary
+@pytest.mark.parametrize("more", [[], [NO_LINKS]], ids=["links", "no links"])
+def test_a_directory_that_forbids_it_to_its_owner_is_opened_up_there_too(project, more):
+    closed = project / "closed"
+    closed.mkdir()
+    for name in ("changed", "gone"):
+        (closed / name).write_text("old\n")
+    before = snapshot(project)
+    with Sandbox(project) as sandbox:
+        line = "chmod 700 closed; echo new > closed/changed; rm closed/gone; echo new > closed/added; chmod 500 closed"
+        sandbox.run(line, apply="hold")
+    assert do(project, "apply", *more).stderr == ""
+    assert sorted(os.listdir(closed)) == ["added", "changed"]
+    assert do(project, "undo", *more).stderr == ""
+    assert snapshot(project) == before
+
+
 @pytest.mark.parametrize("act", ["apply", "undo"])
 @pytest.mark.parametrize(
     ("more", "numbers"),

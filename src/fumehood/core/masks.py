@@ -142,18 +142,18 @@ def moved_secrets(environment: Mapping[str, str]) -> list[str]:
 
     Settings are not among it: of those, only what is secret in them is kept from commands.
     """
-    paths = [path for name in MOVED_SECRETS if name not in _SETTINGS for path in _listed(environment, name)]
+    paths = [path for name in MOVED_SECRETS if name not in _SETTINGS for path in listed(environment, name)]
     places = [(variable, place) for variable, place, _ in TOOL_HOMES if place]
     for variable, place in (*places, *((variable, place) for place, variable in MOVABLE)):
-        for moved in _listed(environment, variable):
-            paths += [moved + path[len(place) :] for path, _ in HOME if is_below(path, place)]
+        for moved in listed(environment, variable):
+            paths += [moved.rstrip("/") + path[len(place) :] for path, _ in HOME if is_below(path, place)]
     # One name alone is a directory of the system's: a mistake there would hide all of it.
-    return [path for path in dict.fromkeys(paths) if path.count("/") > 1]
+    return [path for path in dict.fromkeys(path.rstrip("/") for path in paths) if path.count("/") > 1]
 
 
-def _listed(environment: Mapping[str, str], variable: str) -> list[str]:
-    values = environment.get(variable)
-    return [path.rstrip("/") for path in values.split(":") if path.startswith("/")] if values else []
+def listed(environment: Mapping[str, str], variable: str) -> list[str]:
+    """Return the absolute paths that a variable holds."""
+    return [path for path in environment.get(variable, "").split(":") if path.startswith("/")]
 
 
 def _absolute(path: str, home: str) -> str:

@@ -97,7 +97,7 @@ class Homes:
 
     def values(self, variable: str) -> list[str]:
         """Return the absolute paths that a variable holds."""
-        return [path for path in self._environment.get(variable, "").split(":") if path.startswith("/")]
+        return tables.listed(self._environment, variable)
 
     def _places(self, places: Iterable[str]) -> Iterator[str]:
         """Return places in the homes, each by its name and where it really is."""

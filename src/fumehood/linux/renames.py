@@ -64,9 +64,13 @@ def settle(one: int, other: int, name: str, is_ours: Callable[[os.stat_result], 
 
 def _exchange_in_pieces(one: int, other: int, name: str) -> None:
     kinds = [os.stat(name, dir_fd=each, follow_symlinks=False).st_mode for each in (one, other)]
-    if not any(map(stat.S_ISDIR, kinds)) and _linked_aside(one, other, name):
+    if not any(map(stat.S_ISDIR, kinds)) and _is_linked_aside(one, other, name):
         # The name is never absent, and what is replaced has another one.
-        os.rename(name, name, src_dir_fd=one, dst_dir_fd=other)
+        try:
+            os.rename(name, name, src_dir_fd=one, dst_dir_fd=other)
+        except OSError:
+            os.unlink(ASIDE, dir_fd=one)
+            raise
     else:
         os.rename(name, ASIDE, src_dir_fd=other, dst_dir_fd=one)
         try:
@@ -78,35 +82,40 @@ def _exchange_in_pieces(one: int, other: int, name: str) -> None:
     os.rename(ASIDE, name, src_dir_fd=one, dst_dir_fd=one)
 
 
-def _linked_aside(one: int, other: int, name: str) -> bool:
+def _is_linked_aside(one: int, other: int, name: str) -> bool:
     """Give an entry of the second directory another name in the first; False where it can't have one."""
-    while True:
-        try:
-            os.link(name, ASIDE, src_dir_fd=other, dst_dir_fd=one, follow_symlinks=False)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return False
+    while _is_linked(other, name, one, ASIDE):
         now, aside = look(other, name), look(one, ASIDE)
         if now is not None and aside is not None and _is_same(now, aside):
             return True
         os.unlink(ASIDE, dir_fd=one)  # somebody has just saved it
+    return False
 
 
 def _move_in_pieces(source: int, target: int, name: str) -> None:
     is_directory = stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode)
-    try:
-        if not is_directory:
-            # Refuses to replace anything, which a rename does not.
-            os.link(name, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+    # A link refuses to replace anything, which a rename does not.
+    if not is_directory and _is_linked(source, name, target, name):
+        try:
             os.unlink(name, dir_fd=source)
-            return
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
+        except OSError:
+            os.unlink(name, dir_fd=target)
             raise
+        return
     if look(target, name) is not None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
     os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
+
+
+def _is_linked(source: int, name: str, target: int, other: str) -> bool:
+    """Give an entry another name in another directory; False where the file system, or its owner, allows none."""
+    try:
+        os.link(name, other, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        return False
+    return True
 
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
