@@ -45,7 +45,7 @@ SUITES = {
     ),
     "inspect": Suite("Inspect's `self_check`", "inspect_ai", 43, differ=1),
     "examples": Suite("the examples, each with its real framework and a scripted model", "", 17),
-    "harbor": Suite("Harbor oracle run, and one with no agent", "harbor", 2, lock="harbor"),
+    "harbor": Suite("Harbor oracle run, one with no agent, one that is kept", "harbor", 3, lock="harbor"),
 }
 
 

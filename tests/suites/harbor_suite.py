@@ -48,3 +48,18 @@ def test_a_trial_is_rewarded_for_what_its_agent_did(agent: str, reward: int, roo
     assert evaluated["metrics"] == [{"mean": float(reward)}]
     layers = Path.home() / ".local/share/fumehood/layers"
     assert not list(layers.iterdir()), "a trial's layer goes with it"
+
+
+def test_a_trial_that_harbor_keeps_is_there_afterwards(root: str, tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "harbor.cli.main", "run", "-p", TASK, "-a", "oracle", "--env", ENVIRONMENT]
+    environment = os.environ | {"HOME": str(tmp_path), "XDG_DATA_HOME": str(Path.home() / ".local/share")}
+    line += ["--ek", f"root={root}", "--jobs-dir", tmp_path / "jobs", "--no-delete"]
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    listed = [sys.executable, "-m", "fumehood", "projects", "list", "--json"]
+    told = subprocess.run(listed, env=environment, capture_output=True, text=True, check=True).stdout
+    (project,) = json.loads(told)["projects"]
+    try:
+        assert Path(project["path"]).is_dir()
+    finally:
+        shutil.rmtree(Path(project["path"]).parent)

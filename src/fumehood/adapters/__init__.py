@@ -125,10 +125,10 @@ def write(sandbox: Sandbox, path: str, data: bytes, *, cwd: str | None = None) -
     return run
 
 
-def fresh_project(prefix: str) -> tuple[tempfile.TemporaryDirectory[str], Path]:
+def fresh_project(prefix: str, **options: Any) -> tuple[tempfile.TemporaryDirectory[str], Path]:
     """Make a project that is thrown away: not in /tmp, which commands see as their own."""
     place = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else None  # noqa: S108
-    folder = tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True, **options)
     project = Path(folder.name, "project")
     project.mkdir()
     return folder, project

@@ -61,7 +61,7 @@ class FumehoodEnvironment(BaseEnvironment):
 
     async def start(self, force_build: bool) -> None:
         """Make the project and the directories that Harbor expects."""
-        self._folder, project = fresh_project("fumehood-harbor-")
+        self._folder, project = fresh_project("fumehood-harbor-", delete=False)  # `stop` says whether it goes
         policy = Policy(root=self._root, rootfs=Rootfs(writable=True), output_limit=_LARGEST)
         whole = Sandbox(project, policy, ask=self._answer)
         self._whole = whole.session(own_tmp=True)
