@@ -16,6 +16,7 @@ from fumehood import BadRequest, FumehoodError, Run, Sandbox
 from fumehood.core.changes import APPLIED
 from fumehood.core.limits import OUTPUT, is_of
 from fumehood.core.report import joined, line_of, one_line, summary, told_ahead, visible
+from fumehood.linux.nofollow import remove_tree
 
 _SHOWN = 20  # blocked things and changes in the notes
 _DEFAULT_LIMIT = 64 << 20
@@ -125,13 +126,21 @@ def write(sandbox: Sandbox, path: str, data: bytes, *, cwd: str | None = None) -
     return run
 
 
-def fresh_project(prefix: str, **options: Any) -> tuple[tempfile.TemporaryDirectory[str], Path]:
-    """Make a project that is thrown away: not in /tmp, which commands see as their own."""
+def fresh_project(prefix: str) -> Path:
+    """Make a project that is there until it is thrown away: not in /tmp, which commands see as their own."""
     place = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else None  # noqa: S108
-    folder = tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True, **options)
-    project = Path(folder.name, "project")
+    project = Path(tempfile.mkdtemp(prefix=prefix, dir=place), "project")
     project.mkdir()
-    return folder, project
+    return project
+
+
+def throw_away(project: Path) -> None:
+    """Remove such a project, whatever modes commands left in it."""
+    above = os.open(project.parent.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        remove_tree(above, project.parent.name)
+    finally:
+        os.close(above)
 
 
 def _named(path: str) -> str:

@@ -12,7 +12,6 @@ import asyncio
 import io
 import stat
 import tarfile
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from harbor.environments.base import BaseEnvironment, ExecResult, transfer_tar_f
 from harbor.environments.capabilities import EnvironmentCapabilities
 
 from fumehood import FumehoodError, Policy, Question, Run, Sandbox
-from fumehood.adapters import fresh_project, notes, printed, read, write
+from fumehood.adapters import fresh_project, notes, printed, read, throw_away, write
 from fumehood.core.policy import Rootfs
 from fumehood.core.report import NOT_OURS, joined
 
@@ -36,7 +35,6 @@ class FumehoodEnvironment(BaseEnvironment):
         super().__init__(*args, **kwargs)
         self._root = root
         self._network = network in {True, "true", "True"}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._whole: Sandbox | None = None
 
     @staticmethod
@@ -61,7 +59,7 @@ class FumehoodEnvironment(BaseEnvironment):
 
     async def start(self, force_build: bool) -> None:
         """Make the project and the directories that Harbor expects."""
-        self._folder, project = fresh_project("fumehood-harbor-", delete=False)  # `stop` says whether it goes
+        project = fresh_project("fumehood-harbor-")
         policy = Policy(root=self._root, rootfs=Rootfs(writable=True), output_limit=_LARGEST)
         whole = Sandbox(project, policy, ask=self._answer)
         self._whole = whole.session(own_tmp=True)
@@ -79,9 +77,9 @@ class FumehoodEnvironment(BaseEnvironment):
             if delete:
                 await asyncio.to_thread(self._whole.reset_root)
             self._whole.close()
+            if delete:
+                await asyncio.to_thread(throw_away, Path(self._whole.project))
             self._whole = None
-        if self._folder is not None and delete:
-            self._folder.cleanup()
 
     async def exec(
         self, command: str, cwd: str | None = None, env: dict[str, str] | None = None,

@@ -26,7 +26,7 @@ from inspect_ai.util import (
 )  # fmt: skip
 
 from fumehood import FumehoodError, Policy, Refused, Run, Sandbox
-from fumehood.adapters import fresh_project, is_cut, printed, read, write
+from fumehood.adapters import fresh_project, is_cut, printed, read, throw_away, write
 from fumehood.core.tool import Template, templates
 from fumehood.store.config import policy_for
 from fumehood.store.places import places
@@ -58,7 +58,7 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
 
     def __init__(self, start: str | None = None, policy: Policy | None = None) -> None:
         super().__init__()
-        self._folder, project = fresh_project("fumehood-inspect-")
+        self._project = project = fresh_project("fumehood-inspect-")
         if start is not None:
             shutil.copytree(start, project, symlinks=True, dirs_exist_ok=True)
         wide = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
@@ -120,7 +120,7 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
     def close(self) -> None:
         """Close the records and remove the project."""
         self._whole.close()
-        self._folder.cleanup()
+        throw_away(self._project)
 
 
 def own_tools() -> list[Tool]:
