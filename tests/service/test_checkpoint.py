@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
+from fumehood.service.checkpoint import Checkpoints
 from fumehood.service.overview import Chosen, perform, shown_at
 from patience import LONG_S, eventually
 from snapshots import snapshot
@@ -488,3 +489,31 @@ def without_times(top: Path) -> dict[str, tuple[object, ...]]:
         content = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else ""
         entries[str(path.relative_to(top))] = (0 if path.is_symlink() else status.st_mode, content)
     return entries
+
+
+def test_who_asked_for_a_checkpoint_may_be_gone_when_it_is_made(
+    going: Callable[..., Going], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = going("echo one > one", "echo two > two")
+    command.part()
+    mark = Path(command.sandbox._store.places.checkpoint_mark(command.run.run))
+    make = Checkpoints.make
+
+    def make_meanwhile(checkpoints: Checkpoints, init: int, name: str = "") -> bool:
+        is_made = make(checkpoints, init, name)
+        mark.unlink()  # by Ctrl-C
+        return is_made
+
+    monkeypatch.setattr(Checkpoints, "make", make_meanwhile)
+    command.checkpoint()
+    assert command.ended().state == "applied"
+    assert ((project / "one").read_text(), (project / "two").read_text()) == ("one\n", "two\n")
+
+
+def test_several_may_stop_one_command(going: Callable[..., Going]) -> None:
+    command = going("trap '' INT", "echo never")
+    command.part()
+    run = command.run.run
+    with ThreadPoolExecutor(2) as threads:
+        reports = [threads.submit(command.sandbox.stop, run) for _ in range(2)]
+        assert [report.result(LONG_S).run for report in reports] == [run, run]

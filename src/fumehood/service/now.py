@@ -12,6 +12,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux.capture import KERNEL, LABELS
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
+from fumehood.service.layers import remove_note
 from fumehood.store.history import RUNNING, UNFINISHED, Reach
 from fumehood.store.places import new_id
 
@@ -51,7 +52,7 @@ def stop(store: Store, run: Run) -> Run:
             store.recover()  # should its process have died meanwhile
             run = store.history.find(run.run)
     finally:
-        os.unlink(mark)
+        remove_note(mark)  # two may ask at once
     return run
 
 
@@ -81,8 +82,7 @@ def checkpoint(store: Store, run: Run) -> Run:
             _wait_for(store, run, patience)
     finally:
         os.unlink(beside)
-        if asked_for(mark) == name:
-            os.unlink(mark)
+        _take_off(mark, name)
     store.recover()
     return store.history.find(name)
 
@@ -102,6 +102,12 @@ def asked_for(mark: str) -> str:
             return file.read()
     except FileNotFoundError:
         return ""
+
+
+def _take_off(mark: str, name: str) -> None:
+    """Ask for a checkpoint no longer; who asked may have gone, and somebody else may ask for another by now."""
+    if asked_for(mark) == name:
+        remove_note(mark)
 
 
 def _wait_for(store: Store, run: Run, patience: float) -> None:
@@ -143,7 +149,7 @@ class When:
             self._checkpoints = Checkpoints(*self._parts)
         began = time.monotonic()
         if (name or self._checkpoints.is_due()) and self._checkpoints.make(init, name) and name:
-            os.unlink(self._mark)
+            _take_off(self._mark, name)
         ended = time.monotonic()
         self._next = ended + max(self._every, _SHARE * (ended - began))
 
