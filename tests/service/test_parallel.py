@@ -3,7 +3,7 @@
 import json
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,13 @@ import pytest
 
 from conftest import command_line
 from fumehood import Policy, Run, Sandbox, UndoRefused
+from fumehood.core.changes import Change
 from fumehood.core.policy import Again
+from fumehood.service import layers
 from fumehood.service.layers import Overtaken
 from fumehood.service.settle import let_pass, settle
 from fumehood.service.store import Store
+from fumehood.store.places import Places
 from patience import LONG_S
 from snapshots import snapshot
 
@@ -360,3 +363,23 @@ def test_a_session_is_undone_though_a_run_went_in_after_one_that_began_later(
         assert snapshot(project) == before
         sandbox.redo_session()
         assert snapshot(project) == after
+
+
+def test_a_layer_goes_before_anybody_can_undo_its_run(
+    project: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_alone: list[bool] = []
+    drop = layers.drop_if_empty
+
+    def drop_now(places: Places, run: str, changes: Iterable[Change]) -> None:
+        try:
+            with store.alone(sandbox._project.id, wait=False):
+                is_alone.append(False)
+        except BlockingIOError:
+            is_alone.append(True)
+        drop(places, run, changes)
+
+    monkeypatch.setattr(layers, "drop_if_empty", drop_now)
+    with Sandbox(project) as sandbox:
+        sandbox.run("echo new > new")
+    assert is_alone == [True]

@@ -44,7 +44,8 @@ def settle(
                 let_pass(store, run, store.whose_turn(project))
             _apply(store, run, printed, layers, on_conflict, may_run_again=may_run_again)
             record_files(store, project, run)
-        layering.drop_if_empty(store.places, run.run, run.changed)
+            # Not after: an undo that waits for the lock puts what was added there.
+            layering.drop_if_empty(store.places, run.run, run.changed)
     elif state == HELD:
         with store.alone(project):
             if may_run_again:
