@@ -517,3 +517,17 @@ def test_several_may_stop_one_command(going: Callable[..., Going]) -> None:
     with ThreadPoolExecutor(2) as threads:
         reports = [threads.submit(command.sandbox.stop, run) for _ in range(2)]
         assert [report.result(LONG_S).run for report in reports] == [run, run]
+
+
+def test_a_command_whose_checkpoints_are_undone_says_why_there_is_nothing_more_to_undo(
+    going: Callable[..., Going], project: Path
+) -> None:
+    command = going("echo one > one", "echo two > two", "true")
+    command.part()
+    checkpoint = command.checkpoint()
+    command.part()
+    run = command.sandbox.stop(command.run)
+    command.sandbox.undo(checkpoint)
+    with pytest.raises(BadRequest, match=f"run {run.number} changed nothing in the project"):
+        command.sandbox.undo(run)
+    assert not list(project.iterdir())

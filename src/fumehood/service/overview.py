@@ -276,11 +276,10 @@ def redo_session(store: Store, project: Project, name: str, *, by: str = "", for
 def undo_command(store: Store, project: Project, run: Run, *, by: str = "", force: bool = False) -> list[Run]:
     """Take back a command, with all that checkpoints of it settled while it ran: all of it, or nothing."""
     settled = store.history.checkpoints_of(run) if run.act == "run" else []
-    runs = [each for each in (run, *settled) if each.state in ("applied", "held")]
-    # By itself, it also says why there is nothing to undo.
-    if not settled or not runs:
+    standing = (each for each in (run, *settled) if settled and each.state in ("applied", "held"))
+    runs = [each for each in standing if any(change.verdict == APPLIED for change in each.changed)]
+    if not runs:  # by itself, it also says why there is nothing to undo
         return [undo(store, project, run, by=by, force=force)]
-    runs = [each for each in runs if any(change.verdict == APPLIED for change in each.changed)]
     return _all_or_none(store, project, f"run {run.name} was not undone", runs, by, force=force)
 
 
