@@ -430,3 +430,17 @@ def test_notes_of_a_fleets_jobs_go_when_they_are_old_and_no_result_can_come(stor
     assert len(os.listdir(notes)) == 2
     cleaned(store, 31)
     assert os.listdir(notes) == []
+
+
+@on_real_layers
+def test_the_directory_of_a_session_stays_while_one_of_its_commands_runs(project: Path, store: Store) -> None:
+    with Sandbox(project, session="agent", draft="line", own_tmp=True) as sandbox:
+        command = sandbox.start("echo kept > /tmp/file; echo ready; read line; cat /tmp/file; echo $line > said")
+        assert command.stdout.readline() == "ready\n"
+        cleaned(store, days=0)
+        command.stdin.write("word\n")
+        run = command.wait()
+        assert (run.state, run.stdout) == ("held", "ready\nkept\n")
+        sandbox.draft("line").discard()
+    assert cleaned(store, days=0).leftovers
+    assert not os.listdir(f"{store.places.state}/sessions")

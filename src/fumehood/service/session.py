@@ -288,6 +288,7 @@ def sweep_sessions(
     except FileNotFoundError:
         return 0
     with Closing(sessions):
+        in_use = {name for run in _unfinished(store) for name in (run.session, request.loopback_of(run.draft or 0))}
         rows = store.database.rows(
             "SELECT name, sessions.project, max(day) FROM sessions LEFT JOIN runs ON session = name GROUP BY name"
         )
@@ -295,7 +296,7 @@ def sweep_sessions(
         old = []
         for name in entries(sessions):
             owner, day = last_days.get(name, (None, None))
-            if project not in (None, owner):
+            if name in in_use or project not in (None, owner):
                 continue
             if day is None:
                 used_at = os.stat(name, dir_fd=sessions, follow_symlinks=False).st_mtime
@@ -307,6 +308,10 @@ def sweep_sessions(
         for name in [] if dry else old:
             remove_tree(sessions, name)
     return len(old)
+
+
+def _unfinished(store: Store) -> list[Run]:
+    return store.history.runs(among=[name for name, *_ in store.history.unfinished()])
 
 
 def keep_variables(store: Store, name: str, variables: Mapping[str, str | None]) -> None:
