@@ -497,6 +497,18 @@ def test_what_is_written_while_a_commit_is_made_is_not_thrown_away(
     assert git(repository, "show", "fix:late") == "late\n"
 
 
+def test_a_commit_that_can_not_be_applied_leaves_the_draft_as_it_was(sandbox: Sandbox, repository: Path) -> None:
+    draft = sandbox.draft("one")
+    draft.run("echo 1 > theirs")
+    with draft.start("echo ready; read line") as command:
+        assert command.stdout.readline() == "ready\n"
+        with pytest.raises(BadRequest, match="a command is running in draft one"):
+            draft.commit()
+    assert [each.path for each in draft.changes()] == ["theirs"]
+    assert draft.commit().state == "applied"
+    assert git(repository, "show", "one:theirs") == "1\n"
+
+
 def test_what_git_ignores_is_not_thrown_away_for_a_commit(sandbox: Sandbox, repository: Path) -> None:
     draft = sandbox.draft("fix")
     draft.run("echo new > a.txt; echo it > ignored")

@@ -14,6 +14,7 @@ from conftest import command_line
 from fumehood import Policy, Run, Sandbox, UndoRefused
 from fumehood.core.changes import Change
 from fumehood.core.policy import Again
+from fumehood.errors import ChangedMeanwhile
 from fumehood.service import layers
 from fumehood.service.layers import Overtaken
 from fumehood.service.settle import let_pass, settle
@@ -28,8 +29,11 @@ pytestmark = pytest.mark.namespaces
 class Meeting:
     """Commands of one project that wait for each other: each has read its files before any of them is settled."""
 
-    def __init__(self, project: Path, policy: Policy | None = None, session: str | None = None) -> None:
+    def __init__(
+        self, project: Path, policy: Policy | None = None, session: str | None = None, draft: str | None = None
+    ) -> None:
         self._project = project
+        self._draft = draft
         # However long they wait for each other on a busy machine, they may be run again.
         self._policy = policy or Policy(again=Again(within=LONG_S))
         self._session = session
@@ -46,7 +50,7 @@ class Meeting:
                     first = False
                     begun.wait(LONG_S)
 
-            with Sandbox(self._project, policy=self._policy, session=self._session) as sandbox:
+            with Sandbox(self._project, self._policy, session=self._session, draft=self._draft) as sandbox:
                 # What it prints first comes when it has begun, and its end is not looked at before all have.
                 return sandbox.run(f"echo begun; {command}", on_output=wait)
 
@@ -383,3 +387,45 @@ def test_a_layer_goes_before_anybody_can_undo_its_run(
     with Sandbox(project) as sandbox:
         sandbox.run("echo new > new")
     assert is_alone == [True]
+
+
+def test_appends_at_the_same_time_in_one_draft_are_all_in_it(home: Path, project: Path) -> None:
+    (project / "log").write_text("")
+    runs = Meeting(project, draft="line").run(*(f"echo {number} >> log" for number in range(4)))
+    assert {run.state for run in runs} == {"held"}
+    with Sandbox(project) as sandbox:
+        sandbox.draft("line").apply()
+    assert sorted((project / "log").read_text().split()) == [str(number) for number in range(4)]
+
+
+def test_a_command_of_a_draft_that_can_not_be_run_again_says_whom_it_met(home: Path, project: Path) -> None:
+    (project / "log").write_text("")
+    policy = Policy(again=Again(tries=1))
+    runs = Meeting(project, policy, draft="line").run("echo one >> log", "echo two >> log", "echo other > other")
+    (met,) = [run for run in runs if "meanwhile" in run.changes[0].reason]
+    (other,) = [run for run in runs if run is not met and run.changes[0].path == "log"]
+    assert met.changes[0].reason.startswith(f"in draft line; run {other.number} changed it meanwhile")
+
+
+def test_bringing_a_draft_up_to_date_hides_nothing_that_a_command_writes_meanwhile(home: Path, project: Path) -> None:
+    lines = [f"{number}\n" for number in range(20)]
+    (project / "text").write_text("".join(lines))
+    with Sandbox(project) as sandbox:
+        draft = sandbox.draft("line")
+        draft.run("sed -i s/^1$/one/ text")
+        (project / "text").write_text("".join([*lines[:-1], "last\n"]))
+        with draft.start("read word; sed -i s/^9$/nine/ text") as command:
+            take_in = draft._taken_in
+
+            def take_in_later(*arguments: Any) -> Run:
+                command.stdin.write("go\n")
+                command.wait()
+                return take_in(*arguments)
+
+            draft._taken_in = take_in_later  # type: ignore[method-assign]
+            with pytest.raises(ChangedMeanwhile):
+                draft.rebase()
+        draft._taken_in = take_in  # type: ignore[method-assign]
+        draft.rebase()
+        draft.apply()
+    assert {"one", "nine", "last"} < set((project / "text").read_text().split())

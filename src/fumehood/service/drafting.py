@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from fumehood.core import changes as c
 from fumehood.core.report import ReportedChange, Run, printable
 from fumehood.core.value import Value
-from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, FumehoodError
+from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, FumehoodError, Unfinished
 from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import make_parents, open_below, open_top, remove_tree, split
@@ -119,8 +119,7 @@ class Draft(Commands):
         )  # fmt: skip
         directory, _, ignored = made.stdout.partition("\n")
         if made.exit_code or (ignored and not force):
-            if made.state == "held":
-                discard_held(self._store, self._project, made)
+            self._take_out(made)
             if not made.exit_code:
                 count = ignored.count("\0")
                 raise BadRequest(
@@ -133,17 +132,24 @@ class Draft(Commands):
         only = [f"{directory}/{part}" for part in parts]
         try:
             run = drafts.apply_draft(self._store, self._project, self._record, only=only, seen=seen, besides=made.run)
-        except ChangedMeanwhile:
-            # What another command wrote since is not in the commit, and would be thrown away.
-            discard_held(self._store, self._project, made)
+        except Unfinished:
+            raise
+        except FumehoodError:  # what another command wrote since is not in the commit, for example
+            self._take_out(made)
             raise
         return self._marked(run)
+
+    def _take_out(self, run: Run) -> None:
+        """Take a run of ours out of the draft, if it is still there: that is as it was before, then."""
+        if self._store.history.find(run.run).state == "held":
+            discard_held(self._store, self._project, run)
 
     def rebase(self) -> tuple[list[str], list[Conflict]]:
         """Bring both versions together, in the draft, of texts that the project has changed too.
 
         Returns their paths, and what is still a conflict: of a text, the lines in question are marked in the draft.
         """
+        seen = self._store.drafts.shown_at(self._record)
         with self._preview() as whole:
             merges, conflicts = drafts.compared(self._store, self._record, whole)
         merges = [merge for merge in merges if merge.root == self._project.path]
@@ -156,6 +162,11 @@ class Draft(Commands):
                 from fumehood.service.bundles import UNPACK
 
                 run = self._taken_in(UNPACK, packed, f"draft rebase {self.name}")
+            try:
+                drafts.refuse_another(self._store, self._record, seen, run.run)
+            except ChangedMeanwhile:
+                self._take_out(run)  # it would hide what another command wrote since
+                raise
             _note_rebased(
                 self._store, run,
                 [(each.change.path, each.change.before, each.live) for each in merges if each.change.before],

@@ -95,6 +95,18 @@ def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
                 yield name, run.roots.index(root), change
 
 
+def beside(store: Store, project: int, run: Run) -> Waiting:
+    """Return what other runs hold that a command did not see: they were settled while it ran."""
+    unseen = [store.history.find(name) for name in store.history.held(project, run.draft) if name not in run.below]
+    changes = (
+        (other.run, run.roots.index(root), change)
+        for other in unseen
+        for change in other.changed
+        if change.verdict in c.WAITING and (root := other.roots[change.root]) in run.roots
+    )
+    return Waiting(changes, run.roots, store.history.name)
+
+
 def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
     """Return what a held run is called that builds on some of a run's changes, and the path of one of them."""
     built = Waiting(((run.run, change.root, change) for change in chosen), run.roots)

@@ -127,7 +127,8 @@ class Hood(Workplace):
 
     def _run_until_settled(self, request: Request, wishes: Wishes) -> Run:
         """Run a command, and once more where it meets nothing but other runs; those then wait for each other."""
-        tries = self.policy.again.tries if request.mode in (APPLY, WHOLE) and wishes.can_be_met_again else 1
+        may_meet = request.mode in (APPLY, WHOLE) or request.draft_number is not None
+        tries = self.policy.again.tries if may_meet and wishes.can_be_met_again else 1
         if get_ident() in _taking_turns:
             tries = 1  # what is begun by a function that attends a command can't wait for that command
         turn, reason = None, ""

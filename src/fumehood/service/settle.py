@@ -48,7 +48,9 @@ def settle(
             layering.drop_if_empty(store.places, run.run, run.changed)
     elif state == HELD:
         with store.alone(project):
-            if may_run_again:
+            if run.draft is not None:
+                _meet_in_draft(store, project, run, may_run_again=may_run_again)
+            elif may_run_again:
                 give_way(store, run)
             _hold(store, run, printed, layers)
             record_files(store, project, run)
@@ -381,6 +383,24 @@ def give_way(store: Store, run: Run) -> None:
                     place = f"{root}/{change.within or change.path}"
     if first:
         _forget(store, run, first, place)
+
+
+def _meet_in_draft(store: Store, project: int, run: Run, *, may_run_again: bool) -> None:
+    """Forget a run that changed what others of its draft changed meanwhile: one version would hide the other.
+
+    Raises Overtaken then; where it can't be run again, it says so. The project's lock is held.
+    """
+    from fumehood.core.patterns import lies_in_cache
+    from fumehood.service.held import beside
+
+    others = beside(store, project, run)
+    for change in run.changed if others else ():
+        by = others.under(change) if change.verdict in c.WAITING and not lies_in_cache(change.path) else None
+        if by is not None and may_run_again:
+            reason = f"run {others.name(by)} changed {printable(change.path)} meanwhile"
+            _forget(store, run, reason, f"{run.roots[change.root]}/{change.path}")
+        if by is not None:
+            change.reason += f"; run {others.name(by)} changed it meanwhile, and one of both versions is hidden"
 
 
 def let_pass(store: Store, run: Run, place: str) -> None:
