@@ -15,8 +15,10 @@ from fumehood.linux.nofollow import DEEPEST, LISTING, Parents, open_top, remove_
 from fumehood.linux.warden import Room
 from fumehood.linux.ways_in import ProjectTree
 from fumehood.service import layers as layering
+from fumehood.service import overview
 from fumehood.service.files import scan_project
 from fumehood.service.layers import space_of
+from fumehood.service.profiles import sweep
 from fumehood.service.store import Store
 from fumehood.store.places import new_id
 from fumehood.store.projects import Project
@@ -258,3 +260,30 @@ def test_what_was_moved_is_looked_up_anew(test_directory: Path) -> None:
     parents.close()
     remove_tree(top, "e")
     os.close(top)
+
+
+def test_what_a_command_nests_deeply_is_shown_while_it_runs(sandbox: Sandbox, store: Store) -> None:
+    script = f"{nest(_DEEP, 'pass')[2]}open('f', 'w').close()\nprint('ready', flush=True)\ninput()"
+    with sandbox.start(["python3", "-c", script]) as command:
+        assert command.stdout.readline() == "ready\n"
+        (path,), is_more = overview.written(store, sandbox.find(command.run), 10)
+        assert (path.path, is_more) == (f"{_NAME}/" * _DEEP + "f", False)
+        command.kill()
+        sandbox.discard(command.run)
+
+
+def test_what_was_nested_deeply_in_a_kept_directory_is_swept(
+    project: Path, test_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = open_top(str(test_directory))
+    try:
+        monkeypatch.setenv("XDG_CACHE_HOME", f"{test_directory}/cache")
+        with Sandbox(project, Policy(tmp="project")) as sandbox:
+            sandbox.run(nest(_DEEP), cwd="/tmp")
+            later = time.time() + 9
+            count, size = sweep(sandbox._store.places, before=later, leftovers_before=later)
+            assert (count, size > 0) == (1, True)
+            assert sweep(sandbox._store.places, before=later, leftovers_before=later) == (0, 0)
+    finally:
+        remove_tree(top, "cache")
+        os.close(top)

@@ -394,9 +394,14 @@ def space_of(directory: int, name: str, *, freed: bool = False) -> int:
 
 def entries_in(directory: int, name: str) -> Iterator[os.stat_result]:
     """Yield the stat result of an entry and of everything below it that may be listed; follows nothing."""
+    return (entry for _, entry in paths_in(directory, name))
+
+
+def paths_in(directory: int, name: str) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the path and the stat result of an entry and of everything below it, however deep it is nested."""
     entry = look(directory, name)
     if entry is not None:
-        yield entry
+        yield name, entry
     waiting = [name]
     with Parents(directory, bounded=False) as parents:
         while waiting:
@@ -406,9 +411,9 @@ def entries_in(directory: int, name: str) -> Iterator[os.stat_result]:
                 continue  # no directory, or closed by a mode that is the backup's own
             with Closing(listing):
                 for below in os.listdir(listing):
-                    entry = look(listing, below)
+                    path, entry = f"{here}/{below}", look(listing, below)
                     if entry is None:
                         continue
-                    yield entry
+                    yield path, entry
                     if stat.S_ISDIR(entry.st_mode):
-                        waiting.append(f"{here}/{below}")
+                        waiting.append(path)

@@ -16,12 +16,12 @@ from fumehood.core.policy import Policy
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, UndoRefused
-from fumehood.linux.libc import read
-from fumehood.linux.nofollow import is_whiteout
+from fumehood.linux.libc import Closing, read
+from fumehood.linux.nofollow import is_whiteout, open_top
 from fumehood.linux.process import is_first_inside, number_in
 from fumehood.linux.usage import descendants
 from fumehood.service import decide, now
-from fumehood.service.layers import INIT
+from fumehood.service.layers import INIT, paths_in
 from fumehood.service.permission import widened
 from fumehood.service.store import Store
 from fumehood.service.undo import in_turn, to_redo, undo
@@ -100,15 +100,15 @@ def written(store: Store, run: Run, most: int) -> tuple[list[Written], bool]:
 
 def _entries(top: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield what is in a layer but for directories; by descriptors, since the command moves what it likes."""
-    for directory, _, names, descriptor in os.fwalk(top):
-        below = os.path.relpath(directory, top)
-        for name in names:
-            try:
-                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
-            except FileNotFoundError:
-                continue  # gone again
+    above, name = os.path.split(top)
+    try:
+        layer = open_top(above)
+    except FileNotFoundError:
+        return  # the command has just ended
+    with Closing(layer):
+        for path, status in paths_in(layer, name):
             if not stat.S_ISDIR(status.st_mode):
-                yield name if below == "." else f"{below}/{name}", status
+                yield path.removeprefix(f"{name}/"), status
 
 
 # ---- What waits for a person.

@@ -21,6 +21,7 @@ from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind, Layered, Operation
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
+from fumehood.service.layers import space_of
 from fumehood.store.places import Places, home
 
 TYPE_CHECKING = False
@@ -235,7 +236,7 @@ def sweep(
             for name in entries(lock.file):
                 limit, aged = (before, room) if name == _KEPT else (leftovers_before, f"{room}/{name}")
                 if os.stat(aged, follow_symlinks=False).st_mtime < limit:
-                    count, size = count + 1, size + _size_of(f"{room}/{name}")
+                    count, size = count + 1, size + space_of(lock.file, name)
                     if not dry:
                         remove_tree(lock.file, name)
             if not dry and not entries(lock.file):
@@ -247,13 +248,6 @@ def sweep(
         finally:
             lock.close()
     return count, size
-
-
-def _size_of(top: str) -> int:
-    size = 0
-    for _, _, names, folder in os.fwalk(top, follow_symlinks=False):
-        size += sum(os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512 for name in names)
-    return size
 
 
 def agents_directory(places: Places) -> str:
