@@ -68,6 +68,25 @@ def test_a_change_of_a_file_that_something_is_mounted_on_can_be_applied_once_it_
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that the host sees")
+def test_what_a_mount_was_in_the_way_of_is_not_applied_of_an_undone_run(project, home, test_directory):
+    (test_directory / "other").write_text("other\n")
+    (project / "file").write_text("old\n")
+    with Sandbox(project) as sandbox:
+        subprocess.run(["mount", "--bind", test_directory / "other", project / "file"], check=True)
+        try:
+            run = sandbox.run("echo new > file; echo x > beside")
+            sandbox.undo(run)
+        finally:
+            subprocess.run(["umount", project / "file"], check=True)
+        with pytest.raises(BadRequest, match=f"run {run.number} holds nothing: it is undone"):
+            sandbox.apply(run)
+        assert os.listdir(project) == ["file"]
+        sandbox.redo(run)
+        assert sandbox.apply(run).state == "applied"
+        assert [(project / name).read_text() for name in ("file", "beside")] == ["new\n", "x\n"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that the host sees")
 def test_what_lies_below_a_mount_and_was_changed_since_goes_only_by_force(project, home, test_directory):
     (test_directory / "other").write_text("other\n")
     (project / "file").write_text("old\n")

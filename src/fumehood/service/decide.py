@@ -193,16 +193,16 @@ def _waiting(
 
 def _unmounted(store: Store, run: Run, paths: Sequence[str], here: str) -> set[tuple[int, str]]:
     """Have those changes wait for a person that only a mount was in the way of, which is gone; return their places."""
-    if run.state in UNFINISHED:
+    if run.state in (*UNFINISHED, "undone"):
         return set()
     meant = chosen(run, paths, here=here)
     stuck = [change for change in meant if is_mounted_on(change)]
     mounts = [mount for root in run.roots for mount in mounts_inside(root)] if stuck else []
     free = [change for change in stuck if not is_in(f"{run.roots[change.root]}/{change.path}", mounts)]
     if stuck and not os.path.isdir(store.places.run(run.run)):
-        raise BadRequest(f"what run {run.run} wrote is no longer kept", hint="run the command again")
+        raise BadRequest(f"what run {run.name} wrote is no longer kept", hint="run the command again")
     if stuck and not free and all(change.verdict not in c.WAITING for change in meant):
-        raise BadRequest(printable(stuck[0].reason), hint=f"unmount it, then: fumehood apply {run.run}")
+        raise BadRequest(printable(stuck[0].reason), hint=f"unmount it, then: fumehood apply {run.name}")
     if free:
         for change in free:
             change.verdict, change.reason = c.HELD, "something was mounted there"
@@ -221,8 +221,8 @@ def _compared_anew(
     for change in going:
         if change.before is not None and change.before.kind != c.DIRECTORY and change.before.changed_ns > began:
             raise BadRequest(
-                f"{printable(change.path)} changed in the project after run {run.run} began",
-                hint=f"fumehood apply {run.run} --force takes the run's version, and saves what is there now",
+                f"{printable(change.path)} changed in the project after run {run.name} began",
+                hint=f"fumehood apply {run.name} --force takes the run's version, and saves what is there now",
             )
     return [*(change for change in waiting if (change.root, change.path) not in unmounted), *going]
 
