@@ -244,6 +244,21 @@ def test_a_project_is_forgotten_only_with_a_word(cli, project, worked, store):
     assert [each.id for each in store.projects.listed()] == [2]
 
 
+@pytest.mark.namespaces
+def test_of_a_forgotten_project_nothing_is_left_that_stood_for_its_held_runs_and_drafts(home, project, cli):
+    (project / "a").write_text("old")
+    with Sandbox(project) as sandbox:
+        for number in range(17):
+            sandbox.run(f"echo held > {number}", apply="hold")
+        sandbox.run("true")  # sees them as few trees
+        sandbox.draft("line", frozen=True).run("echo new > a")
+    state = Path(places().state)
+    assert list((state / "folded").iterdir()) and list((state / "drafts").iterdir())
+    assert cli("projects", "forget", project, "--yes").returncode == 0
+    assert [*(state / "folded").iterdir(), *(state / "drafts").iterdir(), *(state / "runs").iterdir()] == []
+
+
+
 def test_bad_words_are_refused(cli, project, store):
     for words in (("move",), ("move", "1"), ("forget",), ("forget", "77"), ("forget", "/nowhere"), ("paint", "x")):
         told = cli("projects", *words)

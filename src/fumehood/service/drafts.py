@@ -401,7 +401,7 @@ def new_draft(store: Store, project: Project, name: str, *, frozen: bool = False
             _freeze(frozen_at(store, draft.id), project.roots)
             return store.drafts.made(draft)
         except BaseException:
-            _remove(store.places.draft(draft.id))
+            remove_directory(store.places.draft(draft.id))
             raise
 
 
@@ -411,7 +411,7 @@ def _sweep(store: Store) -> None:
     needed = store.drafts.bases()
     for name in os.listdir(top) if os.path.isdir(top) else ():
         if int(name) not in needed:
-            _remove(f"{top}/{name}")
+            remove_directory(f"{top}/{name}")
 
 
 def _freeze(target: str, roots: Sequence[str]) -> None:
@@ -553,10 +553,11 @@ def drop_layers(store: Store, draft: DraftRecord, members: Sequence[str]) -> Non
     for name in members:
         layering.drop(store.places, name)
     if draft.base is not None and not store.drafts.is_lain_on(draft):
-        _remove(store.places.draft(draft.base))
+        remove_directory(store.places.draft(draft.base))
 
 
-def _remove(directory: str) -> None:
+def remove_directory(directory: str) -> None:
+    """Remove a directory of ours with all that is in it, if it is there."""
     above, name = os.path.split(directory)
     try:
         top = open_top(above)

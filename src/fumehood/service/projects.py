@@ -22,7 +22,7 @@ from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree, wal
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service import layers as layering
 from fumehood.service.decide import discard_held
-from fumehood.service.drafts import discard_draft
+from fumehood.service.drafts import discard_draft, remove_directory
 from fumehood.store.audit import DECIDED
 from fumehood.store.backups import Daily
 from fumehood.store.history import Reach
@@ -131,12 +131,12 @@ def _line(path: str) -> str | None:
     return None if text is None else os.fsdecode(text).rstrip("\n")
 
 
-def layer_of(store: Store, project: Project) -> RootLayer:
+def layer_of(store: Store, project: Project | KnownProject) -> RootLayer:
     """Return the layer that a project has over a root tree, made or not."""
     return RootLayer(f"{store.places.layers}/{project.id}")
 
 
-def reset(store: Store, project: Project) -> bool:
+def reset(store: Store, project: Project | KnownProject) -> bool:
     """Drop what a project's commands have installed into the root; returns False if there was nothing."""
     return layer_of(store, project).drop() if project.id else False
 
@@ -239,6 +239,10 @@ def forget(store: Store, project: KnownProject) -> None:
         with Daily(store.places.state) as daily:
             for name in _backups(store, project.id):
                 daily.remove(name)
+        bases = {draft.base for draft in store.drafts.open_ones(project.id) if draft.base is not None}
+        for directory in (store.places.folded(project.id), *map(store.places.draft, bases)):
+            remove_directory(directory)
+        reset(store, project)
         store.projects.remove(project.id)
     store.audit.tell("", DECIDED, f"the project {project.path} was forgotten")
 
