@@ -16,7 +16,7 @@ from fumehood.core.policy import Policy
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, UndoRefused
-from fumehood.linux.libc import Closing, read
+from fumehood.linux.libc import Closing, InterruptsHeld, read
 from fumehood.linux.nofollow import is_whiteout, open_top
 from fumehood.linux.process import is_first_inside, number_in
 from fumehood.linux.usage import descendants
@@ -310,8 +310,9 @@ def _all_or_none(
     try:
         if not force:
             runs = in_turn(store, runs)  # else those done already would have to be done again, and stay in the log
-        # One by one: what is done already must be known when one of them refuses.
-        done.extend(undo(store, project, run, by=by, force=force) for run in runs)
+        with InterruptsHeld():  # Ctrl-C comes before all of them, or after
+            # One by one: what is done already must be known when one of them refuses.
+            done.extend(undo(store, project, run, by=by, force=force) for run in runs)
     except FumehoodError as error:
         for back in reversed(done):
             undo(store, project, back, by=by)
