@@ -3,19 +3,26 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
 import trees
 from conftest import need
-from fumehood import BadRequest, Policy, Sandbox, UndoRefused
+from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
 from fumehood.core.questions import Question
+from fumehood.core.report import Blocked
 from fumehood.linux.probe import CAPTURES
+from fumehood.service import overview
 from fumehood.service.running import Wishes
+from fumehood.service.session import leave_link
 from passing_days import pass_days
 from snapshots import snapshot
 
@@ -524,3 +531,38 @@ def test_a_whole_session_goes_back_after_a_persons_git_status(cli: Cli, project:
     assert {path.name for path in project.iterdir()} == before
     assert (project / "f").read_text() == "first\n"
     assert subprocess.run(["git", "ls-files"], cwd=project, check=True, capture_output=True).stdout == b""
+
+
+def test_ctrl_c_finds_all_of_a_session_undone_or_nothing(
+    agent: Sandbox, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        agent.run(f"echo {name} > {name}")
+    undo = overview.undo
+
+    def undo_and_interrupt(*arguments: Any, **options: Any) -> Run:
+        back = undo(*arguments, **options)
+        signal.raise_signal(signal.SIGINT)
+        return back
+
+    monkeypatch.setattr(overview, "undo", undo_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        agent.undo_session()
+    assert os.listdir(project) == []
+
+
+def test_commands_that_end_at_the_same_time_remove_what_was_followed_long_ago(home: Path, project: Path) -> None:
+    room = home / "room"
+    room.mkdir()
+    for number in range(400):
+        (room / f"old-{number}").symlink_to(project)
+        os.utime(room / f"old-{number}", (0, 0), follow_symlinks=False)
+    begun = threading.Barrier(4)
+
+    def leave(number: int) -> tuple[Blocked, ...]:
+        begun.wait()
+        return leave_link(f"{room}/{number}", str(project))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(leave, range(4))) == [()] * 4
+    assert sorted(os.listdir(room)) == ["0", "1", "2", "3"]

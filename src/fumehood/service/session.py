@@ -250,8 +250,11 @@ def leave_link(link: str, target: str) -> tuple[Blocked, ...]:
     _make_room(above)
     with os.scandir(above) as entries:
         for entry in entries:
-            if entry.is_symlink() and entry.stat(follow_symlinks=False).st_mtime < time.time() - _FOLLOWED_S:
-                os.unlink(entry.path)
+            try:
+                if entry.is_symlink() and entry.stat(follow_symlinks=False).st_mtime < time.time() - _FOLLOWED_S:
+                    os.unlink(entry.path)
+            except FileNotFoundError:
+                continue  # another command was faster
     try:
         os.symlink(target, link)
     except FileExistsError:
