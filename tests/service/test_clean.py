@@ -444,3 +444,18 @@ def test_the_directory_of_a_session_stays_while_one_of_its_commands_runs(project
         sandbox.draft("line").discard()
     assert cleaned(store, days=0).leftovers
     assert not os.listdir(f"{store.places.state}/sessions")
+
+
+@on_real_layers
+def test_a_project_that_is_gone_is_in_the_way_of_no_cleaning(
+    project: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "AT_ONCE", 0)  # as where much was changed: it is recorded later
+    with Sandbox(project) as sandbox:
+        sandbox.undo(sandbox.run("echo new > new"))
+        sandbox.run("echo held > held", apply="hold")
+        assert store.database.rows("SELECT 1 FROM files_due")
+        project.rename(project.parent / "elsewhere")
+        cleaned(store)
+    assert not store.database.rows("SELECT 1 FROM files_due")
+    (project.parent / "elsewhere").rename(project)

@@ -406,8 +406,6 @@ def _remove(store: Store, daily: Daily, names: Sequence[str]) -> int:
 def _drop_missing(store: Store, file_records: Sequence[Record], with_backup: set[int]) -> None:
     """Remove those of these records that have neither a file nor a backup, unless a run deleted the file."""
     for root in sorted({each.root for each in file_records}):
-        if not os.path.isdir(root):
-            continue  # the whole root is away, perhaps not mounted
         with LiveFiles(root) as live:
             mine = [each for each in file_records if each.root == root and each.id not in with_backup]
             Files(store.database).drop([each.id for each in mine if live.is_missing(each.path)])

@@ -351,10 +351,13 @@ def _held(store: Store, project: int) -> set[Place]:
 
 
 class LiveFiles:
-    """The project's side of one root: looked at without following anything."""
+    """The project's side of one root: looked at without following anything; of one that is away, nothing is known."""
 
     def __init__(self, root: str) -> None:
-        self._top = open_top(root)
+        try:
+            self._top = open_top(root)
+        except OSError:
+            self._top = -1  # removed, or not mounted
         self._parents = Parents(self._top)
 
     def __enter__(self) -> LiveFiles:
@@ -362,7 +365,8 @@ class LiveFiles:
 
     def __exit__(self, *_error: object) -> None:
         self._parents.close()
-        os.close(self._top)
+        if self._top >= 0:
+            os.close(self._top)
 
     def look(self, path: str) -> os.stat_result | None:
         """Return what is at a path, or None where nothing is, or what is can't be looked at."""
@@ -380,7 +384,7 @@ class LiveFiles:
         except PermissionError:
             return False
         except OSError:
-            return True  # a parent is missing, or is no directory any more
+            return self._top >= 0  # a parent is missing, or is no directory any more
 
 
 # ---- Walk a project, and bring the records of its files up to date with what is there.

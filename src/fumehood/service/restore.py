@@ -139,8 +139,6 @@ def known_file(store: Store, project: Project, root: str, path: str) -> KnownFil
 
 def _as_they_are(root: str, records: Sequence[Record]) -> list[Record]:
     """Return records as they are now: since then, a person may have made, changed or deleted any of them."""
-    if not records or not os.path.isdir(root):
-        return list(records)
     with LiveFiles(root) as live:
         return [_as_it_is(live, record) for record in records]
 
