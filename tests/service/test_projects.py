@@ -258,6 +258,19 @@ def test_of_a_forgotten_project_nothing_is_left_that_stood_for_its_held_runs_and
     assert [*(state / "folded").iterdir(), *(state / "drafts").iterdir(), *(state / "runs").iterdir()] == []
 
 
+@pytest.mark.namespaces
+def test_a_project_that_was_removed_while_something_was_applied_can_be_cleaned_and_forgotten(
+    cli, project, worked, store
+):
+    store.history.state(worked[0], "applying")  # as where the machine has stopped then
+    shutil.rmtree(project)
+    beside = project.parent
+    assert cli("clean", "--all", "--days", "0", "--yes", cwd=beside).returncode == 0
+    assert worked[0] in os.listdir(f"{store.places.state}/runs")
+    assert cli("projects", "forget", project, "--yes", cwd=beside).returncode == 0
+    assert os.listdir(f"{store.places.state}/runs") == []
+    project.mkdir()
+
 
 def test_bad_words_are_refused(cli, project, store):
     for words in (("move",), ("move", "1"), ("forget",), ("forget", "77"), ("forget", "/nowhere"), ("paint", "x")):

@@ -206,6 +206,17 @@ def take_up(places: Places, run: str) -> Lock:
         raise
 
 
+def is_claimed(places: Places, run: str) -> bool:
+    """Tell whether the process of a run lives, and is not done with it."""
+    try:
+        take_up(places, run).close()
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def unknown(store: Store) -> list[str]:
     """Return the runs' directories that no record names, that no living process has, and that hold something."""
     recorded = {name for row in store.database.rows("SELECT id, layer FROM runs") for name in row}

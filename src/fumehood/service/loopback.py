@@ -21,7 +21,7 @@ from fumehood.linux.lock import locked
 from fumehood.linux.namespaces import join_network
 from fumehood.linux.probe import host
 from fumehood.proxy.relay import carry
-from fumehood.service.layers import INIT, take_up
+from fumehood.service.layers import INIT, is_claimed
 from fumehood.store.places import Places, make_private
 
 TYPE_CHECKING = False
@@ -148,14 +148,7 @@ def _network(places: Places, room: int, groups: tuple[int, ...] = ()) -> int:
     for name in os.listdir(room):
         if not name.endswith(_MARK):
             continue
-        try:
-            take_up(places, name.removesuffix(_MARK)).close()
-            is_alive = False
-        except FileNotFoundError:
-            is_alive = False
-        except BlockingIOError:
-            is_alive = True
-        if not is_alive:
+        if not is_claimed(places, name.removesuffix(_MARK)):
             os.unlink(name, dir_fd=room)
             continue
         with Closing(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=room)) as mark:

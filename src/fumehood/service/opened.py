@@ -62,6 +62,8 @@ class OpenedStore(Store):
         """
         # A command that runs has begun nothing there yet: so it is with the one that has just taken the lock.
         unfinished = [each for each in self.history.unfinished(project) if each[1:3] != (RUNNING, "run")]
+        if unfinished and not os.path.isdir(self.projects.path_of(project)):
+            unfinished = []  # it waits for its project; who only cleans or forgets goes on
         if unfinished or nofollow.notes(self.places.modes):
             from fumehood.service.recover import mend
 

@@ -226,7 +226,7 @@ def forget(store: Store, project: KnownProject) -> None:
     interrupted.
     """
     with store.alone(project.id):
-        if store.history.unfinished(project.id):
+        if any(layering.is_claimed(store.places, run) for run, *_ in store.history.unfinished(project.id)):
             raise BadRequest(f"a run of {project.path} has not ended yet", hint="wait for it, then forget the project")
         store.projects.set_aside(project.id)
         runs = [run for (run,) in store.database.rows("SELECT id FROM runs WHERE project = ?", (project.id,))]
