@@ -411,3 +411,13 @@ def test_a_death_between_an_edit_and_its_end_leaves_the_runs_version_held(
     assert verdicts(sandbox.apply(held)) == {"f": "conflict"}
     sandbox.apply(held, force=True)
     assert (project / "f").read_text() == "2\n"
+
+
+@pytest.mark.parametrize("content", ["line\n" * 300_000, "a\0b\n"], ids=["long", "binary"])
+def test_of_a_file_whose_pieces_are_not_shown_none_is_taken(sandbox, store, known, project, content):
+    (project / "file").write_text(content)
+    held = sandbox.run("echo more >> file", apply="hold")
+    with pytest.raises(BadRequest, match="file can't be taken over in part"):
+        decide.apply_hunks(store, known, held, "file", {0})
+    assert (project / "file").read_text() == content
+    assert sandbox.find(held).state == "held"

@@ -22,7 +22,7 @@ from fumehood.linux.nofollow import is_version, looks, open_below, open_top, spl
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.service.apply import mark_conflict, take_over
-from fumehood.service.differences import contents
+from fumehood.service.differences import contents, difference_of
 from fumehood.service.restore import moved_on, put
 from fumehood.service.settle import (
     DISCARDED,
@@ -99,6 +99,11 @@ def apply_edited(
         run, waiting = _waiting(store, project, run, [path], here, forth=True)
         _refuse_in_draft(run)
         change = _one_file(run, waiting)
+        if not difference_of(store, run, change).shown:
+            raise BadRequest(
+                f"{printable(change.path)} can't be taken over in part: it is too long, or not a text",
+                hint=f"fumehood apply {run.name} {typed(change.path)} takes all of it",
+            )
         old, new = contents(store, run, change)
         if expected and versions_digest(run, change, old, new) != expected:
             raise changed_since_shown(run)
