@@ -253,7 +253,7 @@ def test_of_a_forgotten_project_nothing_is_left_that_stood_for_its_held_runs_and
         sandbox.run("true")  # sees them as few trees
         sandbox.draft("line", frozen=True).run("echo new > a")
     state = Path(places().state)
-    assert list((state / "folded").iterdir()) and list((state / "drafts").iterdir())
+    assert all(list((state / name).iterdir()) for name in ("folded", "drafts"))
     assert cli("projects", "forget", project, "--yes").returncode == 0
     assert [*(state / "folded").iterdir(), *(state / "drafts").iterdir(), *(state / "runs").iterdir()] == []
 
