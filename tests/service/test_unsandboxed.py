@@ -402,6 +402,23 @@ def test_a_program_that_is_killed_takes_an_unsandboxed_command_along(no_sandbox,
     assert gone(mark)
 
 
+def test_of_one_whose_program_was_killed_it_is_said_that_it_ran(no_sandbox, project, store):
+    script = (
+        f"import sys; sys.path[:0] = {[entry for entry in sys.path if entry]!r}\n"
+        "from fumehood import Sandbox\n"
+        f"Sandbox({str(project)!r}, ask=lambda q: True).run('echo x > f; echo begun; sleep 60',"
+        " on_output=lambda s, t: print(t, flush=True))"
+    )
+    with subprocess.Popen([sys.executable, "-I", "-c", script], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "begun\n"
+        program.kill()
+    with Sandbox(project) as sandbox:
+        (run,) = sandbox.history()
+    assert (project / "f").read_text() == "x\n"
+    assert (run.state, run.reason) == ("failed", f"Fumehood was stopped while the command ran; {UNCAPTURED}")
+    assert os.listdir(f"{store.places.state}/runs") == []
+
+
 def test_a_program_reached_through_a_link_that_commands_can_turn_is_never_kept(tmp_path, monkeypatch):
     # Every directory of a test's own is one where anybody may leave a program.
     monkeypatch.setattr(profiles, "_ANYBODY_S", ())

@@ -106,6 +106,12 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
         if claim is None:
             store.history.state(name, FAILED, STOPPED_RUNNING, event=RECOVERED)
             return
+        if not run.sandboxed:
+            from fumehood.service.unsandboxed import UNCAPTURED
+
+            store.history.state(name, FAILED, f"{STOPPED_RUNNING}; {UNCAPTURED}", event=RECOVERED)
+            layering.drop(store.places, name)
+            return
         if run.mode == DRAFT:
             _forget(store, run)  # the draft holds it all still
             return
