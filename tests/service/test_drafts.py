@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 from faulty import BEFORE, CHANGE
 from fumehood import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict, Policy, Run, Sandbox
 from fumehood.core.hunks import merged
-from fumehood.service import drafting
+from fumehood.linux.libc import Closing
+from fumehood.service import drafting, drafts
 from fumehood.service.apply import take_over
 from fumehood.service.drafts import apply_draft, discard_draft
 from fumehood.service.store import Store
@@ -540,3 +542,23 @@ def test_caches_that_both_have_written_are_no_conflict(sandbox: Sandbox, project
     sandbox.undo()
     sandbox.undo()
     assert snapshot(project) == before
+
+
+def test_where_there_is_no_room_for_the_version_before_a_run_the_run_is_reported_all_the_same(
+    sandbox: Sandbox, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b"):
+        (project / name).write_text("old\n")
+    copy = drafts.copy_entry
+
+    def copy_to_full_disk(source_dir: int, source: str, target_dir: int, target: str) -> None:
+        copy(source_dir, source, target_dir, target)
+        if source == "b":
+            with Closing(os.open(target, os.O_WRONLY, dir_fd=target_dir)) as half:
+                os.truncate(half, 1)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(drafts, "copy_entry", copy_to_full_disk)
+    run = sandbox.draft("line").run("echo new > a; echo new > b")
+    assert run.state == "held"
+    assert os.listdir(sandbox._store.places.layer(run.run, 0, drafts.BASE)) == ["a"]

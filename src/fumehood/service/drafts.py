@@ -301,11 +301,14 @@ def in_draft(store: Store, project: Project, request: Request) -> Request:
 def after_run(store: Store, project: Project, run: Run) -> None:
     """Keep what a run in a draft changed as it was in the project, and fold layers for the next run."""
     gits = git_directories(run.roots, run.changed)
-    for number, root in enumerate(run.roots):
-        mine = [change for change in run.changed if change.root == number and _may_be_merged(root, change, gits)]
-        if mine:
-            _keep_base(store.places.layer(run.run, number, BASE), root, mine)
-    held_runs.fold_ahead(store, project.id, run)
+    try:
+        for number, root in enumerate(run.roots):
+            mine = [change for change in run.changed if change.root == number and _may_be_merged(root, change, gits)]
+            if mine:
+                _keep_base(store.places.layer(run.run, number, BASE), root, mine)
+        held_runs.fold_ahead(store, project.id, run)
+    except OSError:
+        return  # there is no room: what was not kept can't be merged, and the next run folds what it sees
 
 
 def _may_be_merged(root: str, change: c.Change, gits: Collection[str]) -> bool:
@@ -327,10 +330,14 @@ def _keep_base(target: str, root: str, changes: Sequence[c.Change]) -> None:
             with Closing(open_top(target)) as top:
                 make_parents(top, parent)
                 with Closing(open_below(top, parent)) as to, Closing(open_below(live, parent)) as source:
-                    copy_entry(source, name, to, name)
-                    now = look(source, name)
-                    if now is None or not change.before.same(stamp_of(now)):
-                        os.unlink(name, dir_fd=to)  # it may be half of two versions
+                    is_whole = False
+                    try:
+                        copy_entry(source, name, to, name)
+                        now = look(source, name)
+                        is_whole = now is not None and change.before.same(stamp_of(now))
+                    finally:
+                        if not is_whole:
+                            remove_tree(to, name)  # it may be half of one version, or of two
 
 
 # ---- All that a draft holds, as one run that is not recorded.
