@@ -1,7 +1,9 @@
 """What may come in between while a sandbox is being started."""
 
 import asyncio
+import gc
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood import LaunchFailed, Policy, Sandbox
+from fumehood import FumehoodError, LaunchFailed, Policy, Sandbox
 from fumehood.core.policy import Profile
 from fumehood.errors import OverlayUnavailable
 from fumehood.linux import bwrap, hostview, survey
@@ -364,3 +366,30 @@ def test_what_was_made_ready_for_another_is_not_used(home, project):
             time.sleep(0.1)  # for the next one to get ready
             assert other.run("ls /usr/share").exit_code != 0
             time.sleep(0.1)
+
+
+@pytest.mark.parametrize("options", [{"session": "agent"}, {}], ids=["in a session", "alone"])
+def test_where_descriptors_are_short_no_run_keeps_one_that_it_got(
+    home: Path, project: Path, options: dict[str, str]
+) -> None:
+    def opened() -> set[int]:
+        return {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ended = []
+    with Sandbox(project, **options) as sandbox:
+        sandbox.run("true")
+        before = opened()
+        for count in range(1, 40):
+            free = sorted(set(range(max(before) + count + 1)) - before)[:count]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, hard))
+            try:
+                ended.append(sandbox.run("true", stdin="text").state)
+            except FumehoodError as error:
+                ended.append(error.message)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            gc.collect()
+            assert opened() == before, (count, ended[-1])
+    assert "Too many open files" in ended[0]
+    assert ended[-1] == "empty"

@@ -531,11 +531,11 @@ class Retried:
         self._plan = plan
         self._look_again = look_again
         self._tries = _TRIES
-        self._kept = [os.dup(fd) for fd in streams]
+        self._kept = libc.Descriptors(map(os.dup, streams))
         try:
             self._running = start(plan, streams)
         except BaseException:
-            self._let_go()
+            self._kept.close()
             raise
 
     def fileno(self) -> int:
@@ -553,16 +553,11 @@ class Retried:
                 self._plan = self._look_again(self._plan)
                 self._running = self._start(self._plan, self._kept)
             except BaseException:
-                self._let_go()
+                self._kept.close()
                 raise
             return None
-        self._let_go()
+        self._kept.close()
         return ended
-
-    def _let_go(self) -> None:
-        for fd in self._kept:
-            os.close(fd)
-        self._kept = []
 
     def init(self) -> int | None:
         """The first process inside, once it is known."""

@@ -260,12 +260,14 @@ def piped(wish: Wish, outputs: tuple[Stream, Stream], *, is_one: bool = False) -
 
     Only in one pipe does what a command prints stay in order.
     """
-    stdin, feed = _input(wish)
-    if is_one:
-        out, out_end = os.pipe()
-        return Stdio((stdin, out_end, out_end), {out: outputs[0]}, feed)
-    (out, out_end), (err, err_end) = os.pipe(), os.pipe()
-    return Stdio((stdin, out_end, err_end), {out: outputs[0], err: outputs[1]}, feed)
+    streams = outputs[:1] if is_one else outputs
+    with libc.Descriptors() as pipes:
+        for _ in streams:
+            pipes.extend(os.pipe())
+        stdin, feed = _input(wish)  # last: where one of them can't be had, none stays open
+        ends = tuple(pipes)
+        pipes.clear()
+    return Stdio((stdin, ends[1], ends[-1]), dict(zip(ends[::2], streams, strict=True)), feed)
 
 
 def on_terminal(terminal: Terminal | ProgramTerminal, output: Stream, wish: Wish) -> Stdio:

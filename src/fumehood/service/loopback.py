@@ -83,6 +83,9 @@ class Loopback:
             ours, theirs = _socket.socketpair()
             try:
                 running = start(plan, (*streams, theirs.fileno(), *(() if is_new else (self._network,))))
+            except BaseException:
+                ours.close()
+                raise
             finally:
                 theirs.close()
             received: list[int] = []

@@ -405,7 +405,7 @@ def _launched(start: Starter, plan: Plan, stdio: Stdio, access: Access | None) -
     streams = stdio.descriptors
     try:
         return start(plan, streams) if access is None else access.launched(start, plan, streams)
-    except FumehoodError:
+    except (FumehoodError, OSError):
         stdio.abandon()
         raise
     finally:

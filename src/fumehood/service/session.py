@@ -79,6 +79,7 @@ class Seat:
         self._store = store
         self.session = session_of(store, project, name)
         self._owner = owner_of(project.path)
+        self._run = run
         self._room = store.places.session(name)
         self._directory = f"{self._room}/{run}" if self._owner is None else f"{_FOR_OTHERS}/fumehood-{run}"
         self._pipes: dict[str, int] = {}
@@ -138,6 +139,16 @@ class Seat:
         return blocked
 
     def __enter__(self) -> Seat:
+        try:
+            self._open()
+        except BaseException:
+            for pipe in self._pipes.values():
+                os.close(pipe)
+            clear_seat(self._store.places, self.session.name, self._run)
+            raise
+        return self
+
+    def _open(self) -> None:
         if self._owner is None:
             _make_room(self._room)
         os.mkdir(self._directory, 0o700)
@@ -151,7 +162,6 @@ class Seat:
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
             self._pipes[name] = os.open(f"{self._directory}/{name}", flags)
         self.door = inside.Door(self._directory, self._pipes[inside.REQUESTS], self._reach)
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self.loopback.leave()
