@@ -7,6 +7,7 @@ import pytest
 from fumehood import Sandbox
 from fumehood.core.policy import Limits, Policy
 from fumehood.linux import libc
+from fumehood.linux.warden import Room
 from patience import LONG_S
 from processes import LONG, processes
 
@@ -47,6 +48,18 @@ def test_a_fork_bomb_ends_with_the_run(limited, project):
     assert run.exit_code == 137
     assert not processes(bomb)
     assert "limits.processes" in run.for_model()
+
+
+def test_a_directory_that_can_only_be_listed_is_not_measured(test_directory):
+    closed = test_directory / "closed"
+    closed.mkdir()
+    (closed / "file").write_text("its size is not told to who may not pass through")
+    closed.chmod(0o444)
+    room = Room([str(test_directory)], MIB, empty=True)
+
+    assert room.look(lambda: 0) is None
+    room.close()
+    closed.chmod(0o755)
 
 
 def test_threads_count_as_processes(limited):

@@ -255,8 +255,8 @@ def _entries(directory: int, here: str, waiting: list[str], linked: set[tuple[in
         for entry in entries:
             try:
                 status = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
+            except OSError:
+                continue  # gone, or in a directory that its owner may list and not pass through
             if stat.S_ISDIR(status.st_mode):
                 waiting.append(f"{here}/{entry.name}" if here else entry.name)
             elif status.st_nlink > 1:
