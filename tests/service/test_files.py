@@ -722,3 +722,17 @@ def test_a_directory_that_can_not_be_read_loses_no_record(store: Store, known: P
         (project / "d").chmod(0o700)
     assert (found.unread, found.dropped) == (1, 0)
     assert must(at(store, known, "d/a"))
+
+
+@pytest.mark.ordinary
+def test_a_directory_that_can_only_be_listed_loses_no_record(store: Store, known: Project, project: Path) -> None:
+    (project / "d").mkdir()
+    (project / "d/a").write_text("x")
+    scan_project(store, known)
+    (project / "d").chmod(0o444)
+    try:
+        scanned = scan_project(store, known)
+    finally:
+        (project / "d").chmod(0o700)
+    assert (scanned.unread, scanned.dropped) == (1, 0)
+    assert must(at(store, known, "d/a"))

@@ -163,9 +163,9 @@ class Parents:
         return open_below(here, path[start:], flags)
 
     def listing(self, path: str) -> int | None:
-        """Open a directory to list it; None where it is gone, or closed to us."""
+        """Open a directory to list it; None where it is gone, or closed to us: its dot is there to who may pass it."""
         try:
-            return self.open(path, LISTING)
+            return self.open(join(path, "."), LISTING)
         except OSError:
             return None
 
