@@ -8,7 +8,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.linux.layer import Stack
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, listxattr
 from fumehood.linux.nofollow import (
     LISTING,
     PATH_ONLY,
@@ -97,7 +97,7 @@ def _copy_owner_and_attributes(reading: int, writing: int, status: os.stat_resul
     made = os.fstat(writing)
     if (status.st_uid, status.st_gid) != (made.st_uid, made.st_gid):
         give_owner(writing, status)
-    for attribute in os.listxattr(reading):
+    for attribute in listxattr(reading):
         if attribute.startswith(c.BOOKKEEPING):
             continue
         try:

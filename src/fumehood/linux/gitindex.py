@@ -9,7 +9,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, listxattr
 from fumehood.linux.nofollow import LISTING, PATH_ONLY, Parents, look, open_below, open_top, stamp_of
 
 TYPE_CHECKING = False
@@ -211,7 +211,7 @@ def _content(tree: Parents, path: str, version: c.Stamp) -> str:
             if not version.same(stamp_of(status)):
                 return ""
             digest = blake2b(b"%d %d" % (status.st_uid, status.st_gid), digest_size=_CONTENT_SIZE)
-            for name in sorted(os.listxattr(file)):
+            for name in sorted(listxattr(file)):
                 if name.startswith(("user.", "system.")) and not name.startswith(c.BOOKKEEPING):
                     digest.update(b"\0%b\0%b" % (os.fsencode(name), os.getxattr(file, name)))
             digest.update(b"\0\0")

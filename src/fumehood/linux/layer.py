@@ -9,7 +9,7 @@ import stat
 from fumehood.core import changes as c
 from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.gitindex import meaning_in, note_contents
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, listxattr
 from fumehood.linux.nofollow import (
     PATH_ONLY,
     Loosened,
@@ -44,7 +44,7 @@ _LOOKS = 5  # at an index that somebody's git replaces meanwhile
 
 def attributes(directory: int, name: str) -> list[str]:
     """List the extended attributes of an entry without following it."""
-    return os.listxattr(f"/proc/self/fd/{directory}/{name}", follow_symlinks=False)
+    return listxattr(f"/proc/self/fd/{directory}/{name}", follow_symlinks=False)
 
 
 def whiteout(directory: int, name: str) -> None:
@@ -69,7 +69,7 @@ def set_opaque(directory: int) -> None:
 
 def is_opaque(directory: int | str, marks: Sequence[str] = OPAQUE_MARKS) -> bool:
     """Tell whether a directory of a layer hides what lies below it; a descriptor must be one that can be read."""
-    names = os.listxattr(directory)
+    names = listxattr(directory)
     return any(name in names and os.getxattr(directory, name) == b"y" for name in marks)
 
 

@@ -367,6 +367,16 @@ def read(path: str, directory: int | None = None) -> bytes:
         return b""
 
 
+def listxattr(place: int | str, *, follow_symlinks: bool = True) -> list[str]:
+    """List the extended attributes of something; none on a file system that knows no such thing, as sshfs does not."""
+    try:
+        return os.listxattr(place, follow_symlinks=follow_symlinks)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP:
+            raise
+        return []
+
+
 def stat_of(process: str, directory: int | None = None) -> list[bytes]:
     """Return what the kernel tells of a process, or of a thread, at a place in /proc: the fields after its name.
 

@@ -14,7 +14,7 @@ from fumehood.errors import FumehoodError
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.gitindex import SeenIndexes
-from fumehood.linux.libc import Closing, Descriptors
+from fumehood.linux.libc import Closing, Descriptors, listxattr
 from fumehood.linux.lock import Lock
 from fumehood.linux.namespaces import Layer
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
@@ -251,8 +251,8 @@ def resemble(upper: str, root: str) -> int:
         from fumehood.linux.copying import give_owner
 
         give_owner(upper, like)
-    owned = [each for each in os.listxattr(root) if _is_own(each) or each in _ACCESS_RULES]
-    inherited = [each for each in os.listxattr(upper) if each in _ACCESS_RULES]  # from where the layer lies
+    owned = [each for each in listxattr(root) if _is_own(each) or each in _ACCESS_RULES]
+    inherited = [each for each in listxattr(upper) if each in _ACCESS_RULES]  # from where the layer lies
     for attribute in dict.fromkeys((*owned, *inherited)):
         try:
             if attribute in owned:
@@ -270,7 +270,7 @@ def resemble(upper: str, root: str) -> int:
 
 def _own_attributes(directory: str) -> list[str]:
     """Return the names of the attributes that somebody gave a directory, and no overlay."""
-    return list(filter(_is_own, os.listxattr(directory)))
+    return list(filter(_is_own, listxattr(directory)))
 
 
 def _is_own(attribute: str) -> bool:
@@ -307,7 +307,7 @@ def _is_untouched(layer: Layer) -> bool:
     status = os.stat(layer.upper)
     if status.st_mode != layer.mode or not status.st_mode & stat.S_IRUSR or has_entries(layer.upper):
         return False
-    if any(name.endswith(".opaque") for name in os.listxattr(layer.upper)):
+    if any(name.endswith(".opaque") for name in listxattr(layer.upper)):
         return False
     return not _own_attributes(layer.upper) and not _own_attributes(layer.lowers[0])
 
