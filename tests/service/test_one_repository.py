@@ -154,6 +154,17 @@ def test_a_difference_tells_how_many_objects_came_and_none_of_their_bytes(
 LONG_AGO, LONG_AFTER = 1_000_000_000, 4_000_000_000
 
 
+def test_a_ref_of_any_length_is_not_read_whole(repository: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        left = sandbox.run("truncate -s 10G .git/refs/heads/hole")  # it takes no room, and is well within all limits
+        assert left.state == "applied"
+        os.truncate(repository / ".git/refs/heads/hole", 1 << 43)  # more than any memory
+        run = sandbox.run("echo a > a; git add a")
+        assert run.state == "applied"
+        sandbox.undo(run.run)
+    assert not (repository / "a").exists()
+
+
 def test_no_clock_says_which_objects_are_needed(repository: Path) -> None:
     os.utime(repository / ".git/refs/heads/main", (LONG_AFTER, LONG_AFTER))
     git(repository, "branch", "other")

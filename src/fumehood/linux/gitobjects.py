@@ -26,6 +26,7 @@ _LENGTHS = (20, 32)  # bytes of an object's name
 _TABLES = "reftable/tables.list"  # of refs, logs and HEADs: each change of one makes another table
 _MOST_BESIDE = 2_000  # directories that are asked whether they borrow objects
 _LONGEST_HEAD = 4096  # bytes; git's own limit on the name of a ref is shorter
+_LONGEST_REFS = 1 << 20  # bytes of one file; a command can leave one of any length, which takes no room on the disk
 
 
 def may_stay(place: str, gits: Collection[str] = ()) -> bool:
@@ -251,8 +252,8 @@ def refs_of(root: str, git: str) -> dict[str, bytes]:
 
 
 def _version(top: int, path: str, status: os.stat_result, *, is_cache: bool) -> bytes:
-    """Return what tells a version of what names objects from another."""
-    if is_cache:
+    """Return what tells a version of what names objects from another: of a long one, its size and time."""
+    if is_cache or status.st_size > _LONGEST_REFS:
         return f"{status.st_size} {status.st_mtime_ns}".encode()
     import hashlib
 
@@ -289,7 +290,7 @@ def _content(top: int, path: str, status: os.stat_result) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             return b""
         with open(os.open(name, _READING, dir_fd=directory), "rb") as file:
-            return file.read()
+            return file.read(_LONGEST_REFS)
 
 
 def heads_in_the_way(roots: Sequence[str], changes: Sequence[c.Change], noted: Refs) -> list[tuple[int, str]]:
