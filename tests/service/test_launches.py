@@ -2,9 +2,13 @@
 
 import asyncio
 import gc
+import itertools
 import os
 import resource
+import select
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,12 +20,12 @@ import pytest
 from fumehood import FumehoodError, LaunchFailed, Policy, Sandbox
 from fumehood.core.policy import Profile
 from fumehood.errors import OverlayUnavailable
-from fumehood.linux import bwrap, hostview, survey
+from fumehood.linux import bwrap, hostview, launch, survey
 from fumehood.linux.launcher import shared
 from fumehood.linux.mounts import View
 from fumehood.linux.process import is_first_inside
 from fumehood.store.places import places
-from patience import eventually
+from patience import LONG_S, eventually
 from processes import LONG, left_over, processes
 
 pytestmark = pytest.mark.namespaces
@@ -57,6 +61,55 @@ def test_a_host_that_can_not_be_shown_is_told(sandbox):
     with pytest.raises(LaunchFailed, match="showing the host: Not a directory"):
         sandbox.run("true")
     assert len(seen) == 5
+
+
+@pytest.mark.parametrize("free", [0, 6], ids=["nothing is received", "nothing is forked"])
+def test_one_that_the_launcher_can_not_start_ends_no_other(sandbox, free):
+    sandbox.run("true")  # the launcher then makes the next one ready
+    with sandbox.start("echo ready; read word; echo $word") as started:
+        assert started.stdout.readline() == "ready\n"
+        process = shared()._process.pid
+        before = resource.prlimit(process, resource.RLIMIT_NOFILE)
+        taken = {int(fd) for fd in os.listdir(f"/proc/{process}/fd")}
+        spare = (fd for fd in itertools.count() if fd not in taken)
+        resource.prlimit(process, resource.RLIMIT_NOFILE, (next(itertools.islice(spare, free, None)), before[1]))
+        with pytest.raises(LaunchFailed):
+            sandbox.run("true")
+        resource.prlimit(process, resource.RLIMIT_NOFILE, before)
+        started.stdin.write("still here\n")
+        assert started.wait().output == "ready\nstill here\n"
+    assert sandbox.run("echo well").output == "well\n"
+    assert shared()._process.pid == process
+
+
+def test_one_who_does_not_wait_for_the_launchers_answer_ends_no_other(sandbox):
+    sandbox.run("true")
+    service = shared()
+    plan = launch.Plan(arguments=("/bin/sleep", LONG), environment={}, bare="/")
+    for waits in (False, True):
+        with open(os.devnull, "r+b") as nothing:
+            remote = service.start(plan, [nothing.fileno()] * 3)
+        if not waits:
+            os.kill(service._process.pid, signal.SIGSTOP)
+        remote.init()
+        if waits:
+            assert select.select([remote], [], [], LONG_S)[0]  # it has answered, and nobody reads that
+        remote._channel.close()
+        os.kill(service._process.pid, signal.SIGCONT)
+        assert sandbox.run("echo well").output == "well\n"
+    assert shared() is service
+
+
+def test_what_a_command_left_in_its_home_is_not_looked_at_where_no_more_can_be_open():
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    launch._hand_out(theirs.detach(), [os.open("/", os.O_PATH)])
+    running = launch.RunningSandbox(0, -1, mine.detach(), -1)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        assert running._read_report() == ("", -1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_many_that_look_the_host_over_at_once(home, project):

@@ -412,9 +412,9 @@ class RunningSandbox:
             if not data:
                 connection.close()
                 return report.decode(errors="surrogateescape"), home
-            if not descriptors:
+            if data != _HANDED_OUT:
                 report += data
-            else:
+            elif descriptors:  # else no more files can be open here, and nobody looks at it
                 home = descriptors[0]
 
     def hold(self) -> None:
@@ -490,19 +490,25 @@ def start(plan: Plan, streams: Streams) -> RunningSandbox:
 def forked(child: Callable[[Ends], NoReturn]) -> RunningSandbox:
     """Fork a process that becomes a sandbox."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
-    status, status_end = os.pipe()
-    report, report_end = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    gate = _gate()
-    ends = Ends(attendant=os.getpid(), status=status_end, report=report_end.fileno(), gate=gate)
-    process = libc.fork()
+    made = libc.Descriptors()
+    try:
+        made += os.pipe()
+        made += (each.detach() for each in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET))
+        made.append(_gate())
+        status, status_end, report, report_end, gate = made
+        ends = Ends(attendant=os.getpid(), status=status_end, report=report_end, gate=gate)
+        process = libc.fork()
+    except OSError:
+        made.close()
+        raise
     if process == 0:
         try:
             child(ends)
         finally:
             os._exit(125)
     os.close(status_end)
-    report_end.close()
-    return RunningSandbox(process, status, report.detach(), gate)
+    os.close(report_end)
+    return RunningSandbox(process, status, report, gate)
 
 
 def _gate() -> int:

@@ -235,7 +235,7 @@ def _tell(channel: _socket.socket, ended: process.Exit) -> None:
     event = marshal.dumps((ended.status, ended.failure, ended.tries))
     try:
         launch.send_descriptors(channel, event, [ended.home] if ended.home >= 0 else [])
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         return
 
 
@@ -299,14 +299,23 @@ class _Service:
             return False
         entered, descriptors = launch.receive_descriptors(self._control, 1, 6)
         message = _exactly(self._control, int.from_bytes(head, "big"))
-        if message is None or len(descriptors) < 4:
+        if message is None:
             return False
+        if len(descriptors) < 4:
+            for fd in descriptors:  # no more could be opened; who asked learns it by the end of the channel
+                os.close(fd)
+            return True
         channel = _socket.socket(fileno=descriptors.pop())
         if self._spare is not None and self._spare.entered != entered:
             self._drop_spare()
-        sandbox = (self._spare or _Child(self._host)).become(message, descriptors)
-        for fd in descriptors:
-            os.close(fd)
+        try:
+            sandbox = (self._spare or _Child(self._host)).become(message, descriptors)
+        except OSError as error:  # too many processes, or open files: those that run go on
+            _tell(channel, process.Exit(status=None, failure=f"starting: {error.strerror}"))
+            return True
+        finally:
+            for fd in descriptors:
+                os.close(fd)
         self._spare, self._last, self._entered = None, message, entered
         self._sandboxes[sandbox.fileno()] = self._channels[channel.fileno()] = sandbox, channel
         self._poll.register(sandbox.fileno(), select.POLLIN)
@@ -316,12 +325,15 @@ class _Service:
     def _listen(self, fd: int) -> None:
         """The program says something of one sandbox, or has let go of it."""
         sandbox, channel = self._channels[fd]
-        request = channel.recv(1)
+        try:
+            request = channel.recv(1)
+            if request == _WHO:
+                channel.send(marshal.dumps(sandbox.init() or 0))
+        except (BrokenPipeError, ConnectionResetError):
+            request = b""  # it did not even wait for the answer
         if request == _INTERRUPT:
             sandbox.interrupt()
-        elif request == _WHO:
-            channel.send(marshal.dumps(sandbox.init() or 0))
-        else:
+        elif request != _WHO:
             sandbox.kill()
             if not request:
                 self._poll.unregister(fd)
@@ -347,4 +359,7 @@ class _Service:
         if self._spare is None and self._entered not in (launch.NONE, launch.JOINED):
             # The next launch is likely to be as the last one was.
             plan, self._host = _unpacked(self._last, self._host)
-            self._spare = _Child(self._host, plan)
+            try:
+                self._spare = _Child(self._host, plan)
+            except OSError:
+                return  # too many processes, or open files: the next launch says so, if it is still so
