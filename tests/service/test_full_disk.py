@@ -1,6 +1,7 @@
 """A state disk that fills up at any moment: nothing is lost, and every command tells what is true."""
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fumehood import FumehoodError
 from fumehood.linux.streams import INLINE, Stream
 
 pytestmark = pytest.mark.once
@@ -255,3 +257,16 @@ def test_a_little_output_that_can_not_be_saved_is_kept_in_memory_and_much_is_an_
     with pytest.raises(OSError, match="No space left"):
         stream.feed(bytes(INLINE))
     stream.close()
+
+
+def test_output_that_can_not_be_saved_leaves_nothing_open(sandbox):
+    sandbox.run("true")
+    before, limit = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, limit[1]))  # refused as by a full disk, in this process alone
+    try:
+        with pytest.raises(FumehoodError, match="File too large"):
+            sandbox.run("head -c 20000000 /dev/zero; echo late > late")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert sandbox.run("echo well").output == "well\n"

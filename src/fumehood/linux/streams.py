@@ -56,6 +56,7 @@ class Stream:
         self._most = max(1, min(KEPT, limit // 2))  # bytes of head, and as many of tail
         self._inline = min(INLINE, self._most)
         self._sink = sink
+        self._is_lost = False  # it could not be saved, which was said, once
         self._head = bytearray()
         self._tail = bytearray()
         self._file = -1
@@ -100,12 +101,13 @@ class Stream:
                 self._drop()
 
     def _save(self, data: bytes) -> None:
-        if self._file < 0 and self.size + len(data) <= self._inline:
+        if self._is_lost or (self._file < 0 and self.size + len(data) <= self._inline):
             return
         try:
             self._write_on(data)
         except OSError:
             if self._file < 0 or self.size + len(data) > self._inline:
+                self._is_lost = True
                 raise
             self._drop()  # the disk is full, and memory has all of it
 
