@@ -14,7 +14,7 @@ import stat
 import time
 
 from fumehood.core import changes as c
-from fumehood.linux.libc import read, stat_of
+from fumehood.linux.libc import append, read, stat_of
 from fumehood.linux.nofollow import is_version, stamp_of
 from fumehood.linux.usage import descendants
 
@@ -97,7 +97,7 @@ def note(path: str, entries: list[Entry], originals: list[Original]) -> None:
     """Add to the note of a run, for its end, and for whoever goes on should this process die."""
     data = marshal.dumps((entries, originals))
     with open(path, "ab", buffering=0) as file:
-        file.write(len(data).to_bytes(_LENGTH, "big") + data)
+        append(file.fileno(), len(data).to_bytes(_LENGTH, "big") + data)
 
 
 def noted(path: str) -> Settled | None:

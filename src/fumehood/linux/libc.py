@@ -358,6 +358,17 @@ def read_all(fd: int) -> bytes:
     return text
 
 
+def append(file: int, data: bytes) -> None:
+    """Add to the end of a file: all of it, or nothing where the disk is full."""
+    end, left = os.fstat(file).st_size, memoryview(data)
+    try:
+        while left:
+            left = left[os.write(file, left) :]
+    except OSError:
+        os.ftruncate(file, end)
+        raise
+
+
 def read(path: str, directory: int | None = None) -> bytes:
     """Return what a small file says; nothing where it can't be had, as of a process that has ended."""
     try:

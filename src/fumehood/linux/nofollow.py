@@ -208,7 +208,7 @@ class Note:
         lock = self._lock = self._lock or self._begin()
         path = _path_of(fd) + (b"/" + os.fsencode(below) if below else b"")
         entry = b"%d %d %o %s\0" % (status.st_dev, status.st_ino, stat.S_IMODE(status.st_mode), path)
-        os.write(lock.file, entry)
+        libc.append(lock.file, entry)
         os.fdatasync(lock.file)
 
     def _begin(self) -> Lock:
