@@ -515,3 +515,15 @@ def test_any_tree_becomes_any_other_and_is_itself_again_when_all_is_taken_back(t
         assert snapshot(hand.live) == before
     finally:
         hand.close()
+
+
+def test_in_a_git_directory_a_name_may_be_too_long_for_a_lock_beside_it(hand):
+    name = "store.git/" + "x" * 255
+    for top, text in ((hand.live, "old"), (hand.upper, "new")):
+        (top / "store.git").mkdir()
+        (top / name).write_text(text)
+    (step,) = hand.ready()
+    hand.sides.do(step)
+    assert (hand.live / name).read_text() == "new"
+    hand.sides.undo(step)
+    assert (hand.live / name).read_text() == "old"

@@ -87,10 +87,12 @@ def is_version(stamp: c.Stamp, status: os.stat_result) -> bool:
 
 
 def look(directory: int, name: str) -> os.stat_result | None:
-    """Return what an entry of a directory is, or None where there is none; follows nothing."""
+    """Return what an entry of a directory is; None where none is, or none can have so long a name. Follows nothing."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+            raise
         return None
 
 
