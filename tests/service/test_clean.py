@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fumehood import BadRequest, Run, Sandbox
+from fumehood.linux.cache import forget
 from fumehood.service import files, layers
 from fumehood.service.clean import Freed, clean
 from fumehood.service.differences import differences
@@ -417,6 +418,25 @@ def test_nobody_waits_for_a_cleaning_that_another_process_is_at(project: Path, s
         fcntl.flock(lock, fcntl.LOCK_EX)
         aged(store, 2)
         assert sandbox.run("echo x > a").state == "applied"
+
+
+def test_what_is_just_being_written_to_the_cache_is_in_no_cleanings_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("hostview-1.new-2-3", "hostview-4"):
+        (tmp_path / name).touch()
+    listed = os.listdir
+
+    def listed_and_then_renamed(path: str) -> list[str]:
+        """The other process is done with writing right after this one has looked."""
+        names = listed(path)
+        os.rename(tmp_path / "hostview-1.new-2-3", tmp_path / "hostview-1")
+        return names
+
+    monkeypatch.setattr(os, "listdir", listed_and_then_renamed)
+    forget(str(tmp_path), ("hostview-",), time.time() + DAY)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["hostview-1"]
 
 
 def test_notes_of_a_fleets_jobs_go_when_they_are_old_and_no_result_can_come(store: Store) -> None:

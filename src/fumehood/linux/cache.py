@@ -87,8 +87,11 @@ def forget(directory: str, prefixes: tuple[str, ...], before: float) -> None:
         return
     for name in names:
         path = f"{directory}/{name}"
-        if os.lstat(path).st_mtime < before:
-            os.unlink(path)
+        try:
+            if os.lstat(path).st_mtime < before:
+                os.unlink(path)
+        except FileNotFoundError:
+            continue  # just written by another process, which gave it its name
 
 
 def _sum(content: bytes) -> bytes:
