@@ -35,7 +35,6 @@ _FICLONE = 0x40049409
 _PIECE = 1 << 24
 _SOURCE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TARGET = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_CANT_COPY_RANGE = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EBADF)
 
 
 def copy_file(source_dir: int, source: str, target_dir: int, target: str) -> None:
@@ -76,10 +75,10 @@ def _copy_content(reading: int, writing: int, size: int) -> None:
         while position < end:
             try:
                 copied = os.copy_file_range(reading, writing, min(end - position, _PIECE), position, position)
-            except OSError as error:
-                if error.errno not in _CANT_COPY_RANGE:
-                    raise
-                copied = os.pwrite(writing, os.pread(reading, min(end - position, 1 << 20), position), position)
+            except OSError:
+                copied = 0  # for one of many reasons; what is wrong with the disk is met below again
+            # Some file systems do not say that they can't, and copy nothing.
+            copied = copied or os.pwrite(writing, os.pread(reading, min(end - position, 1 << 20), position), position)
             if not copied:
                 position = end  # it has become shorter meanwhile
             position += copied
