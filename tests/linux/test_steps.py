@@ -12,8 +12,9 @@ from fumehood.core.changes import plan, sharing
 from fumehood.core.judge import judge
 from fumehood.core.request import APPLY
 from fumehood.errors import Unfinished
-from fumehood.linux import steps
+from fumehood.linux import nofollow, steps
 from fumehood.linux.layer import scan
+from fumehood.linux.lock import Lock
 from fumehood.linux.nofollow import open_top
 from fumehood.linux.steps import Changed, Sides
 from fumehood.service.apply import take_over
@@ -527,3 +528,23 @@ def test_in_a_git_directory_a_name_may_be_too_long_for_a_lock_beside_it(hand):
     assert (hand.live / name).read_text() == "new"
     hand.sides.undo(step)
     assert (hand.live / name).read_text() == "old"
+
+
+def test_a_note_that_another_process_took_for_a_dead_ones_is_made_again(hand, test_directory, monkeypatch):
+    notes = test_directory / "notes"
+    monkeypatch.setattr(nofollow, "notes_directory", str(notes))
+    take, others = Lock.take, [notes]
+
+    def take_later(lock, **how):
+        """The other one comes between the making of the note and its lock."""
+        while others:
+            steps.give_back(str(others.pop()))
+        return take(lock, **how)
+
+    monkeypatch.setattr(Lock, "take", take_later)
+    note = nofollow.Note()
+    note.add(hand.descriptors[1], os.fstat(hand.descriptors[1]))
+    assert not others
+    assert [path.read_bytes().endswith(b"/live\0") for path in notes.iterdir()] == [True]
+    note.end()
+    assert list(notes.iterdir()) == []

@@ -215,12 +215,16 @@ class Note:
 
     def _begin(self) -> Lock:
         os.makedirs(notes_directory, 0o700, exist_ok=True)
-        name = f"{os.getpid()}-{os.urandom(4).hex()}"
-        # By a dot in front until it is locked, so that nothing can be in it.
-        new, self._path = f"{notes_directory}/.{name}", f"{notes_directory}/{name}"
-        lock = Lock(os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)).take()
-        os.rename(new, self._path)
-        return lock
+        while True:
+            name = f"{os.getpid()}-{os.urandom(4).hex()}"
+            # By a dot in front until it is locked, so that nothing can be in it.
+            new, self._path = f"{notes_directory}/.{name}", f"{notes_directory}/{name}"
+            lock = Lock(os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)).take()
+            try:
+                os.rename(new, self._path)
+                return lock
+            except FileNotFoundError:
+                lock.close()  # removed by who took it for a dead process's, before it was locked
 
     def end(self) -> None:
         """Remove the note: all modes are back."""
