@@ -176,3 +176,10 @@ def test_numbers_and_paths_without_end_are_given_up() -> None:
     head = b"DIRC" + (4).to_bytes(4, "big") + (1).to_bytes(4, "big")
     assert meaning(head + entry + b"\xff" * (1 << 20) + bytes(20)) == ""
     assert meaning(head + entry + b"\0" + b"x" * 5000 + b"\0" + bytes(20)) == ""
+
+
+def test_what_is_too_long_to_look_through_may_have_any_name() -> None:
+    names = {bytes(range(20))}
+    assert not has_any(bytes(1000), names)
+    assert has_any(bytes(2 << 20), names)  # a hole, that a command has left in place of an index
+    assert has_any(b"DIRC" + (2).to_bytes(4, "big") + bytes(2 << 20), names)

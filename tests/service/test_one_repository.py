@@ -165,6 +165,16 @@ def test_a_ref_of_any_length_is_not_read_whole(repository: Path) -> None:
     assert not (repository / "a").exists()
 
 
+def test_objects_stay_where_there_are_more_indexes_than_are_read_for_their_names(repository: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        sandbox.run("echo x | git hash-object -w --stdin; for i in $(seq 9); do mkdir -p .git/worktrees/$i; done")
+        for name in os.listdir(repository / ".git/worktrees"):
+            (repository / ".git/worktrees" / name / "index").write_text("none that git would understand")
+            os.utime(repository / ".git/worktrees" / name / "index", (1 << 32, 1 << 32))  # written since, by its time
+        run = sandbox.run("git prune")
+    assert {change.verdict for change in run.changes if change.kind == "file"} == {"discarded"}
+
+
 def test_no_clock_says_which_objects_are_needed(repository: Path) -> None:
     os.utime(repository / ".git/refs/heads/main", (LONG_AFTER, LONG_AFTER))
     git(repository, "branch", "other")

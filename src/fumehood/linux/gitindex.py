@@ -25,6 +25,7 @@ _VERSIONS = (_PLAIN, 3, _COMPRESSED)
 _MODE_AT, _OBJECT_AT = 24, 40  # in an entry; around the mode lie times, device, inode, owner and size
 _EXTENDED = 0x40  # in the first byte of the flags: there are two bytes more of them
 _LONGEST_PATH = 4096  # the kernel's limit; a crafted file could have us build far longer ones, again and again
+_LONGEST_REST = 1 << 20  # bytes after the entries, which are looked at one by one: a second
 _RESOLVE_UNDO = b"REUC"  # what a resolved conflict was: nobody can make it again
 
 
@@ -100,7 +101,7 @@ def _take_entries(take: Callable[[bytes], None], body: bytes, version: int, coun
 
 
 def has_any(data: bytes, names: Collection[bytes]) -> bool:
-    """Return True if an index has any of some objects' names; however many these are, it is read once."""
+    """Return True if an index has any of some objects' names, or may have; however many these are, it is read once."""
     return any(_has_any(data, names, size) for size in {len(name) for name in names})
 
 
@@ -114,7 +115,9 @@ def _has_any(data: bytes, names: Collection[bytes], size: int) -> bool:
             at = _take_entries(lambda meant: entries.add(meant[4 : 4 + size]), data, version, count, size)
         except (_NotUnderstood, ValueError, IndexError):
             at = 0
-    return not entries.isdisjoint(names) or any(data[each : each + size] in names for each in range(at, len(data)))
+    if len(data) - at > _LONGEST_REST or not entries.isdisjoint(names):
+        return True
+    return any(data[each : each + size] in names for each in range(at, len(data)))
 
 
 def _path_after(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:

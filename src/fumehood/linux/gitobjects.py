@@ -26,6 +26,7 @@ _LENGTHS = (20, 32)  # bytes of an object's name
 _TABLES = "reftable/tables.list"  # of refs, logs and HEADs: each change of one makes another table
 _MOST_BESIDE = 2_000  # directories that are asked whether they borrow objects
 _LONGEST_HEAD = 4096  # bytes; git's own limit on the name of a ref is shorter
+_MOST_INDEXES = 8  # that are read for objects' names: a command can leave any number, which take no room either
 _LONGEST_REFS = 1 << 20  # bytes of one file; a command can leave one of any length, which takes no room on the disk
 
 
@@ -142,11 +143,12 @@ def _is_written_since(roots: Sequence[str], changes: Sequence[c.Change], root: i
     paths = {each.path for each in changes if each.root == root}
     names = _names(each.path for each in changes if each.root == root and each.change == DELETED)
     with Closing(open_top(roots[root])) as top:
-        return any(
-            status.st_mtime_ns > since_ns and path not in paths
-            and (not is_cache or (_is_index(path) and _has_any(top, path, names)))
-            for path, status, is_cache in _naming_objects(top, _inside(roots[root], git))
-        )  # fmt: skip
+        written = [
+            (path, is_cache) for path, status, is_cache in _naming_objects(top, _inside(roots[root], git))
+            if status.st_mtime_ns > since_ns and path not in paths
+        ]  # fmt: skip
+        indexes = [path for path, _ in written if _is_index(path)]
+        return not all(is_cache for _, is_cache in written) or _have_any(top, indexes, names)
 
 
 def _is_needed(roots: Sequence[str], changes: Sequence[c.Change], root: int, git: str, noted: Refs) -> bool:
@@ -156,8 +158,9 @@ def _is_needed(roots: Sequence[str], changes: Sequence[c.Change], root: int, git
         path for path, says in refs_of(roots[root], git).items()
         if path not in paths and noted.get((root, path)) != says and not _is_log(path)
     ]  # fmt: skip
+    indexes = list(filter(_is_index, others))
     with Closing(open_top(roots[root])) as top:
-        return any(not _is_index(path) or _has_any(top, path, names) for path in others)
+        return len(indexes) < len(others) or _have_any(top, indexes, names)
 
 
 def _is_lent(git: str) -> bool:
@@ -206,14 +209,19 @@ def _names(paths: Iterable[str]) -> frozenset[bytes]:
     return frozenset(name for name in names if len(name) in _LENGTHS)
 
 
-def _has_any(top: int, path: str, names: Collection[bytes]) -> bool:
-    """Return True if an index has any of some names, or can't be read whole."""
-    try:
-        with open(open_below(top, path, _READING), "rb") as file:
-            content = file.read(LARGEST)
-    except OSError:
+def _have_any(top: int, indexes: Sequence[str], names: Collection[bytes]) -> bool:
+    """Return True if some indexes have any of some names, or one can't be read whole, or they are too many to read."""
+    if len(indexes) > _MOST_INDEXES:
         return True
-    return len(content) == LARGEST or b"" in names or has_any(content, names)
+    for path in indexes:
+        try:
+            with open(open_below(top, path, _READING), "rb") as file:
+                content = file.read(LARGEST)
+        except OSError:
+            return True
+        if len(content) == LARGEST or b"" in names or has_any(content, names):
+            return True
+    return False
 
 
 # ---- What names objects. No clock tells whether somebody has built on those of a run, but this does: what was there
