@@ -1,5 +1,6 @@
-"""Copies are whole, whatever the file system can't do."""
+"""Copies are whole, whatever the file system can't do; what was copied is compared without reading its holes."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from conftest import need
+from fumehood.linux.gitindex import same_content
 
 COPY = """
 import os, sys
@@ -26,3 +28,31 @@ def test_what_the_kernel_does_not_copy_is_read_and_written(test_directory, answe
     line = [*refused, f"--inject=copy_file_range:{answer}", sys.executable, "-P", "-c", COPY, test_directory]
     subprocess.run(line, check=True)
     assert (test_directory / "copy").read_bytes() == content
+
+
+def test_holes_are_not_read_and_count_as_the_zeros_that_they_stand_for(test_directory):
+    tops = []
+    for name in ("one", "other"):
+        (test_directory / name).mkdir()
+        tops.append(os.open(test_directory / name, os.O_PATH))
+
+    def is_same(one, other):
+        """Each is a list of where some bytes are; the file is so long that nobody could read it."""
+        for top, parts in zip(("one", "other"), (one, other), strict=True):
+            with open(test_directory / top / "file", "wb") as file:
+                for at, data in parts:
+                    file.seek(at)
+                    file.write(data)
+                file.truncate(1 << 42)
+        return same_content(*tops, "file")
+
+    assert is_same([], [])
+    assert is_same([], [(1 << 40, bytes(10_000))])
+    assert is_same([(5, b"x"), (1 << 41, b"y")], [(5, b"x"), (1 << 41, b"y"), (1 << 30, bytes(5000))])
+    assert not is_same([], [(1 << 41, b"y")])
+    assert not is_same([((1 << 42) - 1, b"x")], [((1 << 42) - 1, b"y")])
+    assert not is_same([(5, b"x"), (1 << 41, b"y")], [(5, b"x")])
+    os.truncate(test_directory / "other/file", 5)
+    assert not same_content(*tops, "file")
+    for top in tops:
+        os.close(top)

@@ -17,12 +17,12 @@ from weakref import WeakKeyDictionary
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux.cache import replace
 from fumehood.linux.copying import copy_belongings, copy_entry, copy_file, fill
+from fumehood.linux.gitindex import same_content
 from fumehood.linux.layer import (
     Stack,
     has_other_attributes,
     mark_in_place,
     own_attributes,
-    same_content,
     set_opaque,
     unmark,
     whiteout,

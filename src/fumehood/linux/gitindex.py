@@ -5,6 +5,7 @@ The times and sizes beside those are a cache that any `git status` rewrites.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -202,6 +203,33 @@ def note_contents(changes: Sequence[c.Change], layer: int, below: Sequence[int])
     finally:
         for tree in trees:
             tree.close()
+
+
+def same_content(one: int, other: int, name: str) -> bool:
+    """Compare the content of the files of one name in two directories; what is a hole in both is not read."""
+    with (
+        Closing(os.open(name, _READING, dir_fd=one)) as mine,
+        Closing(os.open(name, _READING, dir_fd=other)) as theirs,
+    ):
+        at, size = 0, os.fstat(mine).st_size
+        if size != os.fstat(theirs).st_size:
+            return False
+        while (at := min(_data_from(mine, at), _data_from(theirs, at))) < size:
+            piece = os.pread(mine, _PIECE, at)
+            if not piece or piece != os.pread(theirs, _PIECE, at):
+                return False
+            at += len(piece)
+        return True
+
+
+def _data_from(file: int, at: int) -> int:
+    """Return where a file goes on with something else than a hole: at its end, where that is all there is."""
+    try:
+        return os.lseek(file, at, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return os.fstat(file).st_size
 
 
 def _content(tree: Parents, path: str, version: c.Stamp) -> str:

@@ -8,7 +8,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.linux.gitindex import NAME as INDEX
-from fumehood.linux.gitindex import meaning_in, note_contents
+from fumehood.linux.gitindex import meaning_in, note_contents, same_content
 from fumehood.linux.libc import Closing, listxattr
 from fumehood.linux.nofollow import (
     PATH_ONLY,
@@ -35,8 +35,6 @@ ORIGIN = "user.overlay.origin"
 IN_PLACE = "user.overlay.in-place"  # our own: this is the project's file itself, written, and no replacement
 OPAQUE_MARKS = ("user.overlay.opaque", "trusted.overlay.opaque")
 _WHITEOUT_MARKS = ("user.overlay.whiteout", "trusted.overlay.whiteout")
-_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_PIECE = 1 << 20
 _LOOKS = 5  # at an index that somebody's git replaces meanwhile
 
 
@@ -586,15 +584,3 @@ def own_attributes(directory: int, name: str, names: Sequence[str] | None = None
         for each in (attributes(directory, name) if names is None else names)
         if not each.startswith(c.BOOKKEEPING)
     }
-
-
-def same_content(one: int, other: int, name: str) -> bool:
-    """Compare the content of two files of one name."""
-    with (
-        Closing(os.open(name, _READING, dir_fd=one)) as mine,
-        Closing(os.open(name, _READING, dir_fd=other)) as theirs,
-    ):
-        while piece := os.read(mine, _PIECE):
-            if piece != os.read(theirs, _PIECE):
-                return False
-        return not os.read(theirs, 1)

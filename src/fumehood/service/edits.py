@@ -332,7 +332,7 @@ def _is_same(store: Store, edit: OpenEdit, kept: Kept, before: c.Stamp, after: c
     """Tell whether a file is as it was; where its time is so late that it can't tell, its content does."""
     if not before.same(after) or before.changed_ns == after.changed_ns < begun_ns(store.places, edit) - _TICK_NS:
         return before.same(after)
-    from fumehood.linux.layer import same_content
+    from fumehood.linux.gitindex import same_content
 
     parent, name = split(kept.path)
     with Closing(open_top(edit.roots[kept.root])) as live:
