@@ -29,7 +29,7 @@ _PASSED_BY = frozenset((".cache", ".npm", ".cargo", ".rustup", ".local", ".gradl
 _PACKED = PACKAGES | {".git", "link", "versions", "bin"}
 
 
-def protect_home(ways: Ways, home: str, memory: str = "") -> None:
+def protect_home(ways: Ways, home: str, memory: str) -> None:
     """Protect what links of a home lead to; `memory` is the file of ours in which it is kept how the home looked.
 
     First come the directories in the home and in `~/.config`. Further down, those with the fewest beside them: what a
@@ -67,7 +67,7 @@ class _Listings:
 
     def __init__(self, memory: str) -> None:
         self._memory = memory
-        content = recalled(memory) if memory else None
+        content = recalled(memory)
         self._before: dict[str, Seen] = marshal.loads(content) if content else {}  # noqa: S302 - our own
         self._now: dict[str, Seen] = {}
 
@@ -90,5 +90,5 @@ class _Listings:
 
     def keep(self) -> None:
         """Remember what was found, if it is something else than before."""
-        if self._memory and self._now != self._before:
+        if self._now != self._before:
             keep(self._memory, marshal.dumps(self._now))
