@@ -346,3 +346,9 @@ def test_settings_of_mise_are_held_by_what_they_run_whatever_their_name(path: st
     assert is_held(file(path, b'[hooks]\nenter = "evil"\n'))
     assert is_flagged(file(path, b'[tools]\nnode = "22"\n'))
     assert file("config.toml", b'[hooks]\nenter = "evil"\n') is None
+
+
+def test_work_trees_in_work_trees_are_judged_however_many_they_are():
+    nested = ".claude/worktrees/x/" * 1300
+    assert concern(added(f"{nested}app.py"), None, NO_RULES) is None
+    assert is_held(concern(added(f"{nested}.claude/settings.json"), None, NO_RULES))

@@ -518,10 +518,11 @@ def is_dot_git(name: str) -> bool:
 
 def in_project(parts: Sequence[str]) -> Sequence[str]:
     """Leave out where an agent keeps whole work trees: in them, everything counts as in the project itself."""
-    for at, part in enumerate(parts[:-2]):
-        if part == ".claude" and parts[at + 1] == "worktrees":
-            return in_project(parts[at + 3 :])
-    return parts
+    begin = 0
+    for at in range(len(parts) - 2):
+        if at >= begin and parts[at] == ".claude" and parts[at + 1] == "worktrees":
+            begin = at + 3
+    return parts[begin:]
 
 
 def held_by_directory(parts: Sequence[str]) -> Because | None:
