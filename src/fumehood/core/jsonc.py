@@ -35,7 +35,7 @@ class Node(Value):
 class _JsonReader:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.decoder = json.JSONDecoder()
+        self.decoder = json.JSONDecoder(parse_int=float)  # as JavaScript: of any length
 
     def skip(self, at: int) -> int:
         """Pass over blanks and comments."""

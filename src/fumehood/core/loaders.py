@@ -33,13 +33,17 @@ if TYPE_CHECKING:
     from fumehood.core.spelled import Wanted
 
 # Keys, and sections in brackets, whose values name code. One that begins with a sign counts anywhere in a line.
-_PYTHON = words(
-    """init-hook load-plugins extension-pkg-allow-list extension-pkg-whitelist unsafe-load-any-extension local-plugins
-    plugins python_executable library_path inherits"""
-)
+_PYTHON = words("init-hook load-plugins local-plugins plugins python_executable library_path inherits")
+# Pylint takes any beginning of an option that is no other one's. The last one may name a class.
+_PYLINT_ALONE = (
+    ("unsafe-load-any-extension", 1), ("extension-pkg-allow-list", 15), ("extension-pkg-whitelist", 15),
+    ("output-format", 7),
+)  # fmt: skip
+_PYLINT = frozenset(option[:end] for option, least in _PYLINT_ALONE for end in range(least, len(option) + 1))
 _SCRIPTED = words(
-    """extends plugins jsplugins parser processor rulesdirectory rulepaths customrules markdownitplugins
-    outputformatters modulepaths customsyntax import formatter"""
+    """extends plugins jsplugins parser parserpreset presets configfile processor processors rulesdirectory rulepaths
+    customrules markdownitplugins outputformatters formatter reporters modulepaths customsyntax import import/resolver
+    import/parsers import-x/resolver import-x/resolver-next import-x/parsers"""
 )
 _RUBY = words("<% require plugins inherit_from inherit_gem plugin_directories extend_config")
 _CARGO = words(
@@ -187,9 +191,12 @@ def _new_in(name: str, parent: str, old: str, new: str) -> str | None:
 def _new_in_settings(name: str, parent: str, old: str, new: str) -> str | None:
     """Return what is new among the settings that load code, told from lines and from what a parser makes of them."""
     keys = _NAMES.get(name) or _PAIRS.get((parent, name)) or _SCRIPTED
-    if not _tool(name) and "\\" not in new and not _has_word(new.lower(), keys):
+    kind, lowered = _format(name, parent), new.lower()
+    may_hide = "\\" in new or (kind == "yaml" and "!" in new)
+    has_pylint = "pylint" in f"{name} {lowered}" or kind == "yaml" or any(letter in lowered for letter in _ESCAPED)
+    keys |= _PYLINT if keys is _PYTHON and has_pylint else frozenset()
+    if not _tool(name) and not may_hide and not _has_word(lowered, keys):
         return None  # in no format is there a way to say it then
-    kind = _format(name, parent)
     if kind not in _AGREED_ON and (block := _new_block(old, new, keys)) is not None:
         return block
     if kind == _INI:
@@ -384,14 +391,16 @@ def _new_in_package(old: str, new: str) -> str | None:
     """Return what is new among a package's settings for linters and hooks; no tool reads one that can't be parsed."""
     import json
 
+    from fumehood.core.spelled import parsed_package
+
     try:
-        after = _parsed(new)
+        after = parsed_package(new)
     except ValueError:
         return None
     except RecursionError:
         return "nested too deeply"
     try:
-        before = _parsed(old)
+        before = parsed_package(old)
     except (ValueError, RecursionError):
         before = {}
     if not isinstance(after, dict) or not isinstance(before, dict):
@@ -407,28 +416,9 @@ def _new_in_package(old: str, new: str) -> str | None:
     return None
 
 
-def _parsed(text: str) -> object:
-    """Read a package's settings, in which ESLint takes comments, too."""
-    import json
-
-    text = text.removeprefix("\ufeff")
-    try:
-        return json.loads(text)
-    except ValueError:
-        if "/" not in text:
-            raise
-    from fumehood.core.jsonc import parse
-    from fumehood.errors import BadRequest
-
-    try:
-        return parse(text).plain()
-    except BadRequest as error:
-        raise ValueError from error
-
-
 def _new_option(old: str, new: str) -> str | None:
     """Return an option that loads code, with what follows it, from a file of RuboCop's words for a command line."""
-    before, after = (list(zip(each, [*each, ""][1:], strict=True)) for each in (old.split(), new.split()))
+    before, after = (dict.fromkeys(zip(each, [*each, ""][1:], strict=True)) for each in (old.split(), new.split()))
     return next((" ".join(pair) for pair in after if pair not in before and _is_loading_option(pair[0])), None)
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _MOST_VALUES = 20_000  # with aliases, a short text can stand for more than any memory holds
 _DEEPEST, _MOST_DOTS = 100, 500
 _MERGED = "<<"
+_YAML, _BINARY = "tag:yaml.org,2002:", "tag:yaml.org,2002:binary"
 
 
 class Unclear(Exception):
@@ -87,8 +88,9 @@ def is_odd(line: str, escapes: tuple[str, ...]) -> bool:
 
 
 def _is_alias(word: str) -> bool:
-    word = word.lstrip("[{(-:\"'")
-    return word[:1] in ("*", "&") and word[1:2].isalnum()
+    """Return True if a word may stand for another, or says by a tag of YAML's what another one is."""
+    word = word.lstrip("[{(-:")
+    return word[:1] == "!" or (word.lstrip("\"'")[:1] in ("*", "&") and word.lstrip("\"'")[1:2].isalnum())
 
 
 class _Growing:
@@ -117,6 +119,8 @@ class _Growing:
     def of_yaml(self, node: Any) -> Tree:
         self.count()
         if node.id == "mapping":
+            if any(key.id != "scalar" or not key.tag.startswith(_YAML) or key.tag == _BINARY for key, _ in node.value):
+                raise Unclear  # Ruby and Go take what is written in base64 for a text
             return tuple((_written(self.of_yaml(key)), self.of_yaml(each)) for key, each in node.value)
         return [self.of_yaml(each) for each in node.value] if node.id == "sequence" else f"{node.value}"
 
@@ -180,3 +184,22 @@ def _is_strict(text: str) -> bool:
 _PARSERS: dict[str, Callable[[str], list[Tree]]] = {
     "toml": _toml, "json": _json, "yaml": _yaml, "json or yaml": _either,
 }  # fmt: skip
+
+
+def parsed_package(text: str) -> object:
+    """Read a package's settings, in which ESLint takes comments, too; raises ValueError, RecursionError."""
+    import json
+
+    text = text.removeprefix("\ufeff")
+    try:
+        return json.loads(text, parse_int=float)  # as JavaScript: of any length
+    except ValueError:
+        if "/" not in text:
+            raise
+    from fumehood.core.jsonc import parse
+    from fumehood.errors import BadRequest
+
+    try:
+        return parse(text).plain()
+    except BadRequest as error:
+        raise ValueError from error
