@@ -100,6 +100,7 @@ SPELLED = [
     (".rubocop.yml", "a: 1\n? !binary |\n  cmVxdWlyZQ==\n: ./e\n"),
     (".rubocop.yml", "a: 1\n? !str\n  {str: require}\n: ./e\n"),
     (".golangci.yml", "linters-settings: {!!binary Y3VzdG9t: {x: {path: e.so}}}\n"),
+    ("setup.cfg", f"[mypy]\nplugins{' ' * 500}= ./e.py\n"),
     # Options of pylint's may be cut short.
     (".pylintrc", "[MAIN]\nunsafe-load-any=yes\n"),
     (".pylintrc", "[MAIN]\nu=yes\n"),

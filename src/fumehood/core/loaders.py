@@ -103,6 +103,7 @@ _MAKE_KEYS = ("=", ":", "]", ".")  # what follows a key
 _LINE_ENDS = frozenset("\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029\ufeff")
 _LONGEST = 64 << 10  # signs of a text that a parser is given, which may take a second for them
 _MOST_LINES = 200_000
+_MOST_AFTER = 200  # signs behind a key in which it is told whether it is one
 _INI, _AGREED_ON = "ini", ("toml", "json")  # what all parsers read alike
 _FORMATS = {
     "toml": "toml", "json": "json", "jsonc": "json", "json5": "json", "yaml": "yaml", "yml": "yaml",
@@ -360,9 +361,10 @@ def _has_word(text: str, keys: frozenset[str]) -> bool:
 
 
 def _has_key(text: str, key: str, *, ends: bool) -> bool:
-    for rest in _after(text, key):
-        rest = rest.lstrip().lstrip("\"'").lstrip()  # noqa: PLW2901
-        if not _is_word(key) or rest[:1] in _MAKE_KEYS or text[0] == "?" or (ends and not rest):
+    for following in _after(text, key):
+        rest = following.lstrip().lstrip("\"'").lstrip()
+        is_last = not rest and (ends or len(following) == _MOST_AFTER)
+        if not _is_word(key) or rest[:1] in _MAKE_KEYS or text[0] == "?" or is_last:
             return True
     return False
 
@@ -374,7 +376,7 @@ def _after(text: str, key: str) -> Iterator[str]:
         end = at + len(key)
         is_whole = (at == 0 or text[at - 1] not in _IN_KEYS) and text[end : end + 1] not in _IN_KEYS
         if is_whole or not _is_word(key):
-            yield text[end:]
+            yield text[end : end + _MOST_AFTER]
         at = text.find(key, at + 1)
 
 
