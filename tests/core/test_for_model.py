@@ -195,3 +195,11 @@ def test_deletions_and_what_is_held_are_never_behind_what_was_added():
     lines, left_out = summary(changes, 3)
     assert [(line.path, line.count) for line in lines] == [("last", 1), ("d/", 500), ("./", 500)]
     assert not left_out
+
+
+def test_a_tree_that_is_as_deep_as_can_be_is_told_in_few_lines():
+    names = [f"d{number}" for number in range(2000)]
+    made = [Change(0, "/".join(names[:end]), c.ADDED, c.DIRECTORY, verdict=c.APPLIED) for end in range(1, 2001)]
+    lines, left_out = summary(made, 60)
+    assert (len(lines), sum(line.count for line in lines), left_out) == (60, 2000, {})
+    assert lines[-1].path == "/".join(names[:59]) + "/"

@@ -417,18 +417,23 @@ def _by_directory(group: Sequence[Change], most: int) -> list[Line]:
     """Tell changes that are alike by the deepest directories that are few enough."""
     if len(group) <= most:
         return _without_objects(group)
+    from bisect import bisect_right
+
     deepest = max(change.path.count("/") for change in group)
-    lines: dict[str, Line] = {}
-    for depth in range(deepest, -1, -1):
-        lines = {}
-        for change in group:
-            parts = change.path.split("/")
-            place = change.path if depth and len(parts) <= depth else "/".join(parts[:depth] or ["."]) + "/"
-            line = lines.get(place)
-            lines[place] = Line(change=change, path=place) if line is None else line.replace(count=line.count + 1)
-        if len(lines) <= most:
-            break
+    # The deeper, the more lines there are: however deep it is, few depths are tried.
+    depth = bisect_right(range(1, deepest + 1), most, key=lambda depth: len(_at_depth(group, depth)))
+    lines = _at_depth(group, depth)
     return [Line(change=each.change, path=each.change.path) if each.count == 1 else each for each in lines.values()]
+
+
+def _at_depth(group: Sequence[Change], depth: int) -> dict[str, Line]:
+    lines: dict[str, Line] = {}
+    for change in group:
+        parts = change.path.split("/", depth)
+        place = change.path if depth and len(parts) <= depth else "/".join(parts[:depth] or ["."]) + "/"
+        line = lines.get(place)
+        lines[place] = Line(change=change, path=place) if line is None else line.replace(count=line.count + 1)
+    return lines
 
 
 # A run as one text for a model: what the command printed, then our own words, set apart by the mark.
