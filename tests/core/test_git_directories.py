@@ -113,3 +113,11 @@ def test_what_waits_in_a_git_directory_of_any_name_is_built_upon():
 )
 def test_contents_that_other_tools_keep_in_a_git_directory_are_objects(place, git):
     assert objects_of(place) == git
+
+
+@pytest.mark.parametrize("names", [["a.git"], [".git", "modules"], [".git", "worktrees", "x"]])
+def test_git_directories_in_each_other_keep_nobody_busy(names):
+    nested = [change("/".join((names * 2000)[:depth])) for depth in range(1, 2000)]
+    nested.append(change("x", c.CONFLICT))
+    assert hold_together(nested, ("/p",)) is False
+    assert repository("/p/a.git/b.git/modules/c/HEAD") == "/p/a.git/b.git/modules/c"

@@ -155,6 +155,7 @@ _NOTES = ("COMMIT_EDITMSG", "FETCH_HEAD", "gc.log")
 # What shows a git directory begins with one of these, and it takes no more names than that to tell.
 _SHOWN_BY, _MOST = ("objects", "refs", "logs", "worktrees", "reftable"), 7
 _KINDS = ("heads", "tags", "remotes")  # of refs
+_DEEPEST, _MOST_AROUND = 200, 8  # names of a path, and git directories around it: nobody's repository has more
 _HEX = frozenset("0123456789abcdef")
 _LENGTHS = (38, 62)  # of an object's name, without the two letters of its directory
 JOURNALS = ("-wal", "-shm", "-journal")  # of SQLite, beside its database
@@ -185,7 +186,7 @@ def _shown(roots: Sequence[str], paths: Iterable[tuple[int, str]]) -> frozenset[
     gits: set[str] = set()
     for root, path in paths:
         if "objects/" in path or "refs/" in path or "logs/" in path or "worktrees/" in path or "reftable/" in path:
-            parts = path.split("/")
+            parts = path.split("/", _DEEPEST)
             ends = (at for at, name in enumerate(parts) if name in _SHOWN_BY and _is_shown(parts[at : at + _MOST]))
             end = next(ends, None)
             if end is not None:
@@ -244,12 +245,13 @@ def is_note(place: str, gits: Collection[str] = ()) -> bool:
 
 def _repository(place: str, gits: Collection[str], is_part: Callable[[list[str]], bool]) -> str:
     """Return the outermost git directory that a path is such a part of: branches may be called as repositories are."""
-    if ".git/" not in place and not gits:
+    if (".git/" not in place and not gits) or place.count("/") > _DEEPEST:
         return ""
-    end = place.find("/", 1)
-    while end > 0:
+    end, left = place.find("/", 1), _MOST_AROUND
+    while end > 0 and left:
         git = place[:end]
         if git.endswith(".git") or git in gits:
+            left -= 1
             own = _own(place[end + 1 :].split("/"), is_part)
             if own is not None:
                 return "/".join((git, *own))
