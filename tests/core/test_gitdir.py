@@ -197,3 +197,23 @@ def test_the_address_of_large_files_is_held_and_their_other_settings_are_not() -
     assert file(".lfsconfig", old + b"\tfetchexclude = big\n", old) is None
     cloned = added("cloned/.lfsconfig", within="cloned")
     assert concern(cloned, Facts(new=old, root=ROOT), NO_RULES) is None
+
+
+@pytest.mark.parametrize("nested", [".git/" * 3000, ".git/modules/" * 1500, ".git/modules/" + "a/" * 3000])
+def test_git_directories_in_each_other_as_nobody_has_them_are_held(nested: str) -> None:
+    for name in ("config", "hooks/x", "x"):
+        change = added(nested + name)
+        assert wants_facts(change) in (True, False)
+        assert is_held(concern(change, Facts(new=b"", root=ROOT), NO_RULES))
+
+
+def test_what_lies_deep_below_a_repository_of_another_name_is_judged() -> None:
+    above = "bare/" + "a/" * 3000
+    ground = survey([], repositories=[(0, "bare"), (0, above.rstrip("/"))])
+    for number in range(100):
+        assert concern(added(f"{above}{number}"), None, NO_RULES, ground) is None
+    assert is_held(concern(added(f"{above}hooks/x"), None, NO_RULES, ground))
+    assert is_held(concern(added("bare/hooks/x"), None, NO_RULES, ground))
+    assert concern(added("other/hooks/x"), None, NO_RULES, ground) is None
+    every = survey([], repositories=[(0, "/".join("abcdefghij"[:end])) for end in range(1, 11)])
+    assert is_held(concern(added("/".join("abcdefghijk")), None, NO_RULES, every))

@@ -6,6 +6,8 @@ person's leads the host to.
 
 from __future__ import annotations
 
+from sys import intern
+
 from fumehood.core.changes import FILE, MODIFIED, SYMLINK
 from fumehood.core.value import Value, words
 from fumehood.core.wording import brief
@@ -474,7 +476,7 @@ class DirectoryMeaning:
     __slots__ = ("above_own", "flagged", "held", "in_git", "is_dull", "is_packaged", "is_store", "parent", "parts")
 
     def __init__(self, directory: str) -> None:
-        self.parts = tuple(directory.lower().split("/")) if directory else ()
+        self.parts = tuple(map(intern, directory.lower().split("/"))) if directory else ()  # most are the same
         self.parent = self.parts[-1] if self.parts else ""
         # Asked first: of a directory that is a thousand deep, most names mean nothing, or are the same.
         different = set(self.parts)

@@ -38,6 +38,7 @@ HOOKS = words(
 _CONFIGS = ("config", "config.worktree")
 _OWN = frozenset((*AREAS, *_CONFIGS, "head", "hooks", "info", "commondir", "modules", "worktrees"))
 _ADDRESSES = ("remotes", "branches")
+_NESTING = ("modules", "worktrees")
 _UNDER_WAY = {
     "rebase-merge": ("git-rebase-todo", "strategy"), "rebase-apply": ("git-rebase-todo",), "sequencer": ("opts",),
 }  # fmt: skip
@@ -46,6 +47,9 @@ _STRATEGIES = words("ort recursive resolve octopus ours subtree")
 _READ = frozenset(("gitdir", "attributes", "git-rebase-todo", "strategy", "opts"))
 _READ_ANYWHERE = frozenset((*_CONFIGS, "commondir", "head", ".gitmodules", ".lfsconfig"))
 _UNREAD = "could not be read whole, and git acts on what it says"
+_MOST_NESTED, _DEEPEST = 8, 100  # git directories in each other; names below one that may be those of a submodule
+_MANY = 10_000
+_depths: dict[tuple[frozenset[tuple[int, str]], int, str], tuple[int, ...]] = {}
 
 
 # What git and its companions write at the top of a `.git`, besides names in capitals and locks.
@@ -95,13 +99,32 @@ def _is_written_by_git(name: str, *, is_file: bool) -> bool:
 
 
 def git_tails(change: Change, parts: Sequence[str], ground: Ground) -> list[Sequence[str]]:
-    """Return a path's remainder below each git directory it lies in; `parts` are its names in lower case."""
-    tails = [parts[number + 1 :] for number, name in enumerate(parts[:-1]) if is_dot_git(name)]
+    """Return a path's remainder below each git directory it lies in; `parts` are its names in lower case.
+
+    Of very many, the outermost ones: `git_concern` holds what lies in so many.
+    """
+    numbers = [number + 1 for number, name in enumerate(parts[:-1]) if is_dot_git(name)]
     if ground.repositories:
-        names = change.path.split("/")
-        above = ((number, (change.root, "/".join(names[:number]))) for number in range(len(names)))
-        tails += [parts[number:] for number, directory in above if directory in ground.repositories]
-    return tails
+        numbers += _repositories_above(change.root, change.path.rpartition("/")[0], ground.repositories)
+    return [parts[number:] for number in numbers[: _MOST_NESTED + 1]]
+
+
+def _repositories_above(root: int, directory: str, repositories: frozenset[tuple[int, str]]) -> tuple[int, ...]:
+    """Return after how many names of a directory's path there is a repository; each directory is looked at once."""
+    asked = []
+    while (depths := _depths.get((repositories, root, directory))) is None:
+        asked.append(directory)
+        if not directory:
+            depths = ()
+            break
+        directory = directory.rpartition("/")[0]
+    if len(_depths) + len(asked) > _MANY:
+        _depths.clear()
+    for each in reversed(asked):
+        if (root, each) in repositories:
+            depths = (*depths, each.count("/") + 1 if each else 0)
+        _depths[repositories, root, each] = depths
+    return depths
 
 
 def git_wants(change: Change, parts: Sequence[str], ground: Ground) -> bool:
@@ -156,6 +179,8 @@ def git_concern(change: Change, parts: Sequence[str], facts: Facts | None, groun
         return held("git-redirect", "a link in a git directory leads git elsewhere")
     if in_dot_git and (strange := stranger_concern(change)) is not None:
         return strange
+    if len(tails) > _MOST_NESTED or any(tail[0] in _NESTING and len(tail) > _DEEPEST for tail in tails):
+        return held("git-repository", "git directories lie in each other here as nobody has them")
     worst = None
     for tail in tails:
         for place, sure in _places(tail):
@@ -173,7 +198,7 @@ def _places(tail: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
     may as well be a branch.
     """
     yield tail, True
-    if tail[0] in ("modules", "worktrees"):
+    if tail[0] in _NESTING:
         sure = True
         for number in range(2, len(tail)):
             yield tail[number:], sure
@@ -282,12 +307,12 @@ def _is_git_room(spot: tuple[int, str], facts: Facts, ground: Ground) -> bool:
     number, path = spot
     names = path.lower().split("/")
     for at, name in enumerate(names[:-2]):
-        if is_dot_git(name) and names[at + 1] in ("modules", "worktrees"):
+        if is_dot_git(name) and names[at + 1] in _NESTING:
             return True
     # Number 0 is the change's own root once more: `roots_of`.
     own = roots_of(facts, ground)[number]
     is_repository = any(own == root and (at, "") in ground.repositories for at, root in enumerate(ground.roots))
-    return is_repository and len(names) > 1 and names[0] in ("modules", "worktrees")
+    return is_repository and len(names) > 1 and names[0] in _NESTING
 
 
 def _common_directory(change: Change, facts: Facts | None) -> Concern | None:
