@@ -23,6 +23,12 @@ def test_other_names_are_not_skipped() -> None:
     ("pattern", "path", "is_directory", "ignored"),
     [
         ("*.o", "deep/down/a.o", False, True),
+        ("**/a/**/a/**/b", "a/" * 2000 + "x", False, None),
+        ("**/a/**/a/**/b", "a/" * 2000 + "b", False, True),
+        ("x/**/a/b/**/c", "x/a/a/b/a/c", False, True),
+        ("x/**/a/b/**/c", "x/a/b", False, None),
+        ("**/a/**", "b/a/a", False, True),
+        ("**/a/**", "b/a", True, None),
         ("*.o", "a.obj", False, None),
         ("/build", "build", False, True),
         ("/build", "src/build", False, None),

@@ -258,18 +258,20 @@ def _pattern(line: str) -> tuple[bool, bool, str] | None:
     is_comment = line.startswith("#") and not is_wanted
     if not line or is_comment or len(line) > _LONGEST or line.count("**") > _MOST_DOUBLE_STARS:
         return None
-    parts = line.removeprefix("/").split("/")
-    regexes: list[str] = []
-    for number, part in enumerate(parts):
-        is_last = number == len(parts) - 1
+    between: list[str] = [""]  # what stands before, between and after the `**`
+    for part in line.removeprefix("/").split("/"):
         if part == "**":
-            regexes.append(".+" if is_last else "(?:.*/)?")
-            continue
-        regex = _component(part)
-        if regex is None:
+            between.append("")
+        elif (regex := _component(part)) is not None:
+            between[-1] += f"{regex}/"
+        else:
             return None
-        regexes.append(regex if is_last else f"{regex}/")
-    return "/" in line, is_wanted, "".join(regexes) + ("/" if only_directories else "/?")
+    *before, last = between
+    # Between two of them it is right where it is found first, as between two stars.
+    whole = "".join(before[:1]) + "".join(f"(?>(?:[^/]+/)*?{names})" for names in before[1:])
+    if before:
+        whole += "(?:.*/)?" if last else ".+"
+    return "/" in line, is_wanted, whole + last.removesuffix("/") + ("/" if only_directories else "/?")
 
 
 def _component(part: str) -> str | None:
