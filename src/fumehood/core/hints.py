@@ -311,7 +311,7 @@ def denied_network(
     command: str, output: str, network: Network, meant: tuple[str, ...] = (), asking: str = ""
 ) -> Blocked:
     """Say to a command that tried to leave that it has no network; `asking` is how it asks for hosts, if it can."""
-    address = _ADDRESS.search(command)
+    address = _ADDRESS.search(command[:_LONGEST_LINE])
     in_command = (address[1],) if address and not _is_here(address[1]) else ()
     hosts = _hosts_named(output) or in_command or meant or _registries(command)
     named = " ".join(hosts) or "HOST"
