@@ -30,7 +30,7 @@ EXECUTING = [
     "rebase.instructionFormat=%s%nexec evil", "branch.main.mergeOptions=-s evil", "lfs.customtransfer.x.path=evil",
     "remote.x.url=ext::sh -c evil", "remote.x.url=--upload-pack=evil", "remote.x.pushurl=evil::x",
     "branch.main.remote=ext::evil", "submodule.x.url=-evil", "extensions.refStorage=files:///tmp/evil",
-    "unheard.of=1", "core.unheardOf=1", "tig.bind=evil",
+    "merge.tool=../../../evil", "diff.guitool=../evil", "unheard.of=1", "core.unheardOf=1", "tig.bind=evil",
 ]  # fmt: skip
 HARMLESS = [
     "user.name=A", "user.email=a@b", "remote.origin.url=https://example.org/x.git", "remote.origin.url=git@x:y/z.git",
@@ -41,7 +41,8 @@ HARMLESS = [
     "extensions.worktreeConfig=true", "extensions.objectFormat=sha256", "extensions.partialClone=origin",
     "core.sparseCheckout=true", "index.sparse=true", "submodule.sub.url=https://example.org/s.git",
     "submodule.sub.active=true", "submodule.sub.update=rebase", "pull.rebase=true", "push.default=current",
-    "commit.gpgsign=false", "merge.conflictStyle=zdiff3", "color.ui=always", "color.diff.meta=red",
+    "commit.gpgsign=false", "merge.conflictStyle=zdiff3", "merge.tool=vimdiff",
+    "color.ui=always", "color.diff.meta=red",
     "advice.detachedHead=false", "gc.auto=0", "diff.x.xfuncname=^def", "lfs.repositoryformatversion=0",
     "blame.ignoreRevsFile=.git-blame-ignore-revs", "core.excludesFile=x", "commit.template=.gitmessage",
 ]  # fmt: skip

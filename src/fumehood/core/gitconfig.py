@@ -293,6 +293,7 @@ ADDRESSES = words(
     "remote.*.url remote.*.pushurl remote.pushdefault submodule.*.url branch.*.remote branch.*.pushremote"
 )
 _UPDATE = words("submodule.*.update")
+_TOOLS = words("diff.tool diff.guitool merge.tool merge.guitool")  # a file beside git's own scripts, which git reads
 _PLACES = words("core.hookspath core.attributesfile core.worktree")
 _SWITCHABLE = words("core.fsmonitor pager.*")
 _FOR_A_PERSON = words("core.pager core.editor sequence.editor pager.*")
@@ -310,7 +311,7 @@ def key_concern(key: str, was: Values, now: Values) -> Concern | None:
     for value in [value or "" for value in dict.fromkeys(now) if value not in before]:
         if _is_in(key, ADDRESSES) and _is_helper_address(value):
             return held(FLAG, f"{shown(key)} has an address that makes git run a program")
-        if _is_in(key, _UPDATE) and value not in UPDATES:
+        if (_is_in(key, _UPDATE) and value not in UPDATES) or (key in _TOOLS and "/" in value):
             return held(FLAG, f"{shown(key)} names a program for git to run")
         if key == "extensions.refstorage" and "://" in value:
             return held(FLAG, f"{shown(key)} leads git to branches elsewhere")
