@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fumehood.core.concern import Concern, DirectoryMeaning, Facts, Ground
     from fumehood.core.spelled import Wanted
 
-# Keys, and sections in brackets, whose values name code. One that begins with a sign counts anywhere in a line.
+# Keys, and sections in brackets, whose values name code. One with a sign at an end counts anywhere in a line.
 _PYTHON = words("init-hook load-plugins local-plugins plugins python_executable library_path inherits")
 # Pylint takes any beginning of an option that is no other one's. The last one may name a class.
 _PYLINT_ALONE = (
@@ -50,7 +50,8 @@ _CARGO = words(
     """rustc rustc-wrapper rustc-workspace-wrapper rustdoc linker runner rustflags credential-provider
     global-credential-providers env include"""
 )
-_MISE = words("hooks watch_files plugins source path file {{ {%")
+# What sets variables and aliases in a shell when a directory is entered; a version may be a directory: `path:./x`.
+_MISE = words("hooks watch_files plugins source path file env shell_alias path: {{ {%")
 _ANSIBLE = words(
     """rulesdir library module_utils roles_path collections_path collections_paths executable action_plugins
     become_plugins cache_plugins callback_plugins cliconf_plugins connection_plugins filter_plugins inventory_plugins
@@ -72,6 +73,7 @@ _NAMES = _table(
     (_SCRIPTED, "tslint.json deno.json deno.jsonc analysis_options.yaml cspell.json .cspell.json cspell.yaml"),
     (_RUBY, ".rubocop.yml .rubocop_todo.yml .standard.yml .haml-lint.yml .erb-lint.yml .solargraph.yml"),
     (_MISE, "mise.toml .mise.toml mise.local.toml .mise.local.toml"),
+    (words("path: {{ {%"), ".tool-versions"),
     (_ANSIBLE, "ansible.cfg .ansible-lint"),
     (words("custom"), ".golangci.yml .golangci.yaml .golangci.toml .golangci.json"),
     (words("plugin"), ".luarc.json .luarc.jsonc"),
@@ -345,7 +347,7 @@ def _is_comment(text: str) -> bool:
 
 
 def _is_word(key: str) -> bool:
-    return key[0] in _IN_KEYS and key[0] != "-"
+    return key[0] in _IN_KEYS and key[0] != "-" and key[-1] != ":"
 
 
 def _is_key(text: str, keys: frozenset[str]) -> bool:
@@ -370,7 +372,7 @@ def _has_key(text: str, key: str, *, ends: bool) -> bool:
 
 
 def _after(text: str, key: str) -> Iterator[str]:
-    """Yield what follows a key, wherever it stands as a word of its own; what begins with a sign may stand anywhere."""
+    """Yield what follows a key, wherever it stands as a word of its own; with a sign at an end, anywhere."""
     at = text.find(key)
     while at >= 0:
         end = at + len(key)
