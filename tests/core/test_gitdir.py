@@ -217,3 +217,12 @@ def test_what_lies_deep_below_a_repository_of_another_name_is_judged() -> None:
     assert concern(added("other/hooks/x"), None, NO_RULES, ground) is None
     every = survey([], repositories=[(0, "/".join("abcdefghij"[:end])) for end in range(1, 11)])
     assert is_held(concern(added("/".join("abcdefghijk")), None, NO_RULES, every))
+
+
+@pytest.mark.parametrize("todo", ["rebase-merge/git-rebase-todo", "rebase-apply/git-rebase-todo"])
+def test_a_rebase_under_way_is_judged_whatever_the_git_directory_is_called(todo: str) -> None:
+    change = added(f"store/{todo}")
+    assert suspects([change]) == {(0, "store")}
+    ground = survey([change], repositories=suspects([change]))
+    assert wants_facts(change, ground)
+    assert is_held(concern(change, Facts(new=b"exec evil\n", root=ROOT), NO_RULES, ground))

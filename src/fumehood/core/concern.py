@@ -462,7 +462,7 @@ PACKAGES = frozenset(("node_modules", "site-packages", "dist-packages"))
 
 # Branches and objects: files of any name, and none that git acts on.
 AREAS = frozenset(("refs", "logs", "objects"))
-_IN_REPOSITORIES = frozenset(("hooks", "info", "remotes", "branches"))
+_IN_REPOSITORIES = frozenset(("hooks", "info", "remotes", "branches", "rebase-merge", "rebase-apply", "sequencer"))
 _HFS_IGNORES = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
 _MANY = 4096
 _TELLING = {*HELD_DIRECTORIES, *FLAGGED_DIRECTORIES, *(name for _, name in FLAGGED_PAIRS)}
