@@ -142,3 +142,8 @@ def test_a_process_that_is_forked_off_finds_modules_elsewhere(started: Started) 
     started.run(meanwhile="import late")
     child = "os.closerange(3, 99); os.pipe(); os.pipe(); os.pipe(); import late; os._exit(late.VALUE)"
     started.run(meanwhile=f"import os\nif not (pid := os.fork()): {child}\nassert os.waitpid(pid, 0)[1] == 3 << 8")
+
+
+def test_a_file_that_the_disk_has_no_room_for_leaves_nothing(started: Started) -> None:
+    started.run(meanwhile="import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))")
+    assert list(started.file.parent.iterdir()) == []

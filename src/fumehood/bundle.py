@@ -123,8 +123,9 @@ class Bundle:
                 stream.flush()
                 os.fsync(stream.fileno())  # a file cut short by a power failure would end every command
             os.replace(new, self._file)
-        except OSError:
-            return  # the environment can't be written, as in the hood, or the disk is full
+        except OSError:  # the environment can't be written, as in the hood, or the disk is full
+            if os.path.exists(new):
+                os.unlink(new)
 
 
 class KeptLoader(SourceFileLoader):
