@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sys import intern
 
-from fumehood.core.changes import FILE, MODIFIED, SYMLINK
+from fumehood.core.changes import FILE, MODIFIED, SYMLINK, above
 from fumehood.core.value import Value, words
 from fumehood.core.wording import brief
 
@@ -199,12 +199,17 @@ class Protected:
         self._paths: dict[tuple[int, str], Because] = {}
         self._directories: dict[tuple[int, str], Because] = {}
         self._asked: dict[tuple[int, str], Because | None] = {}
+        self._leading: dict[tuple[int, str], Because] = {}  # directories above single paths
 
     def add(self, path: str, because: Because, *, whole: bool = False) -> None:
         """Protect an absolute path, if it lies in a root; `whole`, with all that is or will be in it."""
         spot = within(path, self._roots)
         if spot is not None and spot[1]:
             self._paths.setdefault(spot, because)
+            for each in above(spot[1]):
+                if (spot[0], each) in self._leading:
+                    break  # so are those above it
+                self._leading[spot[0], each] = because
             if whole:
                 self._directories.setdefault(spot, because)
 
@@ -214,10 +219,7 @@ class Protected:
         A link put in the place of a directory brings another one's files to all names below it.
         """
         because = self._paths.get((root, path)) or self._above(root, path.rpartition("/")[0])
-        if because is not None or not is_link:
-            return because
-        below = f"{path}/"
-        return next((why for (at, each), why in self._paths.items() if at == root and each.startswith(below)), None)
+        return because or (self._leading.get((root, path)) if is_link else None)
 
     def _above(self, root: int, directory: str) -> Because | None:
         """Return why all in a directory is protected; thousands of changes share a few directories."""
