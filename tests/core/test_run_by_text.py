@@ -128,3 +128,9 @@ def test_any_text_gets_an_answer(text: str) -> None:
         begins_as_command(line, bool)
         list(files_run(line, bool, bool))
         list(entered(line))
+
+
+@pytest.mark.parametrize("word", ["sh a ", "sh -c ", "uv run a ", "xargs -a ", "env ", ". a "])
+def test_a_line_of_very_many_words_gets_an_answer(word: str) -> None:
+    assert len(runs(word * 15000)) <= 200 * 200
+    assert runs(f"sh check.sh {word * 15000}")[0] == "check.sh"

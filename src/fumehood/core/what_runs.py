@@ -49,6 +49,7 @@ _SCRIPTS = (
 _GOING_OVER = table_of("for while do in find xargs parallel run-parts eval exec env")
 _CODE = ("e", "c", "p", "m")  # letters that end an option, after which code stands, or the name of a module
 _OPENING = "-+"
+_MOST_WORDS = 200  # of one command that are looked at: each may be run by each before it
 
 
 def files_run(line: str, is_file: Asked, is_program: Asked) -> Iterator[str]:
@@ -104,7 +105,7 @@ def entered(line: str) -> Iterator[str]:
 
 def _commands(line: str) -> Iterator[list[str]]:
     for command in line.translate(_ENDS).split("\n"):
-        words = command.split()
+        words = command.split()[:_MOST_WORDS]
         while words:
             while words and (words[0] in _FIRST or words[0][0] in _OPENING or is_assignment(words[0])):
                 words.pop(0)
@@ -302,9 +303,12 @@ def _pieces(line: str) -> Iterator[tuple[str, str]]:
         if letter in "\"'":
             end = _closing(line, at)
             piece = line[at + 1 : end].replace("\\n", "\n").replace("\\", "")
-            rest = line[end + 1 :].lstrip()
-            yield _KEY if rest[:1] in (":", "=") else "", piece
-            at = len(line) - len(rest) + (rest[:1] in (":", "="))
+            at = end + 1
+            while line[at : at + 1].isspace():
+                at += 1
+            is_key = line[at : at + 1] in (":", "=")
+            yield _KEY if is_key else "", piece
+            at += is_key
         elif letter in _PUNCTUATION or letter.isspace():
             if letter in _BRACES:
                 yield letter, ""
@@ -326,12 +330,15 @@ def _closing(line: str, at: int) -> int:
 
 def _plain(line: str, at: int) -> tuple[int, bool]:
     """Return where a text without quotes ends, and whether it is a key."""
+    has_blank = is_phrase = False
     for end in range(at, len(line)):
         letter = line[end]
         if letter in _PUNCTUATION:
             return end, False
         if letter == ":" and line[end + 1 : end + 2] in ("", " "):
             return end, True
-        if letter == "=" and line[end - 1 : end] == " " and " " not in line[at:end].strip():
+        if letter == "=" and line[end - 1 : end] == " " and not is_phrase:
             return end, True
+        has_blank = has_blank or letter == " "
+        is_phrase = is_phrase or (has_blank and not letter.isspace())
     return len(line), False
