@@ -61,3 +61,12 @@ def test_what_of_a_notebook_is_not_compared_is_said(cli: Any, page: WebPage, pro
     cli("run", "--hold", "--", "mv new n.ipynb")
     (run,) = page.call("GET", "/api/runs")["runs"]
     assert "all of it: fumehood diff 1" in page.get(f"/runs/{run['run']}/diff?path=n.ipynb")
+
+
+@pytest.mark.parametrize("other", ['seen={"a": 1}', "a[b]=1", "no sense", "NAME=of-another-path"])
+def test_a_cookie_of_another_server_at_this_address_shuts_nobody_out(page: WebPage, other: str) -> None:
+    """Browsers send every cookie of 127.0.0.1 to every port of it; one that Python can't read hid ours."""
+    other = other.replace("NAME", page.cookie.partition("=")[0])
+    for cookies in (f"{other}; {page.cookie}", f"{page.cookie}; {other}"):
+        assert page.ask("GET", "/", Cookie=cookies).status == 200
+    assert page.ask("GET", "/", Cookie=other).status == 403
