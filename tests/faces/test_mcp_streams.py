@@ -217,3 +217,10 @@ def test_what_can_not_be_read_is_refused_by_its_number(greeted: Server, project:
         greeted.to.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
     greeted.to.write(running(9, "cat; ls"))
     assert greeted.answer()["result"]["structuredContent"]["output"] == ""
+
+
+def test_by_http_it_is_found_at_the_port_that_clients_leave_out() -> None:
+    from fumehood.faces.mcp.server import only_here
+
+    assert "127.0.0.1" in only_here(80).allowed_hosts
+    assert only_here(8080).allowed_hosts == ["127.0.0.1:8080", "localhost:8080"]

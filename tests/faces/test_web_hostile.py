@@ -1,5 +1,6 @@
 """The page of `fumehood web`, where a command means to keep something from the person who reads it."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,23 @@ def test_a_cookie_of_another_server_at_this_address_shuts_nobody_out(page: WebPa
     for cookies in (f"{other}; {page.cookie}", f"{page.cookie}; {other}"):
         assert page.ask("GET", "/", Cookie=cookies).status == 200
     assert page.ask("GET", "/", Cookie=other).status == 403
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may listen at port 80")
+def test_the_page_is_found_at_the_port_that_browsers_leave_out(home: Path) -> None:
+    with WebPage("--port", "80", "--bind", "127.0.7.80") as page:
+        assert page.host == "127.0.7.80:80"
+        page.host = "127.0.7.80"
+        page.enter()
+        assert page.send("/playground/clean").status == 303
+        assert page.ask("GET", "/", Host="evil.example").status == 400
+
+
+def test_settings_whose_lines_end_as_in_dos_can_be_edited(page: WebPage, home: Path) -> None:
+    """A browser gives each line of a form the same end, so the file never was the one that was shown."""
+    file = home / ".config/fumehood/config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"# mine\r\ntimeout = 5\r\n")
+    assert page.send("/configuration", before="# mine\r\ntimeout = 5\r\n", text="timeout = 7\r\n").status == 303
+    assert file.read_bytes() == b"timeout = 7\r\n"
+    assert page.send("/configuration", before="# mine\r\n", text="").status == 409

@@ -15,6 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
+from http.client import HTTP_PORT
 from typing import TYPE_CHECKING, Any
 
 from mcp.server.mcpserver import Context, MCPServer
@@ -314,6 +315,7 @@ def only_here(port: int) -> Any:
     from mcp.server.transport_security import TransportSecuritySettings
 
     names = [f"{host}:{port}" for host in (HOST, "localhost")]
+    names += [HOST, "localhost"] if port == HTTP_PORT else []  # which clients leave out then
     return TransportSecuritySettings(allowed_hosts=names, allowed_origins=[f"http://{name}" for name in names])
 
 

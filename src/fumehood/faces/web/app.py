@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from functools import partial
+from http.client import HTTP_PORT
 from urllib.parse import parse_qs
 
 import uvicorn
@@ -28,7 +29,7 @@ from fumehood.service import overview, provided
 from fumehood.service.opened import OpenedStore
 from fumehood.service.restore import restore
 from fumehood.store.audit import WEB
-from fumehood.store.config import file_of, write_checked
+from fumehood.store.config import file_of, text_of, write_checked
 from fumehood.store.places import Places
 
 _DRAFT = "/drafts/{project}/{draft}"
@@ -65,7 +66,8 @@ def serve(port: int, *, bind: str = "127.0.0.1", hosts: tuple[str, ...] = (), op
     port = listener.getsockname()[1]
     shown = f"[{bind}]" if ":" in bind else bind
     names = ("127.0.0.1", "localhost", "[::1]", shown, *hosts)
-    served = frozenset((*(f"{name}:{port}" for name in names), *hosts))
+    # Browsers leave out the port that is the usual one.
+    served = frozenset((*(f"{name}:{port}" for name in names), *(names if port == HTTP_PORT else hosts)))
     house = House(store)
     gate = _page(house, port, served, _api_token(store.places))
     address = f"http://{hosts[0] if hosts else f'{shown}:{port}'}{house.new_link()}"
@@ -234,6 +236,8 @@ def _restore(house: House, _request: Request, form: FormData) -> str:
 
 def _configure(house: House, _request: Request, form: FormData) -> str:
     text, before = (str(form.get(name, "")).replace("\r\n", "\n") for name in ("text", "before"))
+    if "\r\n" in text_of(house.store.places):  # a form gives every line the same end
+        text, before = text.replace("\n", "\r\n"), before.replace("\n", "\r\n")
     write_checked(file_of(house.store.places), before, text)
     return "/settings#configuration"
 
