@@ -13,6 +13,7 @@ import pytest
 
 from conftest import command_line
 from forked import SERVER, loaded
+from fumehood import BadRequest
 from patience import LONG_S
 from processes import LONG, left_over
 
@@ -224,3 +225,40 @@ def test_by_http_it_is_found_at_the_port_that_clients_leave_out() -> None:
 
     assert "127.0.0.1" in only_here(80).allowed_hosts
     assert only_here(8080).allowed_hosts == ["127.0.0.1:8080", "localhost:8080"]
+
+
+def test_no_letter_is_cut_where_one_piece_of_an_output_ends(greeted: Server) -> None:
+    printed = "x" + "äø€𐍈" * 5
+    greeted.to.write(running(1, f"printf '{printed}'"))
+    greeted.answer()
+    read, offset = "", 0
+    while offset is not None:
+        greeted.to.write(line(2, "tools/call", name="read_output", arguments={"offset": offset, "limit": 3}))
+        piece = greeted.answer()["result"]["structuredContent"]
+        read, offset = read + piece["text"], piece["next_offset"]
+    assert read == printed
+
+
+def test_of_a_line_without_an_end_only_its_beginning_is_told_as_progress(greeted: Server) -> None:
+    """Each piece of it was added to all that came before, and 30 MB took many seconds."""
+    command = "head -c 3000000 /dev/zero | tr '\\0' x; echo; sleep 0.5; echo done"
+    greeted.to.write(running(1, command, _meta={"progressToken": 7}))
+    told = []
+    while "id" not in (message := greeted.answer()):
+        told.append(message["params"]["message"])
+    assert message["result"]["structuredContent"]["exit_code"] == 0
+    assert told
+    assert max(map(len, told)) < 10_000
+
+
+def test_a_command_that_has_ended_is_remembered_until_there_are_too_many() -> None:
+    from fumehood.faces.mcp.clients import Jobs
+
+    jobs = Jobs()
+    for _ in range(64):
+        jobs.start("one", lambda **_wishes: None).stop()
+    assert jobs.find("one", "job-1").name == "job-1"
+    jobs.start("one", lambda **_wishes: None).stop()
+    with pytest.raises(BadRequest, match="there is no job job-1"):
+        jobs.find("one", "job-1")
+    assert jobs.find("one", "job-2")

@@ -292,7 +292,8 @@ class Jobs:
 
     def start(self, client: str, work: Callable[..., Any]) -> Job:
         """Start a command in the background."""
-        for key in [key for key, job in self._jobs.items() if not job.is_running][: len(self._jobs) - _MOST_JOBS + 1]:
+        ended = [key for key, job in self._jobs.items() if not job.is_running]
+        for key in ended[: max(0, len(self._jobs) - _MOST_JOBS + 1)]:
             del self._jobs[key]
         if len(self._jobs) >= _MOST_JOBS:
             raise BadRequest(f"{_MOST_JOBS} commands are running already", hint="stop_command ends one")

@@ -53,6 +53,7 @@ _MOST_WAIT_S = 30.0
 _FIRST_LOOK_S = 0.2  # most that fails fails at once
 _PROGRESS_S = 0.1
 _MOST_LINES = 20  # told at once
+_LONGEST_LINE = 2000  # characters of each
 _MOST_ASKED = 3  # times that a person is asked about what changes while they think
 
 _MOST_CHANGES = 200
@@ -328,8 +329,9 @@ class ProgressLines:
 
     def _take(self, _stream: str, text: str) -> None:
         with self._lock:
-            *lines, self._unfinished = (self._unfinished + text).split("\n")
-            self._lines += [line for line in lines if line.strip()]
+            *lines, unfinished = (self._unfinished + text).split("\n")
+            self._unfinished = unfinished[:_LONGEST_LINE]
+            self._lines += [line[:_LONGEST_LINE] for line in lines if line.strip()]
             del self._lines[:-_MOST_LINES]
             self._count += len(lines)
 
@@ -488,8 +490,10 @@ async def read_output(
     sandbox = where.holding(run)
     past = sandbox.find(run)
     data = await anyio.to_thread.run_sync(sandbox.output, past, stream)
-    piece = data[offset : offset + limit]
-    end, text = offset + len(piece), visible(piece.decode(errors="replace"), MARK)
+    end = min(offset + limit, len(data))
+    while end < len(data) and end < offset + limit + 3 and data[end] & 0xC0 == 0x80:  # the rest of a letter
+        end += 1
+    text = visible(data[offset:end].decode(errors="replace"), MARK)
     following = end if end < len(data) else None
     return _returned(
         text, run=past.run, stream=stream, offset=offset, next_offset=following, total=len(data), text=text
