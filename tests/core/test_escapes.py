@@ -96,6 +96,19 @@ def test_what_is_written_after_a_program_is_on_the_whole_screen_and_all_there():
     assert filter_.close() == b""
 
 
+def test_after_a_program_that_was_ended_keys_send_what_they_always_do():
+    """Agents ask for kitty's keys, or xterm's: left on, Ctrl-C in the shell typed letters and ended nothing."""
+    filter_ = Filter(screen=True)
+    filter_.feed(b"\x1b[>1u\x1b[?1049h\x1b[>7u\x1b[>1u\x1b[<u\x1b[>4;2m\x1b=\x1b[4h")
+    assert filter_.close() == b"\x1b>\x1b[4l\x1b[>4m\x1b[<1u\x1b[?1049l\x1b[<1u"
+    filter_.feed(b"\x1b[>1u\x1b[?1049h\x1b[>7u\x1b[?1049l\x1b[<1u\x1b[>4;2m\x1b[>4m\x1b=\x1b>\x1b[<99u")
+    assert filter_.close() == b""
+    filter_.feed(b"\x1b[?2048;2031h\x1b[?1016h")  # else a new size, or another colour, would be typed into the shell
+    assert filter_.close() == b"\x1b[?1016l\x1b[?2031l\x1b[?2048l"
+    plain = Filter()
+    assert plain.feed(b"\x1b[>1u\x1b[>4;2m") + plain.close() == b""
+
+
 def test_a_sequence_that_never_ends_does_not_eat_memory():
     filter_ = Filter()
     for _ in range(100):

@@ -60,10 +60,14 @@ _SCREEN_ESCAPES = frozenset({"7", "8", "=", ">", "D", "E", "H", "M", "c", "(B", 
 _SHIFTS = frozenset("\x0e\x0f")
 # Modes that a program which was ended leaves on, and the person then has to live with.
 _LEFT_ON = (
-    "1", "9", "47", "69", "1000", "1001", "1002", "1003", "1004", "1005", "1006", "1015", "1047", "1049", "2004",
-    "2026",
+    "1", "5", "9", "47", "69", "1000", "1001", "1002", "1003", "1004", "1005", "1006", "1015", "1016", "1047", "1049",
+    "2004", "2026", "2031", "2048",
 )  # fmt: skip
+_OTHER_SCREEN = frozenset({"47", "1047", "1049"})
 _ON_BEFORE = ("25", "7")  # those that are on where nobody says otherwise: the cursor is shown, long lines go on
+# What has keys send something else, or letters put in between, with what undoes it.
+_UNDONE_BY = {"\x1b=": "\x1b>", "\x1b[4h": "\x1b[4l", "\x1b[>4;1m": "\x1b[>4m", "\x1b[>4;2m": "\x1b[>4m"}
+_KEYBOARD = re.compile(r"\x1b\[([<>])(\d{0,4})u")  # kitty's: each screen has a stack of what its keys send
 _WHOLE_SCREEN = "\x1b7\x1b[r\x1b8"  # is scrolled, not a part of it; the cursor stays
 # What a question begins with, or a command could have it written in no colour, in lines that scroll away, or between
 # words of its own that are there already.
@@ -82,6 +86,8 @@ class Filter:
         self._shifted = False
         self._scrolls_a_part = False
         self._modes: set[str] = set()
+        self._undoing: set[str] = set()
+        self._keyboards = {False: 0, True: 0}  # on the stack of the usual screen, and of the other one
 
     def feed(self, data: bytes) -> bytes:
         """Return what of this piece may be shown."""
@@ -95,14 +101,35 @@ class Filter:
 
     def close(self) -> bytes:
         """Return what puts the terminal back to where it was, as far as the command changed it."""
+        before = "".join(sorted(self._undoing)) + (self._popped(True) if self._is_on_other_screen else "")
         modes = "".join(f"\x1b[?{mode}l" for mode in _LEFT_ON if mode in self._modes)
         modes += "".join(f"\x1b[?{mode}h" for mode in _ON_BEFORE if mode in self._modes)
+        after = self._popped(False)
         scrolled = _WHOLE_SCREEN if self._scrolls_a_part else ""
         letters = "\x1b(B\x0f" if self._shifted else ""
         colour = "\x1b[0m" if self._coloured else ""
         self._waiting, self._coloured, self._shifted, self._scrolls_a_part = "", False, False, False
         self._modes.clear()
-        return f"{modes}{scrolled}{letters}{colour}".encode()
+        self._undoing.clear()
+        self._keyboards = {False: 0, True: 0}
+        return f"{before}{modes}{after}{scrolled}{letters}{colour}".encode()
+
+    @property
+    def _is_on_other_screen(self) -> bool:
+        return not self._modes.isdisjoint(_OTHER_SCREEN)
+
+    def _popped(self, screen: bool) -> str:
+        return f"\x1b[<{self._keyboards[screen]}u" if self._keyboards[screen] else ""
+
+    def _remember(self, sequence: str) -> None:
+        """Keep what a sequence that passes does to the keys."""
+        self._undoing.discard(sequence)
+        self._undoing |= {_UNDONE_BY[sequence]} if sequence in _UNDONE_BY else set()
+        keyboard = _KEYBOARD.fullmatch(sequence)
+        if keyboard is not None:
+            screen = self._is_on_other_screen
+            by = 1 if keyboard[1] == ">" else -int(keyboard[2] or 1)
+            self._keyboards[screen] = max(0, self._keyboards[screen] + by)
 
     def _kept(self, token: re.Match[str]) -> str:
         """Return a token if it may pass, else nothing."""
@@ -122,6 +149,8 @@ class Filter:
         elif kind == "other":
             passes = self._screen and whole in _SHIFTS
             self._shifted = self._shifted or passes
+        if passes and self._screen and kind in ("final", "escape"):
+            self._remember(whole)
         return whole if passes else ""
 
     def _is_harmless(self, token: re.Match[str]) -> bool:
