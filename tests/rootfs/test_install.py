@@ -212,6 +212,14 @@ def test_a_failed_install_leaves_nothing(what: str, install: Cli, mirror: Mirror
     assert visible(roots) == []
 
 
+def test_a_release_must_have_the_checksum_that_a_person_names(install: Cli, mirror: Mirror, roots: Path) -> None:
+    mirror.offer(VERSION)
+    assert "SHA-256 is wrong" in install("--sha256", "0" * 64).stderr
+    assert visible(roots) == []
+    release = next(content for name, content in mirror.files.items() if name.endswith(".tar.gz"))
+    assert install("--sha256", hashlib.sha256(release).hexdigest()).returncode == 0
+
+
 @pytest.mark.parametrize(("where", "said"), [("rootfs", "can't be unpacked: the disk is full"), ("cache", "is full")])
 def test_a_full_disk_is_said(
     where: str, said: str, mirror: Mirror, home: Path, project: Path, roots: Path, test_directory: Path

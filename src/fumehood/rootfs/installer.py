@@ -178,7 +178,8 @@ class Installer:
         if self._answers(f"{self._at}/{name}", order):
             return self._switched(name)
         self._tell(f"downloading Alpine {release.version} for {self._machine}")
-        tarball = self._fetcher.file(release.url, f"{self._cache}/downloads", release.sha256)
+        sha256 = order.sha256 or release.sha256
+        tarball = self._fetcher.file(release.url, f"{self._cache}/downloads", sha256)
         with _Building(self._at) as building:
             self._tell("unpacking")
             unpack(tarball, building.tree)
