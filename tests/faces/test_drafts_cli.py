@@ -316,3 +316,11 @@ def test_ctrl_c_ends_all_candidates_and_leaves_what_is_done(
     assert len(result["drafts"]) == 1
     assert cli("draft", "apply", result["drafts"][0]).returncode == 0
     assert (project / "made").read_text() == "1\n"
+
+
+@pytest.mark.parametrize("score", ["nan", "inf", "-inf", "many"])
+def test_a_score_that_is_no_number_makes_no_candidate_better(cli: Any, project: Path, score: str) -> None:
+    """It was told as such in JSON, which has no word for it."""
+    done = cli("best", "-n", "1", "--score", f"echo {score}", "--json", "--", "echo x > made")
+    (candidate,) = json.loads(done.stdout, parse_constant=pytest.fail)["candidates"]
+    assert (candidate["score"], candidate["reason"]) == (None, "the score printed no number at its end")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import marshal
+import math
 import os
 import tarfile
 import threading
@@ -454,9 +455,12 @@ def _digest_of_changes(whole: WholeDraft) -> str:
 def scored(candidate: Candidate, printed: str) -> Candidate:
     """Return a candidate with the number that its score printed at its end."""
     try:
-        return candidate.replace(score=float(printed))
+        score = float(printed)
     except ValueError:
+        score = math.nan
+    if not math.isfinite(score):  # which none is better or worse than, and JSON has no word for
         return candidate.replace(reason="the score printed no number at its end")
+    return candidate.replace(score=score)
 
 
 def best_of(
