@@ -309,3 +309,48 @@ def test_an_option_without_a_value_means_nothing_else(words: list[str], cli: Cli
 
 def test_a_value_may_end_as_an_option_does_that_has_none(cli: Cli, applied: str) -> None:
     assert "nobody was there to ask" in cli("ask", "example.org", "--reason=a=").stderr
+
+
+ALL_RUNS = "--session means all runs of a session, so a run or a path can't be named"
+
+
+@pytest.mark.parametrize(("words", "error"), [
+    (("undo", "1", "--session", "s"), ALL_RUNS),
+    (("undo", "last", "a", "--session", "s"), ALL_RUNS),
+    (("redo", "last", "--session", "s"), ALL_RUNS),
+    (("draft", "apply", "d", "--branch", "b"), "--branch is for apply --as-commit only"),
+    (("draft", "discard", "d", "--as-commit", "-m", "x"), "--message is for apply --as-commit only"),
+    (("rootfs", "update", "--version", "3.20"), "rootfs update does not take --version"),
+    (("rootfs", "update", "--sha256", "0" * 64), "rootfs update does not take --sha256"),
+    (("setup", "--remove", "--yes"), "--remove and --print are for one client"),
+    (("setup", "--print", "--yes"), "--remove and --print are for one client"),
+    (("export", "last", "-o", "x.patch", "--patch", "--key", "k"), "a patch is not signed"),
+])  # fmt: skip
+def test_what_would_not_be_heeded_is_refused(words: tuple[str, ...], error: str, cli: Cli, project: Path) -> None:
+    """A person who names one run of a session has not asked for all of them to be taken back."""
+    cli("draft", "new", "d")
+    cli("run", "--draft", "d", "--", "echo x > in-draft")
+    cli("run", "--session", "s", "--", "echo 1 > a")
+    cli("run", "--session", "s", "--", "echo 2 > b")
+    before = snapshot(project)
+    assert refused(cli(*words))[0] == error
+    assert snapshot(project) == before
+
+
+@pytest.mark.parametrize("words", [("undo", ""), ("redo", ""), ("undo", "", "--session", "s")])
+def test_a_run_without_a_name_is_not_the_last_one(words: tuple[str, ...], cli: Cli, project: Path) -> None:
+    """A variable that is not set, for the most part."""
+    cli("run", "--session", "s", "--", "echo 1 > a")
+    before = snapshot(project)
+    assert refused(cli(*words))[0] in ("there is no run without a name", ALL_RUNS)
+    assert snapshot(project) == before
+
+
+def test_a_difference_in_a_tool_is_no_object(cli: Cli, applied: str) -> None:
+    assert json.loads(cli("diff", "--tool", "none", "--json").stdout)["error"].startswith("--json and --difftool")
+
+
+def test_what_a_sessions_command_would_see_is_told_from_elsewhere_too(cli: Cli, home: Path, project: Path) -> None:
+    cli("run", "--session", "s", "--", "true")
+    done = cli("run", "--session", "s", "--explain", "--json", "--", "true", cwd=home)
+    assert json.loads(done.stdout)["cwd"] == str(project)

@@ -71,6 +71,9 @@ def _draft(context: Context) -> int:
         raise BadRequest(f"draft {options.what} needs a name", hint="fumehood draft list")
     if options.rest and options.what not in ("rename", "diff"):
         raise BadRequest(f"draft {options.what} does not take {options.rest[0]}", hint="fumehood draft --help")
+    for option, value in (("--branch", options.branch), ("--message", options.message), ("--author", options.author)):
+        if value is not None and not (options.what == "apply" and options.as_commit):
+            raise BadRequest(f"{option} is for apply --as-commit only", hint="fumehood draft apply NAME --as-commit")
     if options.what == "new":
         return _new(context)
     context.store.recover()
@@ -371,6 +374,8 @@ def _written(context: Context, run: Run, answer: dict[str, object], what: str) -
     if is_ours and context.as_json:
         raise BadRequest("both the object and the export would go to standard output", hint="name a file: -o FILE")
     place = 1 if is_ours else os.path.abspath(path)
+    if context.options.patch and context.options.key:
+        raise BadRequest("a patch is not signed", hint="leave out --key, or --patch")
     if context.options.patch:
         key, count = "", bundles.export_patch(context.store, run, place)
     else:

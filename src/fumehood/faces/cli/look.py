@@ -335,6 +335,8 @@ def _diff(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
     wanted = context.store, run, options.paths
     if options.tool or options.difftool:
+        if context.as_json:
+            raise BadRequest("--json and --difftool can't be used together", hint="choose one")
         for line in show(*wanted, here=here(), tool=options.tool or ""):
             print(f"not shown: {line}")
         return 0

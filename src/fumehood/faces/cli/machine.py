@@ -117,6 +117,11 @@ def _install(context: Context) -> Installed | None:
         "proxy": options.proxy or "", "key": options.key or (), "on_progress": Progress(is_shown=not context.as_json),
     }  # fmt: skip
     if options.what == "update":
+        unheeded = {
+            "--version": options.version, "--from": options.source, "--name": options.named, "--sha256": options.sha256
+        }  # fmt: skip
+        for option in (option for option, value in unheeded.items() if value is not None):
+            raise BadRequest(f"rootfs update does not take {option}", hint=f"fumehood rootfs install {option} … does")
         return root_trees.update(context.store, **wishes)
     return root_trees.install_into(
         context.store, version=options.version or "", name=options.named or "", from_=options.source or "",

@@ -60,7 +60,7 @@ def whole_number(least: int = 0, most: int = 1 << 62) -> Callable[[str], int]:
         except ValueError:
             raise ArgumentTypeError(f"{text!r} is not a whole number") from None
         if not least <= number <= most:
-            limits = f"{least} or more" if most == 1 << 62 else f"between {least} and {most}"
+            limits = f"{least} or more" if number < least and most == 1 << 62 else f"between {least} and {most}"
             raise ArgumentTypeError(f"it must be {limits}, not {number}")
         return number
 

@@ -529,7 +529,7 @@ def _explain(options: Options, as_json: bool) -> None:
     from fumehood.service import explain
 
     store = OpenedStore(face=CLI)
-    project = _opened(store, options, "")
+    project = _opened(store, options, options.last("--session") or "")
     policy = store.policy_of(project)
     hood = Hood(store, project, policy, start)
     request = _request(options, project, policy)

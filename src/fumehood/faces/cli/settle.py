@@ -94,6 +94,7 @@ def add_commands(add: Add) -> None:
     )  # fmt: skip
     for command in (back, again):
         add_run(command, default=LAST)
+        command.set_defaults(run=None)  # so that one that is named can be told from none
     for command in (forth, away, back, again):
         command.add_argument("paths", nargs="*", default=(), metavar="PATH", help="only these, and what is in them")
     since = "also bring back what was changed since"
@@ -133,6 +134,7 @@ def _undo(context: Context) -> int:
     options = context.options
     if options.session is not None:
         return _whole_session(context, options.session, undo_session)
+    options.run = LAST if options.run is None else options.run
     by = options.only_session or ""
     if options.run != LAST and not options.paths:
         run = context.run(options.run)
@@ -164,6 +166,7 @@ def _redo(context: Context) -> int:
     options = context.options
     if options.session is not None:
         return _whole_session(context, options.session, redo_session)
+    options.run = LAST if options.run is None else options.run
     reaches, by = context.reaches(options.run), options.only_session or ""
     run = to_redo(context.store, options.run, *reaches) if options.run == LAST else context.run(options.run)
     project, force = context.project_of(run), options.force
@@ -198,6 +201,8 @@ def _say(context: Context, done: Run, show: Callable[[], None], more: Mapping[st
 
 
 def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -> int:
+    if context.options.run is not None or context.options.paths:
+        raise BadRequest("--session means all runs of a session, so a run or a path can't be named", hint="choose one")
     path, reach = project_of(context.store, name), context.reach
     is_in_reach = name in (reach.sessions or (name,)) and (reach.project is None or path == context.project.path)
     if path is None or not is_in_reach:

@@ -60,6 +60,8 @@ def add_commands(add: Add) -> None:
 def _setup(context: Context) -> int:
     if context.options.client:
         return connect(context, context.options.client)
+    if context.options.remove or context.options.print:
+        raise BadRequest("--remove and --print are for one client", hint=f"one of: {', '.join(CLIENTS)}")
     wizard = _Wizard(context)
     wizard.check_host()
     wizard.choose_root()

@@ -91,7 +91,7 @@ def _listening(bind: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         message = f"port {port} of {bind} can't be used: {error.strerror}"
-        raise BadRequest(message, hint="another one: --port 0") from error
+        raise BadRequest(message, hint="--bind takes an address of this machine; --port 0 a free port") from error
     listener.listen()
     return listener
 
