@@ -132,6 +132,35 @@ def test_no_way_of_writing_it_has_the_editor_act(editor, project, text):
     assert b"evil" not in b"".join(line for line in one.lines if b'"_x"' not in line)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        ACTING.replace("method", "METHOD"),
+        ACTING.replace('"method"', '"_":"_x","Method"'),
+        '{"jsonrpc":"2.0","id":99,"result":{"AuthMethods":[{"type":"terminal","id":"evil"}]}}',
+        '{"jsonrpc":"2.0","id":99,"Result":{"authMethods":[{"type":"terminal","id":"evil"}]}}',
+        '{"jsonrpc":"2.0","id":99,"result":{"authMethod\\u017f":[{"type":"terminal","id":"evil"}]}}',
+    ],
+)
+def test_a_key_in_another_case_does_not_reach_readers_that_take_it_for_the_same(editor, project, text):
+    """Go's reader of JSON does: to it, the editor was asked to run a command."""
+    one = editor()
+    one.start(project)
+    one.prompt(["raw", f"{text}\n"], ["say", "done"])
+    assert one.updates[-1] == "done"
+    assert b"evil" not in b"".join(one.lines)
+
+
+def test_a_message_that_is_nested_too_deep_is_dropped_and_the_next_one_passes(editor, project):
+    """It ended the conversation with a traceback, and the editor waited for ever."""
+    one = editor()
+    one.start(project)
+    for depth in (600, 5000):
+        deep = '{"jsonrpc":"2.0","method":"_x","params":' + '{"a":' * depth + "1" + "}" * depth + "}\n"
+        one.prompt(["raw", deep], ["say", "done"])
+        assert one.updates[-1] == "done"
+
+
 def test_a_session_elsewhere_is_refused(editor, project, test_directory):
     one = editor()
     one.start(project)

@@ -31,6 +31,9 @@ _BEGINNING = ("session/new", "session/load", "session/resume", "session/fork")
 _ACTING = ("fs/", "terminal/")  # what has the editor act for the agent
 # What ends a line for some readers, where for us only a line feed does; all may stand in a JSON text.
 _BREAKS = (b"\r", b"\x0b", b"\x0c", "\u0085".encode(), "\u2028".encode(), "\u2029".encode())
+# The keys that decide what becomes of a message. Some readers, Go's among them, take them in any case.
+_DECIDING = ("id", "method", "params", "result", "error")
+_LOGINS = "authMethods"
 _NO_METHOD, _BAD_PARAMS, _INTERNAL = -32601, -32602, -32603  # JSON-RPC
 _KINDS = {
     "allow_once": "allow_once", "allow_session": "allow_always", "allow_always": "allow_always",
@@ -99,7 +102,10 @@ class Conversation:
             if method in _BEGINNING and isinstance(result, dict) and isinstance(result.get("sessionId"), str):
                 self._last_session = result["sessionId"]
                 self.began(self._last_session, directory)
-        return self.agents(message, line if is_plain else written(message))
+        try:
+            return self.agents(message, line if is_plain else written(message))
+        except RecursionError:
+            return []  # nested deeper than we can look
 
     @property
     def is_busy(self) -> bool:
@@ -238,7 +244,8 @@ def session_name(session: str) -> str:
 def read(line: bytes) -> tuple[Json, bool]:
     """Read one message; tells whether every reader takes these bytes for the same.
 
-    One that ends lines elsewhere, or takes the first of two equal keys, would not.
+    One that ends lines elsewhere, or takes the first of two equal keys, would not. A key that only some would take for
+    one that decides makes it no message.
     """
     is_plain = not any(each in line.rstrip(b"\r\n") for each in _BREAKS)
 
@@ -246,6 +253,7 @@ def read(line: bytes) -> tuple[Json, bool]:
         nonlocal is_plain
         table = dict(pairs)
         is_plain = is_plain and len(table) == len(pairs)
+        _refuse_other_cases(table, (_LOGINS,))
         return table
 
     try:
@@ -254,7 +262,14 @@ def read(line: bytes) -> tuple[Json, bool]:
         raise NotAMessage(str(error)) from error
     if not isinstance(message, dict):
         raise NotAMessage("it is not a JSON object")
+    _refuse_other_cases(message, _DECIDING)
     return message, is_plain
+
+
+def _refuse_other_cases(table: Json, names: Sequence[str]) -> None:
+    folded = {name.casefold() for name in names}
+    if any(key not in names and key.casefold() in folded for key in table):
+        raise NotAMessage("a key of it means something in another case only")
 
 
 def _refuse(constant: str) -> None:
@@ -292,10 +307,10 @@ def _without_commands(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     inner = {key: _without_commands(each) for key, each in value.items()}
-    methods = inner.get("authMethods")
+    methods = inner.get(_LOGINS)
     if methods is not None:
         is_list = isinstance(methods, list)
-        inner["authMethods"] = [each for each in methods if not _runs_a_command(each)] if is_list else []
+        inner[_LOGINS] = [each for each in methods if not _runs_a_command(each)] if is_list else []
     return inner
 
 
