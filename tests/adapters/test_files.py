@@ -32,6 +32,17 @@ def test_a_file_longer_than_what_memory_keeps_of_an_output_is_read_whole(session
         read(session, "large.bin", limit=1 << 20)
 
 
+def test_a_file_is_read_where_the_loader_complains(
+    home: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The person's LD_PRELOAD may name what no command sees; each program says so on its standard error."""
+    monkeypatch.setenv("LD_PRELOAD", str(home / "lib.so"))
+    with Sandbox(project) as sandbox:
+        write(sandbox, "notes.txt", b"some\n")
+        assert sandbox.run("true").stderr.startswith("ERROR: ld.so")
+        assert read(sandbox, "notes.txt") == b"some\n"
+
+
 def test_reading_tells_what_is_wrong_in_pythons_words(session: Sandbox, project: Path) -> None:
     (project / "folder").mkdir()
     (project / "secret").write_text("x")
