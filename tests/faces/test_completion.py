@@ -66,6 +66,10 @@ def test_drafts_and_clients_are_offered(cli: Any, recorded: str) -> None:
     assert offered(cli, "setup", "cl") == ("nothing", ["claude"])
 
 
+def test_the_path_of_a_project_is_quoted_by_the_shell(cli: Any, recorded: str, project: Path) -> None:
+    assert offered(cli, "projects", "forget", "") == ("directories", [str(project)])
+
+
 def test_nothing_is_made_where_nothing_was_recorded_yet(cli: Any, home: Path) -> None:
     before = sorted(home.rglob("*"))
     assert offered(cli, "show", "") == ("nothing", [])

@@ -35,7 +35,7 @@ _RUNS = 30
 _PATHS = 500
 _ABOUT = 60  # columns of what a word means
 _FILES, _DIRECTORIES, _COMMANDS, _NOTHING = "files", "directories", "commands", "nothing"
-_BY_SHELL = {"PATH": _FILES, "FILE": _FILES, "FILE|URL": _FILES, "DIR": _DIRECTORIES, "DIRECTORY": _DIRECTORIES}
+_BY_SHELL = {"PATH": _FILES, "FILE": _FILES, "FILE|URL": _FILES, "DIR": _DIRECTORIES, "PROJECT": _DIRECTORIES}
 # What became of the runs that a command can be about.
 _STATES = {
     "apply": ("held",), "discard": ("held",), "review": ("held",), "undo": ("applied", "held"),

@@ -43,11 +43,8 @@ export const Fumehood = async ({ client, directory }) => {
       if ("deny" in answer) throw new Error(answer.deny)
       if ("tool_input" in answer) Object.assign(output.args, answer.tool_input)
     },
-    "tool.execute.after": async (input, output) => {
-      if (!EDITS.includes(input.tool)) return
-      const answer = await about("tool.execute.after", input, input.args)
-      if ("words" in answer) output.output += `
-${answer.words}`
+    "tool.execute.after": async (input) => {
+      if (EDITS.includes(input.tool)) await about("tool.execute.after", input, input.args)
     },
   }
 }
