@@ -100,6 +100,17 @@ def test_what_is_no_message_is_passed_over_and_the_next_one_is_answered(greeted:
     assert greeted.ended()[0] == 0
 
 
+def test_each_message_of_a_batch_is_answered(greeted: Server) -> None:
+    """Who may send batches, by the protocol of 2025-03-26, waited for ever."""
+    note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 99}}
+    batch = [json.loads(line(1, "ping")), note, 7, json.loads(running(2, "echo two")), {"id": 3, "method": 7}]
+    greeted.to.write(json.dumps(batch).encode() + b"\n")
+    answers = {answer["id"]: answer for answer in (greeted.answer() for _ in range(3))}
+    assert answers[1]["result"] == {}
+    assert answers[2]["result"]["structuredContent"]["output"] == "two\n"
+    assert "error" in answers[3]
+
+
 def test_a_huge_message_is_read_and_refused(greeted: Server) -> None:
     greeted.to.write(running(1, f": {'x' * 20_000_000}"))
     refused = greeted.answer()["result"]

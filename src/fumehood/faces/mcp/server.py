@@ -242,11 +242,23 @@ class Messages(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read some of a line; nothing at the end."""
         if not self._left:
-            self._left = memoryview(_answerable(self._lines.readline()))
+            self._left = memoryview(b"".join(map(_answerable, _apart(self._lines.readline()))))
         piece = self._left[: len(buffer)]
         buffer[: len(piece)] = piece
         self._left = self._left[len(piece) :]
         return len(piece)
+
+
+def _apart(line: bytes) -> list[bytes]:
+    """Return the messages of a batch, as clients of 2025-03-26 may send them, each in a line; else the line itself."""
+    import json
+
+    try:
+        batch = json.loads(line) if line.startswith(b"[") else None
+    except (ValueError, RecursionError):
+        batch = None
+    messages = [each for each in batch if isinstance(each, dict)] if isinstance(batch, list) else []
+    return [json.dumps(each).encode() + b"\n" for each in messages] or [line]
 
 
 def _answerable(line: bytes) -> bytes:
