@@ -21,10 +21,12 @@ def work(project: str, task: str, model: str, client: OpenAI) -> str:
                 return message.content or ""
             for call in message.tool_calls:
                 try:
-                    told = sandbox.run_tool(call.function.name, json.loads(call.function.arguments)).for_model()
+                    result = sandbox.run_tool(call.function.name, json.loads(call.function.arguments)).for_model()
                 except FumehoodError as error:
-                    told = sandbox.refusal(error)
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": told})
+                    result = sandbox.refusal(error)
+                except json.JSONDecodeError as error:  # which the model can mend
+                    result = f"ERROR: the arguments are not JSON: {error}"
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
 if __name__ == "__main__":
