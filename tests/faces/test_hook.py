@@ -643,3 +643,11 @@ def test_an_answer_that_says_nothing_may_get_lost(home: Path, project: Path) -> 
     line = ["sh", "-c", '"$@" >&-', "sh", *command_line(), "hook", "--client", "claude"]
     done = subprocess.run(line, input=json.dumps(told), text=True, cwd=project, check=False)
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("text", ["{", '{"a":', '{"a" 1}', "[1", "none", ""])
+def test_input_that_is_cut_is_said_to_be_no_json(home: Path, text: str) -> None:
+    """In a process of its own: where nobody has loaded `json`, its reader failed in a way of its own."""
+    done = subprocess.run([*command_line(), "hook"], input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("ERROR: the hook's input is not JSON: ")

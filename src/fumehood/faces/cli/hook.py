@@ -174,8 +174,8 @@ def _read(data: bytes) -> object:
         value, end = make_scanner(_Plain)(text, 0)  # type: ignore[arg-type]
         if end == len(text):
             return value
-    except (StopIteration, ValueError):
-        pass  # told below
+    except (StopIteration, ValueError, SystemError):
+        pass  # told below; the last where that part lacks the other's exception
     import json
 
     try:
