@@ -9,6 +9,7 @@ may write the project and must not be able to replace what the host executes.
 import fcntl
 import hashlib
 import os
+import pwd
 import py_compile
 import re
 import shutil
@@ -90,13 +91,25 @@ def inputs(name: str) -> list[Path]:
 def cache_directory() -> Path:
     """Where Fumehood keeps what can be made again; relative values are ignored, as the XDG rules ask."""
     named = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(named):
-        return Path(named, "fumehood")
     home = os.environ.get("HOME", "")
+    own = own_home(home)
+    if os.path.isabs(named) and (own == home or not Path(named).is_relative_to(home)):
+        return Path(named, "fumehood")
     if not os.path.isabs(home):
         trouble = "not an absolute path" if home else "not set"
         raise CannotMakeError(f"HOME is {trouble}; type: export HOME=<your home directory>")
-    return Path(home, ".cache", "fumehood")
+    return Path(own, ".cache", "fumehood")
+
+
+def own_home(home: str) -> str:
+    """Root's own home where HOME is somebody else's, as `sudo -E` leaves it: the same as in store/places.py."""
+    if os.geteuid() != 0 or not os.path.isdir(home) or not (owner := Path(home).stat().st_uid):
+        return home
+    try:
+        is_theirs = os.path.realpath(pwd.getpwuid(owner).pw_dir) == os.path.realpath(home)
+    except KeyError:
+        return home
+    return pwd.getpwuid(0).pw_dir if is_theirs else home
 
 
 def is_whole(target: Path) -> bool:

@@ -7,7 +7,8 @@ case ${XDG_CACHE_HOME-} in
 esac
 fumehood_mark=$fumehood_cache/checkouts$fumehood_here/.$fumehood_set
 fumehood_env=
-if [ -r "$fumehood_mark" ]; then
+# To root with somebody else's HOME, tools/environment.py says which cache is meant.
+if [ -r "$fumehood_mark" ] && { [ -O "${HOME-}" ] || [ ! -O / ]; }; then
     { IFS= read -r fumehood_env && IFS= read -r fumehood_asked; } <"$fumehood_mark" || fumehood_env=
 fi
 if [ -n "$fumehood_env" ]; then

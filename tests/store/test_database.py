@@ -1,6 +1,7 @@
 """The database: how it is made, brought up to date, refused, and shared."""
 
 import os
+import pwd
 import signal
 import sqlite3
 import stat
@@ -12,10 +13,11 @@ from pathlib import Path
 import pytest
 
 import fumehood
+from conftest import need
 from fumehood import BadRequest, StoreDamaged
 from fumehood.store import database
 from fumehood.store.database import MIGRATIONS, Database
-from fumehood.store.places import LENGTH, Alone, new_id, places
+from fumehood.store.places import LENGTH, Alone, new_id, places, state_directory
 from interrupting import lines_of
 
 SOURCE = Path(fumehood.__file__).parent.parent
@@ -72,6 +74,34 @@ def test_the_places_are_those_of_the_standard(home):
     assert found.config == f"{home}/.config/fumehood"
     assert places({"XDG_CACHE_HOME": "not/absolute"}).cache == found.cache
     assert places({"XDG_CACHE_HOME": f"{home}/x"}).cache == f"{home}/x/fumehood"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes what others can't use")
+def test_root_makes_nothing_in_somebody_elses_home(home, monkeypatch):
+    accounts = [each for each in pwd.getpwall() if each.pw_uid and os.path.isdir(each.pw_dir)]
+    theirs = [each.pw_dir for each in accounts if os.stat(each.pw_dir).st_uid == each.pw_uid]
+    need(theirs, "no account but root's has a home here")
+    for variable in ("XDG_STATE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("HOME", theirs[0])
+    roots = pwd.getpwuid(0).pw_dir
+    assert state_directory() == f"{roots}/.local/state/fumehood"
+    monkeypatch.setenv("XDG_STATE_HOME", f"{theirs[0]}/.local/state")
+    assert state_directory() == f"{roots}/.local/state/fumehood"
+    monkeypatch.setenv("XDG_STATE_HOME", f"{home}/x")
+    assert state_directory() == f"{home}/x/fumehood"
+    wrapper = "import sys; sys.path[:0] = sys.argv[1:]; import environment; print(environment.cache_directory())"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", wrapper, SOURCE.parent / "tools"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{roots}/.cache/fumehood\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
+def test_a_home_that_is_no_accounts_is_roots_to_use(home, monkeypatch):
+    monkeypatch.delenv("XDG_STATE_HOME")
+    os.chown(home, 54321, 54321)
+    assert state_directory() == f"{home}/.local/state/fumehood"
 
 
 def test_a_database_that_is_there_is_opened_as_it_is(path):

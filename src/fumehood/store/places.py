@@ -132,9 +132,28 @@ def state_directory() -> str:
 
 
 def _base(variables: Mapping[str, str], variable: str, default: str) -> str:
-    value = variables.get(variable, "")
+    value, named, own = variables.get(variable, ""), home(), _own_home()
     # The standard says to ignore a relative path.
-    return f"{value if value.startswith('/') else os.path.join(home(), default)}/fumehood"
+    if not value.startswith("/") or (own != named and f"{value}/".startswith(f"{named}/")):
+        value = os.path.join(own, default)
+    return f"{value}/fumehood"
+
+
+def _own_home() -> str:
+    """The home that our directories lie in: root's own where HOME is somebody else's home, as `sudo -E` leaves it.
+
+    What root made there they could neither use nor remove, not even the directories above ours.
+    """
+    named = home()
+    if os.geteuid() == 0 and os.path.isdir(named) and (owner := os.stat(named).st_uid) != 0:
+        import pwd
+
+        try:
+            if os.path.realpath(pwd.getpwuid(owner).pw_dir) == os.path.realpath(named):
+                return pwd.getpwuid(0).pw_dir
+        except KeyError:
+            return named  # in a container, say, where a home of the host's is all there is
+    return named
 
 
 def make_private(directory: str) -> None:
