@@ -1,6 +1,7 @@
 """What a command of a session leaves running, and what one that still runs has written: the agent is told."""
 
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import Run, Sandbox
+from fumehood.store.places import places
 from patience import LONG_S, eventually
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -79,6 +81,21 @@ def test_nothing_is_told_of_what_no_running_command_has_written(agent: Sandbox, 
 
 def test_another_session_is_told_nothing_of_it(sandbox: Sandbox, server: Run) -> None:
     assert sandbox.session("agent-2").run("cat out/server.log").blocked == ()
+
+
+def test_who_changes_a_file_is_told_once_that_a_server_goes_on_with_the_old_one(
+    agent: Sandbox, server: Run, project: Path
+) -> None:
+    (project / "page").write_text("old\n")
+    assert agent.run("echo beside > page").blocked == (), "it has only begun"
+    with sqlite3.connect(places().database) as connection:
+        connection.execute("UPDATE runs SET started_at = started_at - 60 WHERE id = ?", (server.run,))
+    connection.close()
+    assert agent.run("echo more > another-page").blocked == (), "it has not read that"
+    run = agent.run("echo new > page")
+    assert told(run, "old-files") == [server.command]
+    assert "start it again" in run.for_model()
+    assert agent.run("rm page").blocked == ()
 
 
 def test_after_a_checkpoint_it_is_there(agent: Sandbox, server: Run, project: Path) -> None:

@@ -97,12 +97,12 @@ class Blocked(Value):
 
 
 HIDDEN_PATH, LEFT_AT_HOME, READ_ONLY, LEFT_PROCESS, NOT_YET = "hidden", "home", "read-only", "process", "running"
-NOT_FOLLOWED, END_UNKNOWN = "directory", "cd"
+NOT_FOLLOWED, END_UNKNOWN, OLD_FILES = "directory", "cd", "old-files"
 _HEADLINES = {
     HIDDEN_PATH: "not in sight", LEFT_AT_HOME: "not kept", READ_ONLY: "read-only here",
     LEFT_PROCESS: "ended with its command", NOT_YET: "not there yet",
     NOT_FOLLOWED: "the next command does not start in", END_UNKNOWN: "the next command does not follow",
-    "stopped": "ended by",
+    OLD_FILES: "not noticed by", "stopped": "ended by",
 }  # fmt: skip
 
 

@@ -52,10 +52,10 @@ def missed(
     blocked += world.blocked
     if seat is not None:
         blocked += seat.lacking(run)
-        if run.exit_code and len(place.store.history.unfinished(place.project.id)) > 1:
-            from fumehood.service.now import not_there_yet
+        if (run.exit_code or run.changed) and len(place.store.history.unfinished(place.project.id)) > 1:
+            from fumehood.service.now import not_seen_by_all
 
-            blocked += not_there_yet(place.store, run, complaints)
+            blocked += not_seen_by_all(place.store, run, complaints)
     if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
         from fumehood.service.verdicts import refused as refused_by_owners
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 
+from fumehood.core.changes import ADDED
 from fumehood.core.judge import HOLD_ALL
-from fumehood.core.report import NOT_YET, Blocked, Run
+from fumehood.core.report import NOT_YET, OLD_FILES, Blocked, Run
 from fumehood.core.request import APPLY, WHOLE
 from fumehood.errors import BadRequest
 from fumehood.linux.capture import KERNEL, LABELS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.05
 _PATIENCE_S = 30.0
+_GOES_ON_S = 10.0  # who has run for so long is a server or a watcher, and not a command beside others
 _SHARE = 20  # of the time that passes, at most a twentieth is spent on checkpoints that nobody asked for
 
 
@@ -154,20 +156,29 @@ class When:
         self._next = ended + max(self._every, _SHARE * (ended - began))
 
 
-def not_there_yet(store: Store, run: Run, complaints: str) -> Iterator[Blocked]:
-    """Tell a command that missed a file which one of its session, that still runs, has written; once for each of those.
+def not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocked]:
+    """Tell a command what it, and those of its session that still run, don't see of each other; once for each of those.
 
-    What the command says is evidence only where the other's layer has the file, and the project does not.
+    It missed a file: what it says is evidence only where the other's layer has the file, and the project does not. It
+    changed files: the kernel's overlay shows the other, which has run for a while, those that it knew as they were.
     """
     from fumehood.core.hints import missed_words
 
-    paths = [os.path.normpath(os.path.join(run.cwd, word)) for word in missed_words(complaints)]
+    words = missed_words(complaints) if run.exit_code else ()
+    paths = [os.path.normpath(os.path.join(run.cwd, word)) for word in words]
+    is_addition = all(change.change == ADDED for change in run.changed)
     for other in running(store, Reach(project=store.history.project_of(run.run), sessions=(run.session or "",))):
+        if other.run == run.run:
+            continue
         name = other.name
         hint = f"run {name} still runs; what it writes appears when it ends, or by fumehood checkpoint {name}"
         path = next((path for path in paths if _has_written(store, other, path)), "")
-        if other.run != run.run and path and not store.history.has_told(run, hint):
+        if path and not store.history.has_told(run, hint):
             yield Blocked(what=NOT_YET, detail=path, hint=hint)
+        hint = f"run {name} still runs, and sees files that it has read before as they were then; start it again"
+        goes_on = run.started_at - other.started_at > _GOES_ON_S
+        if goes_on and not is_addition and not store.history.has_told(run, hint):
+            yield Blocked(what=OLD_FILES, detail=other.command, hint=hint)
 
 
 def _has_written(store: Store, run: Run, path: str) -> bool:
