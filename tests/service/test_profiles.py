@@ -180,6 +180,25 @@ def test_uv_syncs(sandbox, project, untouched):
     assert untouched() == before
 
 
+# What was fetched before lies there, and builds write there: their locks, what they fetch, what they install.
+FETCHED = {
+    ".m2/repository": "mvn mvnw", ".gradle/caches": "gradle gradlew", ".gradle/wrapper": "gradlew",
+    ".local/share/pnpm/store": "pnpm", ".yarn/berry": "yarn",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("place", "program"), [(at, each) for at, names in FETCHED.items() for each in names.split()])
+def test_what_was_fetched_before_can_be_added_to(home, project, sandbox, untouched, place, program):
+    (home / place).mkdir(parents=True)
+    (home / place / "old").write_text("old")
+    before = untouched()
+    (project / program).write_text(f"#!/bin/sh\ncat ~/{place}/*; echo new > ~/{place}/new\n")
+    (project / program).chmod(0o755)
+    assert done(sandbox.run(f"./{program}")).stdout == "old"
+    assert done(sandbox.run(f"./{program}")).stdout == "new\nold"
+    assert untouched() == before
+
+
 # --- scratch ---
 
 

@@ -99,6 +99,12 @@ _UV = "UV_CACHE_DIR=~/.cache/uv"
 _CARGO = ("CARGO_HOME=~/.cargo/registry", "~/.cargo/git")
 _GO = ("GOCACHE=~/.cache/go-build", "GOMODCACHE=~/go/pkg/mod")
 _PRE_COMMIT = "PRE_COMMIT_HOME=~/.cache/pre-commit"
+# Yarn's later versions leave packages in the second, and only name them in the project.
+_YARN = ("YARN_CACHE_FOLDER=~/.cache/yarn", "YARN_GLOBAL_FOLDER=~/.yarn/berry")
+# What these write into a project names its place in the home, so that is not taken elsewhere.
+_PNPM = "~/.local/share/pnpm/store"
+_MAVEN = "~/.m2/repository"
+_GRADLE = tuple(f"{home}/{part}" for home in ("~/.gradle", "$GRADLE_USER_HOME") for part in ("caches", "wrapper"))
 # Without the host, npm would try for more than a minute before it says so.
 _NPM_DEFAULTS = (
     ("npm_config_update_notifier", "false"),
@@ -116,17 +122,22 @@ _GIT_DEFAULTS = (
 # For what may call any of the others.
 TOOLS = Profile(
     match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox"),
-    scratch=(_NPM, *_PIP, _UV, *_CARGO, *_GO, _PRE_COMMIT, "CCACHE_DIR=~/.cache/ccache"),
+    scratch=(
+        _NPM, *_YARN, _PNPM, *_PIP, _UV, *_CARGO, *_GO, _MAVEN, *_GRADLE, _PRE_COMMIT, "CCACHE_DIR=~/.cache/ccache",
+    ),
     defaults=(*_NPM_DEFAULTS, *_UV_DEFAULTS, *_GIT_DEFAULTS),
 )
 
 SHIPPED: tuple[Profile, ...] = (
     Profile(match=("npm", "npx"), scratch=(_NPM,), defaults=_NPM_DEFAULTS),
-    Profile(match=("yarn", "yarnpkg"), scratch=("YARN_CACHE_FOLDER=~/.cache/yarn",)),
+    Profile(match=("yarn", "yarnpkg"), scratch=_YARN),
+    Profile(match=("pnpm", "pnpx"), scratch=(_PNPM,)),
     Profile(match=("pip", "pip3*", "python* -m pip"), scratch=_PIP),
     Profile(match=("uv", "uvx"), scratch=(_UV,), defaults=_UV_DEFAULTS),
     Profile(match=("cargo",), scratch=_CARGO),
     Profile(match=("go",), scratch=_GO),
+    Profile(match=("mvn", "mvnw", "mvnd"), scratch=(_MAVEN,)),
+    Profile(match=("gradle", "gradlew"), scratch=_GRADLE),
     Profile(match=("git",), defaults=_GIT_DEFAULTS),
     # What runs hooks, which may be its own.
     Profile(
