@@ -210,7 +210,16 @@ def mixed_projects(place: Path, account: Account) -> None:
     os.chown(place, account.uid, account.gid)
     for number in range(MIXED_PROJECTS):
         mixed_project(place / str(number), account)
+    sticky_project(place.with_name(f"{place.name}-sticky"), account)
     os.environ[MIXED] = str(place)
+
+
+def sticky_project(top: Path, account: Account) -> None:
+    """A directory of root's that the account may write, where it can't take out what is root's."""
+    for path, mode in ((top, 0o3775), (top / "file", 0o664)):
+        path.mkdir() if path == top else path.write_text("of root's\n")
+        os.chown(path, 0, account.groups[-1])
+        path.chmod(mode)
 
 
 def mixed_project(top: Path, account: Account) -> None:

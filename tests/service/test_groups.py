@@ -343,6 +343,22 @@ def test_what_a_copy_let_a_command_do_in_a_directory_closed_to_it_waits(mixed, o
 
 
 @as_user
+def test_what_is_somebody_elses_in_a_sticky_directory_waits_and_nothing_else_does(open_with):
+    need(bool(MIXED), "only root can leave files of root's for this user: run the tests as root")
+    project = Path(f"{MIXED}-sticky")
+    sandbox = open_with(project, "copy")
+    run = sandbox.run("echo more >> file; echo x > x")
+    assert {change.path: change.verdict for change in run.changes} == {"file": "held", "x": "applied"}
+    assert [change.reason for change in run.changes if change.verdict == "held"] == [
+        "it belongs to root, who alone can move it"
+    ]
+    sandbox.discard(run)
+    run = sandbox.run("rm -f file x")
+    assert {change.path: change.verdict for change in run.changes} == {"file": "held", "x": "applied"}
+    assert (project / "file").read_text() == "of root's\n"
+
+
+@as_user
 def test_a_directory_in_which_somebody_else_has_a_closed_one_waits_and_nothing_else_does(mixed, open_with):
     sandbox = open_with(mixed, "copy")
     run = sandbox.run("rm -rf own; echo x > x")

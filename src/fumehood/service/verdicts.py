@@ -552,6 +552,7 @@ class _Live:
             self._top = tops.pop(0)
         self._parents = Parents(self._top)
         self._closed: dict[str, str] = {}
+        self._sticky: set[str] = set()  # directories of others in which only its owner moves an entry
 
     def close(self) -> None:
         """Let go of the directories."""
@@ -566,17 +567,17 @@ class _Live:
             return (c.UNSUPPORTED, f"it belongs to {owner}, who alone can change its mode") if owner else None
         if parent not in self._closed:
             self._closed[parent] = self._closed_by(parent)
-        if self._closed[parent]:
-            return c.HELD, self._closed[parent]
-        if change.before is None:
-            return None
+        if (why := self._closed[parent]) or change.before is None:
+            return (c.HELD, why) if why else None
         if self._is_apart and (owner := self._stranger(parent, name)):
             return c.HELD, f"it belongs to {owner}, and a backup on another file system would not"
-        if change.before.kind == c.DIRECTORY:
-            # To leave its parent, a directory must be written itself; and what would go with it must be seen.
-            owner = self._stranger(parent, name, os.R_OK | os.X_OK | (0 if change.within else os.W_OK))
-            return (c.HELD, f"it belongs to {owner}, who alone can move it") if owner else None
-        return None
+        is_sticky = parent in self._sticky and not change.within
+        if not is_sticky and change.before.kind != c.DIRECTORY:
+            return None
+        # To leave its parent, a directory must be written itself; and what would go with it must be seen.
+        ability = 0 if is_sticky else os.R_OK | os.X_OK | (0 if change.within else os.W_OK)
+        owner = self._stranger(parent, name, ability)
+        return (c.HELD, f"it belongs to {owner}, who alone can move it") if owner else None
 
     def _closed_by(self, path: str) -> str:
         """Say whose directory it is that we may not change; "" where we may, or where there is none."""
@@ -592,6 +593,8 @@ class _Live:
             return ""
         if entry is None or entry.st_uid == os.geteuid():
             return ""
+        if entry.st_mode & stat.S_ISVTX:
+            self._sticky.add("" if name == "." else os.path.join(parent, name))
         if ability and os.access(name, ability, dir_fd=directory, effective_ids=True, follow_symlinks=False):
             return ""
         return user_name(entry.st_uid)
