@@ -382,3 +382,16 @@ def test_a_failed_commit_in_a_work_tree_is_told_which_root_is_missing(test_direc
         assert blocked.detail == str(main / ".git")
         assert "fumehood roots add" in blocked.hint
         assert sandbox.run("true").blocked == ()
+
+
+@sandboxed
+def test_a_command_that_ended_well_is_offered_the_repository_that_git_named(worktree, repository):
+    with Sandbox(worktree) as sandbox:
+        (blocked,) = sandbox.run("git add .; git log --oneline").blocked
+    assert blocked.hint.endswith(f"fumehood roots add {repository}/.git")
+
+
+@sandboxed
+def test_a_failure_that_has_nothing_to_do_with_git_is_told_nothing_of_the_repository(worktree):
+    with Sandbox(worktree) as sandbox:
+        assert sandbox.run("echo wrong >&2; false").blocked == ()

@@ -26,6 +26,7 @@ _OF_THE_SYSTEM = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/nix", "/proc", "/run", "/sbin", "/sys", "/usr",
     "/var/cache", "/var/lib", "/var/log", "/var/spool",
 )  # fmt: skip
+_REFUSALS = ("ead-only", "EROFS", "temporary object directory")
 _ASKING = "fumehood ask"  # what a command of a session can type
 
 
@@ -44,9 +45,7 @@ def missed(
         blocked.append(hit(OUTPUT, place.policy.output_limit))
     home = "" if ended.seen is None else ended.seen.home
     complaints = run.stdout if run.one_stream else run.stderr
-    blocked += (_missing_root(run, can_ask=seat is not None) if run.exit_code else ()) or (
-        _refused(place, run, complaints, world, home, can_ask=seat is not None)
-    )
+    blocked += _refused(place, run, complaints, world, home, can_ask=seat is not None)
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
         blocked += _unreached(run, network, hosts, ended.outcome.exit.tries, _ASKING if seat else "")
     blocked += world.blocked
@@ -88,8 +87,10 @@ def _refused(
     place: Workplace, run: Run, complaints: str, world: World, home: str, *, can_ask: bool
 ) -> tuple[Blocked, ...]:
     """Tell what a command could not write."""
-    if not any(words in complaints for words in ("ead-only", "EROFS", "temporary object directory")):
+    if not any(words in text for text in (run.stdout, run.stderr) for words in _REFUSALS):
         return ()
+    if missing := _missing_root(run, can_ask=can_ask):
+        return missing
     from fumehood.core.hints import refused_writes
 
     writable = world.writable(run.roots)
@@ -136,11 +137,14 @@ def _unreached(run: Run, network: Network, hosts: tuple[str, ...], tries: int, a
 
 
 def _missing_root(run: Run, *, can_ask: bool) -> tuple[Blocked, ...]:
-    """Offer the directory that a failed command in a git work tree could not write: its real git directory."""
+    """Offer the directory that a command in a git work tree could not write: its real git directory.
+
+    To one that ended well, where git has named it, as in `git commit; git log`.
+    """
     from fumehood.service.projects import git_directory
 
     directory = git_directory(run.project)
-    if directory is None or directory in run.roots:
+    if directory is None or directory in run.roots or not (run.exit_code or f"{directory}/" in run.output):
         return ()
     line = f"{_ASKING} --write {quoted(directory)}" if can_ask else f"fumehood roots add {directory}"
     hint = f"this is a git work tree, which keeps its history there; {line}"
