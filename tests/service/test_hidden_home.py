@@ -63,6 +63,19 @@ def test_what_is_written_to_the_home_is_thrown_away_and_told(home, project):
     assert not (home / ".bashrc").exists()
 
 
+def test_a_virtual_environment_in_a_tools_own_directory_is_told_and_other_things_there_are_not(home, project):
+    with Sandbox(project) as sandbox:
+        (told,) = sandbox.run(
+            "mkdir -p ~/.cache/pypoetry/virtualenvs/app-py3/lib ~/.cache/pypoetry/closed ~/.tool;"
+            " echo > ~/.cache/pypoetry/virtualenvs/app-py3/pyvenv.cfg; echo > ~/.cache/x;"
+            " chmod 0 ~/.cache/pypoetry/closed ~/.tool"
+        ).blocked
+        assert (told.what, told.detail) == ("home", "~/.cache/pypoetry/virtualenvs/app-py3")
+        assert told.hint.endswith("as .venv")
+        deep = "mkdir -p " + "/".join(["~/.deep", *("d" * 300)])
+        assert sandbox.run(f"{deep}; chmod 0 ~/.deep").blocked == ()
+
+
 @pytest.mark.parametrize("command", ["git config --global user.name Eve", "echo '#' >> ~/.gitconfig"])
 def test_a_setting_that_is_changed_where_there_was_one_is_told(home, project, command):
     write(home / ".gitconfig", "[user]\n\tname = Ada\n")

@@ -14,6 +14,7 @@ from fumehood.store.database import shortage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from fumehood.core.policy import Policy
@@ -66,12 +67,18 @@ def missed(
     if run.exit_code:
         _suspect(blocked, run, place.policy, world, ended, can_ask=seat is not None)
     if ended.left_at_home:
-        named = ", ".join(f"~/{path}" for path in ended.left_at_home[:_MOST_NAMED])
-        more = len(ended.left_at_home) - _MOST_NAMED
-        detail = f"{named} and {more} more" if more > 0 else named
-        hint = "a command's home is its own and is thrown away with it"
-        blocked.append(Blocked(what=LEFT_AT_HOME, detail=detail, hint=hint))
+        blocked.append(_thrown_away(ended.left_at_home))
     return tuple(blocked)
+
+
+def _thrown_away(paths: Sequence[str]) -> Blocked:
+    """Name what a command left in its home."""
+    named = ", ".join(f"~/{path}" for path in paths[:_MOST_NAMED])
+    more = len(paths) - _MOST_NAMED
+    hint = "a command's home is its own and is thrown away with it"
+    if any(path.startswith(".") and "/" in path for path in paths):
+        hint += "; keep a virtual environment in the project, as .venv"
+    return Blocked(what=LEFT_AT_HOME, detail=f"{named} and {more} more" if more > 0 else named, hint=hint)
 
 
 def lacked_room(run: Run, state: str) -> str:

@@ -471,13 +471,14 @@ def printed(ended: Ended) -> tuple[Printed, Printed]:
 
 
 _MOST = 1000  # entries looked at
+_DEEPEST = 10
 
 
 def left_at_home(directory: int, home: str, mounts: Iterable[Operation]) -> tuple[str, ...]:
     """Return what a command wrote to its home, relative to it, in order; closes the directory.
 
     It is thrown away, and whoever meant to keep it must be told. Not what lies in directories whose names begin with a
-    dot: caches and records that programs keep by themselves.
+    dot: caches and records that programs keep by themselves. But a virtual environment there is some project's.
     """
     inside = {each.target[len(home) + 1 :]: each for each in mounts if each.target.startswith(f"{home}/")}
     ways: set[str] = set()
@@ -492,9 +493,11 @@ def _new(directory: int, below: str, inside: Mapping[str, Operation], ways: set[
         for name in sorted(os.listdir(directory))[:_MOST]:
             path = f"{below}{name}"
             if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-                if name.startswith(".") or path in inside:
+                if path in inside:
                     continue
-                if path in ways:
+                if name.startswith("."):
+                    yield from _environments(directory, name, below, inside)
+                elif path in ways:
                     inner = os.open(name, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
                     yield from _new(inner, f"{path}/", inside, ways)
                 else:
@@ -506,3 +509,18 @@ def _new(directory: int, below: str, inside: Mapping[str, Operation], ways: set[
                     yield path
     finally:
         os.close(directory)
+
+
+def _environments(above: int, name: str, below: str, inside: Mapping[str, Operation]) -> Iterator[str]:
+    """Return the virtual environments that tools such as poetry have made in directories of their own."""
+    try:
+        for number, (folder, names, files, _) in enumerate(os.fwalk(name, dir_fd=above)):
+            path = f"{below}{folder}"
+            if number > _MOST:
+                return
+            if is_environment := "pyvenv.cfg" in files:
+                yield path
+            goes_on = not is_environment and folder.count("/") < _DEEPEST
+            names[:] = [each for each in names if goes_on and f"{path}/{each}" not in inside]
+    except OSError:
+        return  # closed by the command
