@@ -62,6 +62,20 @@ def test_undo_leaves_what_a_person_keeps_of_a_commit(place: Path, layout: str) -
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_new_work_tree_or_submodule_is_held_nowhere(place: Path, layout: str) -> None:
+    tree = place / laid_out(place, layout)
+    library = place.parent / "library"
+    typed(place.parent, f"git init -q library; cd library; {ADA}; git commit -q --allow-empty -m l")
+    with Sandbox(place) as sandbox:
+        run = sandbox.run(
+            f"set -e; cd {tree.name}; git worktree add -q ../more -b more; cd ../more; {COMMIT};"
+            f" git -c protocol.file.allow=always submodule --quiet add {library} lib; git commit -qm lib"
+        )
+        assert (run.exit_code, waiting(run)) == (0, set()), run.for_model()
+    assert typed(place / "more", "git status --porcelain; git submodule status | grep -c lib") == "1\n"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_undo_takes_out_what_nobody_needs(place: Path, layout: str) -> None:
     tree = place / laid_out(place, layout)
     before = sorted(place.rglob("objects/??/*"))

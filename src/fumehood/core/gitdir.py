@@ -306,13 +306,15 @@ def _is_git_room(spot: tuple[int, str], facts: Facts, ground: Ground) -> bool:
     """Return True if a path is where git itself keeps a work tree's or a submodule's directory."""
     number, path = spot
     names = path.lower().split("/")
-    for at, name in enumerate(names[:-2]):
-        if is_dot_git(name) and names[at + 1] in _NESTING:
-            return True
+    rooms = [at for at, name in enumerate(names[:-1]) if name in _NESTING]
     # Number 0 is the change's own root once more: `roots_of`.
     own = roots_of(facts, ground)[number]
-    is_repository = any(own == root and (at, "") in ground.repositories for at, root in enumerate(ground.roots))
-    return is_repository and len(names) > 1 and names[0] in _NESTING
+    numbers = [at for at, root in enumerate(ground.roots) if root == own]
+    for at in rooms:
+        directory = "/".join(path.split("/")[:at])
+        if is_dot_git(names[at - 1] if at else "") or any((each, directory) in ground.repositories for each in numbers):
+            return True
+    return False
 
 
 def _common_directory(change: Change, facts: Facts | None) -> Concern | None:
