@@ -31,7 +31,9 @@ NO_MOVE = "the file system can't move it"  # a directory of a container's image,
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 2, 4, 8, 16
 
-_SYS_OPENAT2, _SYS_CREATE_RULESET, _SYS_RESTRICT_SELF = 437, 444, 446  # the same on every architecture
+# The same on every architecture.
+_SYS_OPENAT2, _SYS_CREATE_RULESET, _SYS_RESTRICT_SELF, _SYS_FSPICK, _SYS_FSCONFIG = 437, 444, 446, 433, 431
+_FSPICK_CLOEXEC, _FSPICK_EMPTY_PATH, _FSCONFIG_RECONFIGURE = 1, 8, 7
 _LANDLOCK_VERSION, _SCOPE_ABSTRACT_SOCKETS, _PR_SET_NO_NEW_PRIVS = 1, 1, 38
 _MSG_PEEK, _MSG_DONTWAIT = 2, 0x40
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, _STATX_SIZE = -100, 0x100, 0x800, 256
@@ -131,6 +133,16 @@ def openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
     """Open a path below a directory descriptor under rules of resolution; returns a descriptor."""
     how = _packed(flags | os.O_CLOEXEC, 0, resolve)
     return _check(_libc.syscall(_SYS_OPENAT2, directory, path, how, len(how)), path)
+
+
+def reconfigure(place: int) -> None:
+    """Mount the file system of a place anew, as it is: it forgets all that it has looked up and nobody uses."""
+    flags = _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH
+    context = _check(_libc.syscall(_SYS_FSPICK, place, b"", flags), "fspick")
+    try:
+        _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_RECONFIGURE, None, None, 0), "fsconfig")
+    finally:
+        os.close(context)
 
 
 def landlock_version() -> int:

@@ -91,6 +91,48 @@ def join_network(network: int, *, privileged: bool) -> None:
     libc.setns(network, libc.CLONE_NEWNET)
 
 
+def look_anew(process: int, paths: Sequence[str]) -> None:
+    """Have overlays that a process sees at some paths show what lies below them now, and not what they remember."""
+    try:
+        _look_anew(process, paths)
+    except PermissionError:  # they belong to a user namespace of ours
+        child = libc.fork()
+        if child == 0:
+            try:
+                with Closing(_outermost(process)) as around:
+                    libc.setns(around, libc.CLONE_NEWUSER)
+                _look_anew(process, paths, enter=True)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+
+
+def _look_anew(process: int, paths: Sequence[str], *, enter: bool = False) -> None:
+    with Descriptors() as opened:
+        opened.append(os.open(f"/proc/{process}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        for path in paths:
+            # The process may have put links there.
+            opened.append(libc.openat2(opened[0], os.fsencode(path), os.O_PATH, libc.RESOLVE_IN_ROOT))
+        overlays = [place for place in opened[1:] if libc.is_overlay(b"/proc/self/fd/%d" % place)]
+        if enter:
+            opened.append(os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+            libc.setns(opened[-1], libc.CLONE_NEWNS)
+        for place in overlays:
+            libc.reconfigure(place)
+
+
+def _outermost(process: int) -> int:
+    """Open the user namespace around a process that is a child of ours."""
+    import fcntl
+
+    own, around = os.stat("/proc/self/ns/user"), os.open(f"/proc/{process}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    while not os.path.samestat(os.fstat(parent := fcntl.ioctl(around, _NS_GET_PARENT)), own):
+        os.close(around)
+        around = parent
+    os.close(parent)
+    return around
+
+
 def _unshared_while(flags: int, map_ids: Callable[[int], Sequence[str]]) -> Sequence[str]:
     """Enter namespaces while a child that stays outside maps ids into them; return the maps that it left out.
 
@@ -268,7 +310,7 @@ class Layer(Value):
 
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _UP = 0x8913, 0x8914, 0x1
 _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8916, 0x891C
-_NS_GET_USERNS = 0xB701
+_NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702
 _BACKLOG = 256
 _ANY, _LOOPBACK = "0.0.0.0", "127.0.0.1"  # noqa: S104 - of a namespace that nobody else is in
 _LONGEST_TABLE = 1 << 14

@@ -49,9 +49,14 @@ _STANDING = ("applied", "held")  # states in which a run's layer holds the origi
 def record(store: Store, project: int, run: Run) -> None:
     """Record what a run did, if that is little, with all that is due before it; the project's lock is held.
 
-    Nothing here can take an apply back, so nothing is raised: what fails is still due, and is done again.
+    Commands that run get to see it. Nothing here can take an apply back, so nothing is raised: what fails is still
+    due, and is done again.
     """
     try:
+        if store.runs_now(project):
+            from fumehood.service.layers import show_to_running
+
+            show_to_running(store, project, run)
         if has_entries(store.places.edits):
             from fumehood.service.edits import renew
 

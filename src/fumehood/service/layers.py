@@ -9,15 +9,16 @@ import stat
 import time
 from binascii import crc32
 
-from fumehood.core.changes import BOOKKEEPING, SECOND, Change, needs_layer
+from fumehood.core.changes import APPLIED, BOOKKEEPING, SECOND, Change, needs_layer
 from fumehood.errors import FumehoodError
 from fumehood.linux.cache import replace
-from fumehood.linux.capture import COPY, FUSE
+from fumehood.linux.capture import COPY, FUSE, KERNEL
 from fumehood.linux.gitindex import SeenIndexes
-from fumehood.linux.libc import Closing, Descriptors, listxattr
+from fumehood.linux.libc import Closing, Descriptors, listxattr, read
 from fumehood.linux.lock import Lock
-from fumehood.linux.namespaces import Layer
+from fumehood.linux.namespaces import Layer, look_anew
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
+from fumehood.store.history import RUNNING
 from fumehood.store.places import Places, has_entries
 
 TYPE_CHECKING = False
@@ -428,3 +429,22 @@ def paths_in(directory: int, name: str) -> Iterator[tuple[str, os.stat_result]]:
                     yield path, entry
                     if stat.S_ISDIR(entry.st_mode):
                         waiting.append(path)
+
+
+def show_to_running(store: Store, project: int, run: Run) -> None:
+    """Have the commands of a project that run see what another one changed there.
+
+    The kernel's overlay goes on showing what it has looked up once, even that something was not there.
+    """
+    from fumehood.linux.process import is_first_inside, number_in
+
+    changed = {run.roots[change.root] for change in run.changed if change.verdict == APPLIED}
+    names = {name for name, state, *_ in store.history.unfinished(project) if state == RUNNING}
+    for other in store.history.runs(among=names - {run.run, run.of}):  # a checkpoint is of a command that runs
+        roots = [root for root in other.roots if root in changed] if other.capture == KERNEL else []
+        init = number_in(read(store.places.layer(other.run, 0, INIT)), b'"child-pid": ')
+        if roots and init is not None and is_first_inside(init):
+            try:
+                look_anew(init, roots)
+            except OSError:
+                continue  # it has just ended, or an old kernel can't do it

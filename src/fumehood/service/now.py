@@ -160,7 +160,7 @@ def not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocked
     """Tell a command what it, and those of its session that still run, don't see of each other; once for each of those.
 
     It missed a file: what it says is evidence only where the other's layer has the file, and the project does not. It
-    changed files: the kernel's overlay shows the other, which has run for a while, those that it knew as they were.
+    changed files: the other, which has run for a while, hears nothing of it, and perhaps does not even see it.
     """
     from fumehood.core.hints import missed_words
 
@@ -175,7 +175,8 @@ def not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocked
         path = next((path for path in paths if _has_written(store, other, path)), "")
         if path and not store.history.has_told(run, hint):
             yield Blocked(what=NOT_YET, detail=path, hint=hint)
-        hint = f"run {name} still runs, and sees files that it has read before as they were then; start it again"
+        sees = "it sees this, but no watcher of its hears of it" if other.capture == KERNEL else "it does not see this"
+        hint = f"run {name} still runs: {sees}; start it again if it goes on with the old files"
         goes_on = run.started_at - other.started_at > _GOES_ON_S
         if goes_on and not is_addition and not store.history.has_told(run, hint):
             yield Blocked(what=OLD_FILES, detail=other.command, hint=hint)
