@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood import Sandbox
+from fumehood.linux.lock import Lock
 from web_page import WebPage
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -91,3 +92,26 @@ def test_settings_whose_lines_end_as_in_dos_can_be_edited(page: WebPage, home: P
     assert page.send("/configuration", before="# mine\r\ntimeout = 5\r\n", text="timeout = 7\r\n").status == 303
     assert file.read_bytes() == b"timeout = 7\r\n"
     assert page.send("/configuration", before="# mine\r\n", text="").status == 409
+
+
+def test_a_command_that_nests_directories_deeper_than_pythons_stack_is_shown_and_the_page_lives_on(
+    page: WebPage, begun: Any, cli: Any
+) -> None:
+    script = "for _ in range(1100): os.mkdir('d'); os.chdir('d'); open('f', 'w').close()"
+    process = begun(f"echo x > top; python3 -c \"import os\n{script}\nprint('ready', flush=True)\"; exec sleep 1000")
+    assert "top" in page.get("/")
+    assert "top" in page.first("/events", b"event: running")
+    process.kill()
+    process.wait()
+    assert cli("discard", "last").returncode == 0
+
+
+def test_the_page_says_what_keeps_it_from_looking_and_goes_on_when_that_is_over(page: WebPage, home: Path) -> None:
+    desk = home / ".local/state/fumehood/desk"
+    desk.mkdir(exist_ok=True)
+    damaged = desk / "0a.question"
+    damaged.write_text("cut off")
+    with Lock(os.open(damaged, os.O_RDONLY | os.O_CLOEXEC)).take():
+        assert "something unexpected happened" in page.first("/events", b"event: trouble")
+        damaged.unlink()
+        assert "event: trouble\ndata: \n" in page.first("/events", b"event: trouble\ndata: \n")

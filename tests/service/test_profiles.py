@@ -334,6 +334,15 @@ def test_links_left_in_scratch_lead_nowhere_on_the_host(home, hood, cache, test_
     assert not any((cache / "scratch").iterdir())
 
 
+def test_a_tree_deeper_than_pythons_stack_is_swept_like_any_other(home, hood, cache):
+    (home / ".tool").mkdir()
+    line = "for _ in range(1100): os.mkdir('d'); os.chdir('d'); open('f', 'w').write('x' * 5000)"
+    sh(hood("~/.tool"), f'cd ~/.tool && python3 -c "import os\n{line}"')
+    count, size = sweep(places(), before=time.time() + 9, leftovers_before=time.time() + 9)
+    assert (count, size > 1100 * 5000) == (1, True)
+    assert not any((cache / "scratch").iterdir())
+
+
 def test_sweeping_leaves_what_is_new_or_in_use(home, hood, cache):
     (home / ".tool").mkdir()
     sandbox = hood("~/.tool")

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import islice
 
 from fumehood.core import questions
 from fumehood.core.changes import APPLIED, HELD, Change
@@ -89,26 +90,25 @@ def written(store: Store, run: Run, most: int) -> tuple[list[Written], bool]:
     """Return what a command that runs wrote last, by its layer, and whether there is more than that."""
     paths: list[Written] = []
     for number, root in enumerate(run.roots):
-        for path, status in _entries(store.places.layer(run.layer, number, "upper")):
-            if len(paths) == _MOST_LOOKED_AT:
-                break
-            name = path if number == 0 else f"{root}/{path}"
-            paths.append(Written(path=name, at=status.st_mtime, is_gone=is_whiteout(status)))
+        entries = _entries(store.places.layer(run.layer, number, "upper"))
+        for path, status in islice(entries, _MOST_LOOKED_AT):
+            if not stat.S_ISDIR(status.st_mode):
+                name = path if number == 0 else f"{root}/{path}"
+                paths.append(Written(path=name, at=status.st_mtime, is_gone=is_whiteout(status)))
     paths.sort(key=lambda each: (-each.at, each.path))
     return paths[:most], len(paths) > most
 
 
 def _entries(top: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what is in a layer but for directories; by descriptors, since the command moves what it likes."""
+    """Yield what is in a layer, however deep; by descriptors, since the command moves what it likes."""
     above, name = os.path.split(top)
     try:
         layer = open_top(above)
     except FileNotFoundError:
-        return  # the command has just ended
+        return  # it is not made yet, or the command has just ended
     with Closing(layer):
         for path, status in paths_in(layer, name):
-            if not stat.S_ISDIR(status.st_mode):
-                yield path.removeprefix(f"{name}/"), status
+            yield path.removeprefix(f"{name}/"), status
 
 
 # ---- What waits for a person.

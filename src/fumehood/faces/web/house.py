@@ -25,7 +25,7 @@ from fumehood.core import changes as c
 from fumehood.core.limits import size_told
 from fumehood.core.questions import Question, question_lines
 from fumehood.core.report import Run, printable
-from fumehood.errors import BadRequest, FumehoodError
+from fumehood.errors import BadRequest, plain_error
 from fumehood.faces.web.text import coloured, contents
 from fumehood.service import overview
 from fumehood.service.desk import Desk
@@ -81,9 +81,10 @@ class House:
         try:
             self.store.recover()
             self.news = self._new()
-        except (FumehoodError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - nobody would be at the desk any more
             # The records can't be read now, perhaps for want of room: the page says so, and goes on trying.
-            self.news = {**self.news, "trouble": self.fragment("trouble.html", message=str(error))}
+            message = str(plain_error(error))
+            self.news = {**self.news, "trouble": self.fragment("trouble.html", message=message)}
 
     def _new(self) -> dict[str, str]:
         questions = self.desk.waiting()
@@ -92,6 +93,7 @@ class House:
             "questions": self.fragment("questions_open.html", questions=questions),
             "running": self.fragment("running.html", running=self.running(), now=time.time()),
             "count-questions": str(len(questions) or ""), "count-waiting": str(waiting or ""),
+            "trouble": "",
         }  # fmt: skip
 
     def running(self) -> list[dict[str, object]]:
