@@ -226,6 +226,31 @@ def test_a_directory_that_is_seen_at_two_paths_is_not_taken_for_moved(project, t
         subprocess.run(["umount", other], check=True)
 
 
+@pytest.mark.namespaces
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_program_that_has_a_project_open_which_is_forgotten_goes_on_and_leaves_a_history(cli, project, session):
+    with Sandbox(project, session=session) as sandbox:
+        sandbox.run("echo old > a")
+        assert cli("projects", "forget", project, "--yes").returncode == 0
+        changed, held = sandbox.run("echo new > a"), sandbox.run("echo held > b", apply="hold")
+        assert [run.run for run in sandbox.history()] == [held.run, changed.run]
+        assert [run["run"] for run in json.loads(cli("log", "--json").stdout)["runs"]] == [held.run, changed.run]
+        sandbox.undo(changed)
+        assert (project / "a").read_text() == "old\n"
+        assert sandbox.run("cat b").output == "held\n"
+
+
+@pytest.mark.namespaces
+def test_a_program_whose_project_was_forgotten_and_begun_anew_runs_nothing_there(cli, project):
+    with Sandbox(project) as sandbox:
+        sandbox.run("echo old > a")
+        cli("projects", "forget", project, "--yes")
+        cli("run", "--", "echo other > b")
+        with pytest.raises(BadRequest, match="was forgotten, and has begun anew since"):
+            sandbox.run("echo new > a")
+    assert (project / "a").read_text() == "old\n"
+
+
 # --- the list ---
 
 

@@ -225,7 +225,7 @@ def forget(store: Store, project: KnownProject) -> None:
     It is set aside first, so that nobody works with it; its records go last. So this can be done again where it was
     interrupted.
     """
-    with store.alone(project.id):
+    with store.alone(project.id), store.stack(project.id, settling=True):  # so that none begins meanwhile
         if any(layering.is_claimed(store.places, run) for run, *_ in store.history.unfinished(project.id)):
             raise BadRequest(f"a run of {project.path} has not ended yet", hint="wait for it, then forget the project")
         store.projects.set_aside(project.id)

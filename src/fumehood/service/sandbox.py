@@ -287,6 +287,7 @@ class Hood(Workplace):
         self.store.recover()
         claim.take()
         with self.store.stack(self.project.id, settling=False):
+            self.store.keep_known(self.project)
             if run.draft is not None and not self.store.drafts.is_open(run.draft):
                 layering.drop(places, run.run)
                 raise BadRequest(f"draft {run.draft_name} is no longer there", hint="fumehood draft new begins one")

@@ -117,6 +117,18 @@ class Store:
             with open(path, "rb") as file:
                 return os.fsdecode(file.read())
 
+    def keep_known(self, project: Project) -> None:
+        """Record a project again that was forgotten while a program has it open: what runs there must be found."""
+        if self.database.rows("SELECT 1 FROM projects WHERE id = ?", (project.id,)):
+            return
+        if self.projects.remember(project.path, project.id) != project.id:
+            from fumehood.errors import BadRequest
+
+            raise BadRequest(
+                f"{project.path} was forgotten, and has begun anew since: nothing ran",
+                hint="open it again: start the program, or the server, anew",
+            )
+
     def runs_now(self, project: int) -> bool:
         """Tell whether a command of a project is running, which may see what is held."""
         return any(state == RUNNING for _, state, _, _ in self.history.unfinished(project))

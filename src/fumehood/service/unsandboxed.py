@@ -42,6 +42,7 @@ def run_bare(place: Workplace, host: Host, claim: Claim, request: Request, wishe
         place.permit(run, question, wishes)
     place.store.recover()
     claim.take()
+    place.store.keep_known(place.project)
     history.begin(place.project.id, run, os.getpid())
     plan = Plan(
         arguments=arguments(checked(request.command), request.shell or SHELL, source=request.source),

@@ -280,15 +280,15 @@ class Projects:
         )
         return _place(os.fsdecode(raw), replaced_at, _identity(identity)) not in (_ANOTHER, _SET_ASIDE)
 
-    def remember(self, real: str) -> int:
-        """Return the number of the project at a real path, which may be gone."""
+    def remember(self, real: str, number: int | None = None) -> int:
+        """Return the number of the project at a real path, which may be gone; a new one gets its old `number` back."""
         self.database.write(
-            "INSERT OR IGNORE INTO projects (path, added_at, device, inode, born) VALUES (?, ?, ?, ?, ?)",
-            (os.fsencode(real), time.time(), *_columns(identity_of(real))),
+            "INSERT OR IGNORE INTO projects (id, path, added_at, device, inode, born) VALUES (?, ?, ?, ?, ?, ?)",
+            (number, os.fsencode(real), time.time(), *_columns(identity_of(real))),
         )
-        number = self.number_at(real)
-        assert number is not None, "it was just written"
-        return number
+        at = self.number_at(real)
+        assert at is not None, "it was just written"
+        return at
 
     def path_of(self, number: int) -> str:
         """Return where a registered project lies."""
