@@ -19,6 +19,7 @@ from fumehood.service import layers
 from fumehood.service.layers import Overtaken
 from fumehood.service.settle import let_pass, settle
 from fumehood.service.store import Store
+from fumehood.store import records
 from fumehood.store.places import Places
 from patience import LONG_S
 from snapshots import snapshot
@@ -429,3 +430,29 @@ def test_bringing_a_draft_up_to_date_hides_nothing_that_a_command_writes_meanwhi
         draft.rebase()
         draft.apply()
     assert {"one", "nine", "last"} < set((project / "text").read_text().split())
+
+
+def test_what_was_applied_in_a_directory_is_read_once_however_many_of_its_files_others_changed(
+    home: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two builds at once took minutes, with the project locked, where they wrote thousands of files of a directory."""
+    names = " ".join(f"d/{number}" for number in range(30))
+    (project / "d").mkdir()
+    for name in names.split():
+        (project / name).write_text("")
+    line = f"for each in {names}; do echo x >> $each; done"
+    read: list[bytes] = []
+    changes_of_row = records.changes_of_row
+
+    def counted(root: int, directory: bytes, *rest: Any) -> Any:
+        read.append(directory)
+        return changes_of_row(root, directory, *rest)
+
+    def act() -> None:
+        another(project, line)
+        monkeypatch.setattr(records, "changes_of_row", counted)
+
+    run = overtaken(project, line, act)
+    assert (run.state, run.reason) == ("applied", "run again: run 2 changed d/0 meanwhile")
+    assert (project / "d/29").read_text() == "x\nx\n"
+    assert len(read) < 10

@@ -369,13 +369,14 @@ def give_way(store: Store, run: Run) -> None:
     The project's lock is held. What a person changed after such a run is a conflict with the person.
     """
     first = place = ""
+    makers = Makers(store, run)
     for number, root in enumerate(run.roots):
         conflicts = [change for change in run.changed if change.root == number and change.verdict == c.CONFLICT]
         if not conflicts:
             continue
         with Closing(open_top(root)) as top:
             for change, status, is_reached in _in_the_way(number, top, conflicts):
-                by = maker(store, run, change, status) if is_reached else _remover(store, run, change, top)
+                by = makers.of(change, status) if is_reached else _remover(makers, change, top)
                 if not by:
                     return
                 if not first:
@@ -444,21 +445,39 @@ def _in_the_way(
                     yield c.Change(number, path, c.ADDED, kind_of(entry.st_mode), within=change.path), entry, True
 
 
-def _remover(store: Store, run: Run, conflict: c.Change, top: int) -> str:
+def _remover(makers: Makers, conflict: c.Change, top: int) -> str:
     """Return the run that took away a directory above a path, or nothing where none did."""
     above = [c.Change(conflict.root, each, c.DELETED, c.DIRECTORY) for each in c.above(conflict.path)]
     for directory, status, _ in looks(top, reversed(above)):
         if status is None or not stat.S_ISDIR(status.st_mode):
-            return maker(store, run, directory, status)
+            return makers.of(directory, status)
     return ""
 
 
-def maker(store: Store, run: Run, conflict: c.Change, status: os.stat_result | None) -> str:
-    """Return the run that left a path as it is, or nothing where none did."""
-    for name, change in store.history.applied_at(run, run.roots[conflict.root], conflict.path):
-        if change.after is None if status is None else change.after is not None and is_version(change.after, status):
-            return name
-    return ""
+class Makers:
+    """Which runs left paths as they are now; what was applied in a directory is read once for all paths in it."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._history, self._run = store.history, run
+        self._applied: dict[tuple[int, str], dict[str, list[tuple[str, c.Change]]]] = {}
+
+    def of(self, conflict: c.Change, status: os.stat_result | None) -> str:
+        """Return the run that left a path as it is, or nothing where none did."""
+        for name, change in self._latest(conflict):
+            after = change.after
+            if after is None if status is None else after is not None and is_version(after, status):
+                return name
+        return ""
+
+    def _latest(self, conflict: c.Change) -> Sequence[tuple[str, c.Change]]:
+        directory = conflict.path.rpartition("/")[0]
+        by_path = self._applied.get((conflict.root, directory))
+        if by_path is None:
+            by_path = self._applied[conflict.root, directory] = {}
+            root = self._run.roots[conflict.root]
+            for name, change in self._history.applied_in(self._run, root, directory):
+                by_path.setdefault(change.path, []).append((name, change))
+        return by_path.get(conflict.path, ())
 
 
 # ---- The look at what a command changed, and what becomes of the run where it comes to no end: what it wrote is kept.

@@ -32,7 +32,7 @@ from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import record, release
 from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, moved_on, versions
-from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, maker, outcomes, state_of, with_companions
+from fumehood.service.settle import TAKEN_BACK, Makers, as_it_stands, chosen, outcomes, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
 from fumehood.store.places import new_id
@@ -442,11 +442,11 @@ def _went_in_later(store: Store, run: Run, paths: Sequence[str]) -> Iterator[str
         "SELECT id FROM runs WHERE project = (SELECT project FROM runs WHERE id = ?)"
         f" AND number < {its_number} AND settled_after >= {its_number}", (run.run,) * 3,
     )  # fmt: skip
-    names = {name for (name,) in rows}
+    names, makers = {name for (name,) in rows}, Makers(store, run)
     for number, root in enumerate(run.roots if names else ()):
         with Closing(open_top(root)) as top:
             for change, status, _ in looks(top, [c.Change(number, path, c.MODIFIED, c.FILE) for path in paths]):
-                if status is not None and (name := maker(store, run, change, status)) in names:
+                if status is not None and (name := makers.of(change, status)) in names:
                     yield name
 
 

@@ -469,21 +469,21 @@ class History:
         )
         return [(row[0], change) for row in rows for change in _changes_in([row[1:]]) if change.path == path]
 
-    def applied_at(self, run: Run, root: str, path: str) -> Iterator[tuple[str, Change]]:
-        """Yield the latest changes of a path that were applied, the last one first, with the runs that made them.
+    def applied_in(self, run: Run, root: str, directory: str) -> Iterator[tuple[str, Change]]:
+        """Yield the latest changes in a directory that were applied, the last one first, with the runs that made them.
 
-        They are those of a run's project; the path is relative to a root.
+        They are those of a run's project; the directory is relative to a root.
         """
         rows = self.database.rows(
             f"SELECT runs.id, runs.roots, {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE"
             " changes.directory = ? AND +project = (SELECT project FROM runs WHERE id = ?)"
             f" ORDER BY changes.run DESC LIMIT {_LATEST}",
-            (os.fsencode(path.rpartition("/")[0]), run.run),
+            (os.fsencode(directory), run.run),
         )
         for name, joined, *row in rows:
             roots = _roots(run.project, joined)
             for change in _changes_in([row]):
-                if (roots[change.root], change.path, change.verdict) == (root, path, APPLIED):
+                if (roots[change.root], change.verdict) == (root, APPLIED):
                     yield name, change
 
     def _run(self, row: tuple[Any, ...]) -> Run:

@@ -155,10 +155,13 @@ def _built_on(history: History, run: Run, earlier: Sequence[Run]) -> list[str]:
     listed = {each.run for each in earlier} - {run.run}
     if run.of is not None:
         return [run.of] if run.of in listed else []
-    last_to_change = []
-    for change in history.first_changes(run.run, _LOOKED_AT):
-        before = history.applied_at(run, run.roots[change.root], change.path) if change.verdict == c.APPLIED else ()
-        last_to_change += [next((name for name, _ in before if name in listed), "")]
+    changes = [each for each in history.first_changes(run.run, _LOOKED_AT) if each.verdict == c.APPLIED]
+    last: dict[tuple[int, str], str] = {}
+    for root, directory in dict.fromkeys((each.root, each.path.rpartition("/")[0]) for each in changes):
+        for name, each in history.applied_in(run, run.roots[root], directory):
+            if name in listed:
+                last.setdefault((root, each.path), name)
+    last_to_change = [last.get((each.root, each.path), "") for each in changes]
     return [name for name in dict.fromkeys([*run.below, *last_to_change]) if name in listed]
 
 
