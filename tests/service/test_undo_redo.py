@@ -417,3 +417,12 @@ def test_a_name_that_comes_back_alone_shares_nothing_with_the_backup_of_the_othe
     (project / "one").write_text("the person's")
     sandbox.undo(run, "two")
     assert [(project / name).read_text() for name in ("one", "two")] == ["the person's", "old"]
+
+
+def test_a_refusal_names_few_of_the_many_runs_that_came_later(sandbox: Sandbox, project: Path) -> None:
+    first = sandbox.run("echo 1 > a")
+    for number in range(8):
+        sandbox.run(f"echo {number} > a")
+    with pytest.raises(UndoRefused, match=r"changed since run 1: a, by runs 9, 8, 7, 6, 5 and 3 more$") as refused:
+        sandbox.undo(first)
+    assert refused.value.hint.startswith("first: fumehood undo 9")
