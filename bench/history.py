@@ -87,7 +87,8 @@ def _multiply(state: Path, count: int) -> None:
     for n in range(count):
         number, run = templates[n % len(templates)]
         copy = f"{run[:-6]}{n:06d}"
-        new = {"number": last + 1 + n, "id": copy, "layer": copy, "run": last + 1 + n, "n": None}
+        own = last + 1 + n
+        new = {"number": own, "project_number": own, "id": copy, "layer": copy, "run": own, "n": None}
         for table, where in (("runs", "number"), ("changes", "run"), ("events", "run")):
             values = dict(new)
             if table == "events":
