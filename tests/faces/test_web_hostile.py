@@ -115,3 +115,12 @@ def test_the_page_says_what_keeps_it_from_looking_and_goes_on_when_that_is_over(
         assert "something unexpected happened" in page.first("/events", b"event: trouble")
         damaged.unlink()
         assert "event: trouble\ndata: \n" in page.first("/events", b"event: trouble\ndata: \n")
+
+
+def test_the_name_of_a_tunnel_may_be_written_in_any_case(home: Path) -> None:
+    """Browsers write it in small letters, and it was another host then."""
+    with WebPage("--host", "Tunnel.Example", "--bind", "127.0.7.81", "--port", "8981") as page:
+        assert page.link.startswith("http://tunnel.example/?token=")
+        page.host = "127.0.7.81:8981"
+        assert page.ask("GET", f"/?token={page.token}", Host="tunnel.example").status == 200
+        assert page.ask("GET", "/", Host="other.example").status == 400

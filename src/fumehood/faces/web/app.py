@@ -65,6 +65,7 @@ def serve(port: int, *, bind: str = "127.0.0.1", hosts: tuple[str, ...] = (), op
     listener = _listening(bind, port)
     port = listener.getsockname()[1]
     shown = f"[{bind}]" if ":" in bind else bind
+    hosts = tuple(host.lower() for host in hosts)  # as browsers write them
     names = ("127.0.0.1", "localhost", "[::1]", shown, *hosts)
     # Browsers leave out the port that is the usual one.
     served = frozenset((*(f"{name}:{port}" for name in names), *(names if port == HTTP_PORT else hosts)))
