@@ -16,6 +16,7 @@ Path = tuple[str | int, ...]
 Settings = dict[str, Any]
 
 _PROJECT = "project"
+_ENDS = ("]", "}", '"""', "'''")  # one of these is on the last line of a value of several
 _AT_LINE = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
 
 
@@ -197,8 +198,11 @@ def line_numbers(text: str) -> dict[Path, int]:
     table: Path = ()
     statement, begin = "", 1
     for number, line in enumerate(text.split("\n"), 1):
-        begin = begin if statement else number
+        is_first = not statement
+        begin = number if is_first else begin
         statement += f"{line}\n"
+        if not is_first and not any(end in line for end in _ENDS):
+            continue  # of a list with a thousand lines, not each is parsed with all before it
         try:
             parsed: Any = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
