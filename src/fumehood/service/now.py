@@ -49,7 +49,10 @@ def stop(store: Store, run: Run) -> Run:
         patience = time.monotonic() + _PATIENCE_S
         while run.state in UNFINISHED:
             if time.monotonic() > patience:
-                raise BadRequest(f"run {run.name} has not ended yet", hint="it was asked to; fumehood ps shows it")
+                raise BadRequest(
+                    f"run {run.name} has not ended: the process that attends it does not answer",
+                    hint="it goes on where it was; ask again, or end that process: fumehood ps shows what runs",
+                )
             time.sleep(_LOOK_S)
             store.recover()  # should its process have died meanwhile
             run = store.history.find(run.run)
