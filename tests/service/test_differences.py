@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from fumehood.core.hunks import hunks, merged, quoted, with_hunks
 from fumehood.service import differences as module
 from fumehood.service.differences import Difference, differences, each_difference
 from fumehood.service.store import Store
+from fumehood.store import records
 
 pytestmark = pytest.mark.once
 
@@ -535,3 +537,30 @@ def test_both_sides_changes_of_one_place_are_marked() -> None:
     assert (text, places) == ("1\ntwo\n3\n4\n5\nsix\n7\n", 0)
     text, places = merged(base, base.replace("2", "two"), base.replace("2", "zwei"), ("now", "run"))
     assert (text, places) == ("1\n<<<<<<< now\ntwo\n=======\nzwei\n>>>>>>> run\n3\n4\n5\n6\n7\n", 1)
+
+
+def test_what_later_runs_did_is_read_once_however_many_files_they_have_changed_too(
+    sandbox: Sandbox, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A diff of 2,000 files of a directory took minutes where a person and later runs had changed them since."""
+    names = [f"d/{number}" for number in range(20)]
+    (project / "d").mkdir()
+    for name in names:
+        (project / name).write_text("zero\n")
+    line = f"for each in {' '.join(names)}; do echo more >> $each; done"
+    first = sandbox.run(line)
+    for name in names:
+        (project / name).write_text("the person's\n")
+    for _ in range(2):
+        sandbox.run(line)
+    read: list[bytes] = []
+    changes_of_row = records.changes_of_row
+
+    def counted(root: int, directory: bytes, *rest: Any) -> Any:
+        read.append(directory)
+        return changes_of_row(root, directory, *rest)
+
+    monkeypatch.setattr(records, "changes_of_row", counted)
+    text = sandbox.diff(first)
+    assert text.count("changed since; shown against what is there now: ") == 20
+    assert len(read) < 6

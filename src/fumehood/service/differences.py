@@ -26,7 +26,7 @@ from fumehood.service.held import trees
 from fumehood.service.restore import versions
 from fumehood.service.settle import chosen
 from fumehood.store.files import Files
-from fumehood.store.records import change_at
+from fumehood.store.records import change_at, later_runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -184,6 +184,7 @@ class _Versions:
         self._slots = _slots(store, run)
         self._below = trees(store, run.below, run.roots)
         self._later: dict[str, _Later] = {}
+        self._unread: dict[str, Iterator[str]] = {}  # by directory, later runs that changed something in it
         self._tops: dict[str, int] = {}
 
     def __enter__(self) -> _Versions:
@@ -267,7 +268,10 @@ class _Versions:
         # Runs already known come first: asking for each path of a big tree would take minutes.
         for later in self._later.values():
             yield from later.slot(root, path, stamp)
-        for name, _ in self._store.history.later_versions(self._run.run, path):
+        directory = path.rpartition("/")[0]
+        if directory not in self._unread:
+            self._unread[directory] = iter(later_runs(self._store.database, self._run.run, directory))
+        for name in self._unread[directory]:
             if name not in self._later:
                 self._later[name] = _Later(self._store, name)
                 yield from self._later[name].slot(root, path, stamp)

@@ -111,6 +111,16 @@ def changes_of_row(
         )  # fmt: skip
 
 
+def later_runs(database: Database, run: str, directory: str) -> list[str]:
+    """Return the later runs of a run's project that changed something in a directory, the earliest first."""
+    rows = database.rows(
+        "SELECT DISTINCT later.id FROM runs AS this JOIN changes ON directory = ? AND run > this.number"
+        " JOIN runs AS later ON later.number = run AND later.project = this.project WHERE this.id = ? ORDER BY run",
+        (os.fsencode(directory), run),
+    )
+    return [name for (name,) in rows]
+
+
 def counted(changes: Sequence[Change]) -> str:
     """Sum up changes for the list of runs: how many of each."""
     counts: dict[str, int] = {}
