@@ -10,6 +10,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
 _BLANK = " \t\r\n\ufeff"
+_LONGEST_NUMBER = 1000  # digits
 
 
 class Node(Value):
@@ -32,10 +33,15 @@ class Node(Value):
         return [node.plain() for node in self.items] if self.items is not None else self.value
 
 
+def _number(digits: str) -> float:
+    """Read a number of any length, as JavaScript does; Python's own has a limit."""
+    return int(digits) if len(digits) < _LONGEST_NUMBER else float(digits)
+
+
 class _JsonReader:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.decoder = json.JSONDecoder(parse_int=float)  # as JavaScript: of any length
+        self.decoder = json.JSONDecoder(parse_int=_number)
 
     def skip(self, at: int) -> int:
         """Pass over blanks and comments."""

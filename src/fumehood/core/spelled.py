@@ -89,8 +89,8 @@ def is_odd(line: str, escapes: tuple[str, ...]) -> bool:
 
 def _is_alias(word: str) -> bool:
     """Return True if a word may stand for another, or says by a tag of YAML's what another one is."""
-    word = word.lstrip("[{(-:")
-    return word[:1] == "!" or (word.lstrip("\"'")[:1] in ("*", "&") and word.lstrip("\"'")[1:2].isalnum())
+    bare = word.lstrip("[{(-:\"'")
+    return word.lstrip("[{(-:")[:1] == "!" or (bare[:1] in ("*", "&") and bare[1:2].isalnum())
 
 
 class _Growing:
