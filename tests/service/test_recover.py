@@ -21,6 +21,7 @@ from fumehood import FumehoodError, Sandbox
 from fumehood.linux import nofollow, steps
 from fumehood.linux.nofollow import Loosened, open_top
 from fumehood.linux.process import is_gone
+from fumehood.service import recover
 from fumehood.service.clean import clean
 from fumehood.service.opened import OpenedStore
 from fumehood.service.recover import STOPPED_RUNNING
@@ -131,6 +132,24 @@ def test_what_a_killed_run_had_written_is_held_and_can_be_applied(home, project,
         assert snapshot(project) == before
     left = Path(os.environ["XDG_STATE_HOME"], "fumehood/runs").glob("*/0/*")
     assert [path.name for path in left if path.suffix not in (".record", ".seals")] in ([], ["upper"])
+
+
+@pytest.mark.namespaces
+def test_what_can_not_be_looked_at_stops_no_other_command_and_can_be_discarded(home, project, monkeypatch):
+    """Nested work trees once met Python's own limit there, and then no command of any project worked any more."""
+    killed(began(project, "echo its > its"))
+
+    def judge(*_arguments: object) -> None:
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(recover, "find_conflicts", judge)
+    with Sandbox(project) as sandbox:
+        assert sandbox.run("echo other > other").state == "applied"
+        *_, dead = sandbox.history()
+        assert dead.state == "running"
+        sandbox.discard(dead)
+        assert [run.state for run in sandbox.history()] == ["applied", "discarded"]
+    assert sorted(path.name for path in project.iterdir()) == ["other"]
 
 
 @pytest.mark.namespaces

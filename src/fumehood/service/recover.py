@@ -18,7 +18,7 @@ from fumehood.core.network import HOSTS
 from fumehood.core.report import printable
 from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, TooDeep
+from fumehood.errors import BadRequest, TooDeep, plain_error
 from fumehood.linux.capture import COPY, FUSE
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import open_top, remove_tree
@@ -75,8 +75,8 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
                 continue  # somebody is at it
             except OSError as error:
                 store.unsettled[run] = os.strerror(error.errno or 0)
-            except FumehoodError as error:
-                store.unsettled[run] = error.message
+            except Exception as error:  # noqa: BLE001 - no other command, of any project, may fail for it
+                store.unsettled[run] = plain_error(error).message
             else:
                 store.unsettled.pop(run, None)
 
