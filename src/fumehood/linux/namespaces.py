@@ -93,32 +93,28 @@ def join_network(network: int, *, privileged: bool) -> None:
 
 def look_anew(process: int, paths: Sequence[str]) -> None:
     """Have overlays that a process sees at some paths show what lies below them now, and not what they remember."""
-    try:
-        _look_anew(process, paths)
-    except PermissionError:  # they belong to a user namespace of ours
-        child = libc.fork()
-        if child == 0:
-            try:
-                with Closing(_outermost(process)) as around:
-                    libc.setns(around, libc.CLONE_NEWUSER)
-                _look_anew(process, paths, enter=True)
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-
-
-def _look_anew(process: int, paths: Sequence[str], *, enter: bool = False) -> None:
     with Descriptors() as opened:
         opened.append(os.open(f"/proc/{process}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         for path in paths:
             # The process may have put links there.
             opened.append(libc.openat2(opened[0], os.fsencode(path), os.O_PATH, libc.RESOLVE_IN_ROOT))
         overlays = [place for place in opened[1:] if libc.is_overlay(b"/proc/self/fd/%d" % place)]
-        if enter:
+        try:
+            for place in overlays:
+                libc.reconfigure(place)
+        except PermissionError:  # they belong to a user namespace of ours
+            opened.append(_outermost(process))
             opened.append(os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
-            libc.setns(opened[-1], libc.CLONE_NEWNS)
-        for place in overlays:
-            libc.reconfigure(place)
+            child = libc.fork()
+            if child == 0:
+                try:
+                    libc.setns(opened[-2], libc.CLONE_NEWUSER)
+                    libc.setns(opened[-1], libc.CLONE_NEWNS)
+                    for place in overlays:
+                        libc.reconfigure(place)
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
 
 
 def _outermost(process: int) -> int:
