@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from conftest import need
+from fumehood.linux.confine import can_scope
+
 CHECKOUT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.namespaces
@@ -59,6 +62,7 @@ def chat(project: Path, window: Window) -> Any:
 
 
 def test_the_window_is_asked_for_the_network_and_a_no_is_told_to_the_model(project: Path) -> None:
+    need(can_scope(), "the host's network can't be shared here")
     async def story() -> None:
         window = Window("deny_once")
         tool = chat(project, window)

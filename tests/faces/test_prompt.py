@@ -13,6 +13,7 @@ from at_terminal import Terminal
 from conftest import command_line, need
 from fumehood.core import questions as asking
 from fumehood.faces.cli.screen import Keys, prompt_text, wait_for_quiet
+from fumehood.linux.confine import can_scope
 from fumehood.linux.terminal import TerminalTurn
 
 pytestmark = pytest.mark.once
@@ -35,6 +36,7 @@ def run(home, project):
 @in_the_hood
 @pytest.mark.parametrize("key", ["y", "Y"])
 def test_yes_runs_it_once(run, project, cli, key):
+    need(can_scope(), "the host's network can't be shared here")
     with run("touch ran") as terminal:
         shown = terminal.wait_for("\n>")
         assert f"fumehood: {ASKED} touch ran\r\n" in shown
@@ -118,6 +120,7 @@ def test_ctrl_c_ends_it(run, project):
 
 @in_the_hood
 def test_after_ctrl_z_and_fg_the_question_is_shown_again_and_a_key_answers_it(home, project):
+    need(can_scope(), "the host's network can't be shared here")
     need(shutil.which("bash") is not None, "there is no bash")
     # A shell that a person types at sets the terminal to lines again before they can type fg.
     line = 'set -m; "$@"; stty icanon echo; echo stopped; fg >/dev/null'
@@ -249,6 +252,7 @@ def threads_below(pid):
 @in_the_hood
 def test_of_two_questions_the_second_is_shown_when_the_first_is_settled(home, project):
     """A yes to one was taken for the other, or shared between them, key by key."""
+    need(can_scope(), "the host's network can't be shared here")
     # Not from the terminal, or the command that was allowed would read what is typed next.
     line = '"$@" "touch a" </dev/null & "$@" "touch b" </dev/null; wait'
     command = ["sh", "-c", line, "sh", *command_line(), "run", "--quiet", "--network", "--"]

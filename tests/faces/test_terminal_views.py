@@ -21,7 +21,7 @@ from textual.widgets import Button, DataTable, Footer, Input
 from textual.widgets.tree import TreeNode
 
 from at_terminal import Terminal
-from conftest import command_line
+from conftest import command_line, need
 from fumehood.core.questions import DENY_ONCE, Question
 from fumehood.core.wording import quoted
 from fumehood.errors import ChangedMeanwhile
@@ -29,6 +29,7 @@ from fumehood.faces.terminal import changes, views
 from fumehood.faces.terminal.app import Views
 from fumehood.faces.terminal.changes import Branch, ChangesTree, ChangesView
 from fumehood.faces.terminal.widgets import AskFirst, Lines, Pieces, printed
+from fumehood.linux.confine import can_scope
 from fumehood.service.ask import ask_all
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
@@ -363,6 +364,7 @@ def test_what_a_command_has_finished_is_settled_while_it_goes_on(
 def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
     home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need(can_scope(), "the host's network can't be shared here")
     app = Views(opened)
     asking = [
         subprocess.Popen(
@@ -415,6 +417,7 @@ def test_a_command_is_watched_as_it_prints_and_stopped(
 def test_a_question_comes_rings_and_is_answered_by_one_key(
     home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need(can_scope(), "the host's network can't be shared here")
     monkeypatch.setattr(views, "_NOT_YET_S", 0.0)
     app = Views(opened)
     rings: list[bool] = []

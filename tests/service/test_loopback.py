@@ -377,6 +377,7 @@ def test_a_connection_that_ended_leaves_no_process(
 def test_what_has_the_whole_network_needs_no_forwarding(
     project: Path, agent: Sandbox, person: Person, cli: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
+    need(can_scope(), "the host's network can't be shared here")
     with Sandbox(project, policy=Policy(tmp="session"), ask=person) as sandbox:
         whole = Background(sandbox.session("agent"), f"echo ready{WAIT.format(name='whole')}", network=True)
         whole.begun()
