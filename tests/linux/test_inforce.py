@@ -1,10 +1,11 @@
 """What doctor says is in force is what a command meets."""
 
 import json
+import os
 
 import pytest
 
-from fumehood.linux import confine, doctor, warden
+from fumehood.linux import bwrap, confine, doctor, libc, probe, warden
 from fumehood.linux.probe import Host
 
 pytestmark = pytest.mark.namespaces
@@ -39,3 +40,19 @@ def test_where_the_launcher_can_not_mount_the_views_are_said_to_be_missing():
 def test_control_groups_are_said_to_work_only_where_one_would_be_made():
     told = next(each for each in doctor.protections(Host()) if each.name == "cgroups")
     assert told.works == (warden.delegated() is not None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount here")
+def test_a_file_system_without_attributes_is_said_to_be_why_there_is_no_overlay(home):
+    # As tmpfs was before Linux 6.6; otherwise doctor only has the words of a program that failed.
+    place = home / "in memory"
+    place.mkdir()
+    libc.mount(b"none", os.fsencode(place), b"ramfs", 0, b"mode=755")
+    try:
+        machine = probe.look(str(place), bwrap.candidates())
+        (ability,) = (each for each in doctor.examine(str(place), machine) if each.name == "overlay by the kernel")
+        assert not ability.works
+        assert f"{place} is on ramfs, which can't hold layers" in ability.detail
+        assert ability.fix
+    finally:
+        libc.umount(os.fsencode(place))
