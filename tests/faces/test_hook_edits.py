@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fumehood import Sandbox
 from fumehood.faces.cli import hook
 from fumehood.faces.cli.hook_clients import CLIENTS
 from fumehood.service.opened import OpenedStore
@@ -251,3 +252,20 @@ def test_edits_that_nobody_looks_at_are_runs_in_their_order(told: Answer, projec
     assert file.read_text() == "second"
     cli("undo", "--session", "claude-s")
     assert file.read_text() == "0"
+
+
+@pytest.mark.namespaces
+def test_a_server_sees_an_edit_from_the_next_command_on(told: Answer, project: Path, sandbox: Sandbox) -> None:
+    file = project / "page"
+    file.write_text("old\n")
+    fields = {"file_path": str(file), "content": "new\n"}
+    with sandbox.session("claude-s").start("while read -r line; do cat page; done") as server:
+        server.stdin.write("\n")
+        assert server.stdout.readline() == "old\n"
+        told("claude", "Write", fields, "1")
+        (project / "beside").write_text("new\n")
+        os.replace(project / "beside", file)  # as most editors do
+        told("claude", "Write", fields, "1", after=True)
+        assert sandbox.run("true").exit_code == 0
+        server.stdin.write("\n")
+        assert server.stdout.readline() == "new\n"
