@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import trees
 from fumehood import Sandbox
 
 pytestmark = pytest.mark.namespaces
@@ -47,3 +48,13 @@ def test_one_that_moved_its_own_view_away_is_in_nobodys_way(sandbox: Sandbox, ho
         assert inside.run("echo new > page").state == "applied"
         assert (project / "page").read_text() == "new\n"
     inside.close()
+
+
+def test_it_sees_it_in_a_root_tree_too(project: Path, test_directory: Path) -> None:
+    (project / "page").write_text("old\n")
+    tree = trees.make_tree(test_directory / "tree")
+    with Sandbox(project) as sandbox, sandbox.start(SEEN, root=str(tree)) as started:
+        for expected in ("old\n", "new\n"):
+            started.stdin.write("page\n")
+            assert (started.stdout.readline(), started.stdout.readline()) == (expected, ".\n")
+            sandbox.run("echo new > page")

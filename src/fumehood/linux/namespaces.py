@@ -92,12 +92,18 @@ def join_network(network: int, *, privileged: bool) -> None:
 
 
 def look_anew(process: int, paths: Sequence[str]) -> None:
-    """Have overlays that a process sees at some paths show what lies below them now, and not what they remember."""
+    """Have overlays that a process sees at some paths show what lies below them now, and not what they remember.
+
+    Where it sees nothing, nothing is done.
+    """
     with Descriptors() as opened:
         opened.append(os.open(f"/proc/{process}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
         for path in paths:
-            # The process may have put links there.
-            opened.append(libc.openat2(opened[0], os.fsencode(path), os.O_PATH, libc.RESOLVE_IN_ROOT))
+            try:
+                # The process may have put links there.
+                opened.append(libc.openat2(opened[0], os.fsencode(path), os.O_PATH, libc.RESOLVE_IN_ROOT))
+            except OSError:
+                continue
         overlays = [place for place in opened[1:] if libc.is_overlay(b"/proc/self/fd/%d" % place)]
         try:
             for place in overlays:

@@ -437,6 +437,7 @@ def show_to_running(store: Store, project: int, run: Run) -> None:
     The kernel's overlay goes on showing what it has looked up once, even that something was not there.
     """
     from fumehood.linux.process import is_first_inside, number_in
+    from fumehood.rootfs.tree import targets
 
     changed = {run.roots[change.root] for change in run.changed if change.verdict == APPLIED}
     names = {name for name, state, *_ in store.history.unfinished(project) if state == RUNNING}
@@ -445,6 +446,7 @@ def show_to_running(store: Store, project: int, run: Run) -> None:
         init = number_in(read(store.places.layer(other.run, 0, INIT)), b'"child-pid": ')
         if roots and init is not None and is_first_inside(init):
             try:
-                look_anew(init, roots)
+                in_tree = targets(other.roots)
+                look_anew(init, [*roots, *(in_tree[root] for root in roots)])
             except OSError:
                 continue  # it has just ended, or an old kernel can't do it
