@@ -11,6 +11,7 @@ import pytest
 
 from fumehood import BadRequest, FumehoodError, Sandbox
 from fumehood.linux import libc
+from fumehood.service.recover import recover
 from fumehood.store import database
 from fumehood.store.database import MIGRATIONS, Database
 from fumehood.store.places import places
@@ -294,6 +295,17 @@ def test_a_project_that_was_removed_while_something_was_applied_can_be_cleaned_a
     assert worked[0] in os.listdir(f"{store.places.state}/runs")
     assert cli("projects", "forget", project, "--yes", cwd=beside).returncode == 0
     assert os.listdir(f"{store.places.state}/runs") == []
+    project.mkdir()
+
+
+@pytest.mark.namespaces
+def test_what_died_in_a_project_that_is_forgotten_meanwhile_is_in_nobodys_way(cli, project, worked, store):
+    store.history.state(worked[0], "applying")  # as where the machine has stopped then
+    shutil.rmtree(project)
+    unfinished = store.history.unfinished()
+    assert cli("projects", "forget", project, "--yes", cwd=project.parent).returncode == 0
+    recover(store, unfinished)
+    assert store.unsettled == {}
     project.mkdir()
 
 

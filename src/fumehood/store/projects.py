@@ -274,11 +274,13 @@ class Projects:
         self._forget_seats()
 
     def is_in_place(self, number: int) -> bool:
-        """Tell whether no other directory is known to be at a project's path."""
-        ((raw, replaced_at, *identity),) = self.database.rows(
-            "SELECT path, replaced_at, device, inode, born FROM projects WHERE id = ?", (number,)
+        """Tell whether a project is recorded, and no other directory is known to be at its path."""
+        columns = "path, replaced_at, device, inode, born"
+        rows = self.database.rows(f"SELECT {columns} FROM projects WHERE id = ?", (number,))
+        return any(
+            _place(os.fsdecode(raw), replaced_at, _identity(identity)) not in (_ANOTHER, _SET_ASIDE)
+            for raw, replaced_at, *identity in rows
         )
-        return _place(os.fsdecode(raw), replaced_at, _identity(identity)) not in (_ANOTHER, _SET_ASIDE)
 
     def remember(self, real: str, number: int | None = None) -> int:
         """Return the number of the project at a real path, which may be gone; a new one gets its old `number` back."""
