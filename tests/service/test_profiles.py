@@ -616,3 +616,14 @@ def test_git_works_for_a_person_who_sets_it_up_by_variables(sandbox, project, mo
         monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
     assert "secret" not in done(sandbox.run("git init -q; git config --list; env")).output
     assert "secret" not in done(sandbox.run("X=git; $X init -q; $X config --list; env")).output
+
+
+@pytest.mark.parametrize("variable", ["npm_config_cache", "XDG_CACHE_HOME", "HOME"])
+def test_no_variable_of_a_command_s_brings_a_directory_of_the_home_into_sight(home, project, variable):
+    for name in ("letters", "letters/uv", "letters/.npm"):
+        (home / name).mkdir()
+        (home / name / "note").write_text("secret\n")
+    command = f"npm --version; uv --version; cat {home}/letters/note {home}/letters/uv/note {home}/letters/.npm/note"
+    with Sandbox(project, session="telling") as sandbox:
+        done(sandbox.run(f"echo {variable}={home}/letters > $FUMEHOOD_ENV"))
+        assert "secret" not in sandbox.run(command).stdout

@@ -462,6 +462,7 @@ class Hood(Workplace):
     def world(self, request: Request, run: str, seat: Seat | None = None) -> World:
         """Return what surrounds a command, with what its request, its session and its profiles give it."""
         world = self._around(request)
+        persons = world.environment
         environment = {
             **defaults(self._profiles), **world.environment, **(seat.variables if seat else {}),
             **dict(request.environment),
@@ -480,7 +481,8 @@ class Hood(Workplace):
             return world
         from fumehood.service.profiles import Scratch, wanted
 
-        asked = wanted(self._profiles, environment, environment.get("HOME", "/"))
+        # A session's and a request's variables are the commands' own words: they bring nothing of the host into sight.
+        asked = wanted(self._profiles, persons, persons.get("HOME", "/"))
         if request.thrown:
             asked = tuple(each.replace(keep=False) for each in asked)  # nothing of one is for the next
         if self._agent is not None:
