@@ -627,3 +627,31 @@ def test_no_variable_of_a_command_s_brings_a_directory_of_the_home_into_sight(ho
     with Sandbox(project, session="telling") as sandbox:
         done(sandbox.run(f"echo {variable}={home}/letters > $FUMEHOOD_ENV"))
         assert "secret" not in sandbox.run(command).stdout
+
+
+@pytest.mark.parametrize("place", ["home", "outside"])
+def test_a_cargo_home_elsewhere_has_its_caches_and_hides_its_credentials(
+    home, project, test_directory, monkeypatch, place
+):
+    cargo = (home if place == "home" else test_directory / "opt") / "cargo"
+    (cargo / "registry").mkdir(parents=True)
+    (cargo / "registry/crate").write_text("a crate\n")
+    (cargo / "credentials.toml").write_text("secret\n")
+    (cargo / "config.toml").write_text('[registries.x]\ntoken = "secret"\n')
+    monkeypatch.setenv("CARGO_HOME", str(cargo))
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("cargo --version; cd $CARGO_HOME; cat credentials.toml config.toml; cat registry/crate")
+        assert "secret" not in run.stdout
+        assert "a crate\n" in run.stdout
+        done(sandbox.run("true || cargo; echo new > $CARGO_HOME/registry/new"))
+        assert done(sandbox.run("true || cargo; cat $CARGO_HOME/registry/new")).stdout == "new\n"
+    assert sorted(os.listdir(cargo / "registry")) == ["crate"]
+
+
+def test_what_a_variable_calls_secret_is_not_uncovered_by_a_cache(home, project, monkeypatch):
+    (home / "stored").mkdir()
+    (home / "stored/key.json").write_text("secret\n")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", f"{home}/stored/key.json")
+    monkeypatch.setenv("PIP_CACHE_DIR", f"{home}/stored")
+    with Sandbox(project) as sandbox:
+        assert "secret" not in sandbox.run(f"true || pip; cat {home}/stored/key.json").stdout

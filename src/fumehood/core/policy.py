@@ -96,7 +96,8 @@ _NPM = "npm_config_cache=~/.npm"
 _PIP = ("PIP_CACHE_DIR=~/.cache/pip", "~/.pyenv/shims", "$PYENV_ROOT/shims")
 _UV = "UV_CACHE_DIR=~/.cache/uv"
 # Where there is no registry yet, all of cargo's home is taken elsewhere; its `bin` and settings are then not needed.
-_CARGO = ("CARGO_HOME=~/.cargo/registry", "~/.cargo/git")
+# Never all of a cargo's home that is there: credentials and settings lie in it.
+_CARGO = ("CARGO_HOME=~/.cargo/registry", "CARGO_HOME=$CARGO_HOME/registry", "~/.cargo/git", "$CARGO_HOME/git")
 _GO = ("GOCACHE=~/.cache/go-build", "GOMODCACHE=~/go/pkg/mod")
 _PRE_COMMIT = "PRE_COMMIT_HOME=~/.cache/pre-commit"
 # Yarn's later versions leave packages in the second, and only name them in the project.

@@ -71,13 +71,14 @@ class Conditions(Value):
 def wanted(profiles: Iterable[Profile], environment: Mapping[str, str], home: str) -> tuple[Wanted, ...]:
     """Return the directories that profiles ask for, each once; a variable that is set says where it is.
 
-    The last profile has the last word: a person's own come after ours.
+    One that lies below its own variable (`NAME=$NAME/part`) is that part. The last profile has the last word: a
+    person's own come after ours.
     """
     directories: dict[str, Wanted] = {}
     for profile in profiles:
         for text in profile.scratch:
             variable, _, path = text.rpartition("=")
-            value = environment.get(variable, "") if variable else ""
+            value = environment.get(variable, "") if variable and not path.startswith(f"${variable}/") else ""
             path = value if value.startswith("/") else _written_out(path, environment, home)
             if path:
                 directories[variable or path] = Wanted(path=path, variable=variable, keep=profile.keep)

@@ -305,9 +305,11 @@ class Execution:
                 )
         if world.scratch is not None:
             from fumehood.service.profiles import Conditions
+            from fumehood.service.provided import secrets_elsewhere
 
             homes = self._surroundings.homes(self.user, world.home)
             hidden = self._surroundings.masks(homes, as_root=self.user == 0).hidden
+            hidden += tuple(map(os.path.realpath, secrets_elsewhere()))
             world.scratch.make(
                 Conditions(
                     way=capture.way, closed=(*hidden, *(layer.root for layer in capture.layers)), homes=homes,
