@@ -273,3 +273,14 @@ def test_a_secret_after_an_option_or_in_a_spoken_name_is_kept(name: str) -> None
 @pytest.mark.parametrize("name", PROSE)
 def test_a_sentence_a_switch_and_a_place_pass(name: str) -> None:
     assert not looks_secret(name, PROSE[name])
+
+
+def test_bundler_s_login_for_a_host_is_dropped_and_its_settings_are_not() -> None:
+    logins = ("BUNDLE_GITHUB__COM", "BUNDLE_GEM__FURY__IO", "BUNDLE_GEMS__CONTRIBSYS__COM", "BUNDLE_MY___HOST__ORG")
+    settings = {
+        "BUNDLE_PATH": "vendor", "BUNDLE_BUILD__NOKOGIRI": "--use-system", "BUNDLE_LOCAL__RACK": "/src/rack",
+        "BUNDLE_GEM__TEST": "rspec", "BUNDLE_FROZEN": "true", "BUNDLE_MIRROR__RUBYGEMS__ORG": "https://gems.example",
+    }  # fmt: skip
+    kept, dropped = inherited({**dict.fromkeys(logins, "ada:0a1b2c3d"), **settings})
+    assert dropped == tuple(sorted(logins))
+    assert kept.items() >= settings.items()

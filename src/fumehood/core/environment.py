@@ -336,6 +336,10 @@ _SECRET_STARTS = (
     "I3SOCK", "SWAYSOCK", "TMUX", "VSCODE_IPC", "VSCODE_GIT", "CONTAINER_HOST", "PULSE_SERVER", "PODMAN_",
     "NIX_REMOTE", "SESSION_MANAGER", "GIT_CONFIG_COUNT", "GIT_CONFIG_VALUE_", "GIT_CONFIG_PARAMETERS",
 )  # fmt: skip
+# Bundler has the login of a host in a variable with the host's name: two underscores are a dot. These are its settings.
+_BUNDLER = "BUNDLE_"
+_BUNDLER_SETTINGS = ("BUNDLE_BUILD__", "BUNDLE_LOCAL__", "BUNDLE_MIRROR__", "BUNDLE_PLUGINS__")
+_BUNDLER_GEM = "BUNDLE_GEM__"  # a setting (`gem.test`), or a host (`gem.fury.io`)
 # Of a service where one has an account, only what is clearly harmless passes: switches, amounts, where it is, and
 # whose certificates are trusted.
 _SERVICES = ("AWS_", "AZURE_", "CLOUDSDK_", "DIGITALOCEAN_", "DOCKER_", "VAULT_")
@@ -386,7 +390,7 @@ def looks_secret(name: str, value: str = "") -> bool:
 
 def _named_secret(name: str, value: str) -> bool:
     upper = name.upper()
-    if upper.startswith(_SECRET_STARTS) or upper.endswith(_SECRET_ENDS):
+    if upper.startswith(_SECRET_STARTS) or upper.endswith(_SECRET_ENDS) or _names_host_of_bundler(upper):
         return upper not in _NOT_SECRET
     words = upper.replace("-", "_").replace(".", "_").split("_")
     names_authorities = value.startswith("/") and not _AUTHORITIES.isdisjoint(words) and _NOT_PUBLIC.isdisjoint(words)
@@ -402,6 +406,12 @@ def _named_secret(name: str, value: str) -> bool:
         return not (upper.endswith(_DIRECTORY) and value.startswith("/"))
     is_code = words[-1] in _LAST_WORDS and value.isdecimal() and len(value) in _CODES
     return is_code or (upper.endswith(_CARRIERS) and _carries_secret(upper, value))
+
+
+def _names_host_of_bundler(upper: str) -> bool:
+    if not upper.startswith(_BUNDLER) or upper.startswith(_BUNDLER_SETTINGS):
+        return False
+    return "__" in upper.removeprefix(_BUNDLER_GEM)
 
 
 def _is_amount(value: str) -> bool:
