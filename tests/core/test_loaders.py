@@ -41,6 +41,14 @@ LOADING = {
     "mise.toml": '[env]\n_.source = "./evil.sh"\n',
     ".golangci.yml": "linters-settings:\n  custom:\n    evil:\n      path: ./evil.so\n",
     ".luarc.json": '{"runtime.plugin": "./evil.lua"}',
+    ".gitlint": "[general]\nextra-path=evil.py\n",
+    ".config/stylelintrc.json": '{"extends": "./evil.js"}',
+    ".config/commitlintrc": "extends: [./evil.js]\n",
+    ".config/prettierrc.mjs": 'import evil from "./evil.js";\nexport default evil;\n',
+    ".config/rubocop/config.yml": "require: ./evil\n",
+    "cspell.yml": "import: [./evil.js]\n",
+    "cspell.jsonc": '{"import": ["./evil.js"]}',
+    ".cspell.config.yaml": "import: [./evil.js]\n",
     ".pijul/config": "[hooks]\nrecord = ['evil']\n",
 }
 HARMLESS = {
@@ -58,6 +66,9 @@ HARMLESS = {
     ".rubocop.yml": "Style/StringLiterals:\n  Enabled: false\n",
     "rust-toolchain.toml": '[toolchain]\nchannel = "1.80"\n',
     "rust-toolchain": "stable\n",
+    ".gitlint": "[general]\nignore=T3,body-is-missing\n",
+    ".config/stylelintrc.json": '{"rules": {"color-no-invalid-hex": true}}',
+    "cspell.yml": "words: [fumehood]\nignorePaths: [dist]\n",
     ".cargo/config.toml": '[registries.x]\nindex = "sparse+https://x"\n',
     "mise.toml": '[tools]\nnode = "22"\n',
 }

@@ -558,10 +558,17 @@ def is_hook_manager(name: str, parent: str) -> bool:
 
 
 def settings_name(name: str, around: DirectoryMeaning) -> str:
-    """Return the name by which settings are known that a tool also reads by others: mise has one for each occasion."""
+    """Return the name by which settings are known that a tool also reads by others: mise has one for each occasion.
+
+    In `.config`, many look for theirs without the dot.
+    """
+    stem, _, ending = name.removeprefix(".").partition(".")
+    if name == "config.yml" and around.parts[-2:] == (".config", "rubocop"):
+        return ".rubocop.yml"
+    if not ending.startswith("config.") and (stem == "cspell" or (around.parent == ".config" and stem.endswith("rc"))):
+        return f".{stem}.{ending}" if ending else f".{stem}"
     if not name.endswith(".toml"):
         return name
-    stem = name.removeprefix(".").partition(".")[0]
     folder = around.parts[-2:-1] if around.parent == "conf.d" else around.parts[-1:]
     is_in_folder = folder in (("mise",), (".mise",)) and (stem == "config" or around.parent == "conf.d")
     return "mise.toml" if stem == "mise" or is_in_folder else name

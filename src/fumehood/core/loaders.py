@@ -70,11 +70,12 @@ _NAMES = _table(
         .sqlfluff .prospector.yml .prospector.yaml prospector.yml prospector.yaml""",
     ),
     (words("jsplugins extends"), ".oxlintrc.json"),  # its plugins are built in
-    (_SCRIPTED, "tslint.json deno.json deno.jsonc analysis_options.yaml cspell.json .cspell.json cspell.yaml"),
+    (_SCRIPTED, "tslint.json deno.json deno.jsonc analysis_options.yaml"),
     (_RUBY, ".rubocop.yml .rubocop_todo.yml .standard.yml .haml-lint.yml .erb-lint.yml .solargraph.yml"),
     (_MISE, "mise.toml .mise.toml mise.local.toml .mise.local.toml"),
     (words("path: {{ {%"), ".tool-versions"),
     (_ANSIBLE, "ansible.cfg .ansible-lint"),
+    (words("extra-path"), ".gitlint"),
     (words("custom"), ".golangci.yml .golangci.yaml .golangci.toml .golangci.json"),
     (words("plugin"), ".luarc.json .luarc.jsonc"),
     (words("path /"), "rust-toolchain rust-toolchain.toml"),
@@ -281,6 +282,7 @@ def _tool(name: str) -> str:
     stem, is_config, _ = name.partition(".config.")
     if not is_config:
         stem = name[1:].partition(".")[0].removesuffix("rc") if name[0] == "." else ""
+    stem = stem.removeprefix(".")
     return stem if stem in _TOOLS else ""
 
 
