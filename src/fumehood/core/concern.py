@@ -329,19 +329,19 @@ def _by_parts(*rows: tuple[Because, str]) -> dict[tuple[str, ...], Because]:
 
 HELD_DIRECTORIES = _table(
     (_HOOK, ".husky .githooks .git-hooks"),
-    (_SHELL, ".direnv"),
+    (_SHELL, ".direnv .shadowenv.d"),
     (
         _EDITOR,
         """.vscode .vs .idea .zed .fleet .devcontainer .helix .nova .theia .externaltoolbuilders .vim .nvim .lapce
-        .nlsp-settings .obsidian .bsp .lsp .sourcekit-lsp""",
+        .nlsp-settings .obsidian .bsp .lsp .sourcekit-lsp .ropeproject .crossnote""",
     ),
     (
         _AGENT,
         """.claude .cursor .gemini .codex .windsurf .continue .roo .kilocode .opencode .kiro .amazonq .augment .qwen
         .factory .junie .trae .agents .agent .goose .crush .cline .pi .amp .openhands .rovodev .warp .zencoder .copilot
-        .iflow .qoder .codebuddy .commandcode .mux .vibe .kode .neovate .pochi .adal .cortex""",
+        .iflow .qoder .codebuddy .commandcode .mux .vibe .kode .neovate .pochi .adal .cortex .kilo""",
     ),
-    (_HOOKS, ".lefthook .lefthook-local"),
+    (_HOOKS, ".lefthook .lefthook-local .trunk"),
 )
 HELD_NAMES = _table(
     (_SHELL, ".envrc"),
@@ -350,12 +350,14 @@ HELD_NAMES = _table(
         """.devcontainer.json .exrc .vimrc .nvimrc .nvim.lua .lvimrc .dir-locals.el .dir-locals-2.el .ycm_extra_conf.py
         .gdbinit .lldbinit .local.vimrc .lazy.lua .neoconf.json coc-settings.json hie.yaml buildserver.json
         rust-analyzer.toml .rust-analyzer.toml omnisharp.json .kateproject .kateproject.local .luacheckrc .lintr
-        .rprofile .formatter.exs .credo.exs .php-cs-fixer.php .php-cs-fixer.dist.php""",
+        .lintr.r .rprofile .renviron .rdata rust-project.json .rust-project.json .merlin .lite_project.lua .latexmkrc
+        latexmkrc .formatter.exs .credo.exs .php-cs-fixer.php .php-cs-fixer.dist.php""",
     ),
     (
         _AGENT,
         """.mcp.json mcp.json .claude.json .aider.conf.yml .aider.model.settings.yml opencode.json opencode.jsonc
-        crush.json .crush.json .roomodes .continuerc.json .kilocodemodes .opencode.json""",
+        crush.json .crush.json .roomodes .continuerc.json .kilocodemodes .opencode.json
+        kilo.json kilo.jsonc""",
     ),
     (REPOSITORY, "lazygit.yml .lazygit.yml"),
 )
