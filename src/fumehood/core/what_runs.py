@@ -75,6 +75,27 @@ def files_run(line: str, is_file: Asked, is_program: Asked) -> Iterator[str]:
                 yield from (path for each in started if _is_script(each) for path in named(each))
 
 
+# What direnv's own functions, and what a tool prints for it, read into the shell. It asks again where `.envrc` itself
+# changes, and never for these.
+_READ_BY = {
+    "flake": ("flake.nix", "flake.lock"), "nix": ("shell.nix", "default.nix"),
+    "devenv": ("devenv.nix", "devenv.yaml", "devenv.lock"), "devbox": ("devbox.json",),
+}  # fmt: skip
+
+
+def read_by_direnv(line: str) -> Iterator[str]:
+    """Yield the files that a line of `.envrc` has evaluated, or read for variables, when the directory is entered."""
+    for words in _commands(line):
+        tool, *rest = words[1:] or [""] if words[0] == "use" else words
+        tool = tool.removeprefix("use_")
+        places = [word.removeprefix("path:").partition("#")[0] for word in rest if word[0] not in _OPENING]
+        if tool.startswith("dotenv"):
+            yield from places or [".env"]
+        elif tool in _READ_BY:
+            yield from (place for place in places if place.endswith(".nix"))
+            yield from (f"{place}/{name}" for place in (".", *filter(None, places)) for name in _READ_BY[tool])
+
+
 def begins_as_command(line: str, is_program: Asked) -> bool:
     """Return True if a text begins with an interpreter, with what starts files too, or with a program that is there."""
     words = line.translate(_ENDS).split()

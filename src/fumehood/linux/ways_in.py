@@ -24,7 +24,15 @@ from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
 from fumehood.core.shell import named_paths
 from fumehood.core.value import Value
-from fumehood.core.what_runs import begins_as_command, entered, files_run, goes_over_files, lines_of, tasks_at_opening
+from fumehood.core.what_runs import (
+    begins_as_command,
+    entered,
+    files_run,
+    goes_over_files,
+    lines_of,
+    read_by_direnv,
+    tasks_at_opening,
+)
 from fumehood.linux.git_includes import Unreadable, content, expanded, links_and_end
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, Parents, look, open_below, open_top
@@ -242,6 +250,9 @@ def protect_what_files_name(ways: Ways, tree: ProjectTree, root: str, home: str)
         name = os.path.basename(path).lower()
         if flag in ("shell-settings", "git-hook"):
             protect_script(ways, path, bases, home, because)
+            for line in _lines(path) if flag == "shell-settings" else ():
+                for place in read_by_direnv(line):
+                    ways.lead(os.path.dirname(path), place, because)
         elif name.rpartition(".")[2] in _SETTINGS:
             _protect_what_settings_name(ways, path, bases, home, because)
         elif flag == "hook-manager" or (flag == "editor-settings" and name in HELD_NAMES):
