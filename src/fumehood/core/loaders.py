@@ -51,7 +51,7 @@ _CARGO = words(
     global-credential-providers env include"""
 )
 # What sets variables and aliases in a shell when a directory is entered; a version may be a directory: `path:./x`.
-_MISE = words("hooks watch_files plugins source path file env shell_alias path: {{ {%")
+_MISE = words("hooks watch_files plugins source path file env env_file shell_alias aliases path: {{ {%")
 _ANSIBLE = words(
     """rulesdir library module_utils roles_path collections_path collections_paths executable action_plugins
     become_plugins cache_plugins callback_plugins cliconf_plugins connection_plugins filter_plugins inventory_plugins
@@ -72,7 +72,7 @@ _NAMES = _table(
     (words("jsplugins extends"), ".oxlintrc.json"),  # its plugins are built in
     (_SCRIPTED, "tslint.json deno.json deno.jsonc analysis_options.yaml"),
     (_RUBY, ".rubocop.yml .rubocop_todo.yml .standard.yml .haml-lint.yml .erb-lint.yml .solargraph.yml"),
-    (_MISE, "mise.toml .mise.toml mise.local.toml .mise.local.toml"),
+    (_MISE, "mise.toml .mise.toml mise.local.toml .mise.local.toml .prototools"),
     (words("path: {{ {%"), ".tool-versions"),
     (_ANSIBLE, "ansible.cfg .ansible-lint"),
     (words("extra-path"), ".gitlint"),
@@ -110,7 +110,7 @@ _MOST_AFTER = 200  # signs behind a key in which it is told whether it is one
 _INI, _AGREED_ON = "ini", ("toml", "json")  # what all parsers read alike
 _FORMATS = {
     "toml": "toml", "json": "json", "jsonc": "json", "json5": "json", "yaml": "yaml", "yml": "yaml",
-    "ansible-lint": "yaml", "neon": "neon", "dist": "neon",
+    "ansible-lint": "yaml", "prototools": "toml", "neon": "neon", "dist": "neon",
 }  # fmt: skip
 _OPENING, _CLOSING = "[{(", "]})"
 
