@@ -141,6 +141,7 @@ FLAGGED_FILES = [
     ".bashrc", ".claude/worktrees/x/Makefile", "packages/a/MAKEFILE",
 ]  # fmt: skip
 PASSING_FILES = [
+    "public/.well-known/agents.json", "static/.well-known/skills/index.json",
     "README.md", "src/app.py", "src/hooks/useThing.ts", "hooks/pre-commit", "config.py", "config/settings.py",
     ".gitignore", ".gitattributes", ".github/CODEOWNERS", ".nvmrc", ".python-version", "docs/git.md", "git/hooks/x",
     ".git/HEAD", ".git/index", ".git/description", ".git/info/exclude", ".git/packed-refs", ".git/FETCH_HEAD",

@@ -387,7 +387,7 @@ AGENT_PARTS = frozenset((
 NOT_AGENTS = frozenset((
     ".cache", ".expo", ".yarn", ".terraform", ".m2", ".mvn", ".npm", ".gradle", ".build", ".bundle", ".tox", ".nox",
     ".venv", ".astro", ".netlify", ".pulumi", ".vagrant", ".next", ".nuxt", ".vitepress", ".vuepress", ".storybook",
-    ".circleci", ".buildkite", ".platform", ".ddev",
+    ".circleci", ".buildkite", ".platform", ".ddev", ".well-known",
 ))  # fmt: skip
 AGENT_REASON = _AGENT
 
