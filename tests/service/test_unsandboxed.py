@@ -387,31 +387,28 @@ def test_where_another_bubblewrap_forbids_namespaces_nothing_runs_unasked(home, 
     assert not (project / "ran").exists()
 
 
-@pytest.mark.namespaces  # again as an ordinary user
-def test_a_program_that_is_killed_takes_an_unsandboxed_command_along(no_sandbox, project):
-    mark = f"{7000000 + os.getpid()}.3"
+def killed_once_begun(project, line):
+    """Kill a program that runs an unsandboxed command, when that has said so."""
     script = (
         f"import sys; sys.path[:0] = {[entry for entry in sys.path if entry]!r}\n"
         "from fumehood import Sandbox\n"
-        f"Sandbox({str(project)!r}, ask=lambda q: True).run('(setsid sleep {mark} &); echo begun; sleep {mark}',"
+        f"Sandbox({str(project)!r}, ask=lambda q: True).run({line!r},"
         " on_output=lambda s, t: print(t, flush=True))"
     )
     with subprocess.Popen([sys.executable, "-I", "-c", script], stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout.readline() == "begun\n"
         program.kill()
+
+
+@pytest.mark.namespaces  # again as an ordinary user
+def test_a_program_that_is_killed_takes_an_unsandboxed_command_along(no_sandbox, project):
+    mark = f"{7000000 + os.getpid()}.3"
+    killed_once_begun(project, f"(setsid sleep {mark} &); echo begun; sleep {mark}")
     assert gone(mark)
 
 
 def test_of_one_whose_program_was_killed_it_is_said_that_it_ran(no_sandbox, project, store):
-    script = (
-        f"import sys; sys.path[:0] = {[entry for entry in sys.path if entry]!r}\n"
-        "from fumehood import Sandbox\n"
-        f"Sandbox({str(project)!r}, ask=lambda q: True).run('echo x > f; echo begun; sleep 60',"
-        " on_output=lambda s, t: print(t, flush=True))"
-    )
-    with subprocess.Popen([sys.executable, "-I", "-c", script], stdout=subprocess.PIPE, text=True) as program:
-        assert program.stdout.readline() == "begun\n"
-        program.kill()
+    killed_once_begun(project, "echo x > f; echo begun; sleep 60")
     with Sandbox(project) as sandbox:
         (run,) = sandbox.history()
     assert (project / "f").read_text() == "x\n"

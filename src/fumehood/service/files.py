@@ -20,6 +20,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import Parents, look, open_top, stamp_of
+from fumehood.service.layers import show_to_running
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots, seal
 from fumehood.store.database import day_of
@@ -53,10 +54,7 @@ def record(store: Store, project: int, run: Run) -> None:
     due, and is done again.
     """
     try:
-        if store.runs_now(project):
-            from fumehood.service.layers import show_to_running
-
-            show_to_running(store, project, run)
+        show_to_running(store, project, run)
         if has_entries(store.places.edits):
             from fumehood.service.edits import renew
 

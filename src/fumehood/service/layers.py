@@ -436,12 +436,15 @@ def show_to_running(store: Store, project: int, run: Run) -> None:
 
     The kernel's overlay goes on showing what it has looked up once, even that something was not there.
     """
+    names = {name for name, state, *_ in store.history.unfinished(project) if state == RUNNING}
+    names -= {run.run, run.of or ""}  # a checkpoint is of a command that runs
+    if not names:
+        return
     from fumehood.linux.process import is_first_inside, number_in
     from fumehood.rootfs.tree import targets
 
     changed = {run.roots[change.root] for change in run.changed if change.verdict == APPLIED}
-    names = {name for name, state, *_ in store.history.unfinished(project) if state == RUNNING}
-    for other in store.history.runs(among=names - {run.run, run.of}):  # a checkpoint is of a command that runs
+    for other in store.history.runs(among=names):
         roots = [root for root in other.roots if root in changed] if other.capture == KERNEL else []
         init = number_in(read(store.places.layer(other.run, 0, INIT)), b'"child-pid": ')
         if roots and init is not None and is_first_inside(init):
