@@ -517,6 +517,7 @@ def test_several_may_stop_one_command(going: Callable[..., Going]) -> None:
     with ThreadPoolExecutor(2) as threads:
         reports = [threads.submit(command.sandbox.stop, run) for _ in range(2)]
         assert [report.result(LONG_S).run for report in reports] == [run, run]
+    assert command._report.result(LONG_S).run == run
 
 
 def test_a_command_whose_checkpoints_are_undone_says_why_there_is_nothing_more_to_undo(
