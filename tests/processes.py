@@ -1,10 +1,11 @@
-"""Find what still runs."""
+"""Find what still runs, and what this process still has open."""
 
+import gc
 import os
 import time
 from pathlib import Path
 
-from patience import LONG_S
+from patience import LONG_S, eventually
 
 # To sleep for so long, a part after the point added, is a sign to know a command by. Others may be testing here too.
 LONG = f"7{os.getpid():07d}"
@@ -28,3 +29,22 @@ def processes(marker):
         except OSError:
             continue
     return found
+
+
+def open_descriptors():
+    """Each with what it leads to; what earlier tests left unclosed is closed first."""
+    gc.collect()
+    found = {(int(fd), opened(fd)) for fd in os.listdir("/proc/self/fd")}
+    return {(fd, to) for fd, to in found if not to.startswith("/proc/")}
+
+
+def opened(fd):
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return "/proc/"  # the listing itself
+
+
+def nothing_more_is_open(before):
+    """What earlier tests left to their threads may be closed meanwhile; a leak stays."""
+    return eventually(lambda: not open_descriptors() - before)

@@ -18,6 +18,7 @@ import pytest
 
 from conftest import need
 from fumehood.linux.monitor import Monitor
+from processes import nothing_more_is_open, open_descriptors
 
 pytestmark = pytest.mark.once
 
@@ -275,7 +276,7 @@ def replayed(heard: list[tuple[str, str]]) -> tuple[set[str], ...]:
 
 
 def test_stop_drains_what_is_pending_and_can_be_repeated_like_start(layer: Hood) -> None:
-    descriptors = len(os.listdir("/proc/self/fd"))
+    before = open_descriptors()
     layer.monitor.stop()
     for number in range(2):
         layer.monitor.start()
@@ -287,7 +288,7 @@ def test_stop_drains_what_is_pending_and_can_be_repeated_like_start(layer: Hood)
     layer.monitor.drain()
     assert layer.monitor.fileno() == -1
     assert layer.hears() == [("added", "in0"), ("added", "in1"), ("added", "out0")]
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert nothing_more_is_open(before)
 
 
 def test_what_was_there_before_the_watch_is_told_at_the_start(layer: Hood) -> None:

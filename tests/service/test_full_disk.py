@@ -12,6 +12,7 @@ import pytest
 from fumehood import FumehoodError
 from fumehood.linux.checkpoints import note, noted
 from fumehood.linux.streams import INLINE, Stream
+from processes import nothing_more_is_open, open_descriptors
 
 pytestmark = pytest.mark.once
 
@@ -262,14 +263,14 @@ def test_a_little_output_that_can_not_be_saved_is_kept_in_memory_and_much_is_an_
 
 def test_output_that_can_not_be_saved_leaves_nothing_open(sandbox):
     sandbox.run("true")
-    before, limit = len(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, limit = open_descriptors(), resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, limit[1]))  # refused as by a full disk, in this process alone
     try:
         with pytest.raises(FumehoodError, match="File too large"):
             sandbox.run("head -c 20000000 /dev/zero; echo late > late")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert nothing_more_is_open(before)
     assert sandbox.run("echo well").output == "well\n"
 
 

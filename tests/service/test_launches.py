@@ -1,7 +1,6 @@
 """What may come in between while a sandbox is being started."""
 
 import asyncio
-import gc
 import itertools
 import os
 import resource
@@ -26,7 +25,7 @@ from fumehood.linux.mounts import View
 from fumehood.linux.process import is_first_inside
 from fumehood.store.places import places
 from patience import LONG_S, eventually
-from processes import LONG, left_over, processes
+from processes import LONG, left_over, nothing_more_is_open, open_descriptors, processes
 
 pytestmark = pytest.mark.namespaces
 
@@ -425,16 +424,14 @@ def test_what_was_made_ready_for_another_is_not_used(home, project):
 def test_where_descriptors_are_short_no_run_keeps_one_that_it_got(
     home: Path, project: Path, options: dict[str, str]
 ) -> None:
-    def opened() -> set[int]:
-        return {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ended = []
     with Sandbox(project, **options) as sandbox:
         sandbox.run("true")
-        before = opened()
         for count in range(1, 40):
-            free = sorted(set(range(max(before) + count + 1)) - before)[:count]
+            before = open_descriptors()
+            taken = {fd for fd, _ in before}
+            free = sorted(set(range(max(taken) + count + 1)) - taken)[:count]
             resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1] + 1, hard))
             try:
                 ended.append(sandbox.run("true", stdin="text").state)
@@ -442,7 +439,6 @@ def test_where_descriptors_are_short_no_run_keeps_one_that_it_got(
                 ended.append(error.message)
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            gc.collect()
-            assert opened() == before, (count, ended[-1])
+            assert nothing_more_is_open(before), (count, ended[-1])
     assert "Too many open files" in ended[0]
     assert ended[-1] == "empty"

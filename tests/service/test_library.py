@@ -19,8 +19,8 @@ import fumehood
 from fumehood import BadRequest, FumehoodError, LaunchFailed, Policy, Refused, Sandbox
 from fumehood.linux import launcher
 from fumehood.linux.streams import Feed
-from patience import LONG_S, eventually, with_enough_time
-from processes import LONG, left_over, processes
+from patience import LONG_S, with_enough_time
+from processes import LONG, left_over, nothing_more_is_open, open_descriptors, processes
 
 SOURCE = Path(fumehood.__file__).parent.parent
 sandboxed = pytest.mark.namespaces
@@ -140,28 +140,10 @@ def test_what_is_left_of_an_input_is_not_copied_with_each_piece():
 @pytest.mark.parametrize("command", ["true", "exec <&-; true", "head -c 10", "sleep 1000"])
 def test_an_input_that_is_not_read_holds_nothing_up_and_leaves_nothing_open(sandbox, project, command):
     sandbox.run("true")
-    gc.collect()
-    before = descriptors()
+    before = open_descriptors()
     run = sandbox.run(command, stdin=bytes(1 << 20), timeout=0.3 if "sleep" in command else LONG_S)
     assert run.timed_out == ("sleep" in command)
     assert nothing_more_is_open(before)
-
-
-def descriptors():
-    found = {(fd, opened(fd)) for fd in os.listdir("/proc/self/fd")}
-    return {(fd, to) for fd, to in found if not to.startswith("/proc/")}
-
-
-def opened(fd):
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:
-        return "/proc/"  # the listing itself
-
-
-def nothing_more_is_open(before):
-    """What earlier tests left to their threads may be closed meanwhile; a leak stays."""
-    return eventually(lambda: not descriptors() - before)
 
 
 @sandboxed
@@ -341,7 +323,7 @@ def test_a_listener_that_fails_leaves_no_descriptor_open(sandbox):
         gc.collect()
 
     fails()
-    before = descriptors()
+    before = open_descriptors()
     fails()
     assert nothing_more_is_open(before)
 
@@ -399,8 +381,7 @@ def test_a_command_that_closes_its_output_is_waited_for(sandbox, project):
 @sandboxed
 def test_no_descriptor_is_left_open_by_runs_and_undos(sandbox, project):
     sandbox.undo(sandbox.run("echo x > f"))
-    gc.collect()
-    before = descriptors()
+    before = open_descriptors()
     for number in range(5):
         run = sandbox.run(f"mkdir d; echo {number} > d/f; mkfifo d/fifo; head -c 100000 /dev/zero", stdin="x")
         sandbox.undo(run)
