@@ -7,6 +7,7 @@ import pytest
 
 import trees
 from fumehood import Sandbox
+from patience import eventually
 
 pytestmark = pytest.mark.namespaces
 SEEN = "while read -r wanted; do cat $wanted 2>&1; echo .; done"
@@ -35,6 +36,14 @@ def test_it_sees_what_others_change_and_take_back(sandbox: Sandbox, seen: Callab
     assert "No such file" in seen("stale")
     sandbox.undo(changed)
     assert seen("page late/page stale") == before
+
+
+def test_it_sees_what_a_person_replaces(seen: Callable[[str], str], project: Path) -> None:
+    assert seen("page late").startswith("old\ncat: ")
+    (project / "saved").write_text("new\n")
+    (project / "saved").rename(project / "page")  # as editors and git do
+    (project / "late").write_text("late\n")
+    assert eventually(lambda: seen("page late") == "new\nlate\n")
 
 
 def test_one_that_moved_its_own_view_away_is_in_nobodys_way(sandbox: Sandbox, home: Path) -> None:

@@ -13,6 +13,7 @@ from fumehood.core import limits
 from fumehood.core.limits import MEMORY, PROCESSES
 from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing, Descriptors, read
+from fumehood.linux.namespaces import look_anew
 from fumehood.linux.nofollow import Parents, open_top
 from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
 
@@ -269,19 +270,27 @@ def _entries(directory: int, here: str, waiting: list[str], linked: set[tuple[in
 __all__ = ["NotYet", "Warden"]
 
 _PACE_S, _SLOWEST_S = 0.1, 1.0
+_ANEW_S = 2.0  # what people replace in the project is seen after so long
+_STILL = 10  # a command is, if it uses less than a tenth of a processor
 _SHARE = 10  # of the time that passes, at most a tenth is spent looking
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Warden:
-    """Looks after one sandbox; `init` is its first process, `places` are the directories that take its writes."""
+    """Looks after one sandbox; `init` is its first process, `places` are the directories that take its writes.
+
+    `overlays` are paths at which it may see one.
+    """
 
     def __init__(
         self, limits: Limits, init: int, places: Sequence[str], *, empty: bool = True, stop_mark: str = "",
-        checkpoint: Callable[[int], None] | None = None,
+        checkpoint: Callable[[int], None] | None = None, overlays: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._stop_mark = stop_mark
+        self._overlays = overlays
+        self._look_anew_at = time.monotonic() + _ANEW_S
+        self._ticks = self._ticks_then = 0  # of processor time, now and when it was last made to look anew
         self._checkpoint = checkpoint  # looks whether one is due
         self._processes = Processes(init)
         self._limits = limits
@@ -305,11 +314,27 @@ class Warden:
         reached = self._use() or self._room.look(self._unlinked)
         if self._checkpoint is not None and reached is None:
             self._checkpoint(self._init)
+        if self._overlays and began >= self._look_anew_at:
+            self._look_anew(began)
         if self._open.is_busy:
             self._opened()
         ended = time.monotonic()
         self.due = ended + min(max(_PACE_S, _SHARE * (ended - began)), _SLOWEST_S)
         return reached
+
+    def _look_anew(self, now: float) -> None:
+        """Have a server see what people replaced: an overlay goes on showing what it has looked up once.
+
+        One that is busy would have to look everything up again.
+        """
+        self._look_anew_at = now + _ANEW_S
+        used, self._ticks_then = self._ticks - self._ticks_then, self._ticks
+        if used > _ANEW_S * _TICKS / _STILL:
+            return
+        try:
+            look_anew(self._init, self._overlays)
+        except OSError:
+            return  # it has just ended, or an old kernel can't do it
 
     def close(self) -> Blocked | None:
         """Stop watching when all inside is gone; return the limit by which the kernel ended it, if it did."""
@@ -328,12 +353,12 @@ class Warden:
         return limits.hit(name, amount[name])
 
     def _use(self) -> Blocked | None:
-        tasks, pages, ticks = self._processes.tally()
+        tasks, pages, self._ticks = self._processes.tally()
         if self._cgroup is not None and (reached := self._cgroup.reached()) is not None:
             return self._hit(reached)
         if self._limits.processes and tasks >= self._limits.processes:
             return self._hit(limits.PROCESSES)
-        if self._limits.cpu and ticks / _TICKS >= self._limits.cpu:
+        if self._limits.cpu and self._ticks / _TICKS >= self._limits.cpu:
             return self._hit(limits.CPU)
         return self._memory_reached(pages * _PAGE)
 

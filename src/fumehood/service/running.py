@@ -337,6 +337,7 @@ class Execution:
         from fumehood.linux.warden import NotYet, Warden
 
         is_copy = self._capture.way == COPY
+        overlays = [target for _, target in self._capture.targets] if self._capture.way == KERNEL else []
         places = [each.merged if is_copy else each.upper for each in self._capture.layers]
         # It may fill these too.
         besides = [*(world.scratch.directories if world.scratch else ()), *([seat.tmp] if seat and seat.tmp else ())]
@@ -345,7 +346,7 @@ class Execution:
         try:
             return Warden(
                 self._limits, init, [*places, *besides], empty=not is_copy and not besides, stop_mark=self._stop_mark,
-                checkpoint=None if self._checkpoints is None else self._checkpoints(),
+                checkpoint=None if self._checkpoints is None else self._checkpoints(), overlays=overlays,
             )  # fmt: skip
         except NotYet:
             return None
