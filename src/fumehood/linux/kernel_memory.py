@@ -99,7 +99,8 @@ class KernelMemory:
         self._is_awaited = False
         for fd in descriptors:
             os.set_inheritable(fd, False)
-        self._lists = dict(zip(names.split(), descriptors, strict=True))
+        # Where descriptors are short here, only the first ones come.
+        self._lists = dict(zip(names.split(), descriptors, strict=False))
 
     def _listed(self, name: bytes) -> Iterator[list[bytes]]:
         fd = self._lists.get(name)
