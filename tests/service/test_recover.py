@@ -30,14 +30,15 @@ from snapshots import snapshot
 
 START = (
     "import sys; from fumehood import Policy, Sandbox;"
-    "Sandbox(sys.argv[1], policy=Policy(capture=sys.argv[3])).run(sys.argv[2])"
+    "sandbox = Sandbox(sys.argv[1], policy=Policy(capture=sys.argv[3]));"
+    "(sandbox.draft(sys.argv[4]) if sys.argv[4] else sandbox).run(sys.argv[2])"
 )
 
 
-def began(project: Path, command: str, capture: str = "") -> "subprocess.Popen[bytes]":
+def began(project: Path, command: str, capture: str = "", draft: str = "") -> "subprocess.Popen[bytes]":
     """Start a run in a process of its own, and wait until its command says that it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", START, str(project), f"{command}; touch ready; sleep 1000", capture]
+        [sys.executable, "-P", "-c", START, str(project), f"{command}; touch ready; sleep 1000", capture, draft]
     )
     runs = Path(os.environ["XDG_STATE_HOME"], "fumehood/runs")
     until = time.monotonic() + LONG_S
@@ -132,6 +133,20 @@ def test_what_a_killed_run_had_written_is_held_and_can_be_applied(home, project,
         assert snapshot(project) == before
     left = Path(os.environ["XDG_STATE_HOME"], "fumehood/runs").glob("*/0/*")
     assert [path.name for path in left if path.suffix not in (".record", ".seals")] in ([], ["upper"])
+
+
+@pytest.mark.namespaces
+def test_a_killed_command_of_a_draft_says_whose_version_it_hides(home, project):
+    process = began(project, "echo its > both; echo its > its", draft="line")
+    with Sandbox(project) as sandbox:
+        other = sandbox.draft("line").run("echo other > both")
+        killed(process)
+        _, run = sandbox.history()
+        assert run.state == "held"
+        hides = f"run {other.number} changed it meanwhile, and one of both versions is hidden"
+        assert {change.path: hides in change.reason for change in run.changes} == {
+            "both": True, "its": False, "ready": False,
+        }  # fmt: skip
 
 
 @pytest.mark.namespaces

@@ -30,7 +30,7 @@ from fumehood.service.apply import Between, planned
 from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
 from fumehood.service.held import bring_back, set_apart, throw_away
 from fumehood.service.projects import remove_left
-from fumehood.service.settle import FAILED, HELD, find_conflicts, state_of
+from fumehood.service.settle import FAILED, HELD, find_conflicts, meet_in_draft, state_of
 from fumehood.service.store import Store
 from fumehood.store import records
 from fumehood.store.audit import RECOVERED
@@ -123,13 +123,13 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
             clear_seat(store.places, run.session, name)
         with Alone(store.places.lock(f"project-{project}"), wait=False):
             layers = layering.layers_of(store.places, name, run.roots, *layering.below_of(store.places, name))
-            _hold(store, run, layers, interrupts)
+            _hold(store, project, run, layers, interrupts)
     finally:
         if claim is not None:
             claim.close()
 
 
-def _hold(store: Store, run: Run, layers: Sequence[Layer], interrupts: InterruptsHeld) -> None:
+def _hold(store: Store, project: int, run: Run, layers: Sequence[Layer], interrupts: InterruptsHeld) -> None:
     interrupts.let_in()  # this may take long, and can be done again
     try:
         lost = _looked_at(store, run, layers)
@@ -138,6 +138,8 @@ def _hold(store: Store, run: Run, layers: Sequence[Layer], interrupts: Interrupt
     if lost:
         store.history.state(run.run, FAILED, lost, event=RECOVERED)
         return
+    if run.draft is not None:
+        meet_in_draft(store, project, run, may_run_again=False)
     state, run.reason = state_of(run.changed), run.reason or STOPPED_RUNNING
     if run.network == HOSTS:
         run.reason += "; which hosts it reached is not known"

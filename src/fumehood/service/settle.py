@@ -49,7 +49,7 @@ def settle(
     elif state == HELD:
         with store.alone(project):
             if run.draft is not None:
-                _meet_in_draft(store, project, run, may_run_again=may_run_again)
+                meet_in_draft(store, project, run, may_run_again=may_run_again)
             elif may_run_again:
                 give_way(store, run)
             _hold(store, run, printed, layers)
@@ -386,7 +386,7 @@ def give_way(store: Store, run: Run) -> None:
         _forget(store, run, first, place)
 
 
-def _meet_in_draft(store: Store, project: int, run: Run, *, may_run_again: bool) -> None:
+def meet_in_draft(store: Store, project: int, run: Run, *, may_run_again: bool) -> None:
     """Forget a run that changed what others of its draft changed meanwhile: one version would hide the other.
 
     Raises Overtaken then; where it can't be run again, it says so. The project's lock is held.
