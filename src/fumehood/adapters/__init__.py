@@ -16,7 +16,7 @@ from fumehood import BadRequest, FumehoodError, Run, Sandbox
 from fumehood.core.changes import APPLIED
 from fumehood.core.limits import OUTPUT, is_of
 from fumehood.core.report import joined, line_of, one_line, summary, told_ahead, visible
-from fumehood.linux.nofollow import remove_tree
+from fumehood.linux.nofollow import remove_directory
 
 _SHOWN = 20  # blocked things and changes in the notes
 _DEFAULT_LIMIT = 64 << 20
@@ -137,11 +137,7 @@ def fresh_project(prefix: str) -> Path:
 
 def throw_away(project: Path) -> None:
     """Remove such a project, whatever modes commands left in it."""
-    above = os.open(project.parent.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        remove_tree(above, project.parent.name)
-    finally:
-        os.close(above)
+    remove_directory(os.path.realpath(project.parent))
 
 
 def _named(path: str) -> str:

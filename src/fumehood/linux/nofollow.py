@@ -464,13 +464,11 @@ def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
 
     Entries that vanish meanwhile are left out. Directories closed to their owner are closed again at the end.
     """
-    loosened = Loosened(top)
     waiting = [path]
-    try:
+    with Loosened(top) as loosened:
         while waiting:
             here = waiting.pop()
-            directory = loosened.reach(here)
-            try:
+            with Closing(loosened.reach(here)) as directory:
                 for name in sorted(os.listdir(directory)):
                     status = look(directory, name)
                     if status is None:
@@ -479,16 +477,11 @@ def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
                     yield below, status
                     if stat.S_ISDIR(status.st_mode):
                         waiting.append(below)
-            finally:
-                os.close(directory)
-    finally:
-        loosened.restore()
 
 
 def looks(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
     """Yield what lies at the path of each change now, and whether its directory could be reached at all."""
-    loosened, parents = Loosened(top), Parents(top)
-    try:
+    with Loosened(top) as loosened, Parents(top) as parents:
         for change in changes:
             parent, _, name = change.path.rpartition("/")
             try:
@@ -497,9 +490,6 @@ def looks(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.
                 yield change, None, False  # gone, or something else stands there
             else:
                 yield change, status, True
-    finally:
-        parents.close()
-        loosened.restore()
 
 
 def reached(parents: Parents, loosened: Loosened, parent: str) -> int:
@@ -517,13 +507,21 @@ def reached(parents: Parents, loosened: Loosened, parent: str) -> int:
 def remove_directories(parent: int, name: str) -> None:
     """Remove a directory that holds nothing but directories; fails if there is anything else."""
     paths = [path for path, _ in walk(parent, name)]
-    parents = Parents(parent)
-    try:
+    with Parents(parent) as parents:
         for path in (*reversed(paths), name):
             above, last = split(path)
             os.rmdir(last, dir_fd=parents.of(above))
-    finally:
-        parents.close()
+
+
+def remove_directory(path: str) -> None:
+    """Remove a directory of ours with all that is in it, if it is there."""
+    above, name = os.path.split(path)
+    try:
+        top = open_top(above)
+    except FileNotFoundError:
+        return
+    with Closing(top):
+        remove_tree(top, name)
 
 
 def remove_tree(parent: int, name: str) -> None:
@@ -552,21 +550,15 @@ def _is_unlinked(directory: int, name: str) -> bool:
 
 def _empty(parent: int, name: str) -> None:
     """Remove what is in a directory, however deep: what is nested is moved up first, so that no path gets long."""
-    top = open_below(parent, name)
-    try:
+    with Closing(open_below(parent, name)) as top:
         waiting = _unlink_files(top)
         number = 0
         while waiting:
-            here = open_below(top, waiting[-1])
-            try:
+            with Closing(open_below(top, waiting[-1])) as here:
                 for inner in _unlink_files(here):
                     number = _move_up(here, inner, top, number)
                     waiting.insert(-1, str(number))
-            finally:
-                os.close(here)
             os.rmdir(waiting.pop(), dir_fd=top)
-    finally:
-        os.close(top)
 
 
 def _move_up(directory: int, name: str, top: int, number: int) -> int:

@@ -24,7 +24,7 @@ from fumehood.linux.cache import plain_file
 from fumehood.linux.confine import filter_for
 from fumehood.linux.libc import Closing
 from fumehood.linux.lock import Lock
-from fumehood.linux.nofollow import LISTING, look, open_below, open_top, remove_tree, split
+from fumehood.linux.nofollow import LISTING, look, open_below, open_top, remove_directory, remove_tree, split
 from fumehood.linux.probe import Host
 from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
@@ -117,7 +117,7 @@ class Installer:
                     self._switch_from(tree.name)
                 gone = f"{_OLD}{secrets.token_hex(4)}"
                 os.rename(tree.path, f"{self._at}/{gone}")
-            _remove(self._at, gone)
+            remove_directory(f"{self._at}/{gone}")
 
     def _switch_from(self, name: str) -> None:
         others = [each for each in root_tree.installed(self._at) if each.name != name and each.version[:1].isdecimal()]
@@ -323,7 +323,7 @@ class _Alone:
         # What a killed process left: nobody else is building now.
         for name in os.listdir(self._at):
             if name.startswith((_NEW, _OLD)):
-                _remove(self._at, name)
+                remove_directory(f"{self._at}/{name}")
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._lock is not None:
@@ -335,18 +335,12 @@ class _Alone:
             raise FumehoodError(f"{failure}: {error}", hint="nothing was installed; is the directory yours?") from error
 
 
-def _remove(at: str, name: str) -> None:
-    with Closing(open_top(at)) as above:
-        remove_tree(above, name)
-
-
 class _Building:
     """A tree under construction, which is gone again unless it was settled in its place."""
 
     def __init__(self, at: str) -> None:
         self._at = at
-        self._name = f"{_NEW}{secrets.token_hex(4)}"
-        self.path = f"{at}/{self._name}"
+        self.path = f"{at}/{_NEW}{secrets.token_hex(4)}"
         self.tree = -1
 
     def __enter__(self) -> Self:
@@ -361,12 +355,12 @@ class _Building:
         if root_tree.is_ready(place):
             raise BadRequest(f"there is a root {name} already", hint=f"fumehood rootfs remove {name}; or --name …")
         if os.path.lexists(place):
-            _remove(self._at, name)
+            remove_directory(place)
         os.rename(self.path, place)
 
     def __exit__(self, *_error: object) -> None:
         os.close(self.tree)
-        _remove(self._at, self._name)
+        remove_directory(self.path)
 
 
 TIERS = {

@@ -25,7 +25,17 @@ from fumehood.linux.copying import copy_entry, copy_whole, copy_with_content
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import freshen, may_stay
 from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.nofollow import look, looks, make_parents, open_below, open_top, remove_tree, split, stamp_of
+from fumehood.linux.nofollow import (
+    look,
+    looks,
+    make_parents,
+    open_below,
+    open_top,
+    remove_directory,
+    remove_tree,
+    split,
+    stamp_of,
+)
 from fumehood.linux.steps import Changed
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
@@ -561,17 +571,6 @@ def drop_layers(store: Store, draft: DraftRecord, members: Sequence[str]) -> Non
         layering.drop(store.places, name)
     if draft.base is not None and not store.drafts.is_lain_on(draft):
         remove_directory(store.places.draft(draft.base))
-
-
-def remove_directory(directory: str) -> None:
-    """Remove a directory of ours with all that is in it, if it is there."""
-    above, name = os.path.split(directory)
-    try:
-        top = open_top(above)
-    except FileNotFoundError:
-        return
-    with Closing(top):
-        remove_tree(top, name)
 
 
 def discard_draft(store: Store, project: Project, draft: DraftRecord, *, seen: str = "") -> int:

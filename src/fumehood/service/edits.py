@@ -16,7 +16,7 @@ from fumehood.core.request import DISCARD, HOLD
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import kind_of, look, make_parents, open_below, open_top, remove_tree, split, stamp_of
+from fumehood.linux.nofollow import kind_of, look, make_parents, open_below, open_top, remove_directory, split, stamp_of
 from fumehood.store.edits import NO_WAY, Kept, OpenEdit, begun_ns, looked_at, note_end, open_edits, write
 from fumehood.store.places import Places, make_private, new_id
 
@@ -256,8 +256,7 @@ def _forget(places: Places, edit: OpenEdit, *, keeps_files: bool) -> None:
     """Remove the note of an edit, and the files, unless they are a run's backups now."""
     os.unlink(f"{places.edits}/{edit.id}")
     if not keeps_files:
-        with Closing(open_top(f"{places.state}/runs")) as runs:
-            remove_tree(runs, edit.id)
+        remove_directory(places.run(edit.id))
 
 
 def _close(store: Store, edit: OpenEdit) -> None:

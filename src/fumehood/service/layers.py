@@ -17,7 +17,7 @@ from fumehood.linux.gitindex import SeenIndexes
 from fumehood.linux.libc import Closing, Descriptors, listxattr, read
 from fumehood.linux.lock import Lock
 from fumehood.linux.namespaces import Layer, look_anew
-from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_tree
+from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_directory, remove_tree
 from fumehood.store.history import RUNNING
 from fumehood.store.places import Places, has_entries
 
@@ -378,8 +378,7 @@ def drop(places: Places, run: str) -> None:
         for part in ("/0/upper", "/0", ""):
             os.rmdir(places.run(run) + part)
     except OSError:
-        with Closing(open_top(f"{places.state}/runs")) as above:
-            remove_tree(above, run)
+        remove_directory(places.run(run))
 
 
 def drop_if_empty(places: Places, run: str, changes: Iterable[Change]) -> None:

@@ -16,11 +16,10 @@ from fumehood.core.shell import may_be_kept, simple
 from fumehood.core.value import Value
 from fumehood.linux.capture import BWRAP, KERNEL
 from fumehood.linux.git_includes import followed
-from fumehood.linux.libc import Closing
 from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind, Layered, Operation
 from fumehood.linux.namespaces import mounts_inside
-from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree
+from fumehood.linux.nofollow import LISTING, entries, remove_directory, remove_tree
 from fumehood.service.layers import space_of
 from fumehood.store.places import Places, home
 
@@ -214,8 +213,7 @@ class Scratch:
     def remove(self) -> None:
         """Remove what is not kept, and let others use the rest."""
         for path in self._ours:
-            with Closing(open_top(os.path.dirname(path))) as above:
-                remove_tree(above, os.path.basename(path))
+            remove_directory(path)
         for lock in self._held:
             lock.close()
         self._forget()

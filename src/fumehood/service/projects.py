@@ -18,11 +18,11 @@ from fumehood.errors import BadRequest
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
 from fumehood.linux.lock import Lock, locked
-from fumehood.linux.nofollow import LISTING, entries, open_top, remove_tree, walk
+from fumehood.linux.nofollow import LISTING, entries, open_top, remove_directory, remove_tree, walk
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service import layers as layering
 from fumehood.service.decide import discard_held
-from fumehood.service.drafts import discard_draft, remove_directory
+from fumehood.service.drafts import discard_draft
 from fumehood.store.audit import DECIDED
 from fumehood.store.backups import Daily
 from fumehood.store.history import Reach
@@ -147,8 +147,7 @@ def remove(store: Store, workspace: Workspace, *, sure: bool) -> None:
     with workspace_lock(store, workspace.name), store.alone(project.id):
         _refuse_in_use(store, project, workspace, "remove", sure=sure)
         reset(store, project)
-        with Closing(open_top(store.places.workspaces)) as above:
-            remove_tree(above, workspace.name)
+        remove_directory(workspace.path)
         store.workspaces.forget(workspace.name)
 
 
@@ -261,13 +260,12 @@ class Thrown:
     def __init__(self, places: Places) -> None:
         above = _above(places)
         make_private(above)
-        name = new_id()
-        self.path = f"{above}/{name}"
+        self.path = f"{above}/{new_id()}"
         with locked(above) as around:  # nobody takes it for a dead one's before it is locked
             _remove_left(around.file)
             os.mkdir(self.path, 0o700)
             lock = locked(self.path)
-        self._end = weakref.finalize(self, _remove, above, name, lock)
+        self._end = weakref.finalize(self, _remove, self.path, lock)
 
     def close(self) -> None:
         """Remove it."""
@@ -298,11 +296,10 @@ def _remove_left(around: int) -> None:
             remove_tree(around, name)
 
 
-def _remove(above: str, name: str, lock: Lock) -> None:
+def _remove(path: str, lock: Lock) -> None:
     """Remove a directory; a child that the program forked does nothing."""
-    if lock.file >= 0 and os.path.isdir(f"{above}/{name}"):  # a person may have emptied the cache
-        with Closing(open_top(above)) as around:
-            remove_tree(around, name)
+    if lock.file >= 0:
+        remove_directory(path)
     lock.close()
 
 

@@ -26,7 +26,7 @@ from fumehood.linux.cache import replace
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Operation, Text
-from fumehood.linux.nofollow import entries, open_top, remove_tree
+from fumehood.linux.nofollow import entries, open_top, remove_directory, remove_tree
 from fumehood.service import inside
 from fumehood.service.loopback import Loopback
 from fumehood.store.places import make_private
@@ -234,8 +234,7 @@ class Seat:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                with Closing(open_top(self._room)) as room:  # another command was faster
-                    remove_tree(room, f"new-{run}")
+                remove_directory(new)  # another command was faster
         if os.path.isdir(with_points):
             self.tmp, self.tmp_points = f"{with_points}{TMP}", os.listdir(f"{with_points}/points")
             return
