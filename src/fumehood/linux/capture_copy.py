@@ -7,6 +7,7 @@ may not read is stood in for by something empty of the same kind, and taken to b
 
 from __future__ import annotations
 
+import fcntl
 import marshal
 import os
 import stat
@@ -69,8 +70,6 @@ class _Was:
 
 def _generation(directory: int) -> int:
     """Return what tells one directory from a later one with the same inode number, where the system keeps it."""
-    import fcntl
-
     try:
         return int.from_bytes(fcntl.ioctl(directory, _GET_GENERATION, bytes(8))[:4], "little")
     except OSError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import time
 
 from fumehood.errors import FumehoodError, OverlayUnavailable
@@ -95,8 +96,6 @@ def _command(layer: Layer, lowers: Sequence[int]) -> list[str]:
 
     Without its write-back cache, all that was written has reached the layer when the command has ended.
     """
-    import sys
-
     installed = programs("fuse-overlayfs")
     if not installed:
         raise OverlayUnavailable("fuse-overlayfs is not installed", hint="fumehood doctor names the line to type")

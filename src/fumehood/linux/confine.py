@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from binascii import crc32
+from binascii import a2b_base64, crc32
 
 from fumehood.linux import cache, libc
 from fumehood.linux.bwrap import memory
@@ -88,8 +88,6 @@ def guard() -> bytes:
     """Return the program that confines writing and then becomes the command, or nothing where that can't be done."""
     global _guard
     if _guard is None:
-        from binascii import a2b_base64
-
         text = GUARDS.get(machine(), "")
         try:
             os.close(memory(executable=True))

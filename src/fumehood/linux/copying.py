@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 
@@ -52,8 +53,6 @@ def copy_file(source_dir: int, source: str, target_dir: int, target: str) -> Non
 
 
 def _copy_open(reading: int, status: os.stat_result, target_dir: int, target: str) -> None:
-    import fcntl
-
     with Closing(os.open(target, _TARGET, 0o600, dir_fd=target_dir)) as writing:
         try:
             fcntl.ioctl(writing, _FICLONE, reading)  # some file systems can share the blocks

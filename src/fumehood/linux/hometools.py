@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
+from binascii import b2a_base64
 
 from fumehood.core import masks as tables
 from fumehood.core.masks import HOME, is_below
@@ -536,7 +537,6 @@ def _interpreters(head: bytes) -> Iterator[str]:
 
 def _poetry_marks(roots: Sequence[str]) -> tuple[str, ...]:
     """Return what poetry puts into the names of the environments of projects."""
-    from binascii import b2a_base64
     from hashlib import sha256
 
     digests = [b2a_base64(sha256(os.fsencode(root)).digest())[:8].decode("ascii") for root in roots]

@@ -10,6 +10,7 @@ import sys
 import time
 
 from fumehood.core.value import Value
+from fumehood.errors import LaunchFailed
 from fumehood.linux import libc
 from fumehood.linux.bwrap import NOTES
 
@@ -93,8 +94,6 @@ def interpreter(module: str, function: str, *words: str) -> list[str]:
     Bytecode lies where ours does: next to the sources, a command may have prepared some.
     """
     if not sys.executable or getattr(sys, "frozen", False):  # it would be the program itself, begun once more
-        from fumehood.errors import LaunchFailed
-
         raise LaunchFailed(
             "this program is not run by a Python interpreter, which starts the sandboxes",
             hint="run it with python instead of as a packed or embedded program",

@@ -28,6 +28,7 @@ from fumehood.linux.steps import NO_WAY, Changed, give_back
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between, planned
 from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
+from fumehood.service.drafts import drop_layers
 from fumehood.service.held import bring_back, set_apart, throw_away
 from fumehood.service.projects import remove_left
 from fumehood.service.settle import FAILED, HELD, find_conflicts, meet_in_draft, state_of
@@ -35,6 +36,7 @@ from fumehood.service.store import Store
 from fumehood.store import records
 from fumehood.store.audit import RECOVERED
 from fumehood.store.backups import DIRECTORY, parsed
+from fumehood.store.config import policy_for
 from fumehood.store.database import damage
 from fumehood.store.history import APPLYING, CHECKPOINT, DRAFT, RUNNING, SETTLING, UNFINISHED
 from fumehood.store.places import Alone, places
@@ -178,7 +180,6 @@ def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Conc
     if not run.changed:
         return {}
     from fumehood.service.verdicts import concerns
-    from fumehood.store.config import policy_for
 
     rules = policy_for(store.places, run.roots).rules
     uppers = [layer.upper for layer in layers]
@@ -343,8 +344,6 @@ def _finish(store: Store, run: Run) -> None:
     members = [] if draft is None else store.history.held(draft.project, draft.id)
     store.history.settle(run, rewrite=True, others=others, event=RECOVERED)
     if draft is not None:
-        from fumehood.service.drafts import drop_layers
-
         drop_layers(store, draft, members)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from fumehood.errors import BadRequest
 from fumehood.linux import nofollow
 from fumehood.store.audit import PYTHON, Audit, Grants
 from fumehood.store.config import policy_for
@@ -41,8 +42,6 @@ class Store:
     @property
     def workspaces(self) -> Workspaces:
         """The workspaces; hardly ever asked for."""
-        from fumehood.store.projects import Workspaces
-
         return Workspaces(self.database, self.places)
 
     @property
@@ -122,8 +121,6 @@ class Store:
         if self.database.rows("SELECT 1 FROM projects WHERE id = ?", (project.id,)):
             return
         if self.projects.remember(project.path, project.id) != project.id:
-            from fumehood.errors import BadRequest
-
             raise BadRequest(
                 f"{project.path} was forgotten, and has begun anew since: nothing ran",
                 hint="open it again: start the program, or the server, anew",

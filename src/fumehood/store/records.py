@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import marshal
 import os
+from binascii import crc32
 from sys import intern
 
 from fumehood.core.changes import WAITING, Change, Stamp, by_path
@@ -143,8 +144,6 @@ _FIELDS = (
 
 def write_record(places: Places, run: Run, rows: list[Any]) -> None:
     """Write down what a run is now, beside the layer that it uses, with the rows of its changes."""
-    from binascii import crc32
-
     path = _path(places, run.layer, run.run)
     body = marshal.dumps((_FORMAT, {name: getattr(run, name) for name in _FIELDS}, rows), 4)
     try:
@@ -189,8 +188,6 @@ def _path(places: Places, layer: str, run: str) -> str:
 
 
 def _read(path: str) -> Run | None:
-    from binascii import crc32
-
     with open(path, "rb") as file:
         data = file.read()
     head, _, body = data.partition(b"\n")

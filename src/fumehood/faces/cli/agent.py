@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -103,8 +104,6 @@ def _show_all(*, as_json: bool) -> int:
     store = OpenedStore(face=CLI)
     policy = store.policy_of(store.projects.open(store.projects.holding(here())))
     if as_json:
-        import json
-
         agents = [each.fields() for each in known_agents(policy.agents).values()]
         sys.stdout.write(json.dumps({"agents": agents}) + "\n")
         return 0

@@ -20,6 +20,7 @@ from fumehood.service.opened import OpenedStore
 from fumehood.service.session import project_of
 from fumehood.store.audit import CLI
 from fumehood.store.history import Reach, is_by_project
+from fumehood.store.places import session_mark, state_directory
 from fumehood.store.projects import Project
 
 TYPE_CHECKING = False
@@ -193,8 +194,6 @@ def main(arguments: Sequence[str]) -> int:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until this process ends
     if session is not None or getattr(options, "only_project", False):
         # Only the hook limits a command to an agent's own runs: its model reads what is printed.
-        from fumehood.store.places import session_mark, state_directory
-
         sys.stdout = narrowed = ModelText(sys.stdout, session_mark(state_directory(), session or ""))
     try:
         result: int = options.act(options)

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fumehood.core import changes as c
+from fumehood.core.hosts import shown
 from fumehood.core.judge import objects_of
 from fumehood.core.network import Connection
 from fumehood.core.report import Run, how_many, printable
@@ -35,6 +36,7 @@ from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.output import GuardedText, ModelText, Paint, here, sink_to, whole_number, width
 from fumehood.faces.cli.telling import SIGNS, STATES, by_directory, event_line, headline, line_of, numbered
 from fumehood.service.differences import Difference, contents, differences, each_difference
+from fumehood.service.layers import MEND, unknown
 from fumehood.service.settle import chosen
 from fumehood.service.store import Store
 from fumehood.store.audit import Event
@@ -80,8 +82,6 @@ def _log(context: Context) -> int:
     if context.as_json:
         return context.say({"runs": _audit(context, runs, counts)}, lambda: None)
     if not runs:
-        from fumehood.service.layers import MEND, unknown
-
         lost = len(unknown(context.store))
         yet = f"nothing is recorded; directories of runs without a record: {lost}; {MEND}" if lost else ""
         where = "here" if options.session is None else f"in session {printable(options.session)}"
@@ -321,8 +321,6 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
 
 def _connection(connection: Connection, colour: Callable[[str, str], str]) -> str:
     """Write one connection: with whom, how much went out and in, and why not."""
-    from fumehood.core.hosts import shown
-
     name = printable(shown(connection.host, connection.port) if connection.port else connection.host or "unknown")
     times = f" {connection.count} times" if connection.count > 1 else ""
     if not connection.allowed:

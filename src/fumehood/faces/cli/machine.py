@@ -19,10 +19,12 @@ from fumehood.faces.cli.output import Paint, confirmed, whole_number
 from fumehood.faces.cli.screen import Progress, Ticking
 from fumehood.linux import doctor
 from fumehood.linux.doctor import Ability
+from fumehood.rootfs.tree import mark_of
 from fumehood.service import recover
 from fumehood.service.clean import DAYS, Freed, clean
 from fumehood.service.explain import Examination, examined
 from fumehood.service.opened import OpenedStore
+from fumehood.service.projects import clear, layer_of, remove, reset, size_of
 from fumehood.store.config import policy_for
 from fumehood.store.projects import Project, Workspace
 
@@ -130,8 +132,6 @@ def _install(context: Context) -> Installed | None:
 
 
 def _tree_entry(tree: Installed, current: str) -> dict[str, object]:
-    from fumehood.rootfs.tree import mark_of
-
     mark = mark_of(tree.path)
     return {
         "name": tree.name, "version": tree.version, "path": tree.path, "current": tree.name == current,
@@ -225,8 +225,6 @@ def _create_or_set(context: Context) -> int:
 
 
 def _workspace_entry(context: Context, workspace: Workspace) -> dict[str, Any]:
-    from fumehood.service.projects import layer_of, size_of
-
     project = context.store.projects.open(workspace.path, register=False)
     layer = layer_of(context.store, project) if project.id else None
     base = layer.base if layer is not None else ""
@@ -256,8 +254,6 @@ def _list_workspaces(context: Context) -> int:
 
 
 def _reset(context: Context) -> int:
-    from fumehood.service.projects import reset
-
     name = context.options.name
     path = context.store.workspaces.find(name).path if name else context.project.path
     dropped = reset(context.store, context.store.projects.open(path, register=False))
@@ -266,8 +262,6 @@ def _reset(context: Context) -> int:
 
 
 def _clear_or_remove(context: Context) -> int:
-    from fumehood.service.projects import clear, remove
-
     workspace, is_clear = context.store.workspaces.find(context.options.name), context.options.what == "clear"
     (clear if is_clear else remove)(context.store, workspace, sure=context.options.yes)
     done = "empty" if is_clear else "removed"

@@ -11,7 +11,7 @@ import os
 import select
 import sys
 
-from fumehood.core.report import printable
+from fumehood.core.report import Visible, printable
 from fumehood.errors import BadRequest, FumehoodError
 
 TYPE_CHECKING = False
@@ -143,8 +143,6 @@ class ToModel(_To):
 
     def __init__(self, fd: int, mark: str) -> None:
         super().__init__(fd)
-        from fumehood.core.report import Visible
-
         self._visible = Visible(mark)
         self.is_in_line = False  # what came last did not end its line
 

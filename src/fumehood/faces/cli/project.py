@@ -25,6 +25,7 @@ from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.output import Paint, confirmed, here, whole_number
 from fumehood.faces.cli.screen import Ticking, terminal
 from fumehood.faces.cli.telling import tell_run
+from fumehood.linux.launch import start
 from fumehood.service import provided
 from fumehood.service.files import scan_project
 from fumehood.service.permission import Permissions
@@ -415,7 +416,6 @@ def add_capabilities(add: Add) -> None:
 
 
 def _capabilities(context: Context) -> int:
-    from fumehood.linux.launch import start
     from fumehood.service.explain import capabilities
     from fumehood.service.sandbox import Hood
 

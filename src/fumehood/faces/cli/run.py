@@ -7,14 +7,14 @@ import sys
 
 from fumehood.core.masks import is_in
 from fumehood.core.network import FULL, NONE
-from fumehood.core.report import line_of, printable, refusal
+from fumehood.core.report import Run, line_of, printable, refusal
 from fumehood.core.request import DISCARD, HOLD, Request, quoted, shown
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices, text_of
 from fumehood.linux.launch import start
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
-from fumehood.linux.terminal import Signals
+from fumehood.linux.terminal import Signals, Terminal
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.permission import Permissions
 from fumehood.service.provided import PLAYGROUND
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from fumehood.core.policy import Policy
-    from fumehood.core.report import Run
     from fumehood.errors import FumehoodError
     from fumehood.linux.streams import Sink
     from fumehood.service.ask import Ask
@@ -206,8 +205,6 @@ def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
     """Return the object that tells of a run that never was, with every field that a run has."""
     if error.report is not None:
         return {**error.report, "error": error.message, "hint": error.hint}
-    from fumehood.core.report import Run
-
     never_was = Run(
         run=None, project=options.last("--project"), command=shown(options.asked), cwd=options.last("--cwd"),
         state="refused" if isinstance(error, Refused) else "failed", reason=error.message, exit_code=error.exit_code,
@@ -392,12 +389,8 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
     if "--tty" in options.flags:
         if not (os.isatty(0) and os.isatty(1)):
             raise BadRequest("--tty needs a terminal", hint="leave it out where input or output is not one")
-        from fumehood.linux.terminal import Terminal
-
         return Wishes(terminal=Terminal(), on_stdout=sink_to(1, screen=True))
     if brief is not None and os.isatty(0) and os.isatty(1):
-        from fumehood.linux.terminal import Terminal
-
         # A client that typed its model's keys there later could not have them rewritten: this is the terminal.
         return Wishes(terminal=Terminal(), is_agents_terminal=True, on_stdout=ToModel(1, brief.mark))
     # The command never gets the person's terminal itself: it could type into it.

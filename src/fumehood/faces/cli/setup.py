@@ -23,7 +23,9 @@ from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
 from fumehood.faces.cli.output import here
 from fumehood.faces.cli.screen import Progress, terminal
 from fumehood.faces.cli.setup_clients import CLIENTS, ClientSettings, SettingsEdit, at, meaning, read_settings
+from fumehood.linux import doctor, probe
 from fumehood.linux.doctor import Ability
+from fumehood.linux.launch import start
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root
 from fumehood.store.config import policy_for, replace, set_key
@@ -109,8 +111,6 @@ class _Wizard:
     def check_host(self) -> None:
         """See that commands can be sandboxed here, and offer to install what is missing."""
         self._title("1. This machine")
-        from fumehood.linux import doctor, probe
-
         places = self._context.store.places
         host = probe.host(places.cache, places.state, fresh=True)
         abilities = doctor.examine(places.state, host)
@@ -197,7 +197,6 @@ class _Wizard:
         """Run a command, as an agent would."""
         import tempfile
 
-        from fumehood.linux.launch import start
         from fumehood.service.explain import look_inside
         from fumehood.service.sandbox import Hood
 

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import hmac
 import io
+import json
 import os
 import secrets
 import sys
@@ -171,8 +172,6 @@ def _add_resources(server: MCPServer[Any]) -> None:
     @server.resource("fumehood://capabilities", title="What this machine can do", mime_type="application/json")
     def capabilities() -> str:
         """How commands are isolated and captured here."""
-        import json
-
         from fumehood.linux.probe import host
 
         where = places()
@@ -251,8 +250,6 @@ class Messages(io.RawIOBase):
 
 def _apart(line: bytes) -> list[bytes]:
     """Return the messages of a batch, as clients of 2025-03-26 may send them, each in a line; else the line itself."""
-    import json
-
     try:
         batch = json.loads(line) if line.startswith(b"[") else None
     except (ValueError, RecursionError):
@@ -275,8 +272,6 @@ def _answerable(line: bytes) -> bytes:
 
 def _who_waits(text: str) -> bytes | None:
     """Return the id of a request in JSON, by a reader that is less strict than the SDK's; None where there is none."""
-    import json
-
     try:
         message = json.loads(text)
     except (ValueError, RecursionError):
