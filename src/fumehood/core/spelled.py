@@ -6,6 +6,8 @@ parse: they take longer than a command to start.
 
 from __future__ import annotations
 
+from fumehood.errors import BadRequest
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -133,7 +135,6 @@ def _toml(text: str) -> list[Tree]:
 
 def _json(text: str) -> list[Tree]:
     from fumehood.core.jsonc import parse
-    from fumehood.errors import BadRequest
 
     try:
         return [_Growing().of_json(parse(text))]
@@ -197,7 +198,6 @@ def parsed_package(text: str) -> object:
         if "/" not in text:
             raise
     from fumehood.core.jsonc import parse
-    from fumehood.errors import BadRequest
 
     try:
         return parse(text).plain()

@@ -12,6 +12,7 @@ import sys
 from fumehood.core.changes import above
 from fumehood.core.value import Value
 from fumehood.linux import libc
+from fumehood.linux.bwrap import programs
 from fumehood.linux.libc import Closing, Descriptors
 
 TYPE_CHECKING = False
@@ -184,8 +185,6 @@ def _map_every_id(process: int) -> Sequence[str]:
 
 def _map_groups(process: int, groups: Sequence[int]) -> Sequence[str]:
     """Have newgidmap map groups into the namespace of a process; its user is left to be mapped by itself."""
-    from fumehood.linux.bwrap import programs
-
     quiet = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):  # the command's own
         os.dup2(quiet, fd)

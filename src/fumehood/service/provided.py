@@ -14,6 +14,7 @@ from fumehood.linux.cache import plain_file, replace
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
+from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -388,8 +389,6 @@ def empty_playground(places: Places) -> int:
 
     It is set aside first, so that a command which begins meanwhile finds a fresh one.
     """
-    from fumehood.store.places import new_id
-
     freed = playground_size(places)
     if not os.path.isdir(_path(places)):
         return 0

@@ -30,6 +30,7 @@ from fumehood.linux.probe import host
 from fumehood.linux.streams import CLOSED, Stream, can_be_given_again, on_terminal, piped
 from fumehood.service.layers import init_file, remove_note
 from fumehood.service.permission import Permissions
+from fumehood.service.provided import secrets_elsewhere
 from fumehood.store.audit import DECIDED
 
 TYPE_CHECKING = False
@@ -305,7 +306,6 @@ class Execution:
                 )
         if world.scratch is not None:
             from fumehood.service.profiles import Conditions
-            from fumehood.service.provided import secrets_elsewhere
 
             homes = self._surroundings.homes(self.user, world.home)
             hidden = self._surroundings.masks(homes, as_root=self.user == 0).hidden

@@ -6,6 +6,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
+from fumehood.core.masks import is_below
 from fumehood.core.network import FULL
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
@@ -115,7 +116,6 @@ def _hidden_locks(run: Run, late: Sequence[c.Change]) -> list[c.Change]:
     if not locks:
         return []
     from fumehood.core.judge import git_directories
-    from fumehood.core.masks import is_below
 
     gits = git_directories(run.roots, run.changed)
     return [

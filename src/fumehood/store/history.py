@@ -10,7 +10,9 @@ from fumehood.core.report import Blocked, Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
+from fumehood.store import records
 from fumehood.store.database import note_day
+from fumehood.store.records import changes_of_rows
 from fumehood.store.schema import CHANGES
 
 TYPE_CHECKING = False
@@ -172,8 +174,6 @@ class History:
         return [(run, state, act, owner) for _, run, state, act, owner in sorted(rows, reverse=True)]
 
     def _write_changes(self, connection: sqlite3.Connection, run: Run) -> None:
-        from fumehood.store import records
-
         ((number,),) = connection.execute("SELECT number FROM runs WHERE id = ?", (run.run,))
         rows = enumerate(records.rows_of_changes(run.changed))
         connection.executemany(_INSERT, ((number, place, *row) for place, row in rows))
@@ -229,8 +229,6 @@ class History:
 
     def _write_record(self, run: Run, *others: Run) -> None:
         """Let the layer say by itself what it is: should the database be lost, that is all there is."""
-        from fumehood.store import records
-
         if any(needs_layer(change) for change in run.changed) or records.is_kept(self.places, run):
             for each in (run, *others):
                 records.write_record(self.places, each, self._rows_of_changes(each.run))
@@ -367,7 +365,7 @@ class History:
         """Tell whether something that a run changed was applied."""
         rows = self._rows_of_changes(run.run)
         # Most runs have applied their first change: the others need not be read.
-        return any(change.verdict == APPLIED for row in rows for change in _changes_in([row]))
+        return any(change.verdict == APPLIED for row in rows for change in changes_of_rows([row]))
 
     def undos(self, *reaches: Reach, of_layer: str = "") -> Iterator[Run]:
         """Yield the undos that are not taken back themselves, the latest first; of one layer, or of all."""
@@ -410,8 +408,6 @@ class History:
 
     def amend(self, run: Run, others: Iterable[Run]) -> None:
         """Forget a run all of whose changes are told by earlier ones from now on."""
-        from fumehood.store import records
-
         with self.database.transaction() as connection:
             self._forget(connection, run)
             for other in others:
@@ -433,9 +429,7 @@ class History:
 
     def printed(self, run: str, stream: str) -> Iterator[bytes]:
         """Yield all that is kept of what a run printed, byte for byte."""
-        from fumehood.store.records import printed
-
-        return printed(self.database, self.places, run, stream)
+        return records.printed(self.database, self.places, run, stream)
 
     def count_changes(self, runs: Sequence[str]) -> dict[str, dict[str, int]]:
         """Return for each run how many changes of each kind it made."""
@@ -446,7 +440,7 @@ class History:
 
     def changes(self, run: str) -> list[Change]:
         """Return what a run changed."""
-        return _changes_in(self._rows_of_changes(run))
+        return changes_of_rows(self._rows_of_changes(run))
 
     def _rows_of_changes(self, run: str, most: int = -1) -> list[tuple[Any, ...]]:
         query = f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n LIMIT ?"
@@ -454,10 +448,8 @@ class History:
 
     def first_changes(self, run: str, most: int) -> list[Change]:
         """Return the first of what a run changed, without reading the rest."""
-        from fumehood.store import records
-
         rows = self._rows_of_changes(run, most)
-        return records.changes_of_rows((*row[:-1], records.beginning(row[-1], most)) for row in rows)[:most]
+        return changes_of_rows((*row[:-1], records.beginning(row[-1], most)) for row in rows)[:most]
 
     def later_versions(self, run: str, path: str) -> list[tuple[str, Change]]:
         """Return the later changes of a path, the earliest first, with the runs that made them."""
@@ -467,7 +459,7 @@ class History:
             " AND +project = (SELECT project FROM runs WHERE id = ?) ORDER BY changes.run",
             (os.fsencode(path.rpartition("/")[0]), run, run),
         )
-        return [(row[0], change) for row in rows for change in _changes_in([row[1:]]) if change.path == path]
+        return [(row[0], change) for row in rows for change in changes_of_rows([row[1:]]) if change.path == path]
 
     def applied_in(self, run: Run, root: str, directory: str) -> Iterator[tuple[str, Change]]:
         """Yield the latest changes in a directory that were applied, the last one first, with the runs that made them.
@@ -482,7 +474,7 @@ class History:
         )
         for name, joined, *row in rows:
             roots = _roots(run.project, joined)
-            for change in _changes_in([row]):
+            for change in changes_of_rows([row]):
                 if (roots[change.root], change.verdict) == (root, APPLIED):
                     yield name, change
 
@@ -517,18 +509,10 @@ class History:
 
     def _printed(self, fields: dict[str, Any], name: str) -> tuple[str, bool]:
         """Return an output from the record, or from its file."""
-        from fumehood.store.records import read_kept
-
         data, size = fields.pop(name), fields.pop(f"{name}_size")
         if data is None and size:
-            return read_kept(self.places.output(fields["id"], name), size)
+            return records.read_kept(self.places.output(fields["id"], name), size)
         return (data or b"").decode("utf-8", "replace"), False
-
-
-def _changes_in(rows: Sequence[Sequence[Any]]) -> list[Change]:
-    from fumehood.store.records import changes_of_rows  # most commands change nothing
-
-    return changes_of_rows(rows)
 
 
 def _counted_back(name: str) -> int | None:
