@@ -28,7 +28,7 @@ from fumehood.linux.layer import (
     unmark,
     whiteout,
 )
-from fumehood.linux.libc import Closing, Descriptors
+from fumehood.linux.libc import Closable, Closing, Descriptors
 from fumehood.linux.nofollow import (
     LISTING,
     Loosened,
@@ -196,11 +196,8 @@ def distil(layer: Layer) -> None:
             with open(_manifest_file(layer), "rb") as file:
                 manifest = marshal.load(file)  # noqa: S302  (nobody else can write in our state)
         os.unlink(_manifest_file(layer))
-        distilling = _Distilling(layer, manifest)
-        try:
+        with _Distilling(layer, manifest) as distilling:
             distilling.distil()
-        finally:
-            distilling.close()
     except OSError as error:
         raise FumehoodError(
             f"cannot collect what the command wrote to {layer.root}: {error.strerror}: {_subject(error)}",
@@ -208,7 +205,7 @@ def distil(layer: Layer) -> None:
         ) from error
 
 
-class _Distilling:
+class _Distilling(Closable):
     """One comparing of a copy with its manifest."""
 
     def __init__(self, layer: Layer, manifest: Manifest) -> None:

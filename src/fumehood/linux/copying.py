@@ -9,7 +9,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.linux.layer import Stack
-from fumehood.linux.libc import Closing, listxattr
+from fumehood.linux.libc import Closable, Closing, listxattr
 from fumehood.linux.nofollow import (
     LISTING,
     PATH_ONLY,
@@ -27,7 +27,6 @@ from fumehood.linux.nofollow import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Self
 
     # Makes one entry: gets the directory that has it and the one to make it in, its name, its path, and what it is.
     Make = Callable[[int, int, str, str, os.stat_result | None], bool]
@@ -122,17 +121,15 @@ def give_owner(entry: int | str, status: os.stat_result, directory: int | None =
             raise
 
 
-class Links:
+class Links(Closable):
     """Where the first copy of each file with several names lies below a top: the next ones become links to it."""
 
     def __init__(self, top: int) -> None:
         self._parents = Parents(top)
         self._first: dict[int, str] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
+        """Let go of the directory of the last one."""
         self._parents.close()
 
     def link(self, inode: int, directory: int, name: str) -> bool:

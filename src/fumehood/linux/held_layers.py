@@ -13,7 +13,7 @@ from fumehood.core.judge import objects_of
 from fumehood.linux import renames
 from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill, is_linked
 from fumehood.linux.layer import IN_PLACE, Stack, attributes, is_opaque, set_opaque, whiteout
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import (
     LISTING,
     Loosened,
@@ -43,12 +43,9 @@ if TYPE_CHECKING:
 
 def carry(source: int, target: int, moving: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
     """Move the layer's side of some changes of one root to another tree; those that `stay` are left in place."""
-    carrying = _Carrying(source, target, staying)
-    try:
+    with _Carrying(source, target, staying) as carrying:
         for change in _tops(moving, carrying.kept):
             carrying.take(change)
-    finally:
-        carrying.close()
 
 
 def throw_away(top: int, changes: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
@@ -134,7 +131,7 @@ def _merge(source: int, target: int, name: str) -> None:
     os.rmdir(name, dir_fd=source)
 
 
-class _Carrying:
+class _Carrying(Closable):
     """One move between two trees, with the directories that it opened up or made on the way."""
 
     def __init__(self, source: int, target: int, staying: Sequence[c.Change]) -> None:

@@ -513,12 +513,8 @@ def forked(child: Callable[[Ends], NoReturn]) -> RunningSandbox:
 
 def _gate() -> int:
     """Make a pipe whose ends are one descriptor: who reads it meets no end, since it could write itself."""
-    reading, writing = os.pipe()
-    try:
-        return os.open(f"/proc/self/fd/{reading}", os.O_RDWR | os.O_CLOEXEC)
-    finally:
-        os.close(reading)
-        os.close(writing)
+    with libc.Descriptors(os.pipe()) as ends:
+        return os.open(f"/proc/self/fd/{ends[0]}", os.O_RDWR | os.O_CLOEXEC)
 
 
 def started(start: Starter, plan: Plan, streams: Streams, look_again: Callable[[Plan], Plan]) -> Running:

@@ -9,7 +9,7 @@ import stat
 from fumehood.core import changes as c
 from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.gitindex import meaning_in, note_contents, same_content
-from fumehood.linux.libc import Closing, listxattr
+from fumehood.linux.libc import Closable, Closing, listxattr
 from fumehood.linux.nofollow import (
     PATH_ONLY,
     Loosened,
@@ -26,7 +26,6 @@ from fumehood.linux.nofollow import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import Self
 
     from fumehood.linux.checkpoints import Settled
     from fumehood.linux.gitindex import SeenIndexes
@@ -113,7 +112,7 @@ def _remove(path: str, attribute: str) -> None:
 # what was there: a name is found in the topmost part that has it, a whiteout ends the search, and so does an opaque
 # directory, or anything else that is no directory, for all that would lie in it.
 
-class Stack:
+class Stack(Closable):
     """Layers, the topmost first, and below them a project, each named by a descriptor of its top directory."""
 
     def __init__(self, tops: Sequence[int], *, over_project: bool = True) -> None:
@@ -123,16 +122,12 @@ class Stack:
         # For each directory: which parts have it, and whether they hide all that lies below them.
         self._parts: dict[str, tuple[Sequence[int], bool]] = {"": (range(len(tops)), False)}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.restore()
-
     def restore(self) -> None:
         """Close up the directories that were opened to be looked at."""
         for each in self._tops:
             each.restore()
+
+    close = restore
 
     def reach(self, path: str) -> Merged:
         """Open a directory as the command saw it; raises FileNotFoundError where it saw none."""
@@ -218,18 +213,12 @@ class Stack:
                         waiting.append(path)
 
 
-class Merged:
+class Merged(Closable):
     """One directory of a stack: descriptors of its parts in layers, the topmost first, and of the project's own."""
 
     def __init__(self) -> None:
         self.layers: list[int] = []
         self.live: list[int] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def look(self, name: str) -> tuple[os.stat_result | None, int]:
         """Return what is seen at a name, and the descriptor of the part that has it."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from ctypes import c_char, c_char_p, c_int, c_long, c_uint, c_ulong, c_void_p
     from types import FrameType
-    from typing import Any
+    from typing import Any, Self
 else:
     # These alone of `ctypes`, which makes forty such classes, and more, before it can be used.
     c_char, c_char_p, c_int, c_long, c_uint, c_ulong, c_void_p = (
@@ -138,11 +138,8 @@ def openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
 def reconfigure(place: int) -> None:
     """Mount the file system of a place anew, as it is: it forgets all that it has looked up and nobody uses."""
     flags = _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH
-    context = _check(_libc.syscall(_SYS_FSPICK, place, b"", flags), "fspick")
-    try:
+    with Closing(_check(_libc.syscall(_SYS_FSPICK, place, b"", flags), "fspick")) as context:
         _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_RECONFIGURE, None, None, 0), "fsconfig")
-    finally:
-        os.close(context)
 
 
 def landlock_version() -> int:
@@ -339,7 +336,21 @@ class Closing:
         os.close(self._fd)
 
 
-class Descriptors(list[int]):
+class Closable:
+    """What lets go of what it holds by `close`, or at the end of a `with` block."""
+
+    def close(self) -> None:
+        """Let go of it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+
+class Descriptors(Closable, list[int]):
     """Descriptors that are closed together: by `close`, at the end of a `with` block, or when one can't be opened."""
 
     def __init__(self, opening: Iterable[int] = ()) -> None:
@@ -349,12 +360,6 @@ class Descriptors(list[int]):
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Descriptors:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Let go of all."""

@@ -7,6 +7,8 @@ import fcntl
 import os
 import select
 
+from fumehood.linux.libc import Closable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Self
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 _locks: set[Any] = set()
 
 
-class Lock:
+class Lock(Closable):
     """A lock on what a descriptor is open on, given back by `close`, by the end of a `with` block, or of this object.
 
     It is of the process that made it, and of no other: a child that is forked meanwhile would keep it when its parent
@@ -43,12 +45,6 @@ class Lock:
     def _leave(self) -> None:
         self.file = -1
         self._owner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
 
 def locked(directory: str) -> Lock:

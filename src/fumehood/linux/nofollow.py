@@ -9,13 +9,12 @@ import stat
 from fumehood.core import changes as c
 from fumehood.errors import TooDeep
 from fumehood.linux import libc
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.lock import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Self
 
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
 _LONGEST = 3000  # bytes of path given to the kernel at once; its own limit is 4096
@@ -112,7 +111,7 @@ def join(parent: str, name: str) -> str:
     return f"{parent}/{name}" if parent else name
 
 
-class Parents:
+class Parents(Closable):
     """Directories below one top, by their relative paths, the latest kept open.
 
     On the way to the latest, one in every so many levels is kept open too, and the next is opened from the nearest of
@@ -126,12 +125,6 @@ class Parents:
         self._path: str | None = None
         self._fd = -1
         self._stops: list[tuple[str, int]] = []  # prefixes of the latest path, each ending in a slash
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def of(self, parent: str) -> int:
         """Return a descriptor of a directory by its relative path; it stays valid until the next call."""
@@ -268,7 +261,7 @@ def notes(where: str) -> list[str]:
         return []
 
 
-class Loosened:
+class Loosened(Closable):
     """Directories below one top that forbid something to their own owner, opened up for a while."""
 
     def __init__(self, top: int) -> None:
@@ -277,12 +270,6 @@ class Loosened:
         self._parents = Parents(top)
         self._passable = ""  # a directory on the way to which all are open
         self._note = Note()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.restore()
 
     def reach(self, path: str, flags: int = LISTING) -> int:
         """Open a directory whose entries are to be looked at, even one that its owner closed."""
@@ -352,6 +339,8 @@ class Loosened:
             self._passable = ""
             self.let_go()
             self._note.leave()
+
+    close = restore
 
     def _close_up(self, path: str, mode: int) -> None:
         try:

@@ -13,7 +13,7 @@ from fumehood.core.judge import JOURNALS, database
 from fumehood.core.report import printable
 from fumehood.linux import libc, renames
 from fumehood.linux.copying import Links, copy_directory, copy_entry, copy_file, copy_tree
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import (
     PATH_ONLY,
     Loosened,
@@ -222,7 +222,7 @@ def _resemble(here: int, there: int, step: Step) -> None:
 APART = "apart"  # the directory of copies, beside the layer
 
 
-class Parting:
+class Parting(Closable):
     """One parting of files in a layer; those that shared an inode share the new one.
 
     `version` names the stamp of a change that tells of the layer's side: before or after.

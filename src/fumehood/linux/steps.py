@@ -70,39 +70,25 @@ class Sides:
 
     def prepare(self, steps: Sequence[Step], sharing: Sequence[c.Change]) -> None:
         """Mend the layer before anything leaves it: no overlay bookkeeping, no inode shared with what stays."""
-        loosened = Loosened(self.layer.top)
-        try:
+        # Closed up again here, for some of these directories are about to move.
+        with Loosened(self.layer.top) as loosened:
             for step in steps:
                 for change in step.unmark:
                     self._in_layer(loosened, change, _unmark)
             if sharing:
-                self._part(loosened, sharing)
-        finally:
-            # Now, for some of these directories are about to move.
-            loosened.restore()
-
-    def _part(self, loosened: Loosened, sharing: Sequence[c.Change]) -> None:
-        parting = Parting(self.layer.top, loosened, "after")
-        try:
-            parting.copy(sharing)
-            parting.place(sharing)
-        finally:
-            parting.close()
+                with Parting(self.layer.top, loosened, "after") as parting:
+                    parting.copy(sharing)
+                    parting.place(sharing)
 
     def copy_backups(self, sharing: Sequence[c.Change]) -> None:
         """Copy backups that have a link in the project, for a write there must not reach them."""
-        self._with_parting(lambda parting: parting.copy(sharing))
+        with Parting(self.layer.top, self._loosened[0], "before") as parting:
+            parting.copy(sharing)
 
     def part_backups(self, sharing: Sequence[c.Change]) -> None:
         """Let those copies take the backups' places; may be repeated."""
-        self._with_parting(lambda parting: parting.place(sharing))
-
-    def _with_parting(self, act: Callable[[Parting], None]) -> None:
-        parting = Parting(self.layer.top, self._loosened[0], "before")
-        try:
-            act(parting)
-        finally:
-            parting.close()
+        with Parting(self.layer.top, self._loosened[0], "before") as parting:
+            parting.place(sharing)
 
     def _in_layer(self, loosened: Loosened, change: c.Change, act: Callable[[int, c.Change], None]) -> None:
         """Do something in the directory that holds a change, opened up if it forbids that to its owner."""

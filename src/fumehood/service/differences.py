@@ -20,7 +20,7 @@ from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import plain_file
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import open_below, open_top, stamp_of
 from fumehood.service.held import trees
 from fumehood.service.restore import versions
@@ -174,7 +174,7 @@ class _Version(Value):
 _ABSENT = _Version(stamp=None)
 
 
-class _Versions:
+class _Versions(Closable):
     """Where the versions of a run's paths lie, for a `with` block."""
 
     def __init__(self, store: Store, run: Run, read: Reader | None = None) -> None:
@@ -187,10 +187,8 @@ class _Versions:
         self._unread: dict[str, Iterator[str]] = {}  # by directory, later runs that changed something in it
         self._tops: dict[str, int] = {}
 
-    def __enter__(self) -> _Versions:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
+        """Let go of the directories; the next one is opened again."""
         for top in self._tops.values():
             os.close(top)
         self._tops.clear()
@@ -290,7 +288,7 @@ class _Versions:
     def _top(self, path: str) -> int:
         if path not in self._tops:
             if len(self._tops) >= _MOST_OPEN:
-                self.__exit__()
+                self.close()
             self._tops[path] = open_top(path)
         return self._tops[path]
 

@@ -18,7 +18,7 @@ from fumehood.core.patterns import LARGEST, MARKERS, IgnoreRules, is_skipped, li
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.cache import plain_file
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import Parents, look, open_top, stamp_of
 from fumehood.service.layers import show_to_running
 from fumehood.store import backups
@@ -353,7 +353,7 @@ def _held(store: Store, project: int) -> set[Place]:
     return waiting_on
 
 
-class LiveFiles:
+class LiveFiles(Closable):
     """The project's side of one root: looked at without following anything; of one that is away, nothing is known."""
 
     def __init__(self, root: str) -> None:
@@ -363,10 +363,8 @@ class LiveFiles:
             self._top = -1  # removed, or not mounted
         self._parents = Parents(self._top)
 
-    def __enter__(self) -> LiveFiles:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
+        """Let go of the directories."""
         self._parents.close()
         if self._top >= 0:
             os.close(self._top)

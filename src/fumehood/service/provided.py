@@ -393,20 +393,18 @@ def empty_playground(places: Places) -> int:
     if not os.path.isdir(_path(places)):
         return 0
     aside = f"{PLAYGROUND}.{new_id()}"
-    above = open_top(places.data)
     try:
-        os.rename(PLAYGROUND, aside, src_dir_fd=above, dst_dir_fd=above)
-        make_playground(places)
-        for name in entries(above):  # what an emptying that did not end has left, too
-            if name.startswith(f"{PLAYGROUND}."):
-                remove_tree(above, name)
+        with Closing(open_top(places.data)) as above:
+            os.rename(PLAYGROUND, aside, src_dir_fd=above, dst_dir_fd=above)
+            make_playground(places)
+            for name in entries(above):  # what an emptying that did not end has left, too
+                if name.startswith(f"{PLAYGROUND}."):
+                    remove_tree(above, name)
     except OSError as error:
         raise FumehoodError(
             f"the playground could not be emptied: {error.strerror} ({error.filename})",
             hint="a command may still be using it; try again when it has ended",
         ) from error
-    finally:
-        os.close(above)
     return freed
 
 

@@ -580,8 +580,6 @@ def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
 
     Bubblewrap would follow one, out of the sandbox, to make a mount point.
     """
-    from contextlib import closing
-
     from fumehood.linux.layer import Stack
 
     seen = []
@@ -589,7 +587,7 @@ def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
         for name in names:
             above, _, last = name.rpartition("/")
             try:
-                with closing(stack.reach(above)) as directory:
+                with stack.reach(above) as directory:
                     status, _ = directory.look(last)
             except OSError:
                 continue

@@ -17,7 +17,7 @@ from _blake2 import blake2b
 
 from fumehood.core import changes as c
 from fumehood.linux.cache import replace
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import LISTING, Loosened, Parents, look, open_top, reached, split
 
 TYPE_CHECKING = False
@@ -42,7 +42,7 @@ _COPYING = ".copying-"  # begins the name of a copy that is not whole yet
 _CANT_LINK = (errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP)
 
 
-class Slots:
+class Slots(Closable):
     """A layer after an apply: the originals of one root, reached even where a directory is closed to its owner."""
 
     def __init__(self, upper: str) -> None:
@@ -50,10 +50,8 @@ class Slots:
         self._parents = Parents(self.top)
         self._loosened = Loosened(self.top)
 
-    def __enter__(self) -> Slots:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
+        """Let go of the directories, and close up what was opened."""
         self._parents.close()
         self._loosened.restore()
         os.close(self.top)
@@ -91,17 +89,15 @@ def expired(names: Iterable[str], recorded: Days, days: int = DAYS) -> list[str]
     return [name for name, parts in dated if parts is not None and recorded.since_day(parts[1]) > days]
 
 
-class Daily:
+class Daily(Closable):
     """The directory of daily backups; where it is missing, it is made when the first one is."""
 
     def __init__(self, state: str) -> None:
         self.path = f"{state}/{DIRECTORY}"
         self._fd = -1
 
-    def __enter__(self) -> Daily:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
+        """Let go of the directory."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
