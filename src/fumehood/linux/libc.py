@@ -395,6 +395,15 @@ def read(path: str, directory: int | None = None) -> bytes:
         return b""
 
 
+def remove_file(path: str) -> bool:
+    """Remove a file; False where there is none, or somebody else was faster."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def listxattr(place: int | str, *, follow_symlinks: bool = True) -> list[str]:
     """List the extended attributes of something; none on a file system that knows no such thing, as sshfs does not."""
     try:

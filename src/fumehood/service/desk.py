@@ -18,7 +18,7 @@ import weakref
 from fumehood.core.questions import ALLOW, DENY, Question, understood
 from fumehood.core.wording import Item
 from fumehood.errors import BadRequest
-from fumehood.linux.libc import read_all
+from fumehood.linux.libc import read_all, remove_file
 from fumehood.linux.lock import Lock
 from fumehood.store.places import LENGTH, Places, make_private, new_id
 
@@ -89,7 +89,7 @@ class Desk:
         """Return the questions, or those of one project, that wait for an answer, the oldest first."""
         for name in self._names(_ANSWER):
             if self._locked(name) is None:  # whoever asked died before they heard
-                _remove(f"{self._directory}/{name}")
+                remove_file(f"{self._directory}/{name}")
         opened = (self._opened(name.removesuffix(_QUESTION)) for name in sorted(self._names(_QUESTION)))
         return [each for each in opened if each is not None and project in ("", each.question.project)]
 
@@ -129,7 +129,7 @@ class Desk:
 
         def clear_away() -> None:
             for ending in (_QUESTION, *(f".{option}{_ANSWER}" for option in options)):
-                _remove(self._path(key, ending))
+                remove_file(self._path(key, ending))
             lock.close()
 
         asked.wait_in_thread("fumehood-desk", lambda: self._await(key, asked, settled), settled.set, clear_away)
@@ -143,7 +143,7 @@ class Desk:
 
     def _taken_off(self, key: str, options: tuple[str, ...]) -> str | None:
         """Take a question off the desk; returns the answer that was given here before, if one was."""
-        return None if _remove(self._path(key, _QUESTION)) else self._answer_to(key, options)
+        return None if remove_file(self._path(key, _QUESTION)) else self._answer_to(key, options)
 
     def _await(self, key: str, asked: Asked, settled: threading.Event) -> None:
         """Wait for an answer, and know whether anybody is there; who comes later may give it too."""
@@ -166,7 +166,7 @@ class Desk:
         path = self._path(key, _QUESTION)
         data = self._locked(key + _QUESTION)
         if data is None:
-            _remove(path)
+            remove_file(path)
             return None
         contents = json.loads(data)
         fields = contents["question"]
@@ -220,14 +220,14 @@ class Presence:
         for name in os.listdir(self._directory):
             path = f"{self._directory}/{name}"
             if name.endswith(_PRESENT) and _read_locked(path) is None:
-                _remove(path)
+                remove_file(path)
             elif name.endswith(_NEW):
                 try:
                     is_left = time.time() - os.lstat(path).st_mtime > _MOMENT_S
                 except FileNotFoundError:
                     continue
                 if is_left:
-                    _remove(path)
+                    remove_file(path)
 
 
 class Questions:
@@ -292,16 +292,8 @@ def _put_down(spare: str, path: str, contents: bytes) -> Lock:
 
 def _let_go(path: str, lock: Lock) -> None:
     if lock.file >= 0:  # a child that the program forked ends nobody's
-        _remove(path)
+        remove_file(path)
     lock.close()
-
-
-def _remove(path: str) -> bool:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return False  # somebody else was faster
-    return True
 
 
 def _read_locked(path: str) -> bytes | None:

@@ -14,7 +14,7 @@ from fumehood.errors import FumehoodError
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE, KERNEL
 from fumehood.linux.gitindex import SeenIndexes
-from fumehood.linux.libc import Closing, Descriptors, listxattr, read
+from fumehood.linux.libc import Closing, Descriptors, listxattr, read, remove_file
 from fumehood.linux.lock import Lock
 from fumehood.linux.namespaces import Layer, look_anew
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_directory, remove_tree
@@ -144,14 +144,6 @@ def may_be_written(places: Places, run: Run, layers: Sequence[Layer]) -> bool:
     if not os.path.exists(places.layer(run.run, 0, INIT)):
         return False
     return run.capture == COPY or any(has_entries(layer.upper) for layer in layers)
-
-
-def remove_note(path: str) -> None:
-    """Remove what was noted of a command: it has ended."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return  # done before
 
 
 def _cannot_make(places: Places, error: OSError) -> FumehoodError:
@@ -340,10 +332,10 @@ def _left_of(layer: Layer) -> list[str]:
 def drop_scratch(layers: Sequence[Layer]) -> None:
     """Remove what only the mount needed, and what was noted of the command while it ran."""
     above = os.path.dirname(layers[0].upper)
-    remove_note(f"{above}/{INIT}")
-    remove_note(f"{above}/{SETTLED}")
+    remove_file(f"{above}/{INIT}")
+    remove_file(f"{above}/{SETTLED}")
     if any(layer.below or layer.frozen for layer in layers):
-        remove_note(f"{above}/{_BELOW}")
+        remove_file(f"{above}/{_BELOW}")
     for layer in layers:
         if _drop_usual_work(layer):
             continue

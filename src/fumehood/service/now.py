@@ -11,9 +11,8 @@ from fumehood.core.report import NOT_YET, OLD_FILES, Blocked, Run
 from fumehood.core.request import APPLY, WHOLE
 from fumehood.errors import BadRequest
 from fumehood.linux.capture import KERNEL, LABELS
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, remove_file
 from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
-from fumehood.service.layers import remove_note
 from fumehood.store.history import RUNNING, UNFINISHED, Reach
 from fumehood.store.places import new_id
 
@@ -57,7 +56,7 @@ def stop(store: Store, run: Run) -> Run:
             store.recover()  # should its process have died meanwhile
             run = store.history.find(run.run)
     finally:
-        remove_note(mark)  # two may ask at once
+        remove_file(mark)  # two may ask at once
     return run
 
 
@@ -112,7 +111,7 @@ def asked_for(mark: str) -> str:
 def _take_off(mark: str, name: str) -> None:
     """Ask for a checkpoint no longer; who asked may have gone, and somebody else may ask for another by now."""
     if asked_for(mark) == name:
-        remove_note(mark)
+        remove_file(mark)
 
 
 def _wait_for(store: Store, run: Run, patience: float) -> None:

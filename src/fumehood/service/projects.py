@@ -16,7 +16,7 @@ from fumehood.core.request import Request, quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import plain_file
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, remove_file
 from fumehood.linux.lock import Lock, locked
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_directory, remove_tree, walk
 from fumehood.rootfs.layer import RootLayer
@@ -233,8 +233,7 @@ def forget(store: Store, project: KnownProject) -> None:
             if os.path.isdir(store.places.run(run)):
                 layering.drop(store.places, run)
             for stream in ("stdout", "stderr"):
-                if os.path.exists(store.places.output(run, stream)):
-                    os.unlink(store.places.output(run, stream))
+                remove_file(store.places.output(run, stream))
         with Daily(store.places.state) as daily:
             for name in _backups(store, project.id):
                 daily.remove(name)

@@ -22,13 +22,13 @@ from fumehood.linux.cache import plain_file
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
 from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
-from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.libc import InterruptsHeld, remove_file
 from fumehood.linux.mounts import Operation, Text, is_bubblewraps
 from fumehood.linux.namespaces import from_inside
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.probe import host
 from fumehood.linux.streams import CLOSED, Stream, can_be_given_again, on_terminal, piped
-from fumehood.service.layers import init_file, remove_note
+from fumehood.service.layers import init_file
 from fumehood.service.permission import Permissions
 from fumehood.service.provided import secrets_elsewhere
 from fumehood.store.audit import DECIDED
@@ -430,7 +430,7 @@ def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[L
     from fumehood.linux.process import LAUNCHER_GONE
 
     if ended.outcome.exit.failure != LAUNCHER_GONE:
-        remove_note(init_file(layers))  # nothing can have been written
+        remove_file(init_file(layers))  # nothing can have been written
     said = ended.stderr.text().strip() or ended.stdout.text().strip()
     why = ended.outcome.exit.failure or said or "it ended without a message"
     if "Argument list too long" in why:

@@ -362,13 +362,7 @@ def hint(state: str) -> str:
 
 def give_back_if_full(state: str) -> bool:
     """Give the room back where the disk has little left, for what is to be recorded now; tell if there was some."""
-    if not shortage(state):
-        return False
-    try:
-        os.unlink(_path(state))
-    except FileNotFoundError:
-        return False
-    return True
+    return bool(shortage(state)) and libc.remove_file(_path(state))
 
 
 def _path(state: str) -> str:

@@ -15,7 +15,7 @@ from fumehood.core.changes import WAITING, Change, Stamp, by_path
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.linux.cache import replace
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, remove_file
 from fumehood.store.schema import CHANGES
 
 TYPE_CHECKING = False
@@ -151,8 +151,7 @@ def write_record(places: Places, run: Run, rows: list[Any]) -> None:
     except OSError:
         # The database has it all; but a record of what was so before would mislead.
         for each in (path, f"{path}.new"):
-            if os.path.lexists(each):
-                os.unlink(each)
+            remove_file(each)
 
 
 def is_kept(places: Places, run: Run) -> bool:
