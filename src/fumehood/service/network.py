@@ -14,6 +14,7 @@ from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE, Decision
 from fumehood.core.report import Blocked, Run
 from fumehood.core.wording import MOST_ITEMS
 from fumehood.errors import Unavailable
+from fumehood.linux import libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -320,11 +321,7 @@ def resolvers_of(world: World) -> tuple[str, ...]:
 
         layer = [f"{world.layer}/upper"] if world.layer else []
         return n.resolvers(told_names([*layer, world.tree.path]))
-    try:
-        with open("/etc/resolv.conf", errors="replace") as file:
-            return n.resolvers(file.read(1 << 16))
-    except OSError:
-        return n.resolvers("")
+    return n.resolvers(libc.read("/etc/resolv.conf").decode(errors="replace"))
 
 
 def _blocked(run: Run) -> tuple[Blocked, ...]:

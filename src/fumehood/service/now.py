@@ -11,7 +11,7 @@ from fumehood.core.report import NOT_YET, OLD_FILES, Blocked, Run
 from fumehood.core.request import APPLY, WHOLE
 from fumehood.errors import BadRequest
 from fumehood.linux.capture import KERNEL, LABELS
-from fumehood.linux.libc import Closing, remove_file
+from fumehood.linux.libc import Closing, read, remove_file
 from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
 from fumehood.store.history import RUNNING, UNFINISHED, Reach
 from fumehood.store.places import new_id
@@ -101,11 +101,7 @@ def _is_linked(beside: str, mark: str) -> bool:
 
 def asked_for(mark: str) -> str:
     """Return the name of the checkpoint that somebody asks for; nothing where nobody does."""
-    try:
-        with open(mark, encoding="ascii") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
+    return read(mark).decode("ascii")
 
 
 def _take_off(mark: str, name: str) -> None:

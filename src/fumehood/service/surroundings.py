@@ -16,7 +16,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture, user_name
 from fumehood.linux.hostview import HostViews, kernel_masks
-from fumehood.linux.libc import Descriptors
+from fumehood.linux.libc import Descriptors, read
 from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Operation, Proc, Tmpfs, View, sealed
 from fumehood.linux.namespaces import Layer, mounts_inside
 from fumehood.linux.nofollow import open_top
@@ -367,8 +367,7 @@ class Surroundings:
         if world.tree is None:
             if privileged and self._is_locked is None:
                 # Mounts that belong to another user namespace than ours are locked together.
-                with open("/proc/self/uid_map", "rb") as file:
-                    self._is_locked = file.read().split() != [b"0", b"0", b"%d" % (2**32 - 1)]
+                self._is_locked = read("/proc/self/uid_map").split() != [b"0", b"0", b"%d" % (2**32 - 1)]
             is_locked = not privileged or bool(self._is_locked)
             sight = self._sight(
                 homes, points, world.variables, as_root=user == 0, is_locked=is_locked, by_launcher=by_launcher

@@ -47,7 +47,7 @@ from fumehood.linux.capture import (
 )
 from fumehood.linux.git_includes import links_and_end
 from fumehood.linux.home_links import protect_home
-from fumehood.linux.libc import Closing, Descriptors
+from fumehood.linux.libc import Closing, Descriptors, read
 from fumehood.linux.namespaces import Layer, devices_below, mounts_below
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
 from fumehood.linux.ways_in import (
@@ -472,11 +472,7 @@ _MOST_REMEMBERED, _MOST_TOLD = 8, 3
 
 def failed_on(places: Places, project: Project) -> list[Stranger]:
     """Return what an overlay could not change in earlier runs, as far as it still is somebody else's."""
-    try:
-        with open(places.strangers(project.id), "rb") as file:
-            paths = [os.fsdecode(each) for each in file.read().split(b"\0") if each]
-    except FileNotFoundError:
-        return []
+    paths = [os.fsdecode(each) for each in read(places.strangers(project.id)).split(b"\0") if each]
     strangers = still_there(project.roots, paths)
     if paths and not strangers:
         _remember(places, project, ())

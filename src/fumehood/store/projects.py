@@ -184,12 +184,8 @@ class Projects:
         self._put(number, old, real, now)
         # The configuration may still name it by its former path.
         path, left = f"{self.places.config}/config.toml", ""
-        try:
-            with open(path, "rb") as file:
-                if os.fsencode(old) in file.read():
-                    left = f"; {path} names it by its former path: change that there"
-        except OSError:
-            pass  # there is none, or it can't be read: a run says that
+        if os.fsencode(old) in libc.read(path):
+            left = f"; {path} names it by its former path: change that there"
         self._notices.append(f"this project was at {old} before: its history goes on here{left}")
         return self._in_place(real, now)
 
