@@ -7,7 +7,7 @@ import os
 from fumehood.core.limits import OUTPUT, hit, may_be_cut_off, overflows
 from fumehood.core.masks import is_in
 from fumehood.core.network import FULL, Network
-from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run
+from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run, first_of
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest
 from fumehood.store.database import shortage
@@ -73,12 +73,11 @@ def missed(
 
 def _thrown_away(paths: Sequence[str]) -> Blocked:
     """Name what a command left in its home."""
-    named = ", ".join(f"~/{path}" for path in paths[:_MOST_NAMED])
-    more = len(paths) - _MOST_NAMED
+    named = first_of([f"~/{path}" for path in paths], _MOST_NAMED)
     hint = "a command's home is its own and is thrown away with it"
     if any(path.startswith(".") and "/" in path for path in paths):
         hint += "; keep a virtual environment in the project, as .venv"
-    return Blocked(what=LEFT_AT_HOME, detail=f"{named} and {more} more" if more > 0 else named, hint=hint)
+    return Blocked(what=LEFT_AT_HOME, detail=named, hint=hint)
 
 
 def lacked_room(run: Run, state: str) -> str:
