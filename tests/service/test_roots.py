@@ -395,3 +395,16 @@ def test_a_command_that_ended_well_is_offered_the_repository_that_git_named(work
 def test_a_failure_that_has_nothing_to_do_with_git_is_told_nothing_of_the_repository(worktree):
     with Sandbox(worktree) as sandbox:
         assert sandbox.run("echo wrong >&2; false").blocked == ()
+
+
+@sandboxed
+def test_git_in_a_work_tree_is_offered_a_repository_that_is_out_of_sight(home):
+    repository, worktree = home / "src/repository", home / "src/worktree"
+    repository.mkdir(parents=True)
+    git(repository, "init", "-q")
+    git(repository, "commit", "-q", "--allow-empty", "-m", "first")
+    git(repository, "worktree", "add", "-q", str(worktree))
+    with Sandbox(worktree) as sandbox:
+        (blocked,) = sandbox.run("git status").blocked
+        assert blocked.hint.endswith(f"fumehood roots add {repository}/.git")
+        assert sandbox.run("cd /usr && git status").blocked == ()

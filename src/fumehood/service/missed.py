@@ -27,7 +27,8 @@ _OF_THE_SYSTEM = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/nix", "/proc", "/run", "/sbin", "/sys", "/usr",
     "/var/cache", "/var/lib", "/var/log", "/var/spool",
 )  # fmt: skip
-_REFUSALS = ("ead-only", "EROFS", "temporary object directory")
+# The last are git's own words where the repository of a work tree is out of sight, as in the home.
+_REFUSALS = ("ead-only", "EROFS", "temporary object directory", "not a git repository: /")
 _ASKING = "fumehood ask"  # what a command of a session can type
 
 
