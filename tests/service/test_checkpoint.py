@@ -116,6 +116,18 @@ def test_what_a_running_command_has_written_is_in_the_project_after_a_checkpoint
     assert snapshot(project) == settled
 
 
+def test_a_checkpoint_leaves_a_directory_alone_that_took_the_projects_place(going, project):
+    command = going("echo x > new", "true")
+    command.part()
+    project.rename(project.with_name("elsewhere"))
+    project.mkdir()
+    run = command.checkpoint()
+    assert (run.state, os.listdir(project)) == ("failed", [])
+    assert "another directory is at" in run.reason
+    with pytest.raises(BadRequest, match="has ended, and what it wrote can't be looked at yet: another directory"):
+        command.sandbox.stop(command.run)
+
+
 def test_what_a_command_deletes_in_a_directory_that_a_checkpoint_settled_is_deleted(going, project):
     command = going("mkdir new; echo x > new/f; echo y > new/g", "rm new/f")
     command.part()

@@ -164,6 +164,20 @@ def test_a_project_that_is_moved_while_a_command_runs_keeps_what_it_wrote(cli, p
     assert (elsewhere / "a").read_text() == "new\n"
 
 
+@pytest.mark.namespaces
+def test_what_runs_in_a_project_that_is_made_again_meanwhile_leaves_the_new_one_alone(cli, project, test_directory):
+    def made_again(*_):
+        os.rename(project, test_directory / "elsewhere")
+        project.mkdir()
+
+    with Sandbox(project) as sandbox, pytest.raises(FumehoodError, match="another directory is at"):
+        sandbox.run("echo new > a; echo moved?; sleep 0.1", on_output=made_again)
+    assert list(project.iterdir()) == []
+    assert cli("ps", "--all").stdout == "nothing runs\n"
+    (run,) = json.loads(cli("log", "--json", cwd=test_directory / "elsewhere").stdout)["runs"]
+    assert run["state"] == "held"
+
+
 def test_a_moved_project_is_recognised_from_inside_and_before_anything_runs(cli, project, worked):
     new = project.with_name("moved")
     os.rename(project, new)

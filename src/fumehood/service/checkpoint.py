@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fumehood.linux.checkpoints import Entry
-    from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
     from fumehood.service.running import Workplace
     from fumehood.service.store import Store
@@ -59,12 +58,12 @@ class Checkpoints:
     """The checkpoints of one running command; `targets` are where it sees the roots."""
 
     def __init__(
-        self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str]
+        self, hood: Workplace, run: Run, layers: Sequence[Layer], claim: layering.Claim, targets: Sequence[str]
     ) -> None:
         self._hood = hood
         self._run = run
         self._layers = layers
-        self._indexes = indexes
+        self._claim = claim
         self._targets = targets
         self._note = f"{os.path.dirname(layers[0].upper)}/{layering.SETTLED}"
         self._looked_at_ns = 0  # what was changed later is new
@@ -134,7 +133,7 @@ class Checkpoints:
 
     def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
         """Find out what can be settled, and do so; the processes stand still."""
-        checkpoint.changed = layering.scanned(self._layers, self._indexes, is_in_use=True)
+        checkpoint.changed = self._claim.scanned(self._layers, is_in_use=True)
         give_verdicts(self._hood.store, checkpoint, self._layers, APPLY, self._hood.policy.rules)
         unfinished = self._unfinished(checkpoint, stopped)
         if unfinished:

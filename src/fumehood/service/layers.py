@@ -10,7 +10,8 @@ import time
 from binascii import crc32
 
 from fumehood.core.changes import APPLIED, BOOKKEEPING, SECOND, Change, needs_layer
-from fumehood.errors import FumehoodError
+from fumehood.core.report import printable
+from fumehood.errors import FumehoodError, Unfinished
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE, KERNEL
 from fumehood.linux.gitindex import SeenIndexes
@@ -20,6 +21,7 @@ from fumehood.linux.namespaces import Layer, look_anew
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_directory, remove_tree
 from fumehood.store.history import RUNNING
 from fumehood.store.places import Places, has_entries
+from fumehood.store.projects import identity_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from fumehood.linux.checkpoints import Settled
     from fumehood.linux.gitobjects import Refs
     from fumehood.service.store import Store
+    from fumehood.store.projects import Identity
 
 _PARTS = ("upper", "work", "merged")
 _NEW = ".new"  # ends the name of a directory that is not ready
@@ -164,6 +167,7 @@ class Claim:
         self.run = run
         self.indexes = SeenIndexes()
         self._lock: Lock | None = None
+        self._began_in: list[tuple[str, Identity | None]] = []
 
     def take(self) -> None:
         """Make the directory, and lock it."""
@@ -176,6 +180,23 @@ class Claim:
                 os.rmdir(path)
             raise _cannot_make(self._places, error) from error
         self._lock.take()
+
+    def begin_in(self, roots: Sequence[str]) -> None:
+        """Take note of which directories a command begins in."""
+        self._began_in = [(root, identity_of(root)) for root in roots]
+
+    def scanned(self, layers: Sequence[Layer], *, is_in_use: bool = False) -> list[Change]:
+        """Return what a command changed; raises Unfinished where a root is another directory than when it began."""
+        changes = scanned(layers, self.indexes, is_in_use=is_in_use)
+        for root, then in self._began_in if changes else ():
+            now = identity_of(root)
+            if then is not None and now is not None and then.is_another(now):
+                raise Unfinished(
+                    f"another directory is at {printable(root)} than when it began: nothing was applied",
+                    hint="what it wrote is kept, and held by the next fumehood command in the directory that was there;"
+                    " fumehood projects list shows both",
+                )
+        return changes
 
     def __enter__(self) -> Claim:
         return self

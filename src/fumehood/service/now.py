@@ -20,10 +20,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
     from fumehood.service.agents import ShellCommands
     from fumehood.service.checkpoint import Checkpoints
+    from fumehood.service.layers import Claim
     from fumehood.service.running import Workplace
     from fumehood.service.store import Store
 
@@ -55,6 +55,11 @@ def stop(store: Store, run: Run) -> Run:
             time.sleep(_LOOK_S)
             store.recover()  # should its process have died meanwhile
             run = store.history.find(run.run)
+            if why := store.unsettled.get(run.run):
+                raise BadRequest(
+                    f"run {run.name} has ended, and what it wrote can't be looked at yet: {why}",
+                    hint=f"it is kept; fumehood show {run.name}",
+                )
     finally:
         remove_file(mark)  # two may ask at once
     return run
@@ -125,10 +130,10 @@ class When:
     """Tells when a running command is to be checkpointed: somebody asks for it, or its interval is over."""
 
     def __init__(
-        self, hood: Workplace, run: Run, layers: Sequence[Layer], indexes: SeenIndexes, targets: Sequence[str],
+        self, hood: Workplace, run: Run, layers: Sequence[Layer], claim: Claim, targets: Sequence[str],
         background_after: float | None, commands: ShellCommands | None = None,
     ) -> None:  # fmt: skip
-        self._parts = hood, run, layers, indexes, targets
+        self._parts = hood, run, layers, claim, targets
         self._mark = hood.store.places.checkpoint_mark(run.run)
         self._commands = commands  # that an agent runs, each of which is settled by itself
         self._checkpoints: Checkpoints | None = None if commands is None else commands.checkpoints

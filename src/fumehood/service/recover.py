@@ -63,7 +63,9 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
         give_back(store.places.modes)
         for run, state, act, project in unfinished:
             if not store.projects.is_in_place(project):
-                continue  # another directory is there: nothing of this run is to be looked for in it
+                if state == RUNNING and not layering.is_claimed(store.places, run):
+                    store.unsettled[run] = "another directory is there"
+                continue  # and nothing of this run is to be looked for in it
             try:
                 if state == RUNNING and act == "run":
                     _keep(store, run, project, interrupts)

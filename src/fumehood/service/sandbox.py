@@ -218,7 +218,7 @@ class Hood(Workplace):
         # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
         with InterruptsHeld() as interrupts:
             with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
-                run.changed = layering.scanned(layers, claim.indexes)
+                run.changed = claim.scanned(layers)
                 run.blocked = missed(self, run, network, request.hosts, world, ended, seat, self._withheld)
                 if request.beside:
                     from fumehood.service.projects import read_only_beside
@@ -299,8 +299,9 @@ class Hood(Workplace):
 
             held = seen(self.store, self.project.id, run)
         layers = layering.make(places, run.run, run.roots, run.capture, held, request.frozen)
+        claim.begin_in(run.roots)
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups, world.write)
-        parts = self, run, layers, claim.indexes, [target for _, target in capture.targets]
+        parts = self, run, layers, claim, [target for _, target in capture.targets]
         commands = None
         if request.each_command and seat is not None and seat.door is not None:
             from fumehood.service.agents import ShellCommands

@@ -518,6 +518,9 @@ class Looking:
             directory = self._store.places.run(run.run)
             hint = f"what it wrote is kept in {directory}; {discard}"
             raise self._with_report(TooDeep(error.message, hint=hint)) from error
+        if isinstance(error, Unfinished):
+            self._record(run.state, error.message)
+            raise self._with_report(error)
         gone = [root for root in run.roots if not os.path.isdir(root)]
         if isinstance(error, OSError) and gone:
             self._record(run.state, f"{printable(gone[0])} was moved or removed while it ran")
