@@ -1,6 +1,7 @@
 """Several roots, each with a layer of its own; what may never be one; and git work trees, whose repository is one."""
 
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -408,3 +409,27 @@ def test_git_in_a_work_tree_is_offered_a_repository_that_is_out_of_sight(home):
         (blocked,) = sandbox.run("git status").blocked
         assert blocked.hint.endswith(f"fumehood roots add {repository}/.git")
         assert sandbox.run("cd /usr && git status").blocked == ()
+
+
+@sandboxed
+def test_a_work_tree_that_is_out_of_sight_is_not_pruned(home):
+    repository, worktree, removed = (home / "src" / name for name in ("repository", "worktree", "removed"))
+    repository.mkdir(parents=True)
+    git(repository, "init", "-q")
+    git(repository, "commit", "-q", "--allow-empty", "-m", "first")
+    git(repository, "worktree", "add", "-q", "--detach", str(worktree))
+    git(repository, "worktree", "add", "-q", "--detach", str(removed))
+    git(worktree, "commit", "-q", "--allow-empty", "-m", "on no branch")
+    shutil.rmtree(removed)
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run("git worktree prune; git reflog expire --expire=now --all; git gc -q --prune=now")
+        (kept,) = (each for each in run.changes if each.path == ".git/worktrees/worktree/gitdir")
+        assert (kept.verdict, str(worktree) in kept.reason) == ("discarded", True)
+        assert git(worktree, "log", "--format=%s") == "on no branch\nfirst"
+        git(repository, "fsck", "--strict")
+        draft = sandbox.draft("idea")
+        draft.run("git worktree prune; echo x > new")
+        assert [change.path for change in draft.apply().changes] == ["new"]
+        git(repository, "worktree", "remove", str(worktree))
+        assert sandbox.run("git worktree prune").state == "applied"
+    assert not (repository / ".git/worktrees").exists()
