@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood import Sandbox
+from fumehood.faces.web.text import hunks_of
 from fumehood.linux.lock import Lock
 from web_page import WebPage
 
@@ -53,6 +54,29 @@ def test_nothing_of_a_file_is_left_out_where_both_versions_are_shown(cli: Any, p
     (project / "f").write_text("one\nthree\n")
     (draft,) = page.call("GET", "/api/drafts")["drafts"]
     assert "\\x1b]0;hidden\nlines\\x07" in page.get(f"/drafts/{draft['address']}")
+
+
+def test_a_line_that_patterns_of_a_library_never_finish_with_is_shown(cli: Any, page: WebPage, project: Path) -> None:
+    """It was matched for ever: the page answered nobody any more, and Ctrl-C did not end it."""
+    cli("run", "--", """printf '"%080d\\n' 0 | tr 0 '\\134' > a.fish""")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    assert "\\" * 80 in page.get(f"/runs/{run['run']}/diff?path=a.fish")
+
+
+def test_words_are_compared_where_that_takes_no_time() -> None:
+    """A table of twenty wide rows took a quarter of a minute, and others minutes."""
+    wide = ",".join(str(number % 7) for number in range(900))
+    for old, rest, is_compared in (("total = 1", "", True), (wide, "", False), ("total = 1", " x\n" * 50_000, False)):
+        _, (hunk,) = hunks_of(f"@@ -1 +1 @@\n-{old}\n+{old[:-1]}2\n{rest}", "table.csv")
+        assert ["word" in line.html for line in hunk.lines[:2]] == [is_compared] * 2
+
+
+def test_source_is_coloured(cli: Any, page: WebPage, project: Path) -> None:
+    cli("run", "--", """echo "if f('#') > 12: pass  # why" > a.py""")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    shown = page.get(f"/runs/{run['run']}/diff?path=a.py")
+    for kind, text in (("key", "if"), ("name", "f"), ("text", "&#39;#&#39;"), ("number", "12"), ("note", "# why")):
+        assert f'<span class="t-{kind}">{text}</span>' in shown
 
 
 @pytest.mark.parametrize("rest", ['"outputs": ["<script>"]', f'"deep": {"[" * 100_000}'])

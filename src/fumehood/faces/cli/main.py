@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ACTS = ("apply", "discard", "draft", "redo", "restore", "undo")  # what can't be interrupted in its middle
 _MCP_EXAMPLES = "  fumehood mcp --project .\n  fumehood mcp --http 8017        with a token, on this machine only"
 _WEB_EXAMPLES = "  fumehood web\n  fumehood web --port 8017 --no-open"
-_WEB_EXTRA = ("starlette", "uvicorn", "jinja2", "markupsafe", "pygments", "anyio", "python_multipart")
+_WEB_EXTRA = ("starlette", "uvicorn", "jinja2", "markupsafe", "anyio", "python_multipart")
 _MCP_EXTRA = ("mcp", "mcp_types", "pydantic", "anyio")  # packages that the extra `mcp` brings
 
 

@@ -8,9 +8,6 @@ import re
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
-from pygments.lexers import get_lexer_for_filename
-from pygments.token import STANDARD_TYPES
-from pygments.util import ClassNotFound
 
 from fumehood.core.report import printable
 from fumehood.core.value import Value
@@ -18,13 +15,12 @@ from fumehood.core.value import Value
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pygments.lexer import Lexer
-    from pygments.token import _TokenType
-
 # A colour's numbers are short; one of thousands of digits could not even be read.
 _SEQUENCE = re.compile(r"\x1b\[([0-9;]{0,60})m|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
 _CLASSES = {1: "bold", 2: "dim", 3: "italic", 4: "underline", 7: "inverse"}
-_LONGEST_LINE = 2000  # characters that are compared word by word, or coloured
+_LONGEST_LINE = 2000  # characters that are coloured
+# Words are compared in a time that grows with their number cubed: in lines and differences of so many characters.
+_LONGEST_COMPARED, _MOST_COMPARED = 300, 1 << 16
 _WORDS = re.compile(r"\w+|\s+|.")
 
 
@@ -126,7 +122,8 @@ _AT = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@(.*)")
 
 def hunks_of(text: str, path: str) -> tuple[list[str], list[Hunk]]:
     """Take a difference apart: the lines before its first piece, and its pieces, ready to be shown."""
-    lexer = _lexer(path)
+    token = _token_in(path)
+    compares = len(text) <= _MOST_COMPARED
     head: list[str] = []
     hunks: list[Hunk] = []
     lines: list[tuple[str, int | None, int | None, str]] = []
@@ -135,7 +132,7 @@ def hunks_of(text: str, path: str) -> tuple[list[str], list[Hunk]]:
         at = _AT.match(line)
         if at is not None:
             if lines:
-                hunks.append(Hunk(heading=heading, lines=_marked(lines, lexer)))
+                hunks.append(Hunk(heading=heading, lines=_marked(lines, token, compares=compares)))
             heading, old, new, lines = line, int(at[1]), int(at[2]), []
         elif not heading:
             head.append(line)
@@ -151,17 +148,19 @@ def hunks_of(text: str, path: str) -> tuple[list[str], list[Hunk]]:
             lines.append((" ", old, new, line[1:]))
             old, new = old + 1, new + 1
     if lines:
-        hunks.append(Hunk(heading=heading, lines=_marked(lines, lexer)))
+        hunks.append(Hunk(heading=heading, lines=_marked(lines, token, compares=compares)))
     return head, hunks
 
 
-def _marked(lines: Sequence[tuple[str, int | None, int | None, str]], lexer: Lexer | None) -> tuple[DiffLine, ...]:
+def _marked(
+    lines: Sequence[tuple[str, int | None, int | None, str]], token: re.Pattern[str] | None, *, compares: bool
+) -> tuple[DiffLine, ...]:
     """Colour the lines of a piece, and mark the words that differ between a line and the one in its place."""
     changed = [[False] * len(text) for _, _, _, text in lines]
-    for gone, come in _replaced([sign for sign, _, _, _ in lines]):
+    for gone, come in _replaced([sign for sign, _, _, _ in lines]) if compares else ():
         _mark_words(lines[gone][3], lines[come][3], changed[gone], changed[come])
     return tuple(
-        DiffLine(sign=sign, old=old, new=new, html=_html(text, marks, lexer))
+        DiffLine(sign=sign, old=old, new=new, html=_html(text, marks, token))
         for (sign, old, new, text), marks in zip(lines, changed, strict=True)
     )
 
@@ -182,7 +181,7 @@ def _replaced(signs: Sequence[str]) -> Iterator[tuple[int, int]]:
 
 
 def _mark_words(old: str, new: str, in_old: list[bool], in_new: list[bool]) -> None:
-    if max(len(old), len(new)) > _LONGEST_LINE:
+    if max(len(old), len(new)) > _LONGEST_COMPARED:
         return
     olds, news = _WORDS.findall(old), _WORDS.findall(new)
     matcher = difflib.SequenceMatcher(None, olds, news, autojunk=False)
@@ -196,14 +195,13 @@ def _mark_words(old: str, new: str, in_old: list[bool], in_new: list[bool]) -> N
                 marks[begin : begin + length] = [True] * length
 
 
-def _html(text: str, changed: Sequence[bool], lexer: Lexer | None) -> Markup:
+def _html(text: str, changed: Sequence[bool], token: re.Pattern[str] | None) -> Markup:
     """Write a line: each letter has a class by its token, and a mark if its word changed."""
     classes = [""] * len(text)
-    if lexer is not None and len(text) <= _LONGEST_LINE:
-        at = 0
-        for kind, value in lexer.get_tokens(text):
-            classes[at : at + len(value)] = [_class_of(kind)] * len(classes[at : at + len(value)])
-            at += len(value)
+    if token is not None and len(text) <= _LONGEST_LINE:
+        for match in token.finditer(text):
+            if match.lastgroup is not None:
+                classes[match.start() : match.end()] = [f"t-{match.lastgroup}"] * len(match[0])
     pieces: list[Markup] = []
     start = 0
     for end in range(1, len(text) + 1):
@@ -215,18 +213,42 @@ def _html(text: str, changed: Sequence[bool], lexer: Lexer | None) -> Markup:
     return Markup("").join(pieces)
 
 
-def _class_of(kind: _TokenType) -> str:
-    while kind not in STANDARD_TYPES:
-        kind = kind.parent
-    short = STANDARD_TYPES[kind]
-    return f"t-{short}" if short else ""
+# ---- Source in colours, by a pattern of our own. Those of a library take for ever for some texts, and a command can
+# write such a text: while one is matched, nothing else of this program goes on.
+
+_CONSTANTS = "true false null none nil undefined True False None"
+_WORDS_OF_CODE = (
+    "and as assert async await break case catch class const continue def default defer del do done elif else end enum"
+    " esac except export extends extern final finally fi fn for foreach from func function global go goto if impl"
+    " implements import in instanceof interface is lambda let local loop match mod module mut namespace new not of or"
+    " package pass private protected pub public raise return select self static struct super switch template then this"
+    " throw throws trait try type typedef typeof union unless unsafe until use using var virtual void where while with"
+    f" yield {_CONSTANTS}"
+)
+# The endings of names, what a note begins with there, and which words have a meaning.
+_LANGUAGES = (
+    ("py pyi pyx sh bash zsh fish rb pl pm r jl nim ps1 tcl cmake", r"(?<!\S)#", _WORDS_OF_CODE),
+    ("yaml yml toml ini cfg conf properties env tf hcl nix", r"(?<!\S)#", _CONSTANTS),
+    ("c h cc cpp cxx hh hpp m mm cs d dart go groovy gradle java js jsx mjs cjs ts tsx", r"//|/\*", _WORDS_OF_CODE),
+    ("kt kts php proto rs scala swift v vue svelte zig", r"//|/\*", _WORDS_OF_CODE),
+    ("json jsonc json5 css scss less", r"/\*", _CONSTANTS),
+    ("lua hs elm adb ads sql", r"--", _WORDS_OF_CODE),
+)
+# Each letter is passed at most a few times: a quote that is never closed is looked for once, and `\\.` keeps in step.
+_PATTERN = (
+    r"(?P<note>(?:{note}).*)|(?P<text>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|`(?:[^`\\]|\\.)*`)|\\."
+    r"|(?P<key>(?<!\w)(?:{words})(?!\w))|(?P<number>(?<!\w)\d[\w.]*)|(?P<name>[^\W\d]\w*(?=\())|\w+"
+)
+_PATTERNS = {
+    ending: re.compile(_PATTERN.format(note=note, words="|".join(words.split())))
+    for endings, note, words in _LANGUAGES
+    for ending in endings.split()
+}
 
 
-def _lexer(path: str) -> Lexer | None:
-    try:
-        return get_lexer_for_filename(path, stripnl=False, ensurenl=False)
-    except ClassNotFound:
-        return None
+def _token_in(path: str) -> re.Pattern[str] | None:
+    """Return what finds the words of a language, by the ending of a file's name; None for any other file."""
+    return _PATTERNS.get(path.rpartition(".")[2].lower())
 
 
 def readable(path: str, data: bytes) -> str:
@@ -244,8 +266,8 @@ def readable(path: str, data: bytes) -> str:
 
 def numbered(text: str, path: str) -> list[Markup]:
     """Write the lines of a file in the colours of its language."""
-    lexer = _lexer(path)
-    return [_html(line, [False] * len(line), lexer) for line in text.removesuffix("\n").split("\n")]
+    token = _token_in(path)
+    return [_html(line, [False] * len(line), token) for line in text.removesuffix("\n").split("\n")]
 
 
 _BYTES = 16  # in a line
