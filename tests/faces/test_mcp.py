@@ -193,6 +193,33 @@ def test_the_project_is_the_clients_root(home: Path, project: Path, test_directo
     asked(test)
 
 
+@pytest.mark.filterwarnings("ignore:The roots capability is deprecated")
+def test_a_client_that_has_other_roots_by_now_is_asked_for_them(
+    home: Path, project: Path, test_directory: Path
+) -> None:
+    """Its commands went on in the directory that the person had left."""
+    other = test_directory / "other"
+    other.mkdir()
+    works_in = [project]
+
+    async def roots(_context: Any) -> ListRootsResult:
+        return ListRootsResult(roots=[Root(uri=each.as_uri()) for each in works_in])
+
+    async def test() -> None:
+        runs = []
+        async with Client(stdio(cwd=test_directory), mode="legacy", list_roots_callback=roots) as client:
+            for directory in (project, other):
+                works_in[:] = [directory]
+                await client.session.send_roots_list_changed()
+                done = await client.call_tool("run_command", {"command": "pwd > here; cat here"})
+                assert done.structured_content["output"] == f"{directory}\n", text(done)
+                runs.append(done.structured_content["run"])
+            for run, directory in zip(runs, (project, other), strict=True):
+                assert f"+{directory}\n" in text(await client.call_tool("diff", {"run": run}))
+
+    asked(test)
+
+
 def test_without_roots_the_project_is_where_the_server_runs(home: Path, project: Path) -> None:
     async def test() -> None:
         async with Client(stdio(cwd=project), mode="legacy") as client:

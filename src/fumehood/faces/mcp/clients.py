@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit, ElicitationResult, ListRoots, Resolve
 from mcp.types import ListRootsResult
 from pydantic import BaseModel, Field
@@ -59,11 +60,17 @@ class Clients:
         """Return True if the client is to be asked for its roots: wanted, not told yet, and it has some."""
         capabilities = context.client_capabilities
         has_roots = capabilities is not None and capabilities.roots is not None
-        return self._project is None and has_roots and _connection(context) not in self._roots
+        return self._project is None and has_roots and _connection(context.headers) not in self._roots
+
+    async def watch_roots(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+        """Pass a message on; a client that says it has other roots is asked for them before its next call."""
+        if ctx.method == "notifications/roots/list_changed":
+            self._roots.pop(_connection(getattr(ctx.request, "headers", None)), None)
+        return await call_next(ctx)
 
     def remember(self, context: Context[Any, Any], roots: ListRootsResult | None) -> list[str]:
         """Keep what the client told; returns the directories it works in."""
-        connection = _connection(context)
+        connection = _connection(context.headers)
         if roots is not None and connection:
             self._roots[connection] = roots
         latest = roots or self._roots.get(connection)
@@ -77,7 +84,7 @@ class Clients:
         """
         if self.session is not None:
             return ""
-        return _name(_connection(context), context.headers or {})
+        return _name(_connection(context.headers), context.headers or {})
 
     def leave(self, headers: Mapping[str, str]) -> None:
         """A client has ended its connection: end its commands, as they end where a client's input does."""
@@ -125,9 +132,8 @@ def _name(connection: str, headers: Mapping[str, str]) -> str:
     return f"{connection} {headers.get('authorization', '')}"
 
 
-def _connection(context: Context[Any, Any]) -> str:
+def _connection(headers: Mapping[str, str] | None) -> str:
     """Name the client for as long as it is connected; "" where each of its requests stands alone."""
-    headers = context.headers
     return "the one on our standard input" if headers is None else headers.get(_SESSION_HEADER, "")
 
 

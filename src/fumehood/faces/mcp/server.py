@@ -151,6 +151,7 @@ def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
         description="Shell commands as transactions: isolated, captured, judged, undoable", lifespan=lifespan,
         tools=[*own, *_our_tools()],
     )  # fmt: skip
+    server.middleware.append(clients.watch_roots)
     _add_resources(server)
     return server
 
