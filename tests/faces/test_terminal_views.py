@@ -492,6 +492,23 @@ def test_much_that_waits_is_listed_a_page_at_a_time(cli: Any, opened: OpenedStor
     at(Views(opened), look)
 
 
+def test_directories_deeper_than_pythons_stack_do_not_end_the_views(
+    cli: Any, opened: OpenedStore, project: Path
+) -> None:
+    cli("run", "--hold", "--", "p=d; for n in $(seq 1199); do p=$p/d; done; mkdir -p $p")
+
+    async def look(watcher: Watcher) -> None:
+        await watcher.press("3")
+        await watcher.until(lambda: watcher.labels and "1200 held" in watcher.labels[0])
+        await watcher.press("right", "end")
+        await watcher.until(lambda: watcher.labels[-1].endswith("more: Enter lists some"))
+        await watcher.press("end", "enter")
+        await watcher.until(lambda: not any("more" in label for label in watcher.labels))
+        assert watcher.labels[-1] == f"{'d/' * 1199}"
+
+    at(Views(opened), look)
+
+
 # At a real terminal.
 
 

@@ -32,6 +32,7 @@ _Key = tuple[str, tuple[str, ...], bool]
 _PAGE = 200  # changes of one run that are listed at first, and more each time
 _COMMAND = 120  # columns of a command in the tree
 _EXPANDED = 20  # changes of a run that is shown open
+_DEEPEST = 50  # directories in each other that the tree has so; those below stand by their whole path
 
 
 class RunChanges(Value):
@@ -310,7 +311,7 @@ def _add_run(top: TreeNode[Branch], each: RunChanges, opened: dict[_Key, bool]) 
             directories[parent] = node.add(shown(f"{below}/", "bold"), inside, expand=is_open)
         leaf = Branch(run=run.run, paths=(place,), change=change)
         label = _label(change, name if change.path != "." else place)
-        if change.kind == c.DIRECTORY:
+        if change.kind == c.DIRECTORY and change.path.count("/") < _DEEPEST:
             is_open = opened.get(leaf.key, False)
             directories[place] = directories[parent].add(label, leaf, expand=is_open)
         else:
