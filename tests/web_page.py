@@ -30,15 +30,15 @@ class Answer(NamedTuple):
 class WebPage:
     """The page, served by a real process on loopback; a `with` block ends it."""
 
-    def __init__(self, *words: str, debug: bool = False) -> None:
+    def __init__(self, *words: str, debug: bool = False, opens: bool = False) -> None:
         environment = {**os.environ, **({"FUMEHOOD_DEBUG": "1"} if debug else {})}
+        line = [*command_line(), "web", *([] if opens else ["--no-open"]), *words]
         self.process = subprocess.Popen(
-            [*command_line(), "web", "--no-open", *words], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+            line, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
             env=environment,
         )  # fmt: skip
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        self.link = line.split()[-1]
+        self.link = self.process.stdout.readline().split()[-1]
         self.host, _, self.token = self.link.removeprefix("http://").partition("/?token=")
         self.cookie = ""
 

@@ -1,6 +1,8 @@
 """The page of `fumehood web`, where a command means to keep something from the person who reads it."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from fumehood import Sandbox
 from fumehood.faces.web.text import hunks_of
 from fumehood.linux.lock import Lock
+from patience import LONG_S, eventually
 from web_page import WebPage
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -148,3 +151,36 @@ def test_the_name_of_a_tunnel_may_be_written_in_any_case(home: Path) -> None:
         page.host = "127.0.7.81:8981"
         assert page.ask("GET", f"/?token={page.token}", Host="tunnel.example").status == 200
         assert page.ask("GET", "/", Host="other.example").status == 400
+
+
+_FOLLOW = """
+import os, sys, urllib.error, urllib.request
+os.setuid(int(sys.argv[1]))
+try:
+    print(urllib.request.urlopen(sys.argv[2]).status)
+except urllib.error.HTTPError as error:
+    print(error.code, error.read().decode())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_who_sees_the_link_gets_nothing_by_it(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser is started with it, and every user sees what programs are started with."""
+    monkeypatch.setenv("SUDO_UID", "54321")
+    with WebPage() as page:
+        for user, said in ((54320, "403 This link is for the user"), (54321, "200"), (54321, "403 This browser")):
+            line = [sys.executable, "-I", "-c", _FOLLOW, str(user), page.link]
+            done = subprocess.run(line, capture_output=True, text=True, timeout=LONG_S, check=False)
+            assert done.stdout.startswith(said), done
+
+
+def test_a_browser_that_is_waited_for_finds_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page was served only when the browser had ended."""
+    code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).status)"
+    browser = home / "browser"
+    browser.write_text(f"#!/bin/sh\nexec {sys.executable} -I -c '{code}' \"$1\" > {home}/seen\n")
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    monkeypatch.setenv("DISPLAY", ":54321")
+    with WebPage(opens=True):
+        assert eventually(lambda: (home / "seen").exists() and (home / "seen").read_text() == "200\n")

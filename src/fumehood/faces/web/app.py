@@ -6,7 +6,9 @@ import hmac
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http.client import HTTP_PORT
 from urllib.parse import parse_qs
@@ -53,6 +55,7 @@ _WELCOME = (
     '<meta http-equiv="refresh" content="0; url=/"><p><a href="/">Go on</a></p></html>\n'
 )
 _STRANGE = "This browser is not known here. Open the link that `fumehood web` printed: it works once.\n"
+_ANOTHER = "This link is for the user of this machine who started `fumehood web`, and for no other.\n"
 _USED = (
     "This browser is not known here: the link was used already. A browser that is known makes another one, under\n"
     "Settings; or end `fumehood web`, start it again, and open the link that it prints.\n"
@@ -70,13 +73,15 @@ def serve(port: int, *, bind: str = "127.0.0.1", hosts: tuple[str, ...] = (), op
     # Browsers leave out the port that is the usual one.
     served = frozenset((*(f"{name}:{port}" for name in names), *(names if port == HTTP_PORT else hosts)))
     house = House(store)
-    gate = _page(house, port, served, _api_token(store.places))
+    users = None if hosts else _own_users()  # a tunnel may be a program of whoever
+    gate = _page(house, port, served, _api_token(store.places), users)
     address = f"http://{hosts[0] if hosts else f'{shown}:{port}'}{house.new_link()}"
     print(f"Fumehood is at {address}", flush=True)
     if opens and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         import webbrowser
 
-        webbrowser.open(address)
+        # Beside us: it may wait for the browser, which waits for the page.
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     # What nobody foresaw is shown in the page as one line; where it happened, to whoever asks for it.
     level = "error" if os.environ.get("FUMEHOOD_DEBUG") else "critical"
     config = uvicorn.Config(gate, log_level=level, timeout_graceful_shutdown=1, server_header=False)
@@ -113,7 +118,7 @@ def _api_token(places: Places) -> str:
     return _api_token(places)  # another page may have made one at the same time
 
 
-def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gate:
+def _page(house: House, port: int, hosts: frozenset[str], api_token: str, users: frozenset[int] | None) -> Gate:
     """Return the whole page, behind its gate."""
     views_at = {
         "/": views.now, "/questions": views.questions, "/waiting": views.waiting, "/history": views.history,
@@ -142,7 +147,7 @@ def _page(house: House, port: int, hosts: frozenset[str], api_token: str) -> Gat
     ]
     tells_errors = dict.fromkeys((FumehoodError, OSError, HTTPException, Exception), partial(_error_page, house))
     app = Starlette(routes=routes, lifespan=partial(attending, house), exception_handlers=tells_errors)
-    return Gate(app, house, port, hosts, api_token)
+    return Gate(app, house, port, hosts, api_token, users)
 
 
 def _shown(house: House, view: Callable[[House, Request], View], request: Request) -> Response:
@@ -276,15 +281,19 @@ def _picture(house: House, request: Request) -> Response:
 
 # ---- Who may use the page: this machine's own person, by a link that works once, and no other page's script.
 #
-# The link's token becomes a strict cookie. Host and Origin are compared with the address that is served, so neither a
-# name that leads here (DNS rebinding) nor another site's form or script gets anything. Nothing may be loaded from
+# The link's token becomes a strict cookie. Other users of this machine see it where a browser is started with the link,
+# so a connection of theirs gets nothing for it. Host and Origin are compared with the address that is served, so a name
+# that leads here (DNS rebinding) gets nothing, nor does another site's form or script. Nothing may be loaded from
 # elsewhere, and no script or style may stand in the page itself, so text that a command wrote stays text.
 
 class Gate:
     """Lets in whoever came by the link; the interface for programs has a token of its own."""
 
-    def __init__(self, app: ASGIApp, house: House, port: int, hosts: frozenset[str], api_token: str) -> None:
+    def __init__(
+        self, app: ASGIApp, house: House, port: int, hosts: frozenset[str], api_token: str, users: frozenset[int] | None
+    ) -> None:
         self._app, self._house = app, house
+        self._port, self._users = port, users
         self._hosts = hosts  # with the port, as browsers write it
         self._api_token = api_token
         self._cookie = secrets.token_urlsafe(32)
@@ -323,6 +332,8 @@ class Gate:
             return PlainTextResponse("This came from another site.\n", 403)
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if path == "/" and token:
+            if self._users is not None and not _users_of(scope["client"][1], self._port) <= self._users:
+                return PlainTextResponse(_ANOTHER, 403)
             return self._welcome(token)
         is_known = path.startswith("/static/") or self._has_cookie(headers)
         return None if is_known else self._unknown()
@@ -343,6 +354,23 @@ class Gate:
         """Look for ours among whatever the servers at other ports have set: by no parser, which may refuse all."""
         cookies = (each.strip().partition("=") for each in headers.get("cookie", "").split(";"))
         return any(name == self._name and _same(value, self._cookie) for name, _, value in cookies)
+
+
+def _own_users() -> frozenset[int] | None:
+    """Return the users whose browsers may follow the link; None: anybody's, where root can't say who the person is."""
+    user = os.environ.get("SUDO_UID", "") if os.geteuid() == 0 else str(os.geteuid())
+    return frozenset({0, int(user)}) if user.isdecimal() else None
+
+
+def _users_of(port: int, to: int) -> set[int]:
+    """Return the users of this machine who are connected from a port to a port; none where that is from elsewhere."""
+    users = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError), open(table, encoding="ascii") as lines:  # a kernel may have no IPv6
+            for _, here, there, *_, user in (line.split()[:8] for line in lines):
+                if here.endswith(f":{port:04X}") and there.endswith(f":{to:04X}"):
+                    users.add(int(user))
+    return users
 
 
 def _same(shown: str, secret: str) -> bool:
