@@ -13,7 +13,7 @@ from fumehood import Policy, Sandbox
 from fumehood.core.masks import Sight
 from fumehood.linux import libc
 from fumehood.linux.cache import Snapshot
-from fumehood.linux.mounts import HostView, Tmpfs, View
+from fumehood.linux.mounts import HostView, Text, Tmpfs, View
 from fumehood.linux.survey import look_over
 from patience import LONG_S, eventually
 
@@ -238,3 +238,34 @@ def test_the_next_process_finds_what_the_last_one_found_out_while_it_holds(cli, 
     assert "secret" not in cli("run", "--", f"cat {home}/notes").stdout
     (home / ".netrc").unlink()
     assert cli("run", "--", f"cat {home}/notes").stdout == "secret"
+
+
+SOMEBODY = 61_234
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads for others what is closed to them")
+def test_root_reads_for_somebody_only_the_settings_that_are_open_to_them(home, project, test_directory):
+    closed = test_directory / "closed"
+    closed.mkdir(mode=0o700)
+    for name, text in (("names", "[user]\n\tname = of-root\n"), ("npmrc", "registry=https://of-root.example/\n")):
+        (closed / name).write_text(text)
+        (closed / name).chmod(0o644)
+    (closed / "shadow").write_text("of-root\n")
+    (closed / "shadow").chmod(0o600)
+    # They decide where their settings lead.
+    (home / ".gitconfig").write_text(
+        f"[include]\n\tpath = {closed}/names\n"
+        "[core]\n\texcludesFile = ~/patterns\n\tattributesFile = ~/attributes\n[user]\n\temail = of@theirs.example\n"
+    )
+    (home / "patterns").symlink_to(closed / "shadow")
+    (home / "attributes").symlink_to("/etc/passwd")
+    (home / ".npmrc").symlink_to(closed / "npmrc")
+    (home / ".gitconfig").chmod(0o600)
+    for path in (home, home / ".gitconfig"):
+        os.chown(path, SOMEBODY, SOMEBODY)
+    sight = Sight(homes=(str(home),), points=(str(project),), hidden=(), is_home_hidden=True, user=SOMEBODY)
+    texts = {each.target: each.content for each in look_over(sight).operations if isinstance(each, Text)}
+    shown = {os.path.relpath(target, home): text for target, text in texts.items() if target.startswith(f"{home}/")}
+    assert not any(b"of-root" in text for text in shown.values())
+    assert b"of@theirs.example" in shown[".gitconfig"]
+    assert b"root:" in shown[".config/git/attributes"]

@@ -211,7 +211,7 @@ class Sight(Value):
     `homes` are where the command's user is at home, by real path, the one that HOME names first. `points` is where
     something else will be mounted: the roots first of all. `hidden` are masked paths, `shown` those that a person
     unmasked, `added` what else of the homes a person shows. `variables` are the person's own that tell where tools
-    are; none where the homes are visible.
+    are; none where the homes are visible. `user` is whom the command runs as.
     """
 
     homes: tuple[str, ...]
@@ -222,6 +222,7 @@ class Sight(Value):
     variables: tuple[tuple[str, str], ...] = ()
     is_home_hidden: bool = False
     is_locked: bool = True  # in a user namespace, what has mounts inside can't be overlaid
+    user: int | None = None
 
 
 # Where tools live in a home, and how an installation looks: tables for `linux/hometools.py`, which reads the disk.

@@ -7,9 +7,11 @@ the git that the command runs.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
+from fumehood.core.changes import above
 from fumehood.core.gitconfig import parse, split_key
 from fumehood.core.masks import is_in
 from fumehood.core.patterns import matches
@@ -78,9 +80,13 @@ class Unreadable(Exception):
 
 
 class Watch:
-    """Reads files; a snapshot has how they were, and the links on the way to them."""
+    """Reads files; a snapshot has how they were, and the links on the way to them.
 
-    def __init__(self) -> None:
+    Where root reads for another user, only what is open to them is read: they decide where their settings lead.
+    """
+
+    def __init__(self, user: int | None = None) -> None:
+        self._user = os.geteuid() if user is None else user
         self.snapshot = Snapshot()
         self._looked_at: dict[str, bool] = {}
 
@@ -110,7 +116,23 @@ class Watch:
             return None
         except OSError as error:
             raise Unreadable(os.strerror(error.errno or 0)) from error
+        if self._user != os.geteuid() and not _is_open_to(self._user, file):
+            os.close(file)
+            raise Unreadable(os.strerror(errno.EACCES))
         return content(file)
+
+
+def _is_open_to(user: int, file: int) -> bool:
+    """Return True if an open file belongs to a user, or everybody may read it and come to where it lies."""
+    status = os.fstat(file)
+    if status.st_uid == user:
+        return True
+    try:
+        around = [os.stat(f"/{path}") for path in ("", *above(os.readlink(f"/proc/self/fd/{file}")[1:]))]
+    except OSError:  # it was moved meanwhile
+        return False
+    can_come = all(each.st_uid == user or each.st_mode & stat.S_IXOTH for each in around)
+    return can_come and bool(status.st_mode & stat.S_IROTH)
 
 
 def content(file: int) -> bytes | None:

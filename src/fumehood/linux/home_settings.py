@@ -37,12 +37,14 @@ class PackageSettings(Value):
     watched: Snapshot
 
 
-def package_settings(home: str, environment: Mapping[str, str], writable: Sequence[str] = ()) -> PackageSettings:
+def package_settings(
+    home: str, environment: Mapping[str, str], writable: Sequence[str] = (), user: int | None = None
+) -> PackageSettings:
     """Make a command's package settings from the person's; `writable` are the directories that commands can write.
 
-    What lies there is left as it is, and never read as if the person had written it.
+    What lies there is left as it is, and never read as if the person had written it. `user` is whom it runs as.
     """
-    watch = Watch()
+    watch = Watch(user)
     homes = tuple(dict.fromkeys((home, os.path.realpath(home))))
     ours = tuple({path: None for each in writable for path in (each, os.path.realpath(each))})
     files: list[SettingsFile] = []
@@ -144,13 +146,15 @@ class Settings(Value):
 
 
 def flat_git_settings(
-    home: str, xdg_config_home: str, environment: Mapping[str, str], project: str, in_sight: Sequence[str] = ()
-) -> Settings:
+    home: str, xdg_config_home: str, environment: Mapping[str, str], project: str, in_sight: Sequence[str] = (),
+    user: int | None = None,
+) -> Settings:  # fmt: skip
     """Make a command's git settings from the person's; `in_sight` are directories it sees besides the project.
 
-    All roots must be among them: what commands can write there is never read as if the person had written it.
+    All roots must be among them: what commands can write there is never read as if the person had written it. `user` is
+    whom the command runs as.
     """
-    watch = Watch()
+    watch = Watch(user)
     config_home = xdg_config_home or f"{home}/.config"
     visible = tuple({path: None for each in (project, *in_sight) for path in (each, os.path.realpath(each))})
     configuration = Configuration(home, environment, project, visible, watch)

@@ -178,9 +178,9 @@ class _Survey:
         roots = self._sight.points
         git = flat_git_settings(
             home, variables.get("XDG_CONFIG_HOME", ""), variables, roots[0] if roots else "",
-            in_sight=(*roots, *(path for path, _ in tools.folders)),
+            in_sight=(*roots, *(path for path, _ in tools.folders)), user=self._sight.user,
         )  # fmt: skip
-        packages = package_settings(home, variables, roots)
+        packages = package_settings(home, variables, roots, self._sight.user)
         texts = {NAME: git.text, **dict(git.files)}
         path = variables.get("PATH", "")
         if any(is_in(folder, self._hidden_homes) for folder in path.split(":")):

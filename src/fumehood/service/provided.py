@@ -251,7 +251,7 @@ def known_in_tree(
             mounts += _lines(cache, users, groups, person)
         author = ""
         if any(is_program(top, path) for path in _GIT):
-            author = _author(home, roots, is_own=user == os.geteuid())
+            author = _author(home, roots, user)
         if author:
             mounts.append(Text(target=_GIT_SETTINGS, content=os.fsencode(author), why="the author of commits"))
             variables["GIT_CONFIG_SYSTEM"] = _GIT_SETTINGS
@@ -280,7 +280,7 @@ def authorities() -> str:
     return ""
 
 
-def _author(home: str, roots: Sequence[str], *, is_own: bool) -> str:
+def _author(home: str, roots: Sequence[str], user: int) -> str:
     """Return settings for git with a person's name and address; "" where they have told git neither.
 
     The variables are ours, and count where we are that person.
@@ -288,8 +288,8 @@ def _author(home: str, roots: Sequence[str], *, is_own: bool) -> str:
     from fumehood.linux.git_includes import Configuration, Watch, global_files
     from fumehood.linux.home_settings import written
 
-    variables = dict(os.environ) if is_own else {}
-    configuration = Configuration(home, variables, roots[0], tuple(roots), Watch())
+    variables = dict(os.environ) if user == os.geteuid() else {}
+    configuration = Configuration(home, variables, roots[0], tuple(roots), Watch(user))
     config_home = variables.get("XDG_CONFIG_HOME") or f"{home}/.config"
     configuration.read(global_files(home, config_home, variables, roots[0]))
     values = {key: value for key, value in configuration.entries if key in ("user.name", "user.email")}

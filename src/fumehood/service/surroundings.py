@@ -370,7 +370,7 @@ class Surroundings:
                 self._is_locked = read("/proc/self/uid_map").split() != [b"0", b"0", b"%d" % (2**32 - 1)]
             is_locked = not privileged or bool(self._is_locked)
             sight = self._sight(
-                homes, points, world.variables, as_root=user == 0, is_locked=is_locked, by_launcher=by_launcher
+                homes, points, world.variables, user=user, is_locked=is_locked, by_launcher=by_launcher
             )
             view = self._views.of(sight)
             if sight.is_home_hidden and any(each.target == sight.homes[0] for each in view.operations):
@@ -458,21 +458,22 @@ class Surroundings:
         return masks(homes, own, self._policy.mask, self._policy.unmask, root=as_root)
 
     def _sight(
-        self, homes: Sequence[str], points: tuple[str, ...], variables: tuple[tuple[str, str], ...], *, as_root: bool,
+        self, homes: Sequence[str], points: tuple[str, ...], variables: tuple[tuple[str, str], ...], *, user: int,
         is_locked: bool, by_launcher: bool,
     ) -> Sight:  # fmt: skip
         besides = [os.path.realpath(path) for root in points for path in self._links_in(root)]
         besides += [path for path in secrets_elsewhere() if not is_in(path, points)]
-        asked = (homes, points, variables, besides, as_root, is_locked, by_launcher)
+        asked = (homes, points, variables, besides, user, is_locked, by_launcher)
         if self._last_sight is not None and self._last_sight[0] == asked:
             return self._last_sight[1]
-        masked = self.masks(homes, as_root=as_root)
+        masked = self.masks(homes, as_root=user == 0)
         # Where only bubblewrap can mount, our own Python may have to start in there first.
         added = self._policy.show if by_launcher else (*self._policy.show, sys.base_prefix)
         sight = Sight(
             homes=tuple(dict.fromkeys(os.path.realpath(home) for home in homes)), points=points,
             hidden=(*masked.hidden, *(path for path in besides if path not in masked.shown)), shown=masked.shown,
             added=added, variables=variables, is_home_hidden=self._policy.home == HIDDEN, is_locked=is_locked,
+            user=user,
         )  # fmt: skip
         self._last_sight = asked, sight
         return sight
