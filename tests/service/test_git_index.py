@@ -297,3 +297,19 @@ def at(top: Path) -> Repository:
     made = Repository.__new__(Repository)
     made.top = top
     return made
+
+
+def test_a_lock_of_a_git_that_was_ended_with_its_command_locks_nobody_out(
+    sandbox: Sandbox, repository: Repository
+) -> None:
+    stuck = """echo x >> b; GIT_EDITOR='sh -c "kill -KILL $PPID"' git commit -qa; echo x > Cargo.lock"""
+    run = sandbox.run(f"{stuck}; mkdir lib.git; echo x > lib.git/Cargo.lock; sleep 60", timeout=2)
+    verdicts = {change.path: change.verdict for change in run.changes}
+    assert verdicts[".git/index.lock"] == "discarded"
+    assert verdicts["b"] == verdicts["Cargo.lock"] == verdicts["lib.git/Cargo.lock"] == "held"
+    assert sandbox.run("git add b && git commit -qm later").exit_code == 0
+    sandbox.discard(sandbox.history()[0])
+    sandbox.discard(run)
+    assert sandbox.run(stuck).state == "applied"
+    assert sorted(repository.top.glob("**/*.lock")) == [repository.top / "Cargo.lock"]
+    repository.git("commit", "-qam", "by a person")

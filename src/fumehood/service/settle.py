@@ -14,7 +14,7 @@ from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import is_version, kind_of, looks, open_top, walk
 from fumehood.service import layers as layering
-from fumehood.store.history import APPLYING, SETTLING
+from fumehood.store.history import APPLYING, CHECKPOINT, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
 
         keep_needed(run.roots, run.changed, began)
     _keep_work_trees(run)
+    if run.act != CHECKPOINT:
+        _leave_locks(run)
     late = [
         change
         for change in run.changed
@@ -143,6 +145,17 @@ def _keep_work_trees(run: Run) -> None:
                 why = "a work tree that is out of the command's sight may need it"
             if why:
                 change.verdict, change.reason = c.DISCARDED, why
+
+
+def _leave_locks(run: Run) -> None:
+    """Leave out git's locks that a command left behind: whoever held them has ended with it."""
+    for change in run.changed:
+        if change.change == c.ADDED and change.path.endswith(".lock") and change.verdict in (c.APPLIED, c.HELD):
+            from fumehood.core.judge import git_directories, repository
+
+            locked = f"{run.roots[change.root]}/{change.path}".removesuffix(".lock")
+            if repository(locked, git_directories(run.roots, run.changed)):
+                change.verdict, change.reason = c.DISCARDED, "the git that held this lock has ended"
 
 
 def _hidden_locks(run: Run, late: Sequence[c.Change]) -> list[c.Change]:
