@@ -149,13 +149,16 @@ def _keep_work_trees(run: Run) -> None:
 
 def _leave_locks(run: Run) -> None:
     """Leave out git's locks that a command left behind: whoever held them has ended with it."""
-    for change in run.changed:
-        if change.change == c.ADDED and change.path.endswith(".lock") and change.verdict in (c.APPLIED, c.HELD):
-            from fumehood.core.judge import git_directories, repository
+    locks = [each for each in run.changed if each.change == c.ADDED and each.path.endswith(".lock")]
+    if not locks:
+        return
+    from fumehood.core.judge import git_directories, repository
 
-            locked = f"{run.roots[change.root]}/{change.path}".removesuffix(".lock")
-            if repository(locked, git_directories(run.roots, run.changed)):
-                change.verdict, change.reason = c.DISCARDED, "the git that held this lock has ended"
+    gits = git_directories(run.roots, run.changed)
+    for lock in locks:
+        locked = f"{run.roots[lock.root]}/{lock.path}".removesuffix(".lock")
+        if lock.verdict in (c.APPLIED, c.HELD) and repository(locked, gits):
+            lock.verdict, lock.reason = c.DISCARDED, "the git that held this lock has ended"
 
 
 def _hidden_locks(run: Run, late: Sequence[c.Change]) -> list[c.Change]:
