@@ -55,7 +55,10 @@ _WELCOME = (
     '<meta http-equiv="refresh" content="0; url=/"><p><a href="/">Go on</a></p></html>\n'
 )
 _STRANGE = "This browser is not known here. Open the link that `fumehood web` printed: it works once.\n"
-_ANOTHER = "This link is for the user of this machine who started `fumehood web`, and for no other.\n"
+_ANOTHER = (
+    "This link is for the user of this machine who started `fumehood web`, and for no other. Where a tunnel is\n"
+    "another user's, start it with --host NAME: the name by which the tunnel is reached.\n"
+)
 _USED = (
     "This browser is not known here: the link was used already. A browser that is known makes another one, under\n"
     "Settings; or end `fumehood web`, start it again, and open the link that it prints.\n"
