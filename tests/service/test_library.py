@@ -836,3 +836,16 @@ def test_a_program_that_gives_up_on_a_run_does_not_end_the_launcher(sandbox):
         with pytest.raises(KeyError):
             sandbox.run("echo one; sleep 0.1; echo two", on_output=gives_up)
         assert sandbox.run("echo on").stdout == "on\n"
+
+
+@sandboxed
+def test_a_project_that_is_gone_is_named(sandbox, project):
+    sandbox.run("true")
+    project.rmdir()
+    for take_its_place in (lambda: None, project.touch):
+        take_its_place()
+        with pytest.raises(BadRequest, match=f"the project {project} is not there any more"):
+            sandbox.run("true")
+    project.unlink()
+    project.mkdir()
+    assert sandbox.run("pwd").output == f"{project}\n"
