@@ -259,8 +259,9 @@ class Capture:
         operations: list[Operation] = []
         for layer, (_, target) in zip(self.layers, self.targets, strict=True):
             if self.way in (KERNEL, BWRAP):
+                upper, work = layer.upper, layer.work
                 operations.append(
-                    Layered(target=target, lowers=layer.lowers, upper=layer.upper, work=layer.work, why="a root")
+                    Layered(target=target, lowers=layer.lowers, upper=upper, work=work, is_judged=True, why="a root")
                 )
             else:
                 operations.append(Bind(target=target, source=layer.merged, is_writable=True, why="a root"))

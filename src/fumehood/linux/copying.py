@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import stat
+import time
 
 from fumehood.core import changes as c
-from fumehood.linux.layer import Stack
-from fumehood.linux.libc import Closable, Closing, listxattr
+from fumehood.errors import FumehoodError
+from fumehood.linux.layer import Stack, is_opaque, set_opaque
+from fumehood.linux.libc import RENAME_EXCHANGE, Closable, Closing, listxattr, renameat2, unmounted
 from fumehood.linux.nofollow import (
     LISTING,
     PATH_ONLY,
@@ -18,7 +21,9 @@ from fumehood.linux.nofollow import (
     join,
     make_parents,
     open_below,
+    open_top,
     opened_up,
+    remove_tree,
     set_mode,
     split,
     stamp_of,
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
 
 _FICLONE = 0x40049409
 _PIECE = 1 << 24
+_PATIENCE_S = 2.0
 _SOURCE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TARGET = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -176,8 +182,9 @@ def copy_entry(
 
 
 def copy_tree(
-    source_dir: int, source: str, target_dir: int, target: str, links: Links | None = None, at: str = ""
-) -> None:
+    source_dir: int, source: str, target_dir: int, target: str, links: Links | None = None, at: str = "", *,
+    is_layer: bool = False,
+) -> None:  # fmt: skip
     """Copy a directory and all below it."""
     os.mkdir(target, 0o700, dir_fd=target_dir)
     with (
@@ -197,7 +204,55 @@ def copy_tree(
                 copy_entry(reading, name, writing, name, links, join(at, path))
             return is_directory
 
-        fill(target_top, tree, make)
+        fill(target_top, tree, make, is_layer=is_layer)
+
+
+def renew_unless_gone(layers: Sequence[str], unmounting: int, count: int) -> None:
+    """Put copies in the place of layers whose overlays live on, because another command has something of them open.
+
+    What that one wrote there would change files after they were judged, and in the project itself: what is applied is
+    the layer's own file. By `unmounting` is told that overlays are gone, if at all: so many are awaited.
+    """
+    written = [layer for layer in layers if not _is_empty(layer)]
+    if not written or (unmounting >= 0 and _are_gone(unmounting, count)):
+        return
+    for layer in written:
+        try:
+            _renew(*os.path.split(layer))
+        except OSError as error:
+            raise FumehoodError(
+                f"cannot copy what the command wrote, of which another one has something open: {error.strerror}",
+                hint="nothing was taken over; end the other command, and run this one again",
+            ) from error
+
+
+def _renew(above: str, name: str) -> None:
+    copy = f"{name}.new"
+    with Closing(open_top(above)) as top:
+        copy_tree(top, name, top, copy, is_layer=True)
+        renameat2(top, name.encode(), top, copy.encode(), RENAME_EXCHANGE)
+        try:
+            remove_tree(top, copy)
+        except OSError:
+            return  # the other command writes there just now; it goes with the run's directory
+
+
+def _is_empty(directory: str) -> bool:
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is None
+    except PermissionError:
+        return False  # the command has closed it
+
+
+def _are_gone(unmounting: int, count: int) -> bool:
+    """Wait a little for overlays to be gone: who looked for something there may just be done."""
+    until = time.monotonic() + _PATIENCE_S
+    poll = select.poll()
+    poll.register(unmounting, select.POLLIN)
+    while count > 0 and poll.poll(max(0.0, until - time.monotonic()) * 1000):
+        count -= unmounted(unmounting)
+    return count <= 0
 
 
 def copy_with_content(source: int, name: str, target: int, copy: str, content: bytes) -> None:
@@ -245,10 +300,11 @@ def is_linked(source_dir: int, target_dir: int, name: str) -> bool:
     return True
 
 
-def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False) -> None:
+def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False, is_layer: bool = False) -> None:
     """Fill an empty directory with what a stack shows; directories get what belongs to them when they are full.
 
     `make` makes each entry, given as None where a layer hides it, and returns whether it made a directory to be filled.
+    In a copy that is a layer, directories hide what lies below them as they did.
     """
     full, waiting = [], [""]
     with Parents(target) as parents:
@@ -269,6 +325,8 @@ def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False) -> 
         for path in reversed(full):
             source, mode = shown.topmost(path)
             with Closing(source) as reading, Closing(parents.open(path, LISTING)) as writing:
+                if is_layer and is_opaque(reading):
+                    set_opaque(writing)
                 copy_belongings(reading, writing, os.fstat(reading))
                 set_mode(writing, mode)
 

@@ -16,7 +16,7 @@ from fumehood.linux.site import Site
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
     from fumehood.linux.mounts import Operation
     from fumehood.linux.process import Exit, Running
@@ -33,9 +33,8 @@ _WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _GUARD = f"/proc/self/fd/{GUARD_FD}"
 _KILL, _INTERRUPT, _END = 9, 2, 15
 SHOWING = "showing the host"
-NONE, JOINED = b"n", b"j"
-MAKE, JOIN = "make", "join"
-_HANDED_OUT = b"!"
+NONE, JOINED, MAKE, JOIN = b"n", b"j", "make", "join"
+_HANDED_OUT, _LAYERS = b"!", b"="
 _TRIES = 5  # a host that starts containers may mount several times in the same moment
 
 
@@ -253,13 +252,15 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
         for operation in plan.mounts[plan.ahead :]:
             yield f"mounting {operation.target}"
             operation.do(shown)
+        if shown.layers:
+            yield "watching the layers"
+            _hand_out(os.dup(_REPORT_FD), shown.watched_layers(), _LAYERS + os.fsencode("\0".join(shown.layers)))
         if plan.lent:
             yield f"lending {plan.lent}"
             shown.lend(plan.lent)
         if plan.home:
             yield f"keeping {plan.home}"
-            directory = shown.opened(plan.home)
-            _hand_out(os.dup(_REPORT_FD), [directory])
+            _hand_out(os.dup(_REPORT_FD), [shown.opened(plan.home)])
     if plan.listen and not plan.loopback:
         yield "listening for the proxy"
         _hand_out(channel, namespaces.listeners(plan.listen, plan.resolvers))
@@ -294,10 +295,10 @@ def _enter(plan: Plan, channel: int, network: int, *, is_ready: bool) -> None:
         libc.unshare(libc.CLONE_NEWNET)
 
 
-def _hand_out(taker: int, descriptors: Sequence[int]) -> None:
+def _hand_out(taker: int, descriptors: Sequence[int], words: bytes = _HANDED_OUT) -> None:
     """Give descriptors to whoever waits at the other end of a socket; all are closed here."""
     connection = _socket.socket(fileno=taker)
-    send_descriptors(connection, _HANDED_OUT, descriptors)
+    send_descriptors(connection, words, descriptors)
     connection.close()
     for each in descriptors:
         os.close(each)
@@ -359,6 +360,7 @@ class RunningSandbox:
         self._signal = 0
         self._held: list[int] = []
         self._tries = namespaces.TriesToLeave()
+        self._layers: dict[str, Any] = {}  # of an Exit
 
     def fileno(self) -> int:
         """The descriptor to poll next: readable when the sandbox tells of itself, or something ended."""
@@ -398,24 +400,27 @@ class RunningSandbox:
         if self._killed or (self._signal and not report):
             # Not by us: by the kernel, for want of memory, or by a person.
             signal = _KILL if self._killed else self._signal
-            return Exit(status=128 + signal, home=home, tries=tries)
+            return Exit(status=128 + signal, home=home, tries=tries, **self._layers)
         # Bubblewrap tells the command's own status; never where the command did not run.
         status = None if report else number_in(self._text, b'"exit-code": ')
-        return Exit(status=status, failure=report.partition("\0")[0], home=home, tries=tries)
+        return Exit(status=status, failure=report.partition("\0")[0], home=home, tries=tries, **self._layers)
 
     def _read_report(self) -> tuple[str, int]:
-        """Return what failed before bubblewrap was started, and the home that the command had."""
+        """Return what failed before bubblewrap was started, and the home that the command had; note its layers."""
         report, home = b"", -1
         connection = _socket.socket(fileno=self._report)
         while True:
-            data, descriptors = receive_descriptors(connection, 4096, 1)
+            data, descriptors = receive_descriptors(connection, 1 << 16, 1)
             if not data:
                 connection.close()
                 return report.decode(errors="surrogateescape"), home
-            if data != _HANDED_OUT:
+            received = descriptors[0] if descriptors else -1  # none where no more files can be open here
+            if data == _HANDED_OUT:
+                home = received
+            elif data.startswith(_LAYERS):
+                self._layers = {"layers": tuple(os.fsdecode(data[1:]).split("\0")), "unmounting": received}
+            else:
                 report += data
-            elif descriptors:  # else no more files can be open here, and nobody looks at it
-                home = descriptors[0]
 
     def hold(self) -> None:
         """Keep its mounts for a while: their end takes time that whoever waits for the command need not wait.

@@ -100,18 +100,21 @@ class Remote:
     def advance(self) -> process.Exit | None:
         """Take in what the launcher says: which process is the first inside, or how the sandbox ended."""
         try:
-            message, descriptors = launch.receive_descriptors(self._channel, 1 << 16, 1)
+            message, descriptors = launch.receive_descriptors(self._channel, 1 << 16, 2)
         except ConnectionResetError:
             # It closed the channel without reading what it was asked last; what it said before that is still there.
-            message, descriptors = launch.receive_descriptors(self._channel, 1 << 16, 1)
-        event: Any = marshal.loads(message) if message else (None, process.LAUNCHER_GONE, 0)  # noqa: S302 - our own
+            message, descriptors = launch.receive_descriptors(self._channel, 1 << 16, 2)
+        event: Any = marshal.loads(message) if message else (None, process.LAUNCHER_GONE, 0, (), 0)  # noqa: S302 - our own
         if isinstance(event, int):
             self._init, self._asked = event or None, event != 0
             return None
         self._channel.close()
-        status, failure, tries = event
-        home = descriptors[0] if descriptors else -1
-        return process.Exit(status=status, failure=failure, home=home, tries=tries)
+        status, failure, tries, layers, has_home = event
+        home = descriptors.pop(0) if has_home and descriptors else -1
+        unmounting = descriptors.pop() if descriptors else -1
+        return process.Exit(
+            status=status, failure=failure, home=home, tries=tries, layers=layers, unmounting=unmounting
+        )
 
     def init(self) -> int | None:
         """The first process inside; who asks too early gets the answer when it comes."""
@@ -232,9 +235,9 @@ class _Child:
 
 def _tell(channel: _socket.socket, ended: process.Exit) -> None:
     """Say how a sandbox ended; whoever waited for it may have given up."""
-    event = marshal.dumps((ended.status, ended.failure, ended.tries))
+    event = marshal.dumps((ended.status, ended.failure, ended.tries, ended.layers, ended.home >= 0))
     try:
-        launch.send_descriptors(channel, event, [ended.home] if ended.home >= 0 else [])
+        launch.send_descriptors(channel, event, ended.descriptors)
     except (BrokenPipeError, ConnectionResetError):
         return
 
@@ -353,8 +356,8 @@ class _Service:
             del self._channels[channel.fileno()]
             _tell(channel, ended)
         channel.close()
-        if ended.home >= 0:
-            os.close(ended.home)
+        for each in ended.descriptors:
+            os.close(each)
         sandbox.release()
         if self._spare is None and self._entered not in (launch.NONE, launch.JOINED):
             # The next launch is likely to be as the last one was.

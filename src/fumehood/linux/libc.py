@@ -38,6 +38,7 @@ _LANDLOCK_VERSION, _SCOPE_ABSTRACT_SOCKETS, _PR_SET_NO_NEW_PRIVS = 1, 1, 38
 _MSG_PEEK, _MSG_DONTWAIT = 2, 0x40
 _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, _STATX_SIZE = -100, 0x100, 0x800, 256
 _OVERLAY_MAGIC = 0x794C7630
+_IN_DELETE_SELF, _IN_UNMOUNT = 0x400, 0x2000
 _SIG_BLOCK, _SIG_SETMASK = 0, 2
 _SIGINT, _SIGPIPE, _SIGTERM, _SIGXFSZ = 2, 13, 15, 25
 
@@ -133,6 +134,29 @@ def openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
     """Open a path below a directory descriptor under rules of resolution; returns a descriptor."""
     how = _packed(flags | os.O_CLOEXEC, 0, resolve)
     return _check(_libc.syscall(_SYS_OPENAT2, directory, path, how, len(how)), path)
+
+
+def unmount_watch(places: Iterable[bytes]) -> int:
+    """Return a descriptor by which is told when file systems are gone for everybody; it does not keep them."""
+    watch = _check(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify")
+    try:
+        for place in places:
+            _check(_libc.inotify_add_watch(watch, place, _IN_DELETE_SELF), place)  # and that it is unmounted, always
+    except OSError:
+        os.close(watch)
+        raise
+    return watch
+
+
+def unmounted(watch: int) -> int:
+    """Return how many of them have gone since this was asked last."""
+    try:
+        events = os.read(watch, 1 << 16)
+    except BlockingIOError:
+        return 0
+    # Each is of four numbers, and nothing else: a directory that is watched itself has no name.
+    masks = (int.from_bytes(events[at + 4 : at + 8], sys.byteorder) for at in range(0, len(events), 16))
+    return sum(1 for mask in masks if mask & _IN_UNMOUNT)
 
 
 def reconfigure(place: int) -> None:

@@ -206,6 +206,7 @@ class Layered(Operation):
     lowers: tuple[str, ...]
     upper: str
     work: str
+    is_judged: bool = False  # what is written is looked at when the command has ended
     is_writable = True
 
     def describe(self) -> str:
@@ -217,6 +218,8 @@ class Layered(Operation):
         layer = f"upperdir={site.named(self.upper)},workdir={site.named(self.work)}"
         options = f"lowerdir={lowers},{layer},userxattr,volatile"
         site.mount("overlay", self.target, "overlay", libc.MS_NOSUID | libc.MS_NODEV, options)
+        if self.is_judged:
+            site.layers[self.upper] = self.target
 
     def arguments(self, texts: list[bytes]) -> list[str]:
         return [*_overlay_sources(self.lowers), "--overlay", self.upper, self.work, self.target]

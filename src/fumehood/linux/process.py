@@ -183,10 +183,24 @@ class Attendance:
                 self._signals.leave_stops()
             if self._guard is not None:
                 self._limit = self._guard.close() or self._limit
+        self._take_layers(self._exit)
         return Outcome(
             exit=self._exit, timed_out=self._timed_out and not self._interrupted, interrupted=self._interrupted,
             signals=tuple(self._heard), raised=self._raised, limit=self._limit,
         )  # fmt: skip
+
+    def _take_layers(self, ended: Exit) -> None:
+        """See to it that the layers are nobody else's: the command may have handed another one what it had open."""
+        try:
+            left = len(ended.layers) - (libc.unmounted(ended.unmounting) if ended.unmounting >= 0 else 0)
+            if left > 0:
+                from fumehood.linux.copying import renew_unless_gone
+
+                with libc.InterruptsHeld():
+                    renew_unless_gone(ended.layers, ended.unmounting, left)
+        finally:
+            if ended.unmounting >= 0:
+                os.close(ended.unmounting)
 
     def _give_way(self) -> None:
         if self._asking is not None:
@@ -239,8 +253,8 @@ class Attendance:
         while self._exit is None:
             self._turn()
         self._drain_outputs()
-        if self._exit.home >= 0:
-            os.close(self._exit.home)  # nobody looks at what was left there
+        for each in self._exit.descriptors:
+            os.close(each)  # nobody looks at what was left there
 
     def _turn(self) -> None:
         """Wait for something to happen and see to it."""
@@ -412,7 +426,8 @@ LAUNCHER_GONE = "the launcher is gone"  # the command may have run
 class Exit(Value):
     """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox.
 
-    `home` is a descriptor of the command's own home, thrown away with the last one of it; -1 is none.
+    `home` is a descriptor of the command's own home, thrown away with the last one of it; -1 is none. `layers` are
+    directories with what it wrote in its roots; by `unmounting` is told when nobody has anything open there any more.
     `tries` counts what was sent to where no route leads, by the command or by another in the same network.
     """
 
@@ -420,6 +435,13 @@ class Exit(Value):
     failure: str = ""
     home: int = -1
     tries: int = 0
+    layers: tuple[str, ...] = ()
+    unmounting: int = -1
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Those that are open, for whoever has it."""
+        return [each for each in (self.home, self.unmounting) if each >= 0]
 
 
 def number_in(text: bytes, key: bytes) -> int | None:

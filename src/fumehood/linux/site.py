@@ -41,6 +41,7 @@ class Site:
         self._own: set[int] = set()  # the devices of our own file systems: only there is anything made
         self._folders: dict[str, tuple[int, bool]] = {}  # what was opened before, and whether it is our own
         self._covers = 0
+        self.layers: dict[str, str] = {}  # what takes in what will be judged, and where it is mounted
         libc.mount(b"tmpfs", STAND.encode(), b"tmpfs", libc.MS_NOSUID | libc.MS_NODEV, b"mode=755,size=64m")
         self._own.add(os.stat(STAND).st_dev)
         for folder in (ROOT, _EMPTY, _COVERS):
@@ -161,6 +162,17 @@ class Site:
         """Open a directory as the command will see it."""
         with Closing(self._place(target, is_directory=True)) as place:
             return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def watched_layers(self) -> list[int]:
+        """Return a descriptor by which is told when nobody has anything in the layers open any more.
+
+        There is none where this user has no more of its kind.
+        """
+        with libc.Descriptors(self._place(target, is_directory=True) for target in self.layers.values()) as places:
+            try:
+                return [libc.unmount_watch(b"/proc/self/fd/%d" % place for place in places)]
+            except OSError:
+                return []
 
     def cover(self, source: str, hidden: Sequence[str], points: Sequence[str]) -> str:
         """Make what is laid over a view: whiteouts for names that are hidden, directories to mount something on."""
