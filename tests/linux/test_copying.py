@@ -8,7 +8,11 @@ import sys
 import pytest
 
 from conftest import need
+from fumehood.core import changes as c
+from fumehood.linux.copying import copy_versions
 from fumehood.linux.gitindex import same_content
+from fumehood.linux.nofollow import stamp_of
+from patience import let_time_pass
 
 COPY = """
 import os, sys
@@ -55,4 +59,26 @@ def test_holes_are_not_read_and_count_as_the_zeros_that_they_stand_for(test_dire
     os.truncate(test_directory / "other/file", 5)
     assert not same_content(*tops, "file")
     for top in tops:
+        os.close(top)
+
+
+def test_only_the_version_that_was_judged_is_copied(test_directory):
+    layer = test_directory / "layer"
+    layer.mkdir()
+    (layer / "file").write_text("judged")
+    status = os.stat(layer / "file")
+    change = c.Change(0, "file", c.ADDED, c.FILE, after=stamp_of(status))
+    for name in ("one", "other"):
+        (test_directory / name).mkdir()
+    source, one, other = (os.open(test_directory / name, os.O_RDONLY) for name in ("layer", "one", "other"))
+    copy_versions([change], source, one)
+    assert (test_directory / "one/file").read_text() == "judged"
+    let_time_pass(layer)
+    # By a command that was handed the file, and sets its time back.
+    (layer / "file").write_text("others")
+    os.utime(layer / "file", ns=(status.st_atime_ns, status.st_mtime_ns))
+    change.after = stamp_of(status)
+    with pytest.raises(OSError, match="written meanwhile"):
+        copy_versions([change], source, other)
+    for top in (source, one, other):
         os.close(top)

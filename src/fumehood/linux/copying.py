@@ -342,7 +342,12 @@ def copy_directory(source_dir: int, target_dir: int, name: str) -> None:
 
 
 def copy_versions(changes: Sequence[c.Change], source: int, target: int) -> None:
-    """Copy the new versions that changes name from a layer into an empty one; the changes then name the copies."""
+    """Copy the new versions that changes name from a layer into an empty one; the changes then name the copies.
+
+    What is no longer the version that was judged ends it: another command may have been handed the file.
+    """
+    from fumehood.linux.checkpoints import identity, identity_of
+
     copied = [change for change in changes if change.after is not None and not c.is_mode_alone(change)]
     directories = [change for change in copied if change.kind == c.DIRECTORY]
     with Loosened(source) as layer, Parents(target) as parents, Links(target) as links:
@@ -354,6 +359,9 @@ def copy_versions(changes: Sequence[c.Change], source: int, target: int) -> None
                 continue
             with Closing(layer.reach(parent, PATH_ONLY)) as here:
                 copy_entry(here, name, parents.of(parent), name, links, change.path)
+                left = os.stat(name, dir_fd=here, follow_symlinks=False)
+                if change.after is not None and identity(left) != identity_of(change.after):
+                    raise OSError(errno.EBUSY, "it was written meanwhile", change.path)
         for change in copied:  # only now: a later one may have become a link to it
             parent, name = split(change.path)
             status = os.stat(name, dir_fd=parents.of(parent), follow_symlinks=False)
