@@ -530,6 +530,18 @@ def test_the_layers_of_their_changes_belong_to_them_and_are_closed_to_others(the
 
 
 @as_root
+def test_what_their_command_tells_its_session_lies_in_a_directory_of_roots(theirs):
+    """In one of theirs, a link could take the place of a pipe that root is about to give to them."""
+    with Sandbox(theirs, session="theirs") as sandbox:
+        told = 'cd d; echo KEPT=1 >> "$FUMEHOOD_ENV"; stat -c %u "${FUMEHOOD_ENV%/*}" "$FUMEHOOD_ENV"; fumehood status'
+        run = sandbox.run(told)
+        directory, pipe, *_ = run.stdout.split()
+        assert directory != str(SOMEBODY) == pipe, run.output
+        assert run.exit_code == 0, run.output
+        assert sandbox.run('echo "$KEPT ${PWD##*/}"').stdout == "1 d\n"
+
+
+@as_root
 def test_a_file_of_roots_own_in_their_project_comes_back_as_roots(theirs):
     (theirs / "d/roots").write_text("root's")
     (theirs / "d/roots").chmod(0o644)

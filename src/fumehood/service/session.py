@@ -155,8 +155,10 @@ class Seat:
         for name in _PIPES:
             os.mkfifo(f"{self._directory}/{name}", 0o600)
         if self._owner is not None:
-            for path in (self._directory, *(f"{self._directory}/{name}" for name in _PIPES)):
-                os.chown(path, self._owner.user, self._owner.group)
+            # The directory stays ours: in one of theirs, a link could take a pipe's place before that is given away.
+            for name in _PIPES:
+                os.chown(f"{self._directory}/{name}", self._owner.user, self._owner.group)
+            os.chmod(self._directory, 0o711)  # noqa: S103 - whatever our umask
         for name in _HEARD:
             # For reading and writing, so that neither side waits for the other.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
