@@ -3,13 +3,14 @@
 import os
 import shlex
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fumehood import Run, Sandbox
-from patience import LONG_S
+from patience import LONG_S, eventually
 from snapshots import snapshot
 
 pytestmark = pytest.mark.namespaces
@@ -96,6 +97,29 @@ def test_what_is_held_is_not_changed_by_who_was_handed_it(handed_over, project):
     assert write().exit_code == 0
     assert sandbox.apply(run).state == "applied"
     assert "fsmonitor" not in (project / ".git/config").read_text()
+    assert not (project / ".git/hooks/post-checkout").exists()
+
+
+KILLED = """
+import sys
+from fumehood import Sandbox
+Sandbox(sys.argv[1], session="together").run(sys.argv[2])
+"""
+
+
+def test_what_a_killed_run_left_is_not_changed_by_who_was_handed_it(handed_over, project):
+    sandbox, write = handed_over
+    command = f"{WORK}; {python(HAND_OVER)}; touch ready; sleep 1000"
+    process = subprocess.Popen([sys.executable, "-P", "-c", KILLED, str(project), command])
+    assert eventually(lambda: [*Path(os.environ["XDG_STATE_HOME"]).glob("fumehood/runs/*/0/upper/ready")])
+    process.kill()
+    process.wait()
+    (run,) = [run for run in sandbox.history() if run.state == "held"]
+    assert write().exit_code == 0
+    assert sandbox.apply(run).state == "applied"
+    config = (project / ".git/config").read_text()
+    assert "somebody" in config
+    assert "fsmonitor" not in config
     assert not (project / ".git/hooks/post-checkout").exists()
 
 

@@ -229,6 +229,7 @@ def renew_unless_gone(layers: Sequence[str], unmounting: int, count: int) -> Non
 def _renew(above: str, name: str) -> None:
     copy = f"{name}.new"
     with Closing(open_top(above)) as top:
+        remove_tree(top, copy)  # an earlier try may have come to no end
         copy_tree(top, name, top, copy, is_layer=True)
         renameat2(top, name.encode(), top, copy.encode(), RENAME_EXCHANGE)
         try:

@@ -20,6 +20,7 @@ from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, TooDeep, plain_error
 from fumehood.linux.capture import COPY, FUSE
+from fumehood.linux.copying import renew_unless_gone
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.process import is_gone
@@ -160,7 +161,7 @@ def _hold(store: Store, project: int, run: Run, layers: Sequence[Layer], interru
 
 def _looked_at(store: Store, run: Run, layers: Sequence[Layer]) -> str:
     """Find out and judge what a command changed; say why that is not possible. What it wrote stays as it is."""
-    lost = _collect(run, layers)
+    lost = _collect(store, run, layers)
     if lost:
         return lost
     why = run.reason or STOPPED_RUNNING
@@ -188,7 +189,7 @@ def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Conc
     return concerns(run.changed, run.roots, uppers, rules, elsewhere=store.written)
 
 
-def _collect(run: Run, layers: Sequence[Layer]) -> str:
+def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
     """Let the upper directories be what an overlay would have left; say why that is not possible."""
     if not all(os.path.isdir(layer.upper) for layer in layers):
         return "Fumehood was stopped before the command began"
@@ -206,6 +207,12 @@ def _collect(run: Run, layers: Sequence[Layer]) -> str:
                 return f"{STOPPED_RUNNING}; what it left is in {layer.merged}"
         for layer in layers:
             capture_copy.distil(layer)
+    elif any(
+        state == RUNNING and name != run.run and layering.is_claimed(store.places, name)
+        for name, state, *_ in store.history.unfinished()
+    ):
+        # One that it has handed something could go on writing that.
+        renew_unless_gone([layer.upper for layer in layers], -1, 0)
     return ""
 
 
