@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -408,6 +410,20 @@ def test_other_ways_of_launching_take_turns(home, project):
             assert (run.capture, run.state) == (policy.capture, "applied")
             assert f"f{number}" in run.stdout
             assert (project / f"f{number}").read_text() == f"{number}\n"
+
+
+@pytest.mark.parametrize("face", ["library", "command line"])
+def test_what_a_sandbox_that_somebody_kills_has_written_is_held(home, project, cli, face):
+    command = f"echo half > half; sleep {LONG}.77"
+    with Sandbox(project) as sandbox, ThreadPoolExecutor() as pool:
+        running = pool.submit(sandbox.run if face == "library" else partial(cli, "run", "--"), command)
+        assert eventually(lambda: processes(f"sleep\0{LONG}.77"))
+        outermost = [pid for pid in processes(f"sleep {LONG}.77") if b"bwrap" in Path(f"/proc/{pid}/comm").read_bytes()]
+        os.kill(min(outermost), signal.SIGKILL)
+        running.result(LONG_S)
+        (run,) = sandbox.history()
+        assert (run.state, run.exit_code, run.reason) == ("held", 137, "ended by a signal: SIGKILL")
+    assert not (project / "half").exists()
 
 
 def test_what_was_made_ready_for_another_is_not_used(home, project):

@@ -399,8 +399,8 @@ class RunningSandbox:
         tries = self._tries.end()
         if self._killed or (self._signal and not report):
             # Not by us: by the kernel, for want of memory, or by a person.
-            signal = _KILL if self._killed else self._signal
-            return Exit(status=128 + signal, home=home, tries=tries, **self._layers)
+            by_others = 0 if self._killed else self._signal
+            return Exit(status=128 + (by_others or _KILL), killed_by=by_others, home=home, tries=tries, **self._layers)
         # Bubblewrap tells the command's own status; never where the command did not run.
         status = None if report else number_in(self._text, b'"exit-code": ')
         return Exit(status=status, failure=report.partition("\0")[0], home=home, tries=tries, **self._layers)

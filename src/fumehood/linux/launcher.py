@@ -104,17 +104,18 @@ class Remote:
         except ConnectionResetError:
             # It closed the channel without reading what it was asked last; what it said before that is still there.
             message, descriptors = launch.receive_descriptors(self._channel, 1 << 16, 2)
-        event: Any = marshal.loads(message) if message else (None, process.LAUNCHER_GONE, 0, (), 0)  # noqa: S302 - our own
+        event: Any = marshal.loads(message) if message else (None, process.LAUNCHER_GONE, 0, 0, (), 0)  # noqa: S302 - our own
         if isinstance(event, int):
             self._init, self._asked = event or None, event != 0
             return None
         self._channel.close()
-        status, failure, tries, layers, has_home = event
+        status, failure, tries, killed_by, layers, has_home = event
         home = descriptors.pop(0) if has_home and descriptors else -1
         unmounting = descriptors.pop() if descriptors else -1
         return process.Exit(
-            status=status, failure=failure, home=home, tries=tries, layers=layers, unmounting=unmounting
-        )
+            status=status, failure=failure, home=home, tries=tries, killed_by=killed_by, layers=layers,
+            unmounting=unmounting,
+        )  # fmt: skip
 
     def init(self) -> int | None:
         """The first process inside; who asks too early gets the answer when it comes."""
@@ -235,9 +236,9 @@ class _Child:
 
 def _tell(channel: _socket.socket, ended: process.Exit) -> None:
     """Say how a sandbox ended; whoever waited for it may have given up."""
-    event = marshal.dumps((ended.status, ended.failure, ended.tries, ended.layers, ended.home >= 0))
+    parts = ended.status, ended.failure, ended.tries, ended.killed_by, ended.layers, ended.home >= 0
     try:
-        launch.send_descriptors(channel, event, ended.descriptors)
+        launch.send_descriptors(channel, marshal.dumps(parts), ended.descriptors)
     except (BrokenPipeError, ConnectionResetError):
         return
 

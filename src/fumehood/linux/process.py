@@ -429,12 +429,14 @@ class Exit(Value):
     `home` is a descriptor of the command's own home, thrown away with the last one of it; -1 is none. `layers` are
     directories with what it wrote in its roots; by `unmounting` is told when nobody has anything open there any more.
     `tries` counts what was sent to where no route leads, by the command or by another in the same network.
+    `killed_by` is the signal by which somebody else ended the sandbox.
     """
 
     status: int | None
     failure: str = ""
     home: int = -1
     tries: int = 0
+    killed_by: int = 0
     layers: tuple[str, ...] = ()
     unmounting: int = -1
 

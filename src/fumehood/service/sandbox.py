@@ -545,6 +545,10 @@ def _cut_short(outcome: Outcome, wishes: Wishes) -> str:
     signals = () if wishes.signals is None else wishes.signals.sent(outcome.signals)
     if outcome.raised or (wishes.is_agents_terminal and outcome.exit.status == _BY_CTRL_C):
         signals = (*signals, "SIGINT")
+    if outcome.exit.killed_by:
+        from signal import Signals
+
+        signals = (*signals, Signals(outcome.exit.killed_by).name)
     return cut_short(
         is_stopped=outcome.limit is not None and outcome.limit.what == STOPPED,
         limit="" if outcome.limit is None else outcome.limit.detail,
