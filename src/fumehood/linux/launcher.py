@@ -20,6 +20,7 @@ from fumehood.linux import confine, launch, libc, mounts, process
 
 _KILL, _INTERRUPT, _WHO = b"k", b"i", b"w"
 _SIGKILL = 9
+_WATCHES = 4  # of sandboxes that have ended
 _IDLE_MS = 60_000  # then what was mounted ahead is let go
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -258,6 +259,8 @@ class _Service:
         # By the descriptor that is polled: the sandbox's own, and that of the channel to whoever waits for it.
         self._sandboxes: dict[int, tuple[launch.RunningSandbox, _socket.socket]] = {}
         self._channels: dict[int, tuple[launch.RunningSandbox, _socket.socket]] = {}
+        # Closed later: to let go of what is watched and still mounted, the kernel takes ten milliseconds.
+        self._watches: list[int] = []
         self._spare: _Child | None = None
         self._host: _Host = b"", ()
         self._last, self._entered = b"", launch.NONE
@@ -357,8 +360,12 @@ class _Service:
             del self._channels[channel.fileno()]
             _tell(channel, ended)
         channel.close()
-        for each in ended.descriptors:
-            os.close(each)
+        if ended.home >= 0:
+            os.close(ended.home)
+        if ended.unmounting >= 0:
+            self._watches.append(ended.unmounting)
+        if len(self._watches) > _WATCHES:
+            os.close(self._watches.pop(0))
         sandbox.release()
         if self._spare is None and self._entered not in (launch.NONE, launch.JOINED):
             # The next launch is likely to be as the last one was.
