@@ -16,7 +16,7 @@ import pytest
 
 from conftest import command_line, need
 from fumehood import Policy, Run, Sandbox
-from fumehood.linux import probe
+from fumehood.linux import doctor, probe
 from fumehood.linux.capture import Stranger, choose, group_name
 from fumehood.linux.probe import Host, host
 from fumehood.store.places import places
@@ -418,6 +418,14 @@ def test_doctor_names_what_belongs_to_root_and_the_line_that_makes_it_ones_own(c
     assert found["detail"].startswith("shared belongs to root, which ")
     assert found["detail"].endswith("commands are captured by a copy")
     assert f"chown -R {pwd.getpwuid(os.getuid()).pw_name}:{os.getgid()} {mixed / 'shared'}" in found["fix"]
+
+
+@as_user
+def test_doctor_takes_nothing_from_others_who_share_it_with_a_group():
+    shared = Stranger(root="/srv/tree", path="theirs", user=os.getuid() + 1, group=os.getgid(), may_write=True)
+    assert not doctor._mended([shared])
+    assert "chown" in doctor._mended([shared.replace(user=0)])
+    assert "chown" in doctor._mended([shared.replace(group=max(os.getgroups()) + 1)])
 
 
 def test_doctor_has_nothing_to_say_of_a_project_that_is_all_ones_own(cli, project):

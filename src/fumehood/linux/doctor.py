@@ -110,10 +110,13 @@ def examine_devices(paths: Sequence[str]) -> list[Ability]:
 
 
 def _mended(strangers: Sequence[Stranger]) -> str:
-    """Return the lines that let the kernel's overlay carry groups of ours, and make the rest one's own."""
+    """Return the lines that let the kernel's overlay carry groups of ours, and make the rest one's own.
+
+    What others share with a group of ours stays theirs; what root left there does not.
+    """
     me, ours = user_name(os.geteuid()), {*os.getgroups()}
     groups = sorted({each.group for each in strangers if each.user == os.geteuid()} & ours)
-    others = [each for each in strangers if each.user != os.geteuid() or each.group not in ours]
+    others = [each for each in strangers if each.group not in ours or each.user == 0 != os.geteuid()]
     if groups or any(each.may_write for each in others):
         others = [each for each in others if each.may_write]  # the rest is in the way of a rename alone
     lines = [install("uidmap")] if groups and not bubblewrap.programs("newgidmap") else []

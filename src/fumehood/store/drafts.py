@@ -49,6 +49,7 @@ class Drafts:
         """Return the open draft of a name."""
         draft = self.at(project, name)
         if draft is None:
+            checked_name(name, "draft")  # else a name would be offered that none can have
             raise BadRequest(f"there is no draft {name}", hint=f"fumehood draft new {name}, or fumehood draft list")
         return draft
 
