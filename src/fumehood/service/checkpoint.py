@@ -133,7 +133,8 @@ class Checkpoints:
 
     def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
         """Find out what can be settled, and do so; the processes stand still."""
-        checkpoint.changed = self._claim.scanned(self._layers, is_in_use=True)
+        checkpoint.changed = layering.scanned(self._layers, self._claim.indexes, is_in_use=True)
+        self._claim.refuse_elsewhere(checkpoint.changed)
         give_verdicts(self._hood.store, checkpoint, self._layers, APPLY, self._hood.policy.rules)
         unfinished = self._unfinished(checkpoint, stopped)
         if unfinished:

@@ -185,9 +185,8 @@ class Claim:
         """Take note of which directories a command begins in."""
         self._began_in = [(root, identity_of(root)) for root in roots]
 
-    def scanned(self, layers: Sequence[Layer], *, is_in_use: bool = False) -> list[Change]:
-        """Return what a command changed; raises Unfinished where a root is another directory than when it began."""
-        changes = scanned(layers, self.indexes, is_in_use=is_in_use)
+    def refuse_elsewhere(self, changes: Sequence[Change]) -> None:
+        """Raise Unfinished where there are changes and a root is another directory than when the command began."""
         for root, then in self._began_in if changes else ():
             now = identity_of(root)
             if then is not None and now is not None and then.is_another(now):
@@ -196,7 +195,6 @@ class Claim:
                     hint="what it wrote is kept, and held by the next fumehood command in the directory that was there;"
                     " fumehood projects list shows both",
                 )
-        return changes
 
     def __enter__(self) -> Claim:
         return self

@@ -218,7 +218,8 @@ class Hood(Workplace):
         # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
         with InterruptsHeld() as interrupts:
             with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
-                run.changed = claim.scanned(layers)
+                run.changed = layering.scanned(layers, claim.indexes)
+                claim.refuse_elsewhere(run.changed)
                 run.blocked = missed(self, run, network, request.hosts, world, ended, seat, self._withheld)
                 if request.beside:
                     from fumehood.service.projects import read_only_beside
