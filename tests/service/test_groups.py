@@ -425,7 +425,7 @@ def test_doctor_takes_nothing_from_others_who_share_it_with_a_group():
     shared = Stranger(root="/srv/tree", path="theirs", user=os.getuid() + 1, group=os.getgid(), may_write=True)
     assert not doctor._mended([shared])
     assert "chown" in doctor._mended([shared.replace(user=0)])
-    assert "chown" in doctor._mended([shared.replace(group=max(os.getgroups()) + 1)])
+    assert "chown" in doctor._mended([shared.replace(group=max([*os.getgroups(), os.getgid()]) + 1)])
 
 
 def test_doctor_has_nothing_to_say_of_a_project_that_is_all_ones_own(cli, project):

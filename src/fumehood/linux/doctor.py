@@ -114,7 +114,7 @@ def _mended(strangers: Sequence[Stranger]) -> str:
 
     What others share with a group of ours stays theirs; what root left there does not.
     """
-    me, ours = user_name(os.geteuid()), {*os.getgroups()}
+    me, ours = user_name(os.geteuid()), {*os.getgroups(), os.getegid()}
     groups = sorted({each.group for each in strangers if each.user == os.geteuid()} & ours)
     others = [each for each in strangers if each.group not in ours or each.user == 0 != os.geteuid()]
     if groups or any(each.may_write for each in others):
