@@ -154,7 +154,7 @@ def test_a_run_is_taken_back_by_path_and_brought_back(
     cli("run", "--", "echo 1 > a; echo 2 > b")
     page = visitor().go("/history")
     page.get_by_text("echo 1 > a").click()
-    page.locator("li", has_text="b").get_by_role("checkbox").check()
+    page.get_by_role("checkbox", name="added file b").check()
     page.get_by_role("button", name="Undo chosen").click()
     expect(page.locator("h1")).to_contain_text("undo")
     assert sorted(path.name for path in project.iterdir()) == ["a"]
