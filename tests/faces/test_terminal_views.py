@@ -482,14 +482,19 @@ def test_much_that_waits_is_listed_a_page_at_a_time(cli: Any, opened: OpenedStor
     cli("run", "--hold", "--", "mkdir d; for n in $(seq 1000 1449); do echo > d/f$n; done")
 
     async def look(watcher: Watcher) -> None:
-        await watcher.press("3")
-        await watcher.until(lambda: watcher.labels and "451 held" in watcher.labels[0])
-        await watcher.press("right", "end")
-        await watcher.until(lambda: watcher.labels[-1].endswith("more: Enter lists some"))
-        await watcher.press("end", "enter")
-        await watcher.until(lambda: not any("more" in label for label in watcher.labels))
+        await list_all(watcher, "451 held")
 
     at(Views(opened), look)
+
+
+async def list_all(watcher: Watcher, waiting: str) -> None:
+    """List what waits, and the rest of it too."""
+    await watcher.press("3")
+    await watcher.until(lambda: watcher.labels and waiting in watcher.labels[0])
+    await watcher.press("right", "end")
+    await watcher.until(lambda: watcher.labels[-1].endswith("more: Enter lists some"))
+    await watcher.press("end", "enter")
+    await watcher.until(lambda: not any("more" in label for label in watcher.labels))
 
 
 def test_directories_deeper_than_pythons_stack_do_not_end_the_views(
@@ -498,12 +503,7 @@ def test_directories_deeper_than_pythons_stack_do_not_end_the_views(
     cli("run", "--hold", "--", "p=d; for n in $(seq 1199); do p=$p/d; done; mkdir -p $p")
 
     async def look(watcher: Watcher) -> None:
-        await watcher.press("3")
-        await watcher.until(lambda: watcher.labels and "1200 held" in watcher.labels[0])
-        await watcher.press("right", "end")
-        await watcher.until(lambda: watcher.labels[-1].endswith("more: Enter lists some"))
-        await watcher.press("end", "enter")
-        await watcher.until(lambda: not any("more" in label for label in watcher.labels))
+        await list_all(watcher, "1200 held")
         assert watcher.labels[-1] == f"{'d/' * 1199}"
 
     at(Views(opened), look)

@@ -210,13 +210,20 @@ def copy_tree(
 def renew_unless_gone(layers: Sequence[str], unmounting: int, count: int) -> None:
     """Put copies in the place of layers whose overlays live on, because another command has something of them open.
 
-    What that one wrote there would change files after they were judged, and in the project itself: what is applied is
-    the layer's own file. By `unmounting` is told that overlays are gone, if at all: so many are awaited.
+    By `unmounting` is told that overlays are gone, if at all: so many are awaited.
     """
     written = [layer for layer in layers if not _is_empty(layer)]
-    if not written or (unmounting >= 0 and _are_gone(unmounting, count)):
-        return
-    for layer in written:
+    if written and not (unmounting >= 0 and _are_gone(unmounting, count)):
+        renew(written)
+
+
+def renew(layers: Sequence[str]) -> None:
+    """Put copies in the place of layers.
+
+    What another command wrote there would change files after they were judged, and in the project itself: what is
+    applied is the layer's own file.
+    """
+    for layer in layers:
         try:
             _renew(*os.path.split(layer))
         except OSError as error:

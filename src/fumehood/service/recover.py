@@ -20,7 +20,7 @@ from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, TooDeep, plain_error
 from fumehood.linux.capture import COPY, FUSE
-from fumehood.linux.copying import renew_unless_gone
+from fumehood.linux.copying import renew
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.process import is_gone
@@ -212,7 +212,7 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         for name, state, *_ in store.history.unfinished()
     ):
         # One that it has handed something could go on writing that.
-        renew_unless_gone([layer.upper for layer in layers], -1, 0)
+        renew([layer.upper for layer in layers])
     return ""
 
 
