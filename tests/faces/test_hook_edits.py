@@ -205,6 +205,17 @@ def test_an_edit_that_says_in_two_ways_what_a_file_will_hold_is_not_believed(tol
     assert told("claude", "Edit", {**fields, "content": "[core]\n"}, "2")["permissionDecision"] == "ask"
 
 
+def test_an_edit_of_a_file_with_other_names_is_put_to_the_person(told: Answer, project: Path) -> None:
+    (project / ".git/hooks").mkdir(parents=True)
+    (project / ".git/hooks/pre-commit").write_text("#!/bin/sh\n")
+    (project / "notes.txt").hardlink_to(project / ".git/hooks/pre-commit")
+    answer = told("claude", "Write", {"file_path": "notes.txt", "content": "x"}, "1")
+    assert answer["permissionDecision"] == "ask"
+    assert "notes.txt is a file that has another name" in answer["permissionDecisionReason"]
+    patch = "*** Begin Patch\n*** Delete File: notes.txt\n*** End Patch"
+    assert told("codex", "apply_patch", {"command": patch}, "2") == {}
+
+
 def test_where_changes_are_held_an_edit_is_put_to_the_person(
     told: Answer, home: Path, project: Path
 ) -> None:
