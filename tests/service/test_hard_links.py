@@ -204,3 +204,29 @@ def test_what_is_folded_has_no_other_names_by_that(sandbox, project):
         sandbox.run(f"echo x > held{number}", apply="hold")
     run = sandbox.run("echo more >> a")
     assert flags(run) == {}
+
+
+SECOND_NAMES = {
+    "a hook that is only touched": ("ln .git/hooks/pre-commit n; touch .git/hooks/pre-commit", ".git/hooks/pre-commit"),
+    "an everyday setting": ("git config user.name me; ln .git/config n", ".git/config"),
+    "an agent's settings": ("ln .claude/settings.json n; touch .claude/settings.json", ".claude/settings.json"),
+}
+
+
+@pytest.mark.parametrize("how", SECOND_NAMES)
+def test_what_the_host_acts_on_gets_no_second_name_unseen(sandbox, project, how):
+    on_host(project, "git init -q .; printf '#!/bin/sh\n' > .git/hooks/pre-commit; mkdir .claude")
+    on_host(project, "echo {} > .claude/settings.json")
+    command, path = SECOND_NAMES[how]
+    run = sandbox.run(command)
+    verdicts = {change.path: (change.verdict, change.flags) for change in run.changes}
+    assert verdicts == {path: ("held", ("other-name",)), "n": ("applied", ())}
+    assert len(inodes(project, path, "n")) == 2
+
+
+def test_names_that_were_there_or_mean_nothing_stay_one_file(sandbox, project):
+    on_host(project, "mkdir .claude d; echo x > d/a; echo {} > .claude/settings.json; ln .claude/settings.json d/b")
+    run = sandbox.run("touch .claude/settings.json; ln d/a d/c; echo y >> d/a")
+    assert run.state == "applied"
+    assert [change.path for change in run.changes if change.verdict != "applied"] == []
+    assert len(inodes(project, "d/a", "d/c")) == 1

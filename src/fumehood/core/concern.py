@@ -264,7 +264,8 @@ class Ground(Value):
     in it ("" is the root itself). `own` is what Fumehood itself is loaded from, where that lies in the roots.
     `environments` are virtual environments that were there before, `commands` what new programs in them would be run in
     place of, by name. `written` is where commands write besides the roots, and nothing is judged; `aliases` are other
-    names of directories above the roots, with the real ones.
+    names of directories above the roots, with the real ones. `linked` are files, by root and inode, that a run gave
+    several names.
     """
 
     roots: tuple[str, ...] = ()
@@ -275,6 +276,7 @@ class Ground(Value):
     commands: Mapping[str, str] | None = None
     written: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
+    linked: frozenset[tuple[int, int]] = frozenset()
 
 
 def held(flag: str, reason: str) -> Concern:

@@ -124,6 +124,8 @@ def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | No
         had = before.mode if change.change == MODE and before is not None else 0
         if after.mode & ~had & _SET_ID:
             return held("setuid", "would run with its owner's or group's rights, whoever starts it")
+        if after.links > 1 and (change.root, after.inode) in ground.linked and _must_stay_closed(change, ground):
+            return held("other-name", "has another name now, by which it could be changed unseen")
     directory, _, name = change.path.rpartition("/")
     name, around = name.lower(), surroundings(directory)
     mild = None
@@ -299,8 +301,12 @@ def survey(
     Finds bare repositories among what the run made; `repositories` are those found by `suspects`. What else there is
     to know of the ground goes in as it is.
     """
-    every = set(repositories)
+    every, names = set(repositories), set()
+    linked: set[tuple[int, int]] = set()
     for change in changes:
+        before, after = change.before, change.after
+        if after is not None and after.links > 1 and after.kind == FILE and (before is None or before.links == 1):
+            (linked if (change.root, after.inode) in names else names).add((change.root, after.inode))
         if change.path[-5:].lower() == "/head" and change.within is not None and change.change != DELETED:
             parent = change.path[:-5]
             if not surroundings(parent).in_git:
@@ -308,5 +314,5 @@ def survey(
     every.update((number, "") for number, root in enumerate(roots) if surroundings(root.strip("/")).in_git)
     return Ground(
         roots=roots, repositories=frozenset(every), protected=protected, own=own, environments=frozenset(environments),
-        **more,
+        linked=frozenset(linked), **more,
     )  # fmt: skip
