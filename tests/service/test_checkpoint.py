@@ -1,5 +1,6 @@
 """Checkpoints: what a running command has finished writing is settled while it goes on."""
 
+import mmap
 import os
 import random
 import subprocess
@@ -7,10 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
+from fumehood.linux.copying import copy_versions
+from fumehood.service import checkpoint
 from fumehood.service.checkpoint import Checkpoints
 from fumehood.service.overview import Chosen, perform, shown_at
 from patience import LONG_S, eventually
@@ -114,6 +118,34 @@ def test_what_a_running_command_has_written_is_in_the_project_after_a_checkpoint
     settled = snapshot(project)
     assert command.ended().state == "empty"
     assert snapshot(project) == settled
+
+
+def test_what_is_written_to_mapped_memory_after_it_was_judged_is_not_settled(going, project, monkeypatch):
+    (project / ".git").mkdir()
+    (project / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    config = "[core]\n\tbare = false\n"
+    (project / ".git/config").write_text(config)
+    evil = b'[core]\n\tfsmonitor = "touch /planted #"\n'
+    command = going("exec 9>>.git/config; printf '[user]\\n\\tname = somebody-with-a-name\\n\\n' >&9", "true")
+    command.part()
+    (layer,) = Path(os.environ["XDG_STATE_HOME"]).glob("fumehood/runs/*/0/upper/.git/config")
+    with layer.open("r+b") as file:  # as another command that was handed it
+        memory = mmap.mmap(file.fileno(), 0)
+    memory[-1:] = b"\n"  # from now on, its times stay as they are
+
+    def rewritten(*arguments: Any) -> None:
+        memory[-len(evil) :] = evil
+        copy_versions(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "copy_versions", rewritten)
+        run = command.checkpoint()
+    assert (run.state, paths(run)) == ("failed", {})
+    assert "written meanwhile" in run.reason
+    assert (project / ".git/config").read_text() == config
+    memory.close()
+    assert command.ended().state == "held"
+    assert (project / ".git/config").read_text() == config
 
 
 def test_a_checkpoint_leaves_a_directory_alone_that_took_the_projects_place(going, project):

@@ -301,7 +301,8 @@ def survey(
     Finds bare repositories among what the run made; `repositories` are those found by `suspects`. What else there is
     to know of the ground goes in as it is.
     """
-    every, names = set(repositories), set()
+    every = set(repositories)
+    names: set[tuple[int, int]] = set()
     linked: set[tuple[int, int]] = set()
     for change in changes:
         before, after = change.before, change.after

@@ -6,6 +6,7 @@ still being written stays with the command and is judged at its end, so that the
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import time
@@ -25,7 +26,7 @@ from fumehood.linux.staging import unless_written
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.settle import APPLIED, EMPTY, FAILED, find_conflicts, record_files
-from fumehood.service.verdicts import give_verdicts
+from fumehood.service.verdicts import concerns, give_verdicts
 from fumehood.store.history import APPLYING, CHECKPOINT
 from fumehood.store.places import new_id
 
@@ -196,6 +197,7 @@ class Checkpoints:
             self._is_recorded = True
             try:
                 uppers = self._copied(checkpoint)
+                self._judge_copies(going, checkpoint.roots, uppers)
                 self._mark(going)
                 checkpoint.state = APPLYING
                 store.history.journal(checkpoint)
@@ -226,6 +228,16 @@ class Checkpoints:
                 layering.drop_if_empty(store.places, checkpoint.run, checkpoint.changed)
             else:
                 layering.drop(store.places, checkpoint.run)
+
+    def _judge_copies(self, going: Sequence[c.Change], roots: Sequence[str], uppers: Sequence[str]) -> None:
+        """Judge what will be in the project, which nobody else can write.
+
+        Another command may have been handed a file, and what it writes to mapped memory leaves no trace in its times.
+        """
+        acted_on = concerns(going, roots, uppers, self._hood.policy.rules, elsewhere=self._hood.store.written)
+        rewritten = next((going[number].path for number, concern in acted_on.items() if concern.held), None)
+        if rewritten is not None:
+            raise OSError(errno.EBUSY, "it was written meanwhile", rewritten)
 
     def _record(self, checkpoint: Run, *, is_asked: bool) -> list[c.Change]:
         """Record what is applied; return the changes that earlier checkpoints tell of.
