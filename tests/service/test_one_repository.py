@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -353,6 +353,48 @@ def test_what_git_notes_for_itself_is_in_nobodys_way(repository: Path, note: str
         assert sandbox.apply(waits).state == "applied"
     assert git(repository, "log", "--format=%s").split() == ["m", "n", "first"]
     assert is_sound(repository)
+
+
+def test_a_persons_clean_up_is_no_conflict(repository: Path) -> None:
+    """It writes the logs anew, without lines that are old, and packs what else the command changes."""
+    with Sandbox(repository) as sandbox:
+        assert sandbox.run("echo a > a; git add a; git commit -qm a").state == "applied"
+        tidy = "git reflog expire --expire=now HEAD && git gc -q"
+        run = in_the_meantime(sandbox, "echo b > b; git add b; git commit -qm b", repository, tidy)
+        assert run.state == "applied", run.changes
+        assert sandbox.run("echo c > c; git add c; git commit -qm c").state == "applied"
+    assert git(repository, "log", "--format=%s").split() == ["c", "b", "a", "first"]
+    assert git(repository, "reflog", "--format=%gs").splitlines()[:2] == ["commit: c", "commit: b"]
+    assert is_sound(repository)
+
+
+def test_a_stash_that_a_person_drops_meanwhile_is_not_brought_back(repository: Path) -> None:
+    stash = "echo {0} > tracked; git stash -q"
+    typed(repository, f"echo x > tracked; git add .; git commit -qm x; {stash.format(1)}; {stash.format(2)}")
+    with Sandbox(repository) as sandbox:
+        run = in_the_meantime(sandbox, stash.format(3), repository, "git stash drop -q stash@{1}")
+    assert run.state == "held"
+    assert git(repository, "stash", "list").count("stash@") == 1
+
+
+@pytest.mark.parametrize("what", ["a ref", "its directory"])
+def test_refs_that_are_packed_while_they_are_noted_are_left_out(
+    repository: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(repository, "branch", "a/branch")
+    gone = repository / ".git/refs/heads/a"
+    naming = gitobjects._naming_objects
+
+    def vanishing(top: int, directory: str) -> Iterator[tuple[str, os.stat_result, bool]]:
+        for path, *others in naming(top, directory):
+            if path.endswith("heads/main" if what == "its directory" else "a/branch"):
+                shutil.rmtree(gone)
+            yield path, *others
+
+    monkeypatch.setattr(gitobjects, "_naming_objects", vanishing)
+    refs = gitobjects.refs_of(str(repository), str(repository / ".git"))
+    assert ".git/refs/heads/main" in refs
+    assert ".git/refs/heads/a/branch" not in refs
 
 
 @pytest.mark.parametrize("mode", ["apply", "hold", "draft"])

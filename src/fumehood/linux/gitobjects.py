@@ -27,6 +27,7 @@ _TABLES = "reftable/tables.list"  # of refs, logs and HEADs: each change of one 
 _MOST_BESIDE = 2_000  # directories that are asked whether they borrow objects
 _LONGEST_HEAD = 4096  # bytes; git's own limit on the name of a ref is shorter
 _MOST_INDEXES = 8  # that are read for objects' names: a command can leave any number, which take no room either
+_LONGEST_LOG = 1 << 24  # bytes
 _LONGEST_REFS = 1 << 20  # bytes of one file; a command can leave one of any length, which takes no room on the disk
 
 
@@ -73,6 +74,23 @@ def _is_apart(roots: Sequence[str], change: c.Change, gits: Collection[str]) -> 
     if not may_stay(f"{root}/{change.path}", gits):
         return False
     return change.within is None or may_stay(f"{root}/{change.within}", gits)
+
+
+def keeps_log(roots: Sequence[str], changes: Sequence[c.Change], change: c.Change, upper: str) -> bool:
+    """Return True if a command's version of a log of git's has all lines of the project's, in their order.
+
+    `git gc` writes logs anew, without lines that are old: nothing is lost if these come back. Of stashes, the log is
+    the list, and who drops one means it.
+    """
+    place = f"{roots[change.root]}/{change.path}"
+    if "/logs/" not in place or place.endswith("/stash") or not repository(place, git_directories(roots, changes)):
+        return False
+    with Closing(open_top(upper)) as layer, Closing(open_top(roots[change.root])) as live:
+        mine, theirs = (plain_file(change.path, top, _LONGEST_LOG) for top in (layer, live))
+    if mine is None or theirs is None or _LONGEST_LOG in (len(mine), len(theirs)):
+        return False
+    lines = iter(mine.splitlines(keepends=True))
+    return all(line in lines for line in theirs.splitlines(keepends=True))
 
 
 def freshen(top: int, path: str) -> None:
@@ -253,10 +271,18 @@ def _around_indexes(roots: Sequence[str], changes: Sequence[c.Change]) -> set[st
 
 
 def refs_of(root: str, git: str) -> dict[str, bytes]:
-    """Return a digest of each ref and HEAD, and what tells versions of an index, a log or a list apart."""
+    """Return a digest of each ref and HEAD, and what tells versions of an index, a log or a list apart.
+
+    Those that vanish meanwhile are left out: `git gc` packs them.
+    """
+    refs = {}
     with Closing(open_top(root)) as top:
-        named = _naming_objects(top, _inside(root, git))
-        return {path: _version(top, path, status, is_cache=is_cache) for path, status, is_cache in named}
+        for path, status, is_cache in _naming_objects(top, _inside(root, git)):
+            try:
+                refs[path] = _version(top, path, status, is_cache=is_cache)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+    return refs
 
 
 def _version(top: int, path: str, status: os.stat_result, *, is_cache: bool) -> bytes:
@@ -353,8 +379,11 @@ def _listed(top: int, path: str) -> list[str]:
     status = _status(top, path) if path else os.stat(top)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return []
-    with Closing(open_below(top, path, LISTING)) as directory:
-        return os.listdir(directory)
+    try:
+        with Closing(open_below(top, path, LISTING)) as directory:
+            return os.listdir(directory)
+    except FileNotFoundError:
+        return []  # since just now
 
 
 def _status(top: int, path: str) -> os.stat_result | None:

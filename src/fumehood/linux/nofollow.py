@@ -457,7 +457,13 @@ def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
     with Loosened(top) as loosened:
         while waiting:
             here = waiting.pop()
-            with Closing(loosened.reach(here)) as directory:
+            try:
+                opened = loosened.reach(here)
+            except (FileNotFoundError, NotADirectoryError):
+                if here == path:
+                    raise
+                continue
+            with Closing(opened) as directory:
                 for name in sorted(os.listdir(directory)):
                     status = look(directory, name)
                     if status is None:
