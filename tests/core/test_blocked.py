@@ -46,6 +46,8 @@ NOTHING = [
     "make: *** [all] Error 1",
     "ls: cannot access '/home/ada/.sshx': No such file or directory",
     "AssertionError: expected socket",
+    "3:M 18 Nov 2026 09:11:22.574 * The server is now ready to accept connections at /tmp/r.sock",
+    "INFO: Uvicorn running on socket /run/app.sock (Press CTRL+C to quit)",
     "",
 ]
 

@@ -167,6 +167,15 @@ def test_a_restore_tells_programs_the_run(run: Callable[..., Run], cli: Cli, pro
     assert "already" in cli("restore", "a", "--from", time.strftime("%Y-%m-%d")).stdout
 
 
+def test_a_restore_names_the_run_by_its_number(run: Callable[..., Run], cli: Cli, project: Path) -> None:
+    (project / "a").write_text("one")
+    first = run("echo two > a")
+    run("echo three > a")
+    done = told(cli("restore", "--json", "a", "--from", first.run))
+    assert isinstance(done, dict)
+    assert done["command"] == f"restore a from {first.number}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -49,6 +49,34 @@ def test_without_a_root_of_its_own_another_directory_can_not_be_written(sandbox,
 
 
 @sandboxed
+def test_a_root_that_is_gone_is_named_with_what_to_do(project, second, add_root):
+    add_root(second)
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(f"echo 1 > a; echo 2 > {second}/b")
+        held = sandbox.run(f"echo 3 > c; echo 4 > {second}/d", apply="hold")
+        shutil.rmtree(second)
+        for act in (lambda: sandbox.run("true"), sandbox.capabilities):
+            with pytest.raises(BadRequest, match=f"^{second} is not there any more$") as refused:
+                act()
+            assert refused.value.hint.endswith(f": fumehood roots remove {second}")
+        for act in (sandbox.undo, sandbox.apply):
+            with pytest.raises(BadRequest, match=f"^{second} is not there any more$"):
+                act(run if act == sandbox.undo else held)
+        sandbox.apply(held, "c")
+        sandbox.undo(run, "a")
+    assert os.listdir(project) == ["c"]
+
+
+@sandboxed
+def test_a_project_that_is_gone_is_named(sandbox, project):
+    run = sandbox.run("echo 1 > a")
+    shutil.rmtree(project)
+    for act in (lambda: sandbox.undo(run), sandbox.capabilities, lambda: sandbox.run("true")):
+        with pytest.raises(BadRequest, match=f"^the project {project} is not there any more$"):
+            act()
+
+
+@sandboxed
 def test_what_could_be_a_root_is_named_with_the_line_that_makes_it_one(sandbox, project, second):
     (project / "sub").mkdir()
     for command in (f"touch {second}/f", "touch ../second/f", f"cd /; touch {project}/sub/../../second/f"):

@@ -24,6 +24,7 @@ _MOST_OF_A_KIND = 3  # of each kind
 _PATH = re.compile(r"(?:~|/)[^\s'\"`:;,()<>\[\]]+")
 _ABSENT = re.compile(r"No such file|ENOENT|Permission denied|EACCES|not found|can(?:'t|not) read", re.IGNORECASE)
 _CONNECTING = re.compile(r"connect|ECONNREFUSED|socket|daemon|bus\b|agent\b", re.IGNORECASE)
+_IN_VAIN = re.compile(r"no such|refused|denied|fail|error|ECONN|ENOENT|can(?:no|')t|could|unable|\bnot\b", re.IGNORECASE)
 _SOCKET = re.compile(r"\.sock\b|\.s\.PGSQL\.|^/(?:var/)?run/")
 _NAMELESS = (
     (re.compile(r"Failed to connect to (?:user |system )?(?:scope )?bus|D-Bus", re.IGNORECASE), "D-Bus"),
@@ -80,7 +81,9 @@ def _hidden(lines: Iterable[str], policy: Policy, home: str, moved: Sequence[str
 
 def _sockets(lines: Iterable[str], home: str) -> Iterator[Blocked]:
     about = [line for line in lines if _CONNECTING.search(line)]
-    named = [path for path in _paths(about, home) if _SOCKET.search(path)]
+    # A server of the command's own says where it listens, too.
+    in_vain = (line for line in about if _IN_VAIN.search(line))
+    named = [path for path in _paths(in_vain, home) if _SOCKET.search(path)]
     named += [name for line in about for words, name in _NAMELESS if words.search(line)]
     for name in list(dict.fromkeys(named))[:_MOST_OF_A_KIND]:
         yield Blocked(what="socket", detail=name, hint=_NO_SOCKETS)

@@ -67,6 +67,7 @@ def apply_held(
         run, waiting = _waiting(store, project, run, paths, here, forth=True)
         _refuse_in_draft(run)
         _refuse_another(run, waiting, expected)
+        layering.require_there(run.roots, waiting)
         if not force:
             waiting = _without_conflicts(run, waiting)
         _refuse_before_others(store, run, waiting)
@@ -390,7 +391,8 @@ def _count_links(run: Run) -> None:
             and change.before is not None
             and not is_plain(change)
         ]
-        held_runs.note_links(root, leaving, lambda change: change.before)
+        if leaving:
+            held_runs.note_links(root, leaving, lambda change: change.before)
 
 
 def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:

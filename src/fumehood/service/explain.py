@@ -141,6 +141,7 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
     """Return what a project's commands find in a root: programs with versions, what they can write, network, limits."""
     store, policy = hood.store, hood.policy
     root = root or policy.root
+    layering.require_there(hood.project.roots)
     world = around(store.places, policy, root, hood.project.roots, owner_of(hood.project.path), hood.project.id)
     path = f"{store.places.cache}/capabilities/{_key(world, hood)}"
     remembered = {} if fresh else _remembered(path)

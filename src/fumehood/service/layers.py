@@ -10,8 +10,8 @@ import time
 from binascii import crc32
 
 from fumehood.core.changes import APPLIED, BOOKKEEPING, SECOND, Change, needs_layer
-from fumehood.core.report import printable
-from fumehood.errors import FumehoodError, Unfinished
+from fumehood.core.report import printable, typed
+from fumehood.errors import BadRequest, FumehoodError, Unfinished
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE, KERNEL
 from fumehood.linux.gitindex import SeenIndexes
@@ -147,6 +147,24 @@ def may_be_written(places: Places, run: Run, layers: Sequence[Layer]) -> bool:
     if not os.path.exists(places.layer(run.run, 0, INIT)):
         return False
     return run.capture == COPY or any(has_entries(layer.upper) for layer in layers)
+
+
+def require_there(roots: Sequence[str], changes: Sequence[Change] | None = None) -> None:
+    """Refuse where the project, or another directory that commands write, was moved or removed.
+
+    With changes, only those count that some of them lie in.
+    """
+    for number in range(len(roots)) if changes is None else sorted({change.root for change in changes}):
+        if os.path.isdir(roots[number]):
+            continue
+        name = printable(roots[number])
+        if not number:
+            message = f"the project {name} is not there any more"
+            raise BadRequest(message, hint="bring it back, or open another one")
+        hint = "bring it back, or name the paths that lie elsewhere"
+        if changes is None:
+            hint = f"bring it back, or let commands do without it: fumehood roots remove {typed(roots[number])}"
+        raise BadRequest(f"{name} is not there any more", hint=hint)
 
 
 def _cannot_make(places: Places, error: OSError) -> FumehoodError:

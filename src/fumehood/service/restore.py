@@ -267,8 +267,9 @@ def restore(store: Store, project: Project, path: str, source: str = "", *, here
     root, below = place_of(store, project, path, here)
     with store.alone(project.id), InterruptsHeld() as interrupts:
         version = _chosen(store, project, root, below, source)
+        source = version.source if "-" in version.source else store.history.name(version.source)
         run = Run(
-            run=new_id(), project=project.path, command=f"restore {below} from {version.source}", cwd=project.path,
+            run=new_id(), project=project.path, command=f"restore {below} from {source}", cwd=project.path,
             state=APPLYING, act="restore", started_at=time.time(), roots=project.roots,
         )  # fmt: skip
 

@@ -498,9 +498,7 @@ class Hood(Workplace):
         return world.replace(scratch=Scratch(self.store.places, self.project.path, run, asked, keeps_tmp=keeps_tmp))
 
     def _around(self, request: Request) -> World:
-        if not os.path.isdir(self.project.path):
-            message = f"the project {self.project.path} is not there any more"
-            raise BadRequest(message, hint="bring it back, or open another one")
+        layering.require_there(self.project.roots)
         return around(
             self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
             owner_of(self.project.path), self.project.id,

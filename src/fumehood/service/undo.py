@@ -70,6 +70,7 @@ def undo(
         interrupts.let_in()  # nothing is done yet, and to look at everything may take long
         run = recorded(store, project, run)
         back = _planned(store, as_it_stands(store, run), paths, here, by)
+        layering.require_there(run.roots, back.changed)
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
             back.changed = counted_as_they_are(run, back.changed)

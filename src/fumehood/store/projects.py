@@ -150,7 +150,8 @@ class Projects:
             query = "SELECT count(*), coalesce(sum(state = 'held'), 0) FROM runs WHERE project = ?"
             ((runs, held),) = self.database.rows(query, (number,))
             waiting = f", {held} of them held," if held else ""
-            kept = f"1 run{waiting} is" if runs == 1 else f"{runs} runs{waiting} are"
+            counted = {0: "records are", 1: f"1 run{waiting} is"}
+            kept = counted.get(runs, f"{runs} runs{waiting} are")
             self.set_aside(number)
             self._notices.append(
                 f"another directory was at {real} before: its {kept} kept as project"
