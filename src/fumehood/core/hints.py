@@ -24,7 +24,7 @@ _MOST_OF_A_KIND = 3  # of each kind
 _PATH = re.compile(r"(?:~|/)[^\s'\"`:;,()<>\[\]]+")
 _ABSENT = re.compile(r"No such file|ENOENT|Permission denied|EACCES|not found|can(?:'t|not) read", re.IGNORECASE)
 _CONNECTING = re.compile(r"connect|ECONNREFUSED|socket|daemon|bus\b|agent\b", re.IGNORECASE)
-_IN_VAIN = re.compile(r"no such|refused|denied|fail|error|ECONN|ENOENT|can(?:no|')t|could|unable|\bnot\b", re.IGNORECASE)
+_IN_VAIN = re.compile(r"no such|refused|denied|fail|error|ENOENT|can(?:no|')t|could|unable|\bnot\b", re.IGNORECASE)
 _SOCKET = re.compile(r"\.sock\b|\.s\.PGSQL\.|^/(?:var/)?run/")
 _NAMELESS = (
     (re.compile(r"Failed to connect to (?:user |system )?(?:scope )?bus|D-Bus", re.IGNORECASE), "D-Bus"),
