@@ -487,6 +487,21 @@ def test_undo_leaves_objects_that_what_waits_is_built_on(repository: Path, kind:
     git(repository, "fsck", "--full", "--strict")
 
 
+def test_what_git_notes_of_a_work_tree_goes_with_the_home_that_it_was_made_in(repository: Path, home: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        commit = "git commit -q --allow-empty -m there"
+        run = sandbox.run(f"git worktree add -q -b side {home}/tree; cd {home}/tree; {commit}")
+        assert run.state == "applied", run.changes
+        left = {change.path: change.reason for change in run.changes if change.verdict == "discarded"}
+        assert left[".git/worktrees/tree/gitdir"] == f"its work tree is not kept: {home}/tree"
+        assert not (repository / ".git/worktrees/tree").exists()
+        again = sandbox.run(f"git worktree add -q {home}/tree side; git worktree add -q inside; git worktree list")
+        assert again.exit_code == 0
+    assert git(repository, "log", "--format=%s", "side").split() == ["there", "first"]
+    assert git(repository, "worktree", "list").count("inside") == 2
+    assert is_sound(repository)
+
+
 def test_a_rebase_that_stops_waits_with_its_repository(repository: Path) -> None:
     typed(repository, "echo 1 > f; git add f; git commit -qm 1; git switch -qc t @~")
     typed(repository, "echo 2 > f; git add f; git commit -qm 2")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.changes import ADDED, APPLIED, CONFLICT, DELETED, DISCARDED, FILE, on_their_own
+from fumehood.core.changes import ADDED, APPLIED, CONFLICT, DELETED, DISCARDED, FILE, HELD, above, on_their_own
 from fumehood.core.judge import git_directories, is_list, is_note, objects_of, repository
+from fumehood.core.masks import is_below, is_in
 from fumehood.linux.cache import plain_file
 from fumehood.linux.gitindex import LARGEST, has_any
 from fumehood.linux.gitindex import NAME as INDEX
@@ -366,6 +367,60 @@ def _is_another(top: int, path: str, noted: bytes | None, *, is_cache: bool = Fa
 def _work_trees(top: int, git: str) -> list[str]:
     """Return where a repository keeps what belongs to its linked work trees."""
     return [join(git, f"worktrees/{name}") for name in _listed(top, join(git, "worktrees"))]
+
+
+def keep_work_trees(roots: Sequence[str], changes: Sequence[c.Change]) -> None:
+    """Let git go on knowing a linked work tree that it took for removed, because no command sees where it lies.
+
+    What it would remove of that repository's objects stays too: the work tree may need them.
+    """
+    kept: dict[tuple[int, str], str] = {}
+    gits: set[str] = set()
+    for change in changes:
+        if change.change != DELETED or not change.path.endswith("/gitdir"):
+            continue
+        root, top = roots[change.root], change.within or change.path
+        git, kind, *_ = f"{root}/{change.path}".rsplit("/", 3)
+        # Where more than that goes, it is not git that prunes.
+        if kind == "worktrees" and f"{root}/{top}/".startswith(f"{git}/{kind}/"):
+            tree = _work_tree(root, root, change.path)
+            if os.path.lexists(tree) and not is_in(tree, roots):
+                kept[change.root, top] = f"its work tree is there, out of the command's sight: {os.path.dirname(tree)}"
+                gits.add(git)
+    for change in changes if kept else ():
+        if change.change == DELETED and change.verdict in (APPLIED, HELD):
+            why = kept.get((change.root, change.within or change.path), "")
+            if objects_of(f"{roots[change.root]}/{change.path}", gits) in gits:
+                why = "a work tree that is out of the command's sight may need it"
+            if why:
+                change.verdict, change.reason = DISCARDED, why
+
+
+def leave_lost_work_trees(
+    roots: Sequence[str], changes: Sequence[c.Change], uppers: Sequence[str], home: str
+) -> None:  # fmt: skip
+    """Leave out what git notes of a new work tree that went with the home that a command has for itself."""
+    new = {(change.root, change.path) for change in changes if change.change == ADDED}
+    lost: dict[tuple[int, str], str] = {}
+    for change in changes:
+        room, name = split(change.path)
+        if name == "gitdir" and split(split(room)[0])[1] == "worktrees" and (change.root, room) in new:
+            tree = os.path.dirname(_work_tree(roots[change.root], uppers[change.root], change.path))
+            if is_below(tree, home) and not is_in(tree, roots) and not os.path.lexists(tree):
+                lost[change.root, room] = f"its work tree is not kept: {tree}"
+    for change in changes if lost else ():
+        why = lost.get((change.root, change.path)) or next(
+            (lost[change.root, each] for each in above(change.path) if (change.root, each) in lost), ""
+        )
+        if why:
+            change.verdict, change.reason = DISCARDED, why
+
+
+def _work_tree(root: str, top: str, path: str) -> str:
+    """Return what a file of git's says of where the .git of a linked work tree is; it lies below a top."""
+    with Closing(open_top(top)) as directory:
+        line = os.fsdecode(plain_file(path, directory) or b"").rstrip("\n")
+    return os.path.normpath(os.path.join(root, os.path.dirname(path), line))
 
 
 def _branch(top: int, head: str) -> str:

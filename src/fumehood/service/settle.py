@@ -6,11 +6,10 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.masks import is_below, is_in
+from fumehood.core.masks import is_below
 from fumehood.core.network import FULL
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
-from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import is_version, kind_of, looks, open_top, walk
 from fumehood.service import layers as layering
@@ -84,7 +83,12 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         from fumehood.linux.gitobjects import keep_needed
 
         keep_needed(run.roots, run.changed, began)
-    _keep_work_trees(run)
+    if any(change.path.endswith("/gitdir") for change in run.changed):
+        from fumehood.linux.gitobjects import keep_work_trees, leave_lost_work_trees
+        from fumehood.store.places import home
+
+        keep_work_trees(run.roots, run.changed)
+        leave_lost_work_trees(run.roots, run.changed, [layer.upper for layer in layers], home())
     if run.act != CHECKPOINT:
         _leave_locks(run)
     late = [
@@ -114,39 +118,6 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
             change.verdict = c.CONFLICT
         leave_theirs(run.roots, run.changed)
         keep_replacements_whole(run.changed)
-
-
-def _keep_work_trees(run: Run) -> None:
-    """Let git go on knowing a linked work tree that it took for removed, because no command sees where it lies.
-
-    What it would remove of that repository's objects stays too: the work tree may need them.
-    """
-    kept: dict[tuple[int, str], str] = {}
-    gits: set[str] = set()
-    for change in run.changed:
-        if change.change != c.DELETED or not change.path.endswith("/gitdir"):
-            continue
-        root, top = run.roots[change.root], change.within or change.path
-        git, kind, *_ = f"{root}/{change.path}".rsplit("/", 3)
-        # Where more than that goes, it is not git that prunes.
-        if kind == "worktrees" and f"{root}/{top}/".startswith(f"{git}/{kind}/"):
-            with Closing(open_top(root)) as directory:
-                line = os.fsdecode(plain_file(change.path, directory) or b"").rstrip("\n")
-            tree = os.path.normpath(os.path.join(root, os.path.dirname(change.path), line))
-            if os.path.lexists(tree) and not is_in(tree, run.roots):
-                kept[change.root, top] = f"its work tree is there, out of the command's sight: {os.path.dirname(tree)}"
-                gits.add(git)
-    if not kept:
-        return
-    from fumehood.core.judge import objects_of
-
-    for change in run.changed:
-        if change.change == c.DELETED and change.verdict in (c.APPLIED, c.HELD):
-            why = kept.get((change.root, change.within or change.path), "")
-            if objects_of(f"{run.roots[change.root]}/{change.path}", gits) in gits:
-                why = "a work tree that is out of the command's sight may need it"
-            if why:
-                change.verdict, change.reason = c.DISCARDED, why
 
 
 def _leave_locks(run: Run) -> None:
