@@ -94,11 +94,17 @@ class Unforeseen(FumehoodError):
 RAISED_BY = "raised by "  # a note on what a function raised that a program passed to us, with its name
 
 
+def raised_by(error: BaseException) -> str:
+    """Return the name of the program's function that raised this; nothing where it was no function of the program."""
+    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(RAISED_BY))
+    return next(notes, "").removeprefix(RAISED_BY)
+
+
 def reason_of(error: BaseException) -> str:
     """Return what a run's record says of what ended it."""
-    whose = next((note for note in getattr(error, "__notes__", ()) if note.startswith(RAISED_BY)), "")
+    whose = raised_by(error)
     if whose:
-        return f"{whose.removeprefix(RAISED_BY)} raised {type(error).__name__}: {error}"
+        return f"{whose} raised {type(error).__name__}: {error}"
     if isinstance(error, SystemExit):
         return "the program that asked for it ended"
     return str(error) or ("interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from fumehood.core.config_keys import check_policy
 from fumehood.core.request import checked_name
 from fumehood.service import projects
+from fumehood.service.arguments import checked_arguments
 from fumehood.service.ask import channels
-from fumehood.service.commands import checked_arguments
 from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
 from fumehood.store.projects import DEFAULT, Workspace
@@ -61,6 +61,7 @@ def _changed(store: OpenedStore, name: str, settings: Mapping[str, object]) -> W
     return store.workspaces.change(name, settings) if settings else store.workspaces.find(name)
 
 
+@checked_arguments
 def list() -> builtins.list[Workspace]:  # noqa: A001
     """Return the workspaces by name, each with its path and settings."""
     with closing(OpenedStore()) as store:

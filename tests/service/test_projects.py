@@ -95,13 +95,13 @@ def test_a_project_that_was_made_again_starts_fresh_and_is_told_once(cli, projec
     assert os.listdir(project) == ["x"]
 
 
-@pytest.mark.namespaces
 def test_one_without_a_run_that_was_made_again_has_none_to_keep(cli, project, store):
     store.projects.open(str(project))
     make_again(project)
     assert f"another directory was at {project} before: its records are kept as project 1" in cli("log").stderr
 
 
+@pytest.mark.namespaces
 def test_kept_answers_and_sessions_end_with_the_directory(home, project, store):
     with Sandbox(project, session="work") as sandbox:
         sandbox.run("true")

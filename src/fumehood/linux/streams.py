@@ -8,7 +8,7 @@ import os
 import select
 import stat
 
-from fumehood.errors import BadRequest
+from fumehood.errors import BadRequest, raised_by
 from fumehood.linux import confine, libc
 
 TYPE_CHECKING = False
@@ -80,7 +80,9 @@ class Stream:
         try:
             if self._sink is not None and data:
                 self._sink(data)
-        except BrokenPipeError:
+        except BrokenPipeError as error:
+            if raised_by(error):  # by a function, and not by a pipe of the command's own
+                raise
             return False
         return True
 

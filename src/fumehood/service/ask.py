@@ -272,6 +272,7 @@ class Callback:
 
     def _awaited(self, asked: Asked, answer: Awaitable[object]) -> object:
         import asyncio
+        from concurrent.futures import CancelledError
 
         async def waiting() -> object:
             return await answer
@@ -280,7 +281,10 @@ class Callback:
             return asyncio.run(waiting())  # when somebody else is faster, its answer comes too late
         future = asyncio.run_coroutine_threadsafe(waiting(), self._loop)
         asked.on_close(future.cancel)
-        return future.result()
+        try:
+            return future.result()
+        except CancelledError as error:  # by its own name, whoever awaits would not know it
+            raise asyncio.CancelledError(*error.args) from error
 
 
 # ---- What an agent asks a person to allow its later commands: a host, a path of the home, a directory to write.

@@ -9,17 +9,17 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import cache, partial, wraps
+from functools import partial
 from io import RawIOBase, UnsupportedOperation
-from itertools import chain, cycle
 from typing import TYPE_CHECKING, TypedDict
 
 from fumehood.core.network import FULL, NONE
 from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request, encoded
-from fumehood.errors import RAISED_BY, BadRequest, plain_error
+from fumehood.errors import RAISED_BY, BadRequest
 from fumehood.linux.monitor import watcher
 from fumehood.linux.process import CHANGES, KILL
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding
+from fumehood.service.arguments import checks_arguments, in_our_words, is_path
 from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
@@ -30,7 +30,7 @@ from fumehood.service.started import Started, Underway, terminal_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import IO, Any, TypeVar, Unpack
+    from typing import IO, Any, Unpack
 
     from fumehood.core.questions import Question
     from fumehood.core.report import Run
@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     from fumehood.service.sandbox import Hood
     from fumehood.store.projects import Project
 
-    Check = Callable[[Any], bool]
-    Kind = tuple[Check, str]
-    Class = TypeVar("Class", bound=type)
-    Checked = TypeVar("Checked", bound=Callable[..., Any])
     Function = Callable[..., object]
     OnOutput = Callable[[str, str], object]
     OnChange = Callable[[str, str], object]
@@ -75,124 +71,6 @@ class RunOptions(StartOptions, total=False):
     on_output: OnOutput | None
     stdin: str | bytes | IO[Any] | None
 
-
-# ---- What programs pass is checked by one rule: each argument is what its annotation says, or is refused by its name.
-
-def _is_text(value: Any) -> bool:
-    if not isinstance(value, str) or "\0" in value:
-        return False
-    try:
-        encoded(value)
-    except BadRequest:
-        return False
-    return True
-
-
-def _is_path(value: Any) -> bool:
-    text = value.__fspath__() if isinstance(value, os.PathLike) else value
-    return _is_text(text) and text != ""
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
-
-
-def _are_paths(value: Any) -> bool:
-    several = value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else (value,)
-    return all(map(_is_path, several))
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, (list, tuple, set, frozenset)) and all(map(_is_text, value))
-
-
-def _is_network(value: Any) -> bool:
-    return isinstance(value, bool) or _is_text(value) or _are_texts(value)
-
-
-_FUNCTION: Kind = callable, "a function"
-_NAMED: Kind = (lambda value: isinstance(value, Mapping)), 'names and values: {"CI": "1"}'
-# What an annotation means; what stands nowhere here is checked where it is used.
-_KINDS: dict[str, Kind] = {
-    "str": (_is_text, "a text, without a NUL"),
-    "bool": ((lambda value: isinstance(value, bool)), "True or False"),
-    "int": (_is_count, "a whole number, 0 or more"),
-    "float": (_is_time, "seconds, more than 0 and less than 1e9"),
-    "str | os.PathLike[str]": (_is_path, "a path, as text"),
-    "Paths": (_are_paths, "a path, as text, or several"),
-    "Sequence[str]": (_are_texts, "a list of texts"),
-    "bool | Sequence[str]": (_is_network, 'True, False or hosts: ["pypi.org:443"]'),
-    "Mapping[str, str]": _NAMED, "Mapping[str, str | None]": _NAMED, "Mapping[str, Any]": _NAMED,
-    "OnOutput": _FUNCTION, "OnChange": _FUNCTION, "Variables": _FUNCTION, "Callable[[], bool]": _FUNCTION,
-    "Callable[[Candidate], object]": _FUNCTION,
-}  # fmt: skip
-
-
-@cache
-def _rules(
-    function: Callable[..., object], options_of: Callable[..., object] | None
-) -> tuple[list[str], list[str], dict[str, tuple[Kind, object]]]:
-    """Return a function's parameters by place, that for all further ones, and what those take that can be checked.
-
-    With what each is where it is left out. Read when it is called first: most of a face's methods never are.
-    """
-    parameters = inspect.signature(function).parameters.values()
-    has_options = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    kinds = dict(_rules(options_of, None)[2]) if has_options and options_of is not None else {}
-    for each in parameters:
-        said = str(each.annotation)
-        kind = _KINDS.get(said.removesuffix(" | None"))
-        if kind is not None:
-            kinds[each.name] = kind, None if said.endswith(" | None") else each.default
-    by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    return by_place, [each.name for each in parameters if each.kind is each.VAR_POSITIONAL], kinds
-
-
-def checked_arguments(function: Checked, options_of: Callable[..., object] | None = None) -> Checked:
-    """Return a function that refuses what is not as its annotations say; `**options` are those of another."""
-
-    def check(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        by_place, several, kinds = _rules(function, options_of)
-        names = chain(by_place, cycle(several))
-        for name, value in (*zip(names, arguments, strict=False), *options.items()):
-            (is_right, said), without = kinds.get(name, ((None, ""), None))
-            # A directory is named from the project on, so that an empty one is the project.
-            is_left_out = value is without or (value == "" and (without == "" or name == "cwd"))
-            if is_right is not None and not is_left_out and not is_right(value):
-                raise BadRequest(f"{name} can't be {value!r:.100}", hint=said)
-
-    if inspect.iscoroutinefunction(function):
-
-        @wraps(function)
-        async def awaited(*arguments: Any, **options: Any) -> Any:
-            check(arguments, options)
-            return await function(*arguments, **options)
-
-        return awaited  # type: ignore[return-value]
-
-    @wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        check(arguments, options)
-        return function(*arguments, **options)
-
-    return call  # type: ignore[return-value]
-
-
-def checks_arguments(face: Class) -> Class:
-    """Have every public method of a class refuse what is not as its annotations say."""
-    run = getattr(face, "run", None)
-    options_of = None if run is None else inspect.unwrap(run)
-    for name, method in list(vars(face).items()):
-        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
-            setattr(face, name, checked_arguments(method, options_of))
-    return face
-
-
-# ---- Commands, from what a program asks for to the report.
 
 _NO_TIME_LIMIT_S = 300_000_000.0
 INHERIT = "inherit"  # as standard input: this program's own
@@ -260,7 +138,7 @@ class Commands:
         return self._hood.foreseen(self._request(command, cwd=cwd, network=network))
 
     def _perform(self, request: Request, wishes: Wishes) -> Run:
-        try:
+        with in_our_words(self):
             upkeep(self._store, self._project.id)
             if isinstance(wishes.partner, Dialogue):  # it has a thread of ours, and is ended by its handle
                 run = self._hood.run(request, wishes)
@@ -271,8 +149,6 @@ class Commands:
                         run = self._hood.run(request, all_wishes)
                 finally:
                     underway.leave()  # again: Ctrl-C may have come just before it was left
-        except (OSError, UnicodeError) as error:
-            raise plain_error(error) from error
         if is_cleaning_due(self._store):
             # A program may live for weeks, and must not wait for this.
             def clean() -> None:
@@ -288,7 +164,7 @@ class Commands:
         coroutine functions; while they are slow, the command waits.
         """
         loop = asyncio.get_running_loop()
-        ended: Future[Run] = Future()
+        ended: Future[Run | BaseException] = Future()
         cancelled = threading.Event()
         rest: dict[str, Any] = {**options}
         on_output, on_change, stdin = (rest.pop(name, None) for name in ("on_output", "on_change", "stdin"))
@@ -303,22 +179,24 @@ class Commands:
             try:
                 ended.set_result(self._perform(request, wishes))
             except BaseException as error:  # noqa: BLE001 - handed on to whoever awaits
-                ended.set_exception(error)
+                ended.set_result(error)  # a future refuses a StopIteration, and takes a cancellation for its own
             finally:
                 listener.silence()
 
         future = asyncio.wrap_future(ended)
         threading.Thread(target=work, name="fumehood-run", daemon=True).start()
         try:
-            return await asyncio.shield(future)
+            result = await asyncio.shield(future)
         except asyncio.CancelledError:
             cancelled.set()
             await listener.end(at_once=True)
             await asyncio.wait([future])
-            future.exception()  # looked at, so that nobody complains that it never was
             raise
         finally:
             await listener.end(at_once=False)
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def start(
         self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True,
@@ -452,7 +330,7 @@ def _writable(write: Writable) -> tuple[str, ...] | None:
         return () if write is False else None
     paths = write if isinstance(write, (list, tuple, set, frozenset)) else (write,)
     for path in paths:
-        if not _is_path(path):
+        if not is_path(path):
             raise BadRequest(f"write can't be {path!r}", hint="a path, as text")
     return tuple(map(os.fspath, paths))
 
@@ -498,7 +376,7 @@ def _no_coroutine(name: str) -> BadRequest:
 def _noting(name: str) -> Iterator[None]:
     try:
         yield
-    except Exception as error:
+    except (Exception, asyncio.CancelledError) as error:
         error.add_note(f"{RAISED_BY}{name}")
         raise
 
@@ -535,7 +413,7 @@ def _failing(dialogue: Dialogue, function: Function) -> Function:
     def call(*words: str) -> None:
         try:
             function(*words)
-        except Exception as error:  # noqa: BLE001 - raised to whoever waits for the command
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised to whoever waits for it
             dialogue.fail(error)
 
     return call

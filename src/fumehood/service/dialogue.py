@@ -155,6 +155,11 @@ class LoopListener(Bell):
             result: Any = call(*words)
             if inspect.isawaitable(result):
                 await result
+        except asyncio.CancelledError as error:
+            if self._task.cancelling():  # by us, or by the end of the loop, and not by the function
+                raise
+            self._error = error
+            return False
         except Exception as error:  # noqa: BLE001 - raised where the command is attended
             self._error = error
             return False
@@ -203,7 +208,7 @@ class Dialogue(Bell):
         self._typed: deque[bytearray] = deque()  # what is to be written yet
         self._is_input_closed = False
         self._is_input_gone = False
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._attending = 0  # the thread that attends the command
 
     # ---- What the attending thread calls.
@@ -321,7 +326,7 @@ class Dialogue(Bell):
 
     # ---- What the program's side calls.
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Have the command ended, and this raised to whoever waits for it."""
         with self.lock:
             self._failure = error

@@ -24,7 +24,8 @@ from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import make_parents, open_below, open_top, remove_tree, split
 from fumehood.service import drafts
-from fumehood.service.commands import Commands, checks_arguments, texts
+from fumehood.service.arguments import checks_arguments
+from fumehood.service.commands import Commands, texts
 from fumehood.service.decide import discard_held
 from fumehood.service.differences import each_difference
 from fumehood.store.history import Reach

@@ -14,8 +14,9 @@ from fumehood.core.tool import NAME, Capabilities, asked_for, defined, every
 from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.linux import launcher
 from fumehood.service import decide, now
+from fumehood.service.arguments import checked_arguments, checks_arguments
 from fumehood.service.ask import channels, question_for, settle_access, settled_before
-from fumehood.service.commands import Commands, checked_arguments, checks_arguments, texts
+from fumehood.service.commands import Commands, texts
 from fumehood.service.dialogue import end_all
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import OpenedStore, upkeep

@@ -23,7 +23,7 @@ from fumehood.core.request import (
     on_terminal,
     shown,
 )
-from fumehood.errors import BadRequest, NoDirectory, Refused, reason_of
+from fumehood.errors import RAISED_BY, BadRequest, NoDirectory, Refused, reason_of
 from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
@@ -526,7 +526,11 @@ class Hood(Workplace):
 
 def _looked_up(variables: Variables) -> Iterable[tuple[str, str]]:
     """Return what a program's own function gives a run; nothing of it is shown, for it may hold secrets."""
-    values: Any = variables()
+    try:
+        values: Any = variables()
+    except Exception as error:
+        error.add_note(f"{RAISED_BY}variables")
+        raise
     if not hasattr(values, "items"):
         raise BadRequest(f"variables returned a {type(values).__name__}", hint="names and values, as a dict")
     pairs: Iterable[tuple[str, str]] = values.items()
