@@ -364,3 +364,28 @@ def test_whoever_writes_a_request_by_itself_is_answered_by_the_number_at_its_hea
     reads = 'read -r id code < /dev/fumehood/answer; [ "$id" = $$ ] && echo $code'
     done = agent(f'printf "{line}\\n" > /dev/fumehood/ask; {reads}', "--timeout", "60")
     assert done.stdout in ("125\n", "0\n"), done.stderr
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_an_agent_is_not_told_what_a_file_holds_that_its_commands_do_not_see(
+    agent: Any, cli: Cli, project: Path, home: Path, is_link: bool
+) -> None:
+    (project / "keys").write_text("was-there\n")
+    agent("printf '%s%s\\n' wri tten > keys; echo plain > seen")
+    if is_link:
+        (project / ".env").symlink_to("keys")
+    settings = home / ".config/fumehood/config.toml"
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text('mask = [".env"]\n' if is_link else 'mask = ["keys"]\n')
+    asked = "diff", "diff 1 keys", "diff 1 --json", "show 1", "show 1 --json", "log --json", "status --json", "output 1"
+    for words in asked:
+        done = agent(f"fumehood {words}")
+        assert done.returncode == 0, (words, done.stderr)
+        assert "written" not in done.stdout, words
+        assert "was-there" not in done.stdout, words
+    done = agent("fumehood diff 1")
+    assert "not shown: keys: it is hidden from commands\n" in done.stdout
+    assert "+plain\n" in done.stdout
+    with Sandbox(project, session="agent") as sandbox:
+        assert "written" not in sandbox.diff(1)
+    assert "+written\n" in cli("diff", "1").stdout  # a person sees it

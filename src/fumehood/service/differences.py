@@ -16,6 +16,7 @@ import stat
 from fumehood.core import changes as c
 from fumehood.core.hunks import equal_lines, hunks, quoted
 from fumehood.core.judge import objects_of
+from fumehood.core.masks import inside, is_in, masks
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -26,6 +27,7 @@ from fumehood.service.held import trees
 from fumehood.service.restore import versions
 from fumehood.service.settle import chosen
 from fumehood.store.files import Files
+from fumehood.store.places import home
 from fumehood.store.records import change_at, later_runs
 
 TYPE_CHECKING = False
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fumehood.core.changes import Change
+    from fumehood.core.policy import Policy
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 
@@ -74,11 +77,13 @@ class Difference(Value):
         return counts["+"], counts["-"]
 
 
-def differences(store: Store, run: Run, paths: Sequence[str] = (), *, here: str = "") -> list[Difference]:
+def differences(
+    store: Store, run: Run, paths: Sequence[str] = (), *, here: str = "", hidden_by: Policy | None = None
+) -> list[Difference]:
     """Return what a run changed; where that is too much for memory, the later texts are left out and say so."""
     shown = []
     room = MOST_TEXT
-    for each in each_difference(store, run, paths, here=here):
+    for each in each_difference(store, run, paths, here=here, hidden_by=hidden_by):
         room -= len(each.text)
         if room < 0:
             text = f"not shown: {quoted(each.path)}: the other differences are long already; ask for this path\n"
@@ -87,12 +92,41 @@ def differences(store: Store, run: Run, paths: Sequence[str] = (), *, here: str 
     return shown
 
 
-def each_difference(store: Store, run: Run, paths: Sequence[str] = (), *, here: str = "") -> Iterator[Difference]:
-    """Yield what a run changed, one path at a time, so that memory stays bounded however much it is."""
+def each_difference(
+    store: Store, run: Run, paths: Sequence[str] = (), *, here: str = "", hidden_by: Policy | None = None
+) -> Iterator[Difference]:
+    """Yield what a run changed, one path at a time, so that memory stays bounded however much it is.
+
+    With a policy, it is for an agent: of a file that its commands don't see, nothing is shown here either.
+    """
     wanted = chosen(run, paths, here=here)
+    hidden = frozenset() if hidden_by is None else _hidden(hidden_by, run.roots)
     with _Versions(store, run) as versions:
         for change in wanted:
-            yield _difference(run, change, versions)
+            if hidden and is_in(_place(run, change), hidden):
+                yield _hidden_difference(run, change)
+            else:
+                yield _difference(run, change, versions)
+
+
+def _place(run: Run, change: c.Change) -> str:
+    above, _, name = f"{run.roots[change.root]}/{change.path}".rpartition("/")
+    return f"{os.path.realpath(above)}/{name}"
+
+
+def _hidden(policy: Policy, roots: Sequence[str]) -> frozenset[str]:
+    """Return the paths in some roots that commands don't see; of a link that is masked, where it leads."""
+    masked = masks((home(),), (), policy.mask, policy.unmask, root=os.geteuid() == 0)
+    named = (f"{root}/{name}" for root in roots for name in masked.in_roots)
+    return frozenset(inside(map(os.path.realpath, (*masked.hidden, *named)), roots))
+
+
+def _hidden_difference(run: Run, change: c.Change) -> Difference:
+    text = f"not shown: {quoted(change.path)}: it is hidden from commands\n"
+    return Difference(
+        path=change.path, root=run.roots[change.root], change=change.change, kind=change.kind, text=text,
+        binary=False, shown=False,
+    )  # fmt: skip
 
 
 def difference_of(store: Store, run: Run, change: c.Change) -> Difference:

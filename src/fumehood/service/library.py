@@ -468,9 +468,11 @@ class Sandbox(Commands):
         return self._marked(last_to_undo(self._store, reach) if is_to_undo else self._store.history.find(run, reach))
 
     def diff(self, run: Run | str | int = "last", paths: Paths = ()) -> str:
-        """Return what a run changed, line by line."""
+        """Return what a run changed, line by line; a session's agent is not shown what its commands don't see."""
         chosen = self._chosen(run)
-        return "".join(each.text for each in each_difference(self._store, chosen, texts(paths), here=chosen.project))
+        policy = self._hood.policy if self._session else None
+        wanted = each_difference(self._store, chosen, texts(paths), here=chosen.project, hidden_by=policy)
+        return "".join(each.text for each in wanted)
 
     def output(self, run: Run | str | int = "last", stream: str = "stdout") -> bytes:
         """Return all that is kept of what a run printed, byte for byte."""

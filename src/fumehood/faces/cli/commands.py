@@ -25,6 +25,7 @@ from fumehood.store.projects import Project
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fumehood.core.policy import Policy
     from fumehood.service.library import Sandbox
 
 Add = Callable[[str, str, Callable[["Context"], int], str], argparse.ArgumentParser]
@@ -129,6 +130,11 @@ class Context:
             project=self.project.id, sessions=() if self._only_session is None else (self._only_session,),
             asked_by=getattr(self.options, "asked_by", ""),
         )  # fmt: skip
+
+    @property
+    def agents_policy(self) -> Policy | None:
+        """What holds for the agent that asks; None where a person does."""
+        return None if self._only_session is None else self.store.policy_of(self.project)
 
     def run(self, name: str) -> Run:
         """The run that was named; `last` and `last~1` are those of this project."""

@@ -347,16 +347,17 @@ def _diff(context: Context) -> int:
 def tell_differences(context: Context, run: Run, paths: Sequence[str], about: dict[str, object]) -> int:
     """Write what a run changed, or a draft would: in full, or how many lines; `about` begins the answer as JSON."""
     options = context.options
-    wanted = context.store, run, paths
+    wanted, policy = (context.store, run, paths), context.agents_policy
     if options.stat:
-        return _stat(context, run, about, [_line_count(each) for each in each_difference(*wanted, here=here())])
+        counts = [_line_count(each) for each in each_difference(*wanted, here=here(), hidden_by=policy)]
+        return _stat(context, run, about, counts)
     if context.as_json:
-        changed = [each.fields() for each in differences(*wanted, here=here())]
+        changed = [each.fields() for each in differences(*wanted, here=here(), hidden_by=policy)]
         return context.say({**about, "differences": changed}, lambda: None)
 
     with Paged(wanted=not options.no_pager):
         objects = 0
-        for each in each_difference(*wanted, here=here()):
+        for each in each_difference(*wanted, here=here(), hidden_by=policy):
             if not paths and objects_of(f"/{each.path}"):
                 objects += 1
             else:
