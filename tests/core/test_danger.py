@@ -103,6 +103,13 @@ HELD_FILES = [
     ".RData",
     ".lintr.R",
     ".ropeproject/config.py",
+    ".jedi/project.json",
+    ".factorypath",
+    "docs/.mdlrc",
+    ".tflint.hcl",
+    ".pyre_configuration",
+    ".rvmrc",
+    "sub/.autoenv.zsh",
     ".latexmkrc",
     "paper/latexmkrc",
     ".trunk/trunk.yaml",
@@ -138,7 +145,7 @@ FLAGGED_FILES = [
     ".gitlab-ci.yml", "Jenkinsfile", ".circleci/config.yml",
     "Vagrantfile", "Procfile", "vite.config.ts", ".eslintrc.js", "CLAUDE.md", "AGENTS.md", ".cursorrules",
     ".tool-versions", "mise.toml", ".npmrc", ".yarnrc.yml", ".yarn/releases/yarn.cjs", ".env", ".env.local",
-    ".bashrc", ".claude/worktrees/x/Makefile", "packages/a/MAKEFILE",
+    ".bashrc", ".ghci", ".iex.exs", "sub/.ocamlinit", ".claude/worktrees/x/Makefile", "packages/a/MAKEFILE",
 ]  # fmt: skip
 PASSING_FILES = [
     "public/.well-known/agents.json", "static/.well-known/skills/index.json",

@@ -52,6 +52,21 @@ LOADING = {
     "cspell.jsonc": '{"import": ["./evil.js"]}',
     ".cspell.config.yaml": "import: [./evil.js]\n",
     ".pijul/config": "[hooks]\nrecord = ['evil']\n",
+    "pyrefly.toml": 'python-interpreter-path = "./evil"\n',
+    "found/pyrefly.toml": 'python-interpreter-find-command = ["./evil"]\n',
+    "named/pyrefly.toml": 'fallback-python-interpreter-name = "./evil"\n',
+    "older/pyrefly.toml": 'python_interpreter = "./evil"\n',
+    "custom/pyrefly.toml": '[build-system]\ntype = "custom"\ncommand = ["./evil"]\n',
+    "pyrefly/pyproject.toml": '[tool.pyrefly.build-system]\ntype = "custom"\ncommand = ["./evil"]\n',
+    "pylsp/pyproject.toml": '[tool.pylsp-mypy]\noverrides = ["--python-executable", "./evil", true]\n',
+    "dotted/pyproject.toml": '[tool]\npylsp-mypy.overrides = ["--python-executable", "./evil", true]\n',
+    "pylsp-mypy.cfg": '{"over" "rides": ["--python-executable", "./evil"]}\n',
+    "dprint.json": '{"plugins": ["./evil.json@x"]}\n',
+    ".project": (
+        "<buildCommand>\n<name>org.eclipse.ui.externaltools.ExternalToolBuilder</name>\n<triggers>auto</triggers>\n"
+        "</buildCommand>\n"
+    ),
+    "spelled/.project": "<name>org.eclipse.ui.externaltool&#115;.ExternalToolBuilder</name>\n",
 }
 HARMLESS = {
     ".pylintrc": "[MAIN]\nmax-line-length=120\n# init-hook=x\n",
@@ -74,6 +89,9 @@ HARMLESS = {
     "cspell.yml": "words: [fumehood]\nignorePaths: [dist]\n",
     ".cargo/config.toml": '[registries.x]\nindex = "sparse+https://x"\n',
     "mise.toml": '[tools]\nnode = "22"\n',
+    "pyrefly.toml": 'project-includes = ["src"]\npython-version = "3.12"\n',
+    "dprint.json": '{"lineWidth": 100}\n',
+    ".project": "<projectDescription>\n<name>x</name>\n<nature>org.eclipse.jdt.core.javanature</nature>\n",
 }
 
 
@@ -90,7 +108,8 @@ def test_what_loads_code_is_held_when_it_is_new(path: str) -> None:
 @pytest.mark.parametrize("path", LOADING)
 def test_what_loaded_code_before_may_change_elsewhere(path: str) -> None:
     content = LOADING[path].encode()
-    if path in (".prettierrc", "rust-toolchain", "package.json", ".eslintrc", ".eslintrc.json", ".luarc.json"):
+    if path in (".prettierrc", "rust-toolchain", "package.json", ".eslintrc", ".eslintrc.json", ".luarc.json",
+                "dprint.json"):  # fmt: skip
         return  # one value
     addition = b"'more': 'off',\n" if path.endswith(("js", "ts")) else b"\n[more]\nmore = 1\n"
     before = content if content.endswith(b"\n") else content + b"\n"
@@ -103,6 +122,12 @@ def test_what_loads_nothing_is_not_held(path: str) -> None:
     content = HARMLESS[path].encode()
     assert not is_held(file(path, content))
     assert not is_held(file(path, content, old=b"x"))
+
+
+def test_a_package_that_is_called_as_a_tools_settings_are_is_not_held() -> None:
+    content = b'[tool.poetry.group.dev.dependencies]\npyrefly = "*"\npylsp-mypy = "^0.6"\n'
+    assert not is_held(file("pyproject.toml", content))
+    assert not is_held(file("pyproject.toml", content, old=b"[tool.poetry]\n"))
 
 
 def test_what_runs_when_a_person_builds_is_flagged_as_ever() -> None:

@@ -335,7 +335,7 @@ HELD_DIRECTORIES = _table(
     (
         _EDITOR,
         """.vscode .vs .idea .zed .fleet .devcontainer .helix .nova .theia .externaltoolbuilders .vim .nvim .lapce
-        .nlsp-settings .obsidian .bsp .lsp .sourcekit-lsp .ropeproject .crossnote""",
+        .nlsp-settings .obsidian .bsp .lsp .sourcekit-lsp .ropeproject .crossnote .jedi""",
     ),
     (
         _AGENT,
@@ -346,14 +346,15 @@ HELD_DIRECTORIES = _table(
     (_HOOKS, ".lefthook .lefthook-local .trunk"),
 )
 HELD_NAMES = _table(
-    (_SHELL, ".envrc"),
+    (_SHELL, ".envrc .rvmrc .autoenv .autoenv.zsh .autoenv_leave.zsh"),
     (
         _EDITOR,
         """.devcontainer.json .exrc .vimrc .nvimrc .nvim.lua .lvimrc .dir-locals.el .dir-locals-2.el .ycm_extra_conf.py
         .gdbinit .lldbinit .local.vimrc .lazy.lua .neoconf.json coc-settings.json hie.yaml buildserver.json
         rust-analyzer.toml .rust-analyzer.toml omnisharp.json .kateproject .kateproject.local .luacheckrc .lintr
         .lintr.r .rprofile .renviron .rdata rust-project.json .rust-project.json .merlin .lite_project.lua .latexmkrc
-        latexmkrc .formatter.exs .credo.exs .php-cs-fixer.php .php-cs-fixer.dist.php""",
+        latexmkrc .formatter.exs .credo.exs .php-cs-fixer.php .php-cs-fixer.dist.php .factorypath .mdlrc .tflint.hcl
+        .pyre_configuration .pyre_configuration.local""",
     ),
     (
         _AGENT,
@@ -434,7 +435,8 @@ FLAGGED_NAMES = _table(
     (
         _STARTUP,
         """.bashrc .bash_profile .bash_login .bash_logout .profile .zshrc .zshenv .zprofile .zlogin .login .cshrc
-        .tcshrc .irbrc .pryrc .pdbrc .pythonrc .pythonrc.py .gitconfig .inputrc""",
+        .tcshrc .irbrc .pryrc .pdbrc .pythonrc .pythonrc.py .gitconfig .inputrc .ghci .ghcid .ocamlinit .utoprc
+        .octaverc .perldb .iex.exs .erlang""",
     ),
 )
 FLAGGED_SUFFIXES = _table(

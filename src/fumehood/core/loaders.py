@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from fumehood.core.spelled import Wanted
 
 # Keys, and sections in brackets, whose values name code. One with a sign at an end counts anywhere in a line.
-_PYTHON = words("init-hook load-plugins local-plugins plugins python_executable library_path inherits")
+_UNDER_TOOL = words("pyrefly pylsp-mypy")  # sections; not packages of these names
+_PYTHON = _UNDER_TOOL | words("init-hook load-plugins local-plugins plugins python_executable library_path inherits")
 # Pylint takes any beginning of an option that is no other one's. The last one may name a class.
 _PYLINT_ALONE = (
     ("unsafe-load-any-extension", 1), ("extension-pkg-allow-list", 15), ("extension-pkg-whitelist", 15),
@@ -69,6 +70,10 @@ _NAMES = _table(
         """.pylintrc pylintrc .pylintrc.toml pylintrc.toml .flake8 setup.cfg tox.ini pyproject.toml mypy.ini .mypy.ini
         .sqlfluff .prospector.yml .prospector.yaml prospector.yml prospector.yaml""",
     ),
+    (words("-interpreter python_interpreter build-system"), "pyrefly.toml"),
+    (words("{"), "pylsp-mypy.cfg .pylsp-mypy.cfg mypy-ls.cfg .mypy-ls.cfg"),  # a text of Python, spelled in many ways
+    (words("plugins extends"), "dprint.json dprint.jsonc .dprint.json .dprint.jsonc"),
+    (words("externaltools & <! \N{REPLACEMENT CHARACTER}"), ".project"),  # Eclipse's
     (words("jsplugins extends"), ".oxlintrc.json"),  # its plugins are built in
     (_SCRIPTED, "tslint.json deno.json deno.jsonc analysis_options.yaml"),
     (_RUBY, ".rubocop.yml .rubocop_todo.yml .standard.yml .haml-lint.yml .erb-lint.yml .solargraph.yml"),
@@ -207,7 +212,7 @@ def _new_in_settings(name: str, parent: str, old: str, new: str) -> str | None:
         return None
 
     def is_wanted(text: str, above: tuple[str, ...] | None) -> bool:
-        is_named = above is not None and _is_key(text.lower(), keys)
+        is_named = above is not None and _is_key(text.lower(), keys) and (text not in _UNDER_TOOL or above == ("tool",))
         return is_named or any(sign in text for sign in keys if not _is_word(sign))
 
     return _new_value(old, new, kind, keys, is_wanted)
