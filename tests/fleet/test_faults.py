@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 from test_fleet import filled, redis, sent, status
 
-from patience import eventually
+from patience import LONG_S, eventually
 
 if TYPE_CHECKING:
     from machines import Machines
@@ -110,6 +110,27 @@ def test_a_refusal_of_redis_is_one_plain_line_without_the_password(machines: Mac
                 assert words in lines[0], lines
                 assert [line[:5] for line in lines] == ["ERROR", "hint:"], lines
                 assert not any(part in "".join(lines) for part in ("a pass", "a%20", "word@", "word%40")), lines
+
+
+def test_whoever_waits_for_a_redis_that_is_not_there_is_told_at_once_and_goes_on_when_it_comes(
+    machines: Machines, project: Path
+) -> None:
+    filled(project)
+    machines.kill_redis()
+    machines.start_worker()
+    sender = subprocess.Popen(
+        [machines._python / "bin/python", "-P", "-m", "fumehood", "fleet", "run", "--", "cat src/a.py"], cwd=project,
+        env=machines.environment(machines.home("sender", "sender")), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert sender.stderr is not None
+    told = sender.stderr.readline()  # comes while it waits: nothing else would end this
+    assert told.startswith(b"fumehood: Redis can't be reached: "), told
+    assert told.endswith(b"; waiting for it, up to 60 seconds\n")
+    assert eventually(lambda: "; waiting for it" in machines.logs())
+    machines.start_redis()
+    output, _ = sender.communicate(timeout=LONG_S)
+    assert output == b"one = 1\n"
+    assert sender.returncode == 0
 
 
 class Relay:

@@ -100,6 +100,7 @@ def _fleet(context: Context) -> int:
         sender = sandbox.fleet(
             address, store=options.store, key=options.key, queue=options.queue, include=options.include
         )
+        sender.on_wait = lambda why: print(f"fumehood: {why}", file=sys.stderr, flush=True)
         return acts[options.what](context, sender)
 
 

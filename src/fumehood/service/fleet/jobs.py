@@ -12,6 +12,7 @@ import re
 import time
 from contextlib import contextmanager
 from datetime import timedelta
+from itertools import count
 from ssl import SSLCertVerificationError
 from typing import TYPE_CHECKING, Any
 
@@ -244,7 +245,14 @@ def queue(name: str, connection: Redis) -> Queue:
 # ---- Redis.
 
 class _Patience(Retry):
-    """Ask again for a while, by the clock: a request to a network that stalls may itself take long."""
+    """Ask again for a while, by the clock: a request to a network that stalls may itself take long.
+
+    Whoever waits is told why, once for each request that fails a second time.
+    """
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        super().__init__(ExponentialBackoff(cap=1, base=0.05), -1)
+        self._tell = tell
 
     def call_with_retry(
         self, do: Callable[[], Any], fail: Callable[..., Any],
@@ -252,19 +260,26 @@ class _Patience(Retry):
     ) -> Any:  # fmt: skip
         """Do something until it succeeds, the time is over, or it is refused for good."""
         until = time.monotonic() + OUTAGE_S
+        failures = count(1)
 
         def may_change(error: Exception) -> bool:
             is_over = time.monotonic() > until or is_final(error)
-            return not is_over and (is_retryable is None or is_retryable(error))
+            goes_on = not is_over and (is_retryable is None or is_retryable(error))
+            if goes_on and next(failures) == 2 and isinstance(error, RedisError):
+                self._tell(f"{unreachable(error).message.rstrip('.')}; waiting for it, up to {OUTAGE_S} seconds")
+            return goes_on
 
         return super().call_with_retry(do, fail, may_change, with_failure_count)
 
 
-def connected(url: str) -> Redis:
-    """Connect to a Redis that may go away for a while: what is asked of it waits, and is asked again."""
+def connected(url: str, tell: Callable[[str], object] = lambda _why: None) -> Redis:
+    """Connect to a Redis that may go away for a while: what is asked of it waits, and is asked again.
+
+    `tell` gets the words for whoever waits.
+    """
     try:
         connection = Redis.from_url(
-            url, retry=_Patience(ExponentialBackoff(cap=1, base=0.05), -1),
+            url, retry=_Patience(tell),
             retry_on_error=[Disconnected, Unanswered, BusyLoadingError], socket_timeout=20,
             socket_connect_timeout=5, health_check_interval=10,
         )  # fmt: skip

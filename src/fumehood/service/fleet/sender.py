@@ -49,7 +49,10 @@ _MOST_TRIES = 20  # a job is tried so often again whose workers are killed
 
 
 class FleetSender:
-    """Sends a project's commands to workers: `Sandbox.fleet` makes one."""
+    """Sends a project's commands to workers: `Sandbox.fleet` makes one.
+
+    `on_wait` is a function that is told, in words, when Redis is not reached and is waited for.
+    """
 
     def __init__(
         self, sandbox: Any, url: str, *, blobs: str = "", key: str = "", queue: str = "", include: Sequence[str] = ()
@@ -58,7 +61,8 @@ class FleetSender:
         self._store: Store = sandbox._store
         self._project: Project = sandbox._project
         self._policy: Policy = sandbox._hood.policy
-        self._connection = jobs.connected(url)
+        self.on_wait: Callable[[str], object] = lambda _why: None
+        self._connection = jobs.connected(url, lambda why: self.on_wait(why))  # noqa: PLW0108 - it is set later
         self._blobs = opened(blobs, self._connection)
         self._key = key or self._policy.sign.key
         self._queue = jobs.queue(queue or jobs.QUEUE, self._connection)

@@ -210,7 +210,7 @@ def _report(run: Run, project: str) -> dict[str, Any]:
 
 def work(url: str, *, store: str = "", directory: str = "", name: str = jobs.QUEUE, burst: bool = False) -> int:
     """Work until somebody ends it; with `burst`, until nothing is left to do."""
-    connection = jobs.connected(url)
+    connection = jobs.connected(url, _say)
     directory = directory or f"{os.path.dirname(places().cache)}/fumehood-worker"
     settings = policy_for(places(), ())
     if not settings.sign.signers and not settings.fleet.unsigned:
@@ -234,8 +234,12 @@ def work(url: str, *, store: str = "", directory: str = "", name: str = jobs.QUE
             except RedisError as error:
                 if jobs.is_final(error):
                     raise jobs.unreachable(error) from error
-                print(f"fumehood: {jobs.unreachable(error).message}; trying again", file=sys.stderr, flush=True)  # noqa: T201
+                _say(f"{jobs.unreachable(error).message}; trying again")
             time.sleep(1)
+
+
+def _say(why: str) -> None:
+    print(f"fumehood: {why}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _slot(directory: str) -> tuple[str, Lock]:
