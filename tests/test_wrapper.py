@@ -498,6 +498,19 @@ def test_a_project_may_be_changed_that_fumehood_is_developed_in(real_checkout: C
 
 
 @pytest.mark.namespaces
+def test_the_wrapper_makes_nothing_in_the_hood_and_says_what_the_hoods_own_door_says(real_checkout: Checkout) -> None:
+    def typed(line: str, *options: str) -> Ended:
+        return real_checkout.run("run", "--quiet", *options, "--", line, cwd=real_checkout.copy)
+
+    for line in ("./fumehood run -- true", "./fumehood log"):
+        done = typed(line)
+        assert (done.status, done.stderr.splitlines()[0]) == (125, "ERROR: this is the hood already"), done.stderr
+    done = typed("./fumehood run -- true", "--session", "s")
+    assert (done.status, done.stderr) == (125, "ERROR: this is the hood already\nhint: type the command itself\n")
+    assert typed("./fumehood log --json", "--session", "s").stdout.startswith('{"runs": ')
+
+
+@pytest.mark.namespaces
 def test_a_link_by_which_fumehood_is_started_is_held(real_checkout: Checkout, project: Path) -> None:
     (project / "bin").mkdir()
     (project / "bin/hood").symlink_to(real_checkout.copy / "fumehood")
