@@ -1,5 +1,8 @@
 """What a command finds in its environment, seen from inside."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +36,19 @@ def test_secrets_stay_outside_and_certificates_are_found(
     assert "hunter2" not in run.stdout
     assert {f"{name}={value}" for name, value in plain.items()} <= set(run.stdout.splitlines())
     assert set(secrets) <= set(run.dropped)
+
+
+@pytest.mark.parametrize(
+    ("language", "seen"),
+    [({"LANG": "C"}, ["LANG=C"]), ({}, []), ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, ["LANG=C", "LC_CTYPE=C.UTF-8"])],
+)
+def test_a_command_has_the_locale_of_the_person_and_not_what_python_makes_of_it(
+    project: Path, home: Path, language: dict[str, str], seen: list[str]
+) -> None:
+    ours = {name: value for name, value in os.environ.items() if name != "LANG" and not name.startswith("LC_")}
+    program = f"import fumehood\nprint(fumehood.Sandbox({str(project)!r}).run('env').stdout)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=ours | language | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith(("LANG", "LC_"))) == seen

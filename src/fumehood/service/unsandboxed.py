@@ -20,6 +20,7 @@ from fumehood.service.provided import PLAYGROUND, make_playground
 from fumehood.service.running import Wishes, Workplace, attend, printed, take_note
 from fumehood.service.settle import APPLIED, FAILED
 from fumehood.service.surroundings import home_of
+from fumehood.store.places import own_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def _described(place: Workplace, host: Host, request: Request, name: str) -> tup
         if not os.path.isdir(cwd):
             lacking = "is not a directory" if os.path.exists(cwd) else "does not exist"
             raise NoDirectory(f"Working directory {lacking}: {cwd}", hint="make it first, or name another")
-    environment, dropped = inherited(os.environ)
+    environment, dropped = inherited(own_variables())
     owner = owner_of(project.path)
     if owner is not None:
         environment |= home_of(owner)

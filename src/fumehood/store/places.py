@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
+_PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")  # PEP 538
+
+
 class Places(Value):
     """Our own directories."""
 
@@ -109,6 +112,19 @@ def home() -> str:
         # A relative one would be another directory wherever we start, and in a project a command could write it.
         raise BadRequest(f"HOME is {path!r}, which is not an absolute path", hint="export HOME=/path/of/your/home")
     return path
+
+
+def own_variables() -> dict[str, str]:
+    """The variables that this program was given, and has set itself.
+
+    Without the LC_CTYPE that Python sets where it is started in the C locale: nobody asked for that.
+    """
+    variables = dict(os.environ)  # the process's own is slow to ask
+    if variables.get("LC_CTYPE") in _PYTHONS_LOCALES and variables.get("LANG", "C") in ("", "C", "POSIX"):
+        with open("/proc/self/environ", "rb") as started_with:
+            if not any(each.startswith(b"LC_CTYPE=") for each in started_with.read().split(b"\0")):
+                del variables["LC_CTYPE"]
+    return variables
 
 
 def places(environment: Mapping[str, str] | None = None) -> Places:
