@@ -143,6 +143,35 @@ class Change:
         return f"Change({self.change} {self.kind} {self.path!r} {self.verdict} {self.reason})"
 
 
+def outermost(roots: Sequence[str]) -> list[tuple[int, str]]:
+    """Return where each root is seen from outside: the number of the outermost one around it, and the path in that.
+
+    Only those are counted that lie in no other; a root in another one always comes after it.
+    """
+    outer = [root for root in roots if not any(root.startswith(f"{each}/") for each in roots)]
+    places = []
+    for root in roots:
+        number = next(n for n, each in enumerate(outer) if root == each or root.startswith(f"{each}/"))
+        places.append((number, root[len(outer[number]) + 1 :]))
+    return places
+
+
+def below(parent: str, path: str) -> str:
+    """Return a path of a root, in the one that holds it at another path; the root's own is a dot."""
+    return parent if parent and path == "." else f"{parent}/{path}" if parent else path
+
+
+def seen_from(change: Change, root: int, parent: str) -> Change:
+    """Return a change as it is in the root around its own, or itself where there is none."""
+    if not parent and root == change.root:
+        return change
+    within = None if change.within is None else below(parent, change.within)
+    return Change(
+        root, below(parent, change.path), change.change, change.kind, before=change.before, after=change.after,
+        within=within, marked=change.marked, verdict=change.verdict, reason=change.reason, flags=change.flags,
+    )  # fmt: skip
+
+
 def flags_in_words(flags: Sequence[str]) -> str:
     """Write flags for people: most are plain words already."""
     return ", ".join(map(_in_words, flags))

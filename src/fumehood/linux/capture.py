@@ -12,12 +12,14 @@ import os
 import stat
 from itertools import islice
 
+from fumehood.core.masks import is_below, is_in
 from fumehood.core.report import printable
+from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Layered, Narrowed, Operation
-from fumehood.linux.namespaces import Layer, mounts_inside
+from fumehood.linux.namespaces import Layer, mounts_are_locked, mounts_inside, possible_roots
 from fumehood.linux.nofollow import LISTING, Parents, join, open_below, open_top, split
 
 TYPE_CHECKING = False
@@ -182,6 +184,7 @@ class Choice(Value):
     way: str
     why: str = ""
     groups: tuple[int, ...] = ()
+    overlaid: tuple[str, ...] = ()  # roots in others that the kernel's overlay captures all the same
 
 
 def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[Stranger] = ()) -> Choice:
@@ -199,14 +202,50 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[St
     strangers = [] if host.every_id and works[0] == KERNEL else at_the_top(roots)
     if wanted:
         return Choice(way=wanted, groups=_groups(host, wanted, (*strangers, *failed_on)))
-    inside = [mount for root in roots for mount in mounts_inside(root)]
+    inside = in_the_way(host, roots)
     obstacles = {way: _obstacle(host, way, inside, strangers, failed_on) for way in works}
     best, way = works[0], next((way for way in works if not obstacles[way]), "")
     if not way:
         hint = f"unmount it: umount {inside[0]}" if inside else "fumehood doctor says how to fix it"
         raise OverlayUnavailable(f"cannot overlay {roots[0]}: {obstacles[best]}", hint=hint)
     why = "" if way == best else f"captured by {LABELS[way]}: {obstacles[best]}"
+    if why and inside and (line := line_for_a_root(roots)):
+        why += f"; {line} has what is written there taken over"
+    overlaid = _overlaid(host, roots, strangers, failed_on) if way in (FUSE, COPY) and KERNEL in works else ()
+    if overlaid:
+        inside_them = [each for each in (*strangers, *failed_on) if is_in(each.whole, overlaid)]
+        return Choice(way=way, why=why, groups=_groups(host, KERNEL, inside_them), overlaid=overlaid)
     return Choice(way=way, why=why, groups=_groups(host, way, (*strangers, *failed_on)))
+
+
+def in_the_way(host: Host, roots: Sequence[str]) -> list[str]:
+    """Return the mounts inside roots that an overlay of them would not show, and that nothing shows in its place.
+
+    One that is a root itself is put there, where the kernel lets what lies around it be overlaid at all.
+    """
+    inside = [mount for root in roots for mount in mounts_inside(root)]
+    if inside and not mounts_are_locked(privileged=host.privileged):
+        return [mount for mount in inside if mount not in roots]
+    return sorted(inside, key=lambda mount: mount in roots)
+
+
+def line_for_a_root(roots: Sequence[str]) -> str:
+    """Return the line that makes a mount inside of some roots one of them, where one can be and is none yet."""
+    mounts = (mount for root in roots for mount in possible_roots(root) if mount not in roots)
+    return next((f"fumehood roots add {quoted(mount)}" for mount in mounts), "")
+
+
+def _overlaid(
+    host: Host, roots: Sequence[str], strangers: Sequence[Stranger], failed_on: Sequence[Stranger]
+) -> tuple[str, ...]:
+    """Return those roots inside others that the kernel's overlay can capture, though it can't the ones around them."""
+    overlaid = []
+    for root in roots:
+        if any(is_below(root, each) for each in roots):
+            theirs = [[each for each in some if is_in(each.whole, (root,))] for some in (strangers, failed_on)]
+            if not _obstacle(host, KERNEL, in_the_way(host, (root,)), *theirs):
+                overlaid.append(root)
+    return tuple(overlaid)
 
 
 def _obstacle(
@@ -258,17 +297,23 @@ class Capture:
         """How each root is shown, so that what is written there goes to its layer."""
         operations: list[Operation] = []
         for layer, (_, target) in zip(self.layers, self.targets, strict=True):
-            if self.way in (KERNEL, BWRAP):
+            if self.way in (KERNEL, BWRAP) or layer.is_overlaid:
                 upper, work = layer.upper, layer.work
                 operations.append(
                     Layered(target=target, lowers=layer.lowers, upper=upper, work=work, is_judged=True, why="a root")
                 )
             else:
                 operations.append(Bind(target=target, source=layer.merged, is_writable=True, why="a root"))
-            if self._write is not None and layer.root not in self._write:
-                below = [path[len(layer.root) + 1 :] for path in self._write if path.startswith(f"{layer.root}/")]
-                operations.append(Narrowed(target=target, directories=tuple(below), why="asked for"))
+            if self._write is not None and not is_in(layer.root, self._write):
+                below = [path[len(layer.root) + 1 :] for path in self._write if is_below(path, layer.root)]
+                own = tuple(path for path in below if not is_in(path, layer.inner))
+                operations.append(Narrowed(target=target, directories=own, why="asked for"))
         return operations
+
+    @property
+    def _trees(self) -> list[Layer]:
+        """Those that a tree of ours stands for while the command runs."""
+        return [each for each in self.layers if not each.is_overlaid]
 
     def begin(self) -> None:
         """Get ready what must stand before the sandbox starts."""
@@ -278,7 +323,7 @@ class Capture:
             from fumehood.linux.capture_copy import prepare
         else:
             return
-        for each in self.layers:
+        for each in self._trees:
             prepare(each)
 
     def finish(self) -> None:
@@ -289,7 +334,7 @@ class Capture:
             from fumehood.linux.capture_copy import distil as collect
         else:
             return
-        for each in self.layers:
+        for each in self._trees:
             collect(each)
 
     def abandon(self) -> None:
@@ -297,5 +342,5 @@ class Capture:
         if self.way == FUSE:
             from fumehood.linux.capture_fuse import clear_away
 
-            for each in self.layers:
+            for each in self._trees:
                 clear_away(each)

@@ -42,6 +42,8 @@ from fumehood.linux.nofollow import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fumehood.linux.namespaces import Layer
 
     # For each directory of the copy, by its path: each name in it, with the record of what was copied there.
@@ -81,7 +83,7 @@ def _generation(directory: int) -> int:
 def prepare(layer: Layer) -> None:
     """Copy a root, with the held layers over it, to `layer.merged`; raises OverlayUnavailable."""
     lowers: list[int] = []
-    copying = _Copying()
+    copying = _Copying(layer.inner)
     try:
         lowers += map(open_top, layer.lowers)
         with (
@@ -121,9 +123,10 @@ def has_manifest(layer: Layer) -> bool:
 
 
 class _Copying:
-    """One copying of all that lies under a layer."""
+    """One copying of all that lies under a layer; what is `inner`, a root of its own, is only stood in for."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: Sequence[str] = ()) -> None:
+        self._inner = inner
         self.manifest: Manifest = {}
         self._latest_ns = 0
 
@@ -140,7 +143,7 @@ class _Copying:
         is_to_fill = False
         try:
             if stat.S_ISDIR(status.st_mode):
-                is_to_fill = _is_readable(reading, name, status, os.R_OK | os.X_OK)
+                is_to_fill = path not in self._inner and _is_readable(reading, name, status, os.R_OK | os.X_OK)
                 record = _make_directory(writing, name, status, is_to_fill)
             else:
                 record = self._leaf(reading, writing, name, status)

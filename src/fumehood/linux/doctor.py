@@ -12,7 +12,18 @@ from fumehood.core.value import Value
 from fumehood.errors import Unavailable
 from fumehood.linux import bwrap as bubblewrap
 from fumehood.linux import confine, libc, probe, warden
-from fumehood.linux.capture import COPY, KERNEL, LABELS, choose, everywhere, group_name, is_carried, user_name
+from fumehood.linux.capture import (
+    COPY,
+    KERNEL,
+    LABELS,
+    choose,
+    everywhere,
+    group_name,
+    in_the_way,
+    is_carried,
+    line_for_a_root,
+    user_name,
+)
 from fumehood.linux.namespaces import file_system
 from fumehood.linux.probe import CLONE, FIX, LIMIT, RESTRICTED, Host, as_root, barrier, install, setting
 from fumehood.linux.survey import fault_of
@@ -81,6 +92,9 @@ def examine_roots(machine: Host, wanted: str, roots: Sequence[str], failed_on: S
     name, best = "this project", wanted or machine.captures[0]
     carries_all = best == COPY or (best == KERNEL and machine.every_id)
     strangers = [] if carries_all else [each for each in everywhere(roots) if not is_carried(machine, best, each)]
+    if not strangers and not wanted and in_the_way(machine, roots):
+        why, fix = choose(machine, "", roots, failed_on).why, line_for_a_root(roots)
+        return Ability(name=name, works=False, detail=why, fix=fix, needed="info")
     if not strangers:
         return Ability(name=name, works=True, detail="nothing in it stands in the way of capturing", needed="info")
     way = wanted or choose(machine, "", roots, failed_on).way

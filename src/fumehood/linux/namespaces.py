@@ -209,6 +209,26 @@ def mounts_inside(root: str) -> list[str]:
     return sorted({os.fsdecode(point) for point, _ in mount_table() if point.startswith(prefix)})
 
 
+def possible_roots(root: str) -> list[str]:
+    """Return the mount points below a root that can be roots of their own: directories, not mounted read-only."""
+    return [each for each in mounts_inside(root) if os.path.isdir(each) and not why_no_root(each, root)]
+
+
+def why_no_root(directory: str, root: str) -> str:
+    """Say why a directory in a root is none of its own; nothing for a mount that can be written."""
+    if directory == root or directory not in mounts_inside(root):
+        return f"is writable already: it lies in {root}"
+    return "is mounted read-only" if os.statvfs(directory).f_flag & os.ST_RDONLY else ""
+
+
+def mounts_are_locked(*, privileged: bool) -> bool:
+    """Tell whether what lies under a mount stays out of sight in a launch's namespace: where that has other mounts.
+
+    The kernel locks together those that belong to another user namespace than the one that is entered.
+    """
+    return not privileged or libc.read("/proc/self/uid_map").split() != [b"0", b"0", b"%d" % (2**32 - 1)]
+
+
 def mounts_below(roots: Sequence[str]) -> list[tuple[int, str]]:
     """Return other file systems in some roots: the number of the root, and the path in it."""
     return [
@@ -297,6 +317,8 @@ class Layer(Value):
     below: tuple[str, ...] = ()
     mode: int = 0  # that of what lies below, when the command began; 0 where that is not known any more
     frozen: str = ""  # a copy of the root that is seen in its place
+    inner: tuple[str, ...] = ()  # paths below it that are roots of their own
+    is_overlaid: bool = False  # by the kernel, whatever the run's way of capturing is
 
     @property
     def lowers(self) -> tuple[str, ...]:

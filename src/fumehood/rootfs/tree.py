@@ -54,9 +54,16 @@ ENVIRONMENT = {
 
 
 def targets(roots: Sequence[str]) -> dict[str, str]:
-    """Return where each root appears: the project first, at /workspace, the others by name under /roots."""
+    """Return where each root appears: the project first, at /workspace, the others by name under /roots.
+
+    One that lies in another is in its place there.
+    """
     places = {roots[0]: WORKSPACE}
     for root in roots[1:]:
+        around = next((each for each in places if root.startswith(f"{each}/")), "")
+        if around:
+            places[root] = places[around] + root[len(around) :]
+            continue
         place = first = f"{ROOTS}/{root.rpartition('/')[2]}"
         number = 1
         while place in places.values():

@@ -53,7 +53,8 @@ def targets(seat: EditSeat, cwd: str, planned: Sequence[Planned]) -> list[Target
     reached = []
     for each in planned:
         real = os.path.realpath(os.path.join(cwd, each.path))
-        at = next((n for n, root in enumerate(seat.roots) if real.startswith(f"{root}/")), -1)
+        around = [n for n, root in enumerate(seat.roots) if real.startswith(f"{root}/")]
+        at = max(around, key=lambda n: len(seat.roots[n]), default=-1)
         path = real[len(seat.roots[at]) + 1 :] if at >= 0 else ""
         reached.append(Target(planned=each, real=real, root=at, path=path))
     return reached

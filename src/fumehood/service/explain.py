@@ -114,7 +114,7 @@ def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -
     with layering.Claim(places, name) as claim:
         claim.take()
         try:
-            layers = layering.make(places, name, roots, choice.way)
+            layers = layering.make(places, name, roots, choice.way, overlaid=choice.overlaid)
             capture = capturing.Capture(choice.way, layers, world.targets, choice.groups, world.write)
             with world.entered(choice.way) as entered:
                 yield Execution(hood.host(), capture, hood.start, hood.policy.limits, hood.surroundings), entered

@@ -14,6 +14,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import FILE, SYMLINK
+from fumehood.core.masks import innermost, is_below
 from fumehood.core.patterns import LARGEST, MARKERS, IgnoreRules, is_skipped, lies_in_skipped
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
@@ -133,11 +134,11 @@ def _record(store: Store, project: int, run: Run, at: float) -> list[str]:
             saved = [change for change in changes if change.before is not None and change.before.kind == c.FILE]
             others = [change for change in changes if change.before is None or change.before.kind != c.FILE]
             missed += _save(store, project, store.uppers(run)[root], saved, each, at) if saved else []
-            for change in _counting(others):
+            for change in _counting(others, run.roots):
                 _sort(change, None, each)
         else:
             with LiveFiles(run.roots[root]) as live:
-                for change in _counting(changes):
+                for change in _counting(changes, run.roots):
                     _sort(change, live, each)
     Files(store.database).record(project, run.run, for_roots)
     if run.state in _STANDING:
@@ -318,19 +319,19 @@ def _learn_held(store: Store, project: int, places: set[Place]) -> None:
         Files(store.database).learn(project, root, there, time.time())
 
 
-def _counting(changes: Sequence[c.Change]) -> list[c.Change]:
+def _counting(changes: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:
     """Return the changes of what has a record.
 
     What is new in a directory of packages or caches has none until it is changed again.
     """
     skipped: dict[str, bool] = {}
-    counting = []
+    counting, places = [], c.outermost(roots)
     for change in changes:
         before, after = change.before, change.after
         if before is None or before.kind not in _KEPT:
             if after is None or after.kind not in _KEPT:
                 continue
-            parent = change.path.rpartition("/")[0]
+            parent = c.below(places[change.root][1], change.path).rpartition("/")[0]
             if parent not in skipped:
                 skipped[parent] = lies_in_skipped(parent)
             if skipped[parent]:
@@ -347,7 +348,7 @@ def _held(store: Store, project: int) -> set[Place]:
         roots = [os.fsencode(root) for root in run.roots]
         waiting_on |= {
             (roots[change.root], os.fsencode(change.path))
-            for change in _counting(run.changed)
+            for change in _counting(run.changed, run.roots)
             if change.verdict in c.WAITING
         }
     return waiting_on
@@ -419,7 +420,8 @@ def scan_project(store: Store, project: Project, on_progress: Callable[[int], No
     scan = _ProjectScan(store, project.id, on_progress)
     first = scan.files.last_number()
     for root in project.roots:
-        scan.walk(root)
+        if not any(is_below(root, each) for each in project.roots):
+            scan.walk(root, [each for each in project.roots if is_below(each, root)])
     added = scan.files.count(project.id, first)
     for root in project.roots:
         scan.drop_missing(root)
@@ -439,8 +441,8 @@ class _ProjectScan:
         self._project = project
         self._on_progress = on_progress
 
-    def walk(self, root: str) -> None:
-        """Record what is in one root, some files at a time."""
+    def walk(self, root: str, inner: Sequence[str] = ()) -> None:
+        """Record what is in one root and in those inside it, some files at a time."""
         try:
             top = open_top(root)
         except OSError as error:
@@ -453,14 +455,16 @@ class _ProjectScan:
             for each in self._below(parents):
                 some.append(each)
                 if len(some) >= _SOME:
-                    self._learn(root, some, since)
+                    self._learn(root, inner, some, since)
                     some, since = [], time.time()
-            self._learn(root, some, since)
+            self._learn(root, inner, some, since)
 
-    def _learn(self, root: str, some: list[Seen], since: float) -> None:
+    def _learn(self, root: str, inner: Sequence[str], some: list[Seen], since: float) -> None:
+        by_root = _by_root(root, inner, some) if inner else {root: some}
         # A run that is just being recorded gives its files numbers of their own.
         with self._store.alone(self._project):
-            self.written += self.files.learn(self._project, os.fsencode(root), some, since)
+            for each, theirs in by_root.items():
+                self.written += self.files.learn(self._project, os.fsencode(each), theirs, since)
         self.seen += len(some)
         if self._on_progress is not None:
             self._on_progress(self.seen)
@@ -517,6 +521,16 @@ class _ProjectScan:
                     self.files.drop(gone)
                 self.dropped += len(gone)
                 self.kept += len(missing) - len(gone)
+
+
+def _by_root(root: str, inner: Sequence[str], some: list[Seen]) -> dict[str, list[Seen]]:
+    """Return what was seen in a root by the roots inside it that it belongs to."""
+    by_root: dict[str, list[Seen]] = {}
+    for path, kind, size, modified_ns in some:
+        whole = f"{root}/{os.fsdecode(path)}"
+        own = innermost(os.path.dirname(whole), inner) or root
+        by_root.setdefault(own, []).append((os.fsencode(whole[len(own) + 1 :]), kind, size, modified_ns))
+    return by_root
 
 
 def ignore_rules(directory: int, path: str) -> Ignored:

@@ -10,6 +10,7 @@ import time
 from binascii import crc32
 
 from fumehood.core.changes import APPLIED, BOOKKEEPING, SECOND, Change, needs_layer
+from fumehood.core.masks import is_below
 from fumehood.core.report import printable, typed
 from fumehood.errors import BadRequest, FumehoodError, Unfinished
 from fumehood.linux.cache import replace
@@ -25,7 +26,7 @@ from fumehood.store.projects import identity_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from fumehood.core.report import Run
     from fumehood.linux.checkpoints import Settled
@@ -54,21 +55,26 @@ class Overtaken(Exception):
 
 
 def make(
-    places: Places, run: str, roots: Sequence[str], way: str, below: Sequence[tuple[str, ...]] = (), frozen: str = ""
-) -> tuple[Layer, ...]:
-    """Make the directories of a run's layers; the upper one looks like the root it stands for."""
-    parts = _PARTS[1:] if way in (FUSE, COPY) else _PARTS[1:2]
+    places: Places, run: str, roots: Sequence[str], way: str, below: Sequence[tuple[str, ...]] = (), frozen: str = "",
+    overlaid: Collection[str] = (),
+) -> tuple[Layer, ...]:  # fmt: skip
+    """Make the directories of a run's layers; the upper one looks like the root it stands for.
+
+    Those `overlaid` are captured by the kernel's overlay, whatever is done for the others.
+    """
     layers = []
     try:
         for root in roots:
             let_second_pass(os.stat(root))
         for number, layer in enumerate(layers_of(places, run, roots, below, frozen)):
+            is_overlaid = layer.root in overlaid
             os.mkdir(f"{places.run(run)}/{number}", 0o700)
-            for part in parts:
+            for part in _PARTS[1:] if way in (FUSE, COPY) and not is_overlaid else _PARTS[1:2]:
                 os.mkdir(places.layer(run, number, part), 0o700)
             # Under another name until then: what differs from the root would be a change.
             os.mkdir(f"{layer.upper}{_NEW}", 0o700)
-            layers.append(layer.replace(mode=resemble(f"{layer.upper}{_NEW}", layer.lowers[0])))
+            mode = resemble(f"{layer.upper}{_NEW}", layer.lowers[0])
+            layers.append(layer.replace(mode=mode, is_overlaid=is_overlaid))
             os.rename(f"{layer.upper}{_NEW}", layer.upper)
         if any(below) or frozen:
             # For whoever goes on should this process die: the trees may be folds.
@@ -99,7 +105,8 @@ def layers_of(
         upper, work, merged = (places.layer(run, number, part) for part in _PARTS)
         held = below[number] if below else ()
         copy = frozen_copy(frozen, number, root) if frozen else ""
-        layers.append(Layer(root=root, upper=upper, work=work, merged=merged, below=held, frozen=copy))
+        inner = tuple(each[len(root) + 1 :] for each in roots if is_below(each, root))
+        layers.append(Layer(root=root, upper=upper, work=work, merged=merged, below=held, frozen=copy, inner=inner))
     return tuple(layers)
 
 

@@ -18,6 +18,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing, remove_file
 from fumehood.linux.lock import Lock, locked
+from fumehood.linux.namespaces import possible_roots
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_directory, remove_tree, walk
 from fumehood.rootfs.layer import RootLayer
 from fumehood.service import layers as layering
@@ -71,12 +72,12 @@ def remove_root(store: Store, project: Project, path: str) -> Project:
 
 
 def offered(store: Store, project: Project) -> list[str]:
-    """Return directories that commands may come to need: a work tree's git directory, and what links lead to.
+    """Return directories that commands may come to need: a work tree's git directory, what links lead to, and mounts.
 
     Links are looked for at the top of the project and in its directories, no deeper: to offer, and never to add.
     """
     addable = []
-    for path in dict.fromkeys([git_directory(project.path), *_linked(project.path)]):
+    for path in dict.fromkeys([git_directory(project.path), *_linked(project.path), *possible_roots(project.path)]):
         try:
             if path:
                 store.projects.new_root(project, path)

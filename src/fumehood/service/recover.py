@@ -196,7 +196,7 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
     if run.capture == FUSE:
         from fumehood.linux import capture_fuse
 
-        for layer in layers:
+        for layer in filter(_has_tree, layers):
             capture_fuse.clear_away(layer)
             capture_fuse.normalise(layer)
     elif run.capture == COPY:
@@ -205,7 +205,7 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         for layer in layers:
             if os.path.isdir(layer.merged) and not capture_copy.has_manifest(layer):
                 return f"{STOPPED_RUNNING}; what it left is in {layer.merged}"
-        for layer in layers:
+        for layer in filter(_has_tree, layers):
             capture_copy.distil(layer)
     elif any(
         state == RUNNING and name != run.run and layering.is_claimed(store.places, name)
@@ -214,6 +214,11 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         # One that it has handed something could go on writing that.
         renew([layer.upper for layer in layers])
     return ""
+
+
+def _has_tree(layer: Layer) -> bool:
+    """Return True if a tree of ours stood for the root, and not the kernel's overlay."""
+    return os.path.isdir(layer.merged)
 
 
 def _printed(store: Store, run: Run, stream: str) -> tuple[bytes | None, int]:

@@ -247,10 +247,9 @@ def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple
 
 def _below(project: Project, meant: str) -> tuple[str, str] | None:
     """Return the root that an absolute path lies in, and the path below it."""
-    for root in project.roots:
-        if meant.startswith(f"{root}/"):
-            return root, meant[len(root) + 1 :]
-    return None
+    around = [root for root in project.roots if meant.startswith(f"{root}/")]
+    root = max(around, key=len, default="")
+    return (root, meant[len(root) + 1 :]) if root else None
 
 
 # ---- Bring an earlier version of a path back: a copy of it, swapped in by a run of its own, which can be undone.

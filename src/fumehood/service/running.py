@@ -338,7 +338,7 @@ class Execution:
 
         is_copy = self._capture.way == COPY
         overlays = [target for _, target in self._capture.targets] if self._capture.way == KERNEL else []
-        places = [each.merged if is_copy else each.upper for each in self._capture.layers]
+        places = [each.merged if is_copy and not each.is_overlaid else each.upper for each in self._capture.layers]
         # It may fill these too.
         besides = [*(world.scratch.directories if world.scratch else ()), *([seat.tmp] if seat and seat.tmp else ())]
         besides += [world.thrown] if world.thrown else []

@@ -299,7 +299,7 @@ class Hood(Workplace):
             from fumehood.service.held import seen
 
             held = seen(self.store, self.project.id, run)
-        layers = layering.make(places, run.run, run.roots, run.capture, held, request.frozen)
+        layers = layering.make(places, run.run, run.roots, run.capture, held, request.frozen, choice.overlaid)
         claim.begin_in(run.roots)
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups, world.write)
         parts = self, run, layers, claim, [target for _, target in capture.targets]

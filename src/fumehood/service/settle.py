@@ -335,7 +335,7 @@ def _named(run: Run, place: str) -> set[int]:
     """Return the numbers of the changes at or below an absolute path."""
     numbers: set[int] = set()
     for number, root in enumerate(run.roots):
-        if place == root:
+        if place == root or (root.startswith(f"{place}/") and is_in(place, run.roots)):
             numbers |= {n for n, change in enumerate(run.changed) if change.root == number}
         elif place.startswith(f"{root}/"):
             path = place[len(root) + 1 :]

@@ -7,7 +7,7 @@ import stat
 import sys
 
 from fumehood.core.environment import inherited
-from fumehood.core.masks import Masks, Sight, inside, is_below, is_in, masks, relevant
+from fumehood.core.masks import Masks, Sight, innermost, inside, is_below, is_in, masks, relevant
 from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
 from fumehood.core.request import ALPINE, HOST, SHELL
@@ -16,9 +16,9 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture, user_name
 from fumehood.linux.hostview import HostViews, kernel_masks
-from fumehood.linux.libc import Descriptors, read
+from fumehood.linux.libc import Descriptors
 from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Operation, Proc, Tmpfs, View, sealed
-from fumehood.linux.namespaces import Layer, mounts_inside
+from fumehood.linux.namespaces import Layer, mounts_are_locked, mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.service.provided import (
     PLAYGROUND,
@@ -366,8 +366,7 @@ class Surroundings:
         base: list[Operation]
         if world.tree is None:
             if privileged and self._is_locked is None:
-                # Mounts that belong to another user namespace than ours are locked together.
-                self._is_locked = read("/proc/self/uid_map").split() != [b"0", b"0", b"%d" % (2**32 - 1)]
+                self._is_locked = mounts_are_locked(privileged=privileged)
             is_locked = not privileged or bool(self._is_locked)
             sight = self._sight(
                 homes, points, world.variables, user=user, is_locked=is_locked, by_launcher=by_launcher
@@ -547,7 +546,7 @@ def _shelves(world: World, capture: Capture) -> list[Operation]:
     mounted += [world.playground.target] if world.playground else []
     free = [point for point in world.tree.guarded if point not in mounted]
     above = [path.rpartition("/")[0] for path in mounted]
-    shelves = dict.fromkeys((*(path for path in above if path), *free))
+    shelves = dict.fromkeys((*(path for path in above if path and not is_in(path, mounted)), *free))
     return [Tmpfs(target=path, is_sealed=True) for path in shelves]
 
 
@@ -560,11 +559,13 @@ def masks_in_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]
     """
     hiding: list[Operation] = []
     held: dict[str, Operation] = {}
+    roots = [layer.root for layer in capture.layers]
+    paths = dict.fromkeys((*(f"{root}/{name}" for root in roots for name in names), *inside))
     for layer, (root, target) in zip(capture.layers, capture.targets, strict=True):
-        below = [path[len(root) + 1 :] for path in inside if is_below(path, root)]
-        for name, is_directory in _there(layer, dict.fromkeys((*names, *below))):
+        below = [path[len(root) + 1 :] for path in paths if innermost(os.path.dirname(path), roots) == root]
+        for name, is_directory in _there(layer, below):
             hiding.append(Mask(target=f"{target}/{name}", is_directory=is_directory, why="masked"))
-            if capture.way == COPY:
+            if capture.way == COPY and not layer.is_overlaid:
                 # The directories above it too: one that is no mount point could be renamed, with what it hides.
                 parts = name.split("/")
                 for above in ("/".join(parts[:length]) for length in range(1, len(parts))):

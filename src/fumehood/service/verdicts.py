@@ -14,15 +14,10 @@ from fumehood.core import changes as c
 from fumehood.core.concern import (
     PACKAGES,
     Concern,
-    Facts,
     Ground,
     Own,
     Protected,
-    by_real_name,
-    directory_of,
-    end_of,
     is_dot_git,
-    lands,
     within,
 )
 from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
@@ -47,20 +42,20 @@ from fumehood.linux.capture import (
 )
 from fumehood.linux.git_includes import links_and_end
 from fumehood.linux.home_links import protect_home
-from fumehood.linux.libc import Closing, Descriptors, read
+from fumehood.linux.libc import Descriptors, read
 from fumehood.linux.namespaces import Layer, devices_below, mounts_below
-from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
+from fumehood.linux.nofollow import Parents, look, open_top, split
 from fumehood.linux.ways_in import (
     SYSTEM_PROGRAMS,
     ProjectTree,
     Ways,
-    had_repository,
     protect_links,
     protect_search_path,
     protect_what_files_name,
     protect_what_git_runs,
     text_of,
 )
+from fumehood.service.versions import LinksOnTheWay, Sources
 from fumehood.store.places import Places, home, state_directory
 
 TYPE_CHECKING = False
@@ -110,10 +105,6 @@ def judge_all(
 
 # ---- What the host would act on by itself.
 
-_MOST = 1 << 20  # bytes of a file that are read: a git configuration with many branches is longer than it looks
-_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
 def concerns(
     changes: Sequence[c.Change], roots: Sequence[str], uppers: Sequence[str], rules: Rules,
     planned: Mapping[tuple[int, str], bytes] | None = None, elsewhere: Elsewhere = tuple,
@@ -123,13 +114,19 @@ def concerns(
     What is only `planned`, by root and path, lies in no layer yet: `uppers` are then the roots themselves. `elsewhere`
     names what commands write besides the roots, where that must be known.
     """
-    sources = [
-        _Sources(number, root, upper, planned)
-        for number, (root, upper) in enumerate(zip(roots, uppers, strict=True))
-    ]
+    # What lies in a root inside another one is judged by its name in that: a hook is one wherever something is mounted.
+    places = c.outermost(roots)
+    changes = [c.seen_from(change, *places[change.root]) for change in changes]
+    if planned is not None:
+        planned = {(places[root][0], c.below(places[root][1], path)): text for (root, path), text in planned.items()}
+    inner: list[dict[str, str]] = [{} for _ in roots]
+    for (number, path), upper in zip(places, uppers, strict=True):
+        inner[number][path] = upper
+    outer = [root for root, (_, path) in zip(roots, places, strict=True) if not path]
+    sources = [Sources(number, root, inner[number], planned) for number, root in enumerate(outer)]
     try:
-        ground = _ground(changes, tuple(roots), sources, elsewhere)
-        links = _LinksOnTheWay(changes, sources, ground)
+        ground = _ground(changes, tuple(outer), sources, elsewhere)
+        links = LinksOnTheWay(changes, sources, ground)
         answers: dict[int, Concern] = {}
         for place, change in enumerate(changes):
             facts = sources[change.root].facts(change) if wants_facts(change, ground) else None
@@ -145,7 +142,7 @@ def concerns(
 
 
 def _ground(
-    changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequence[_Sources], elsewhere: Elsewhere
+    changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequence[Sources], elsewhere: Elsewhere
 ) -> Ground:
     """Look at the roots as a whole: which directories are repositories, and what leads the host into them."""
     repositories = [(root, path) for root, path in suspects(changes) if sources[root].has(path, "HEAD")]
@@ -251,121 +248,6 @@ def _new_repositories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
             names = change.path.split("/")
             tops |= {(change.root, "/".join(names[:at])) for at, name in enumerate(names) if is_dot_git(name.lower())}
     return tops
-
-
-class _Sources:
-    """Both versions of the paths of one root: the project's and the layer's."""
-
-    def __init__(
-        self, number: int, root: str, upper: str, planned: Mapping[tuple[int, str], bytes] | None
-    ) -> None:
-        self._number = number
-        self._root = root
-        self._planned = planned
-        self._tops = Descriptors(map(open_top, (upper, root)))
-        self._layer, self._live = Parents(self._tops[0]), Parents(self._tops[1])
-
-    def facts(self, change: c.Change) -> Facts:
-        """Read what a change was and is; what can't be read counts against it."""
-        if change.kind == c.SYMLINK and change.change != c.DELETED:
-            was_link = change.before is not None and change.before.kind == c.SYMLINK
-            try:
-                old = os.fsencode(_target(self._live, change.path)) if was_link else None
-            except OSError:
-                old = None  # it lies in a held layer, or is gone by now
-            return Facts(target=_target(self._layer, change.path), old=old, root=self._root)
-        if self._planned is None:
-            new, old = _content(self._layer, change.path), None
-        else:
-            new, old = self._planned.get((self._number, change.path)), None
-        if change.before is not None and change.before.kind == c.FILE:
-            old = _content(self._live, change.path)
-        whole = all(each is None or len(each) < _MOST for each in (old, new))
-        was_there = had_repository(self._live, self._root, change.path)
-        return Facts(old=old, new=new, whole=whole, root=self._root, repository_was_there=was_there)
-
-    def has(self, directory: str, name: str) -> bool:
-        """Return True if the project, as the run left it, has an entry."""
-        if (self._number, f"{directory}/{name}".lstrip("/")) in (self._planned or ()):
-            return True
-        for side in (self._layer, self._live):
-            try:
-                status = look(side.of(directory), name)
-            except OSError:
-                continue
-            if status is not None:
-                return not is_whiteout(status)
-        return False
-
-    def live_link(self, path: str) -> str | None:
-        """Return the text of a link of the project; "" for what is no link, None where nothing is."""
-        parent, name = split(path)
-        try:
-            status = look(self._live.of(parent), name)
-            is_link = status is not None and stat.S_ISLNK(status.st_mode)
-            return _target(self._live, path) if is_link else None if status is None else ""
-        except OSError:
-            return None
-
-    def new_link(self, path: str) -> str:
-        """Return the text of a link that the run made."""
-        return _target(self._layer, path)
-
-    def live_content(self, path: str) -> bytes | None:
-        """Read a file of the project as it is now."""
-        return _content(self._live, path)
-
-    def close(self) -> None:
-        """Let go of the directories."""
-        self._layer.close()
-        self._live.close()
-        self._tops.close()
-
-
-class _LinksOnTheWay:
-    """Follow links through the roots, by those that were there and those that a run made; what lies outside is text."""
-
-    def __init__(self, changes: Sequence[c.Change], sources: Sequence[_Sources], ground: Ground) -> None:
-        self._sources = sources
-        self._ground = ground
-        made = (change for change in changes if change.kind == c.SYMLINK and change.change != c.DELETED)
-        self._new = {(change.root, change.path) for change in made}
-        self._old: dict[tuple[int, str], str | None] = {}
-
-    def ends(self, change: c.Change, facts: Facts) -> tuple[str, ...]:
-        """Return where a new link leads that stays in the roots by its text, with the run's other links and without."""
-        place = lands(directory_of(change, facts), facts.target)
-        place = None if place is None else by_real_name(place, self._ground)
-        if place is None or within(place, self._ground.roots) is None:
-            return ()
-        ends = (end_of(place, self._any_link, self._ground), end_of(place, self._link, self._ground))
-        return tuple(end for end in dict.fromkeys(ends) if end != place)
-
-    def _any_link(self, spot: tuple[int, str]) -> str:
-        return self._sources[spot[0]].new_link(spot[1]) if spot in self._new else self._link(spot)
-
-    def _link(self, spot: tuple[int, str]) -> str:
-        """Return the text of a link that was there; where nothing was, nothing was below."""
-        if spot not in self._old:
-            root, path = spot
-            above = (root, path.rpartition("/")[0])
-            is_there = not above[1] or self._old.get(above, "") is not None
-            self._old[spot] = self._sources[root].live_link(path) if is_there else None
-        return self._old[spot] or ""
-
-
-def _content(side: Parents, path: str) -> bytes | None:
-    parent, _, name = path.rpartition("/")
-    try:
-        with Closing(os.open(name, _READING, dir_fd=side.of(parent))) as file:
-            return os.read(file, _MOST)
-    except OSError:
-        return None  # it is not there, or no regular file
-
-
-def _target(side: Parents, path: str) -> str:
-    parent, _, name = path.rpartition("/")
-    return os.readlink(name, dir_fd=side.of(parent))
 
 
 # ---- What Fumehood itself is loaded from.
@@ -495,21 +377,23 @@ def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:
 def refused(places: Places, project: Project, run: Run, host: Host, wanted: str) -> tuple[Blocked, ...]:
     """Say which files a command could not change because of whose they are; the next run is captured otherwise."""
     complaints = overflows(f"{run.stdout}\n{run.stderr}" if run.exit_code else run.stderr)
-    if not complaints or run.capture not in (KERNEL, BWRAP):
+    if not complaints:
         return ()
+    choice = choose(host, wanted, run.roots, failed_on(places, project))
+    way, roots = (run.capture, run.roots) if run.capture in (KERNEL, BWRAP) else (KERNEL, choice.overlaid)
     # As the run had it: groups are mapped only where one was seen.
-    had = host.replace(groups=choose(host, wanted, run.roots, failed_on(places, project)).groups)
-    strangers = [each for each in everywhere(run.roots, complaints) if not is_carried(had, run.capture, each)]
+    had = host.replace(groups=choice.groups)
+    strangers = [each for each in everywhere(roots, complaints) if not is_carried(had, way, each)]
     if not strangers:
         return ()
     _remember(places, project, strangers[:_MOST_REMEMBERED])
     again = choose(host, wanted, run.roots, strangers)
     then = "leave `capture` out of the configuration, so that another way is used"
-    if again.way != run.capture:
+    if again.way != way:
         then = f"run it again: the next run is captured by {LABELS[again.way]}"
     elif again.groups != had.groups:
         then = "run it again: the next run knows the group"
-    hint = f"{LABELS[run.capture]} could not change it; {then}. fumehood doctor says how to fix it for good"
+    hint = f"{LABELS[way]} could not change it; {then}. fumehood doctor says how to fix it for good"
     return tuple(Blocked(what="write", detail=each.description, hint=hint) for each in strangers[:_MOST_TOLD])
 
 

@@ -335,10 +335,12 @@ class Projects:
 
     def new_root(self, project: Project, path: str) -> str:
         """Return the real path of a directory that could become a root, or say why it can't."""
+        from fumehood.linux.namespaces import why_no_root
+
         real = self._checked(path, "root")
         for root in project.roots:
-            if is_in(real, (root,)):
-                raise BadRequest(f"{real} is writable already: it lies in {root}", hint="nothing to add")
+            if is_in(real, (root,)) and (why := why_no_root(real, root)):
+                raise BadRequest(f"{real} {why}", hint="nothing to add")
             if is_in(root, (real,)):
                 raise BadRequest(
                     f"{real} can't be a root: it holds {root}", hint="add the directory you need, not its parent"

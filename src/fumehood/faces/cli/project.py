@@ -261,7 +261,7 @@ def _roots(context: Context) -> int:
         for root in project.roots:
             print(printable(root))
         if more:
-            print("commands can't write these yet, a git directory or where a link leads; to let them:")
+            print("commands can't write these yet: a git directory, a mount, or where a link leads; to let them:")
         for path in more:
             print(f"  fumehood roots add {typed(path)}")
 
