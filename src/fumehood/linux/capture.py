@@ -17,7 +17,7 @@ from fumehood.core.report import printable
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.mounts import Bind, Layered, Narrowed, Operation
 from fumehood.linux.namespaces import Layer, mounts_are_locked, mounts_inside, possible_roots
 from fumehood.linux.nofollow import LISTING, Parents, join, open_below, open_top, split
@@ -278,6 +278,29 @@ def _groups(host: Host, way: str, strangers: Sequence[Stranger]) -> tuple[int, .
     return host.groups if is_needed else ()
 
 
+def _check_places(layer: Layer) -> None:
+    """Raise OverlayUnavailable where a root inside another has no place there, by what earlier runs hold.
+
+    Bubblewrap would follow a link that one of them has put on the way, out of the sandbox, to mount something there.
+    """
+    from fumehood.linux.layer import Stack
+
+    with Descriptors(map(open_top, layer.lowers)) as tops, Stack(tops) as shown:
+        for path in layer.inner:
+            parent, name = split(path)
+            try:
+                with shown.reach(parent) as directory:
+                    status, _ = directory.look(name)
+            except OSError:
+                status = None
+            if status is None or not stat.S_ISDIR(status.st_mode):
+                raise OverlayUnavailable(
+                    f"the root {printable(layer.root)}/{printable(path)} can't be put in its place: what earlier runs"
+                    " hold has no directory there",
+                    hint="decide on that first: fumehood review",
+                )
+
+
 class Capture:
     """One run's way of capturing: what bubblewrap is told, and what is done before and after."""
 
@@ -317,6 +340,9 @@ class Capture:
 
     def begin(self) -> None:
         """Get ready what must stand before the sandbox starts."""
+        for layer in self.layers:
+            if layer.inner:
+                _check_places(layer)
         if self.way == FUSE:
             from fumehood.linux.capture_fuse import mount as prepare
         elif self.way == COPY:
