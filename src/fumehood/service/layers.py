@@ -214,7 +214,10 @@ class Claim:
         """Raise Unfinished where there are changes and a root is another directory than when the command began."""
         for root, then in self._began_in if changes else ():
             now = identity_of(root)
-            if then is not None and now is not None and then.is_another(now):
+            if then is None or now is None:
+                continue
+            # While a command runs, another device is another mount: its directory may be as old as the one under it.
+            if then.is_another(now) or then.device != now.device:
                 raise Unfinished(
                     f"another directory is at {printable(root)} than when it began: nothing was applied",
                     hint="what it wrote is kept, and held by the next fumehood command in the directory that was there;"
