@@ -24,6 +24,8 @@ def test_what_is_written_into_a_mount_is_told_and_the_rest_is_applied(project, h
             assert run.stdout == "seen\n"
             assert run.capture in ("fuse", "copy")
             assert f"{project / 'mounted'} is mounted inside" in run.reason
+            abilities = {each["name"]: each["detail"] for each in sandbox.doctor()["abilities"]}
+            assert abilities["this project"] == run.reason
             assert found == {"file": "applied", "mounted/new": "unsupported"}
             assert (project / "file").read_text() == "new\n"
             assert os.listdir(project / "mounted") == ["there"]

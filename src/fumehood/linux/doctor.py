@@ -9,7 +9,7 @@ import shlex
 import sys
 
 from fumehood.core.value import Value
-from fumehood.errors import Unavailable
+from fumehood.errors import OverlayUnavailable, Unavailable
 from fumehood.linux import bwrap as bubblewrap
 from fumehood.linux import confine, libc, probe, warden
 from fumehood.linux.capture import (
@@ -96,7 +96,12 @@ def examine_roots(machine: Host, wanted: str, roots: Sequence[str], failed_on: S
         why, fix = choose(machine, "", roots, failed_on).why, line_for_a_root(roots)
         return Ability(name=name, works=False, detail=why, fix=fix, needed="info")
     if not strangers:
-        return Ability(name=name, works=True, detail="nothing in it stands in the way of capturing", needed="info")
+        try:
+            why, fix = "" if wanted else choose(machine, "", roots, failed_on).why, ""
+        except OverlayUnavailable as error:
+            why, fix = error.message, error.hint
+        detail = why or "nothing in it stands in the way of capturing"
+        return Ability(name=name, works=not why, detail=detail, fix=fix, needed="info")
     way = wanted or choose(machine, "", roots, failed_on).way
     then = f"commands are captured by {LABELS[way]}"
     if wanted:
