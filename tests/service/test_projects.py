@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -99,6 +100,18 @@ def test_one_without_a_run_that_was_made_again_has_none_to_keep(cli, project, st
     store.projects.open(str(project))
     make_again(project)
     assert f"another directory was at {project} before: its records are kept as project 1" in cli("log").stderr
+
+
+@pytest.mark.namespaces
+def test_the_line_that_takes_one_for_the_same_can_be_typed(cli, test_directory):
+    spaced = test_directory / "with space"
+    spaced.mkdir()
+    cli("run", "--", "echo 1 > a", cwd=spaced)
+    make_again(spaced)
+    notice = cli("run", "--", "true", cwd=spaced).stderr
+    line = shlex.split(notice.strip().rpartition("fumehood projects ")[2])
+    assert cli("projects", *line, cwd=test_directory).returncode == 0
+    assert "echo 1 > a" in cli("log", cwd=spaced).stdout
 
 
 @pytest.mark.namespaces

@@ -212,7 +212,7 @@ def write_question(path: str, command: str, directory: str, project: str, run: s
     return Question(
         what=ROOT, text=f"Let one command write another directory: {path}?", command=command, directory=directory,
         project=project, target=run, run=run, one_time_only=True, details=("for this run only",), about=path,
-        ahead=f"what is a root needs no question: fumehood roots add {path}",
+        ahead=f"what is a root needs no question: fumehood roots add {word(path)}",
     )  # fmt: skip
 
 

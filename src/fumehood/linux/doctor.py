@@ -19,7 +19,6 @@ from fumehood.linux.capture import (
     choose,
     everywhere,
     group_name,
-    in_the_way,
     is_carried,
     line_for_a_root,
     user_name,
@@ -92,12 +91,10 @@ def examine_roots(machine: Host, wanted: str, roots: Sequence[str], failed_on: S
     name, best = "this project", wanted or machine.captures[0]
     carries_all = best == COPY or (best == KERNEL and machine.every_id)
     strangers = [] if carries_all else [each for each in everywhere(roots) if not is_carried(machine, best, each)]
-    if not strangers and not wanted and in_the_way(machine, roots):
-        why, fix = choose(machine, "", roots, failed_on).why, line_for_a_root(roots)
-        return Ability(name=name, works=False, detail=why, fix=fix, needed="info")
     if not strangers:
         try:
-            why, fix = "" if wanted else choose(machine, "", roots, failed_on).why, ""
+            why = "" if wanted else choose(machine, "", roots, failed_on).why
+            fix = line_for_a_root(roots) if why else ""
         except OverlayUnavailable as error:
             why, fix = error.message, error.hint
         detail = why or "nothing in it stands in the way of capturing"

@@ -11,7 +11,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, printable, typed
 from fumehood.core.request import DISCARD, HOLD
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
@@ -98,8 +98,7 @@ def judged(
     reasons += [f"{printable(changes[n].path)}: {concern.reason}" for n, concern in acted_on.items() if concern.held]
     instead = "write it by a shell command: then it waits for the user, who sees it with fumehood review"
     if outside:
-        directory = printable(os.path.dirname(outside[0]))
-        instead = f"the user can let you write there: fumehood roots add {directory}"
+        instead = f"the user can let you write there: fumehood roots add {typed(os.path.dirname(outside[0]))}"
     return Judged(reasons=tuple(reasons), instead=instead, flags=flags)
 
 

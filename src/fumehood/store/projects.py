@@ -153,10 +153,12 @@ class Projects:
             counted = {0: "records are", 1: f"1 run{waiting} is"}
             kept = counted.get(runs, f"{runs} runs{waiting} are")
             self.set_aside(number)
+            from fumehood.core.report import typed
+
             self._notices.append(
                 f"another directory was at {real} before: its {kept} kept as project"
                 f" {number}, and this one starts afresh (fumehood projects). If it is the same, restored from a"
-                f" backup: fumehood projects move {number} {real}"
+                f" backup: fumehood projects move {number} {typed(real)}"
             )
             return None
         if now is not None and then != now:
