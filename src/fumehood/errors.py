@@ -124,7 +124,10 @@ def plain_error(error: Exception) -> FumehoodError:
 
         name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
         where = f": {name!r}" if name else ""
-        hints = {errno.EMFILE: MORE_FILES, errno.ENOSPC: "check that the disk is not full"}
+        hints = {
+            errno.EMFILE: MORE_FILES, errno.ENOSPC: "check that the disk is not full",
+            errno.EROFS: "make it writable, or have records elsewhere: export XDG_STATE_HOME=DIR",
+        }  # fmt: skip
         plain = Unforeseen(f"{error.strerror}{where}", hint=hints.get(error.errno or 0, hint))
     elif isinstance(error, UnicodeError):
         plain = Unforeseen("a text is not valid Unicode", hint=hint)

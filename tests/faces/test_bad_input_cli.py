@@ -244,6 +244,10 @@ def test_a_name_in_bytes_is_told_as_a_name() -> None:
     assert (error.message, error.hint) == ("Too many open files: '01A1'", "allow more open files: ulimit -n 1024")
 
 
+def test_records_that_can_not_be_written_are_told_with_what_to_type() -> None:
+    assert "export XDG_STATE_HOME=" in plain_error(OSError(errno.EROFS, "Read-only file system", "/state")).hint
+
+
 @pytest.mark.parametrize(
     "words", [("log",), ("run", "--", "echo hi"), ("run", "--json", "--", "true"), ("diff", "last")]
 )

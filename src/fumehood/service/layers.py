@@ -175,10 +175,10 @@ def require_there(roots: Sequence[str], changes: Sequence[Change] | None = None)
 
 
 def _cannot_make(places: Places, error: OSError) -> FumehoodError:
-    return FumehoodError(
-        f"cannot make the run's directories in {places.state}: {error.strerror}",
-        hint="fumehood clean frees what is no longer needed",
-    )
+    hint = "fumehood clean frees what is no longer needed"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = f"may you write there? ls -ld {typed(places.state)}"
+    return FumehoodError(f"cannot make the run's directories in {places.state}: {error.strerror}", hint=hint)
 
 
 class Claim:
