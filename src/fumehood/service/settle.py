@@ -6,7 +6,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.masks import is_below
+from fumehood.core.masks import is_below, is_in
 from fumehood.core.network import FULL
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished

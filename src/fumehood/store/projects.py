@@ -6,10 +6,12 @@ import os
 import time
 
 from fumehood.core.masks import is_in
+from fumehood.core.report import typed
 from fumehood.core.request import ALPINE, HOST, Session, checked_name
 from fumehood.core.value import Value, words
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
+from fumehood.linux.namespaces import why_no_root
 from fumehood.store.audit import IN_SESSION
 from fumehood.store.places import home, make_private
 from fumehood.store.records import packed, unpacked
@@ -153,8 +155,6 @@ class Projects:
             counted = {0: "records are", 1: f"1 run{waiting} is"}
             kept = counted.get(runs, f"{runs} runs{waiting} are")
             self.set_aside(number)
-            from fumehood.core.report import typed
-
             self._notices.append(
                 f"another directory was at {real} before: its {kept} kept as project"
                 f" {number}, and this one starts afresh (fumehood projects). If it is the same, restored from a"
@@ -337,8 +337,6 @@ class Projects:
 
     def new_root(self, project: Project, path: str) -> str:
         """Return the real path of a directory that could become a root, or say why it can't."""
-        from fumehood.linux.namespaces import why_no_root
-
         real = self._checked(path, "root")
         for root in project.roots:
             if is_in(real, (root,)) and (why := why_no_root(real, root)):
