@@ -125,3 +125,50 @@ def test_words_that_are_not_on_the_list_are_refused(words: list[str]) -> None:
 def test_what_is_asked_for_is_read_strictly(words: list[str]) -> None:
     with pytest.raises(FumehoodError):
         widenings(words, os.path.abspath)
+
+
+def test_an_undo_brings_back_nothing_that_a_command_could_not_write_unseen(
+    agent: Any, cli: Any, project: Path
+) -> None:
+    (project / "tools").mkdir()
+    (project / "tools/env.sh").write_text("export A=1\n")
+    agent("echo evil > tools/env.sh")
+    agent("echo export A=1 > tools/env.sh; echo x > plain")
+    (project / ".envrc").write_text("source tools/env.sh\n")  # which a person looked at
+    for undo in ("fumehood undo", "fumehood undo 2", "fumehood undo 2 tools/env.sh"):
+        done = agent(undo)
+        assert (done.returncode, (project / "tools/env.sh").read_text()) == (125, "export A=1\n")
+        assert "only a person may bring that back: tools/env.sh: .envrc" in done.stderr
+    assert agent("fumehood undo 2 plain").returncode == 0
+    assert not (project / "plain").exists()
+    assert cli("undo", "2").returncode == 0
+    assert (project / "tools/env.sh").read_text() == "evil\n"
+
+
+def test_an_undo_brings_back_what_is_the_persons_own(agent: Any, project: Path) -> None:
+    (project / ".vscode").mkdir()
+    (project / ".vscode/tasks.json").write_text("{}\n")
+    (project / "out").symlink_to("/srv/data")
+    for _ in range(2):
+        agent("rm -r .vscode out")
+        assert not (project / ".vscode").exists()
+        assert agent("fumehood undo").returncode == 0
+        assert (project / ".vscode/tasks.json").read_text() == "{}\n"
+        assert (project / "out").is_symlink()
+
+
+def test_what_a_session_can_not_take_back_as_a_whole_stays_as_it_is(home: Path, project: Path) -> None:
+    (project / "tools").mkdir()
+    (project / "tools/env.sh").write_text("export A=1\n")
+    with Sandbox(project) as sandbox:
+        agent = sandbox.session("agent")
+        agent.run("echo evil > tools/env.sh")
+        agent.run("echo export A=1 > tools/env.sh")
+        held = agent.run("mkdir .vscode; echo '{}' > .vscode/tasks.json; echo x > plain")
+        assert sandbox.apply(held.run).state == "applied"
+        (project / ".envrc").write_text("source tools/env.sh\n")
+        with pytest.raises(FumehoodError, match=r"only a person may bring that back: tools/env\.sh"):
+            agent.undo_session()
+        assert (project / ".vscode/tasks.json").read_text() == "{}\n"
+        assert (project / "plain").read_text() == "x\n"
+        assert sandbox.undo(2).state == "applied"

@@ -10,9 +10,10 @@ from fumehood.core.changes import is_plain
 from fumehood.core.hunks import with_hunks
 from fumehood.core.judge import CHANGED_SINCE, free_of_conflicts, is_mounted_on, keep_replacements_whole
 from fumehood.core.masks import is_in
+from fumehood.core.policy import Rules
 from fumehood.core.questions import digest_of, held_digest
 from fumehood.core.report import Run, printable, typed
-from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
+from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, UndoRefused
 from fumehood.linux.copying import copy_with_content
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import keep_needed
@@ -36,6 +37,7 @@ from fumehood.service.settle import (
     state_of,
     with_companions,
 )
+from fumehood.service.verdicts import concerns
 from fumehood.store.audit import named
 from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
 from fumehood.store.places import new_id
@@ -541,3 +543,21 @@ def throw_away_unseen(store: Store, name: str) -> None:
     finally:
         if claim is not None:
             claim.close()
+
+
+def refuse_unseen(store: Store, run: Run, back: Run) -> None:
+    """Refuse to an agent an undo of a run that brings back what a command of its could not write unseen.
+
+    What was harmless when a command wrote it may be what the host acts on by now. What no command made is the person's
+    own, and comes back.
+    """
+    coming = [change for change in back.changed if change.after is not None]
+    acted_on = concerns(coming, back.roots, store.uppers(back), Rules(), elsewhere=store.written)
+    for number, concern in acted_on.items():
+        change, version = coming[number], coming[number].after
+        made = (each.after for each in store.history.made(run.run, change.path)) if concern.held else ()
+        if version is not None and any(each is not None and each.alike(version) for each in made):
+            raise UndoRefused(
+                f"only a person may bring that back: {printable(change.path)}: {concern.reason}",
+                hint=f"ask the person to type it outside the hood: fumehood undo {run.name}",
+            )

@@ -315,7 +315,7 @@ def _all_or_none(
             done.extend(undo(store, project, run, by=by, force=force) for run in runs)
     except FumehoodError as error:
         for back in reversed(done):
-            undo(store, project, back, by=by)
+            undo(store, project, back, by=by, as_it_was=True)
         raise UndoRefused(f"{refusal}: {error.message}", hint=error.hint or "the project is as it was") from error
     return done
 

@@ -29,7 +29,7 @@ from fumehood.linux.staging import open_elsewhere
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
-from fumehood.service.decide import discard_held, recorded
+from fumehood.service.decide import discard_held, recorded, refuse_unseen
 from fumehood.service.files import record, release
 from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, moved_on, versions
 from fumehood.service.settle import TAKEN_BACK, Makers, as_it_stands, chosen, outcomes, state_of, with_companions
@@ -56,13 +56,14 @@ _ONCE = 2  # a layer is that of a run, and perhaps of an undo of it
 
 def undo(
     store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", force: bool = False,
-    by: str = "",
+    by: str = "", as_it_was: bool = False,
 ) -> Run:  # fmt: skip
     """Bring back exactly what was there before a run; returns the undo, which can itself be undone.
 
     With paths, only what lies there. With `force`, also what was changed since, or is open in another program: that
     is saved in the layer first.
-    `by` is the session that asks, and that the undo belongs to: an agent can't take back what a person took back.
+    `by` is the session that asks, and that the undo belongs to: an agent can't take back what a person took back, nor
+    bring back what its commands could not write unseen, unless it was there just now (`as_it_was`).
     """
     if run.draft is not None and run.state == HELD:
         return discard_held(store, project, run, paths, here=here)  # nothing of it is in the project
@@ -88,6 +89,8 @@ def undo(
                     " the backup",
                 )
         find_backups(store, project, back, first)
+        if by and not as_it_was:
+            refuse_unseen(store, run, back)
         interrupts.hold()
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())

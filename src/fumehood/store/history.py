@@ -461,6 +461,15 @@ class History:
         )
         return [(row[0], change) for row in rows for change in changes_of_rows([row[1:]]) if change.path == path]
 
+    def made(self, run: str, path: str) -> list[Change]:
+        """Return what commands and clients' edits made of a path in a run's project."""
+        rows = self.database.rows(
+            f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE changes.directory = ?"
+            " AND +project = (SELECT project FROM runs WHERE id = ?) AND act IN ('run', ?)",
+            (os.fsencode(path.rpartition("/")[0]), run, CHECKPOINT),
+        )
+        return [change for change in changes_of_rows(rows) if change.path == path]
+
     def applied_in(self, run: Run, root: str, directory: str) -> Iterator[tuple[str, Change]]:
         """Yield the latest changes in a directory that were applied, the last one first, with the runs that made them.
 
