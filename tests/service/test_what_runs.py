@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import Sandbox
+from fumehood.linux import ways_in
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -207,3 +208,18 @@ def test_a_task_that_another_needs_starts_with_it(sandbox: Sandbox, project: Pat
     set_up(project, ".vscode/tasks.json", tasks)
     run = sandbox.run("echo y >> main.py")
     assert [change.path for change in run.changes if change.verdict == "held"] == (["main.py"] if more else [])
+
+
+def test_what_leads_to_a_file_is_not_hidden_among_many_directories(sandbox, project, monkeypatch):
+    monkeypatch.setattr(ways_in, "_MOST_DIRECTORIES", 30)
+    (project / "libs/foo").mkdir(parents=True)
+    (project / "tools").mkdir()
+    (project / "libs/foo/.envrc").write_text("source ../../tools/env.sh\n")
+    (project / "tools/env.sh").write_text("old\n")
+    assert sandbox.run("seq -f a%g 200 | xargs mkdir; seq -f libs/a%g 200 | xargs mkdir").state == "applied"
+    for number in range(2):
+        run = sandbox.run(f"echo {number} > tools/env.sh")
+        assert [(change.path, change.verdict) for change in run.changes] == [("tools/env.sh", "held")]
+        sandbox.discard(run)
+    (project / "libs/foo/.envrc").unlink()
+    assert sandbox.run("echo new > tools/env.sh").state == "applied"

@@ -8,6 +8,7 @@ those programs follow them.
 
 from __future__ import annotations
 
+import marshal
 import os
 
 from fumehood.core.concern import (
@@ -33,6 +34,7 @@ from fumehood.core.what_runs import (
     read_by_direnv,
     tasks_at_opening,
 )
+from fumehood.linux.cache import keep, recalled
 from fumehood.linux.git_includes import Unreadable, content, expanded, links_and_end
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, Parents, look, open_below, open_top
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from fumehood.core.concern import Because
 
 _MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
+_MOST_KEPT = 1000  # of those in which there was something
 _LONGEST_PATH = 4096 - 256  # bytes, before a name: what is longer no program can open by its path
 SYSTEM_PROGRAMS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _MOST_ROUNDS = 3  # of `cd` within one line
@@ -79,23 +82,39 @@ class Ways:
 class ProjectTree:
     """What there is in a root that may lead somewhere: links, repositories, and files that tools act on by their names.
 
-    `meaning` says whether a tool acts on a path in the root, and why.
+    `meaning` says whether a tool acts on a path in the root, and why. `memory` is a file of ours that keeps in which
+    directories there was something: these come first, or a command could hide them among thousands of others.
     """
 
-    def __init__(self, top: str, meaning: Callable[[str], Because | None], is_passed_by: Callable[[str], bool]) -> None:
+    def __init__(
+        self, top: str, meaning: Callable[[str], Because | None], is_passed_by: Callable[[str], bool], memory: str = ""
+    ) -> None:
         self.repositories: list[str] = []
         self.links: list[tuple[str, str, Because]] = []  # directory, name
         self.files: list[tuple[str, Because]] = []
         self._top = top
         self._meaning = meaning
         self._is_passed_by = is_passed_by
-        waiting, looked_at = [""], 0
+        content = recalled(memory) if memory else None
+        before: list[str] = marshal.loads(content) if content else []  # noqa: S302 - our own
+        telling: list[str] = []
+        waiting, looked_at = ["", *before], set[str]()
         with Closing(open_top(top)) as here, Parents(here, bounded=False) as parents:
-            while waiting and looked_at < _MOST_DIRECTORIES:
-                directories, waiting = waiting[: _MOST_DIRECTORIES - looked_at], []
-                looked_at += len(directories)
+            while waiting and len(looked_at) < _MOST_DIRECTORIES:
+                level = [directory for directory in dict.fromkeys(waiting) if directory not in looked_at]
+                directories, waiting = level[: _MOST_DIRECTORIES - len(looked_at)], []
+                looked_at.update(directories)
                 for directory in directories:
+                    count = self._count
                     waiting += self._look(parents, directory)
+                    if directory and self._count > count:
+                        telling.append(directory)
+        if memory and telling[:_MOST_KEPT] != before:
+            keep(memory, marshal.dumps(telling[:_MOST_KEPT]))
+
+    @property
+    def _count(self) -> int:
+        return len(self.repositories) + len(self.links) + len(self.files)
 
     def _look(self, parents: Parents, path: str) -> Iterator[str]:
         """Note what one directory holds; yields those in it that have a path which a program can name."""

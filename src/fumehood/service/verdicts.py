@@ -211,7 +211,8 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
     touched |= {roots[change.root].rstrip("/") for change in changes}
     tops = [top for number, path in _new_repositories(changes) if (top := f"{roots[number]}/{path}".rstrip("/"))]
     for root in roots:
-        tree = ProjectTree(root, held_by_name, PACKAGES.__contains__)
+        memory = f"{state_directory()}/ways-in-{os.stat(root).st_ino}"
+        tree = ProjectTree(root, held_by_name, PACKAGES.__contains__, memory)
         protect_links(ways, tree)
         protect_what_files_name(ways, tree, root, homes[0])
         tops += tree.repositories
