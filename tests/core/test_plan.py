@@ -76,6 +76,23 @@ def test_what_is_left_of_a_tree_that_is_there_moves_by_itself():
     assert told(plan(changes)) == [(PUT, "n/b"), (PUT, "n/d/e")]
 
 
+def test_gits_objects_come_before_what_names_them_and_go_after_it():
+    objects = [".git/objects/ab", ".git/objects/pack/p.pack"]
+    paths = [".git/index", ".git/logs/HEAD", ".git/refs/heads/main"]
+    commit = [change(path, c.ADDED) for path in objects] + [change(path, c.MODIFIED) for path in paths]
+    assert [path for _, path in told(plan(c.by_path(commit)))] == [*objects, *paths]
+    back = [change(path, c.DELETED) for path in objects] + [change(path, c.MODIFIED) for path in paths]
+    assert [path for _, path in told(plan(c.by_path(back)))] == [*paths, *objects]
+    packed = [change(".git/packed-refs", c.DELETED), change(".git/refs/heads/main", c.ADDED)]
+    assert told(plan(packed)) == [(PUT, ".git/refs/heads/main"), (TAKE, ".git/packed-refs")]
+
+
+def test_objects_of_a_repository_that_comes_piece_by_piece_come_after_their_directories():
+    inside = (".git/", ".git/HEAD", ".git/hooks/", ".git/hooks/x", ".git/objects/", ".git/objects/ab", ".git/objects/f")
+    steps = told(plan(new_tree(*inside, held=(".git/hooks/x", ".git/objects/f"))))
+    assert steps.index((MKDIR, "n/.git/objects")) < steps.index((PUT, "n/.git/objects/ab"))
+
+
 def test_directories_get_their_modes_last_and_the_deepest_first():
     changes = [
         change("a", c.MODE, c.DIRECTORY), change("a/b", c.MODE, c.DIRECTORY), change("a/b/f", c.MODIFIED),

@@ -335,6 +335,7 @@ def plan(changes: Sequence[Change], staying: frozenset[tuple[int, str]] = frozen
 
     Parents come before what lies in them. Directories are removed, and get their modes, last and the
     deepest first, because one may become read-only. `staying` names directories that the layer still needs.
+    Git's objects come before all that names them, and go after it: a git outside finds them at every moment.
     """
     inside: dict[tuple[int, str], list[Change]] = {}
     for change in changes:
@@ -356,8 +357,20 @@ def plan(changes: Sequence[Change], staying: frozenset[tuple[int, str]] = frozen
                 (last if step.act == RMDIR else steps).append(step)
         else:
             steps.append(Step(SWAP, change, below))
-    steps.sort(key=lambda step: (step.change.root, step.parent))
+    has_new = any(step.act == MKDIR and not _is_of_objects(step) for step in steps)
+    steps.sort(key=lambda step: (step.change.root, _turn(step, has_new=has_new), step.parent))
     return steps + last[::-1]
+
+
+def _is_of_objects(step: Step) -> bool:
+    return "/objects/" in f"/{step.parent}/"
+
+
+def _turn(step: Step, *, has_new: bool) -> int:
+    """Tell what comes first and what goes last; with new directories, some of which may lie around objects, nothing."""
+    if step.act == TAKE and (_is_of_objects(step) or step.name == "packed-refs"):
+        return 2
+    return 0 if not has_new and step.act in (PUT, MKDIR) and _is_of_objects(step) else 1
 
 
 def _trees(tree: Sequence[Change], staying: frozenset[tuple[int, str]]) -> list[Step]:
