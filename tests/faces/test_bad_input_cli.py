@@ -263,6 +263,21 @@ def test_a_full_disk_where_the_output_goes(words: tuple[str, ...], applied: str,
     assert len(done.stderr.splitlines()) == 2
 
 
+@pytest.mark.parametrize("words", [("undo",), ("undo", "--json"), ("run", "--json", "--", "rm a")])
+def test_what_was_done_is_not_told_as_a_failure_where_it_can_not_be_printed(
+    words: tuple[str, ...], cli: Cli, project: Path
+) -> None:
+    cli("run", "--", "echo x > a")
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-P", "-m", "fumehood", *words]
+        done = subprocess.run(line, cwd=project, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert not (project / "a").exists()
+    assert done.stderr.splitlines()[:2] == [
+        "ERROR: what was to be said can't be printed: No space left on device",
+        "hint: fumehood log shows what was done",
+    ]
+
+
 @pytest.mark.parametrize("words", [("--help",), ("log", "--help"), ("undo", "nosuch")])
 def test_where_nothing_can_be_said_the_exit_code_tells(words: tuple[str, ...], project: Path) -> None:
     with open("/dev/full", "w") as full:

@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 
-from fumehood.errors import FumehoodError, lacking, plain_error
+from fumehood.errors import FumehoodError, Unforeseen, lacking, plain_error
 from fumehood.faces.cli.output import guarded, tell_error, whole_number
 
 TYPE_CHECKING = False
@@ -96,8 +96,19 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lam
             import traceback
 
             traceback.print_exception(error)
-        return _tell_failure(plain_error(error), words)
+        return _tell_failure(_unprinted(error, words), words)
     return code
+
+
+def _unprinted(error: Exception, words: list[str]) -> FumehoodError:
+    """Return an error of ours; one of printing must not be taken for a failure of what was done before it."""
+    try:
+        sys.stdout.flush()  # what could not be printed is still to be
+    except OSError as problem:
+        acts = bool(words) and words[0] in (*_ACTS, "run")
+        hint = "fumehood log shows what was done" if acts else "check that the place it goes to can be written"
+        return Unforeseen(f"what was to be said can't be printed: {problem.strerror}", hint=hint)
+    return plain_error(error)
 
 
 def _tell_failure(error: FumehoodError, words: list[str]) -> int:
