@@ -193,32 +193,33 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
     """Let the upper directories be what an overlay would have left; say why that is not possible."""
     if not all(os.path.isdir(layer.upper) for layer in layers):
         return "Fumehood was stopped before the command began"
+    # What has no tree of ours was overlaid by the kernel. A broken mount can't be looked at, but is in the list.
+    trees = [
+        layer for layer in layers
+        if run.capture in (FUSE, COPY) and os.path.basename(layer.merged) in os.listdir(os.path.dirname(layer.merged))
+    ]  # fmt: skip
     if run.capture == FUSE:
         from fumehood.linux import capture_fuse
 
-        for layer in filter(_has_tree, layers):
+        for layer in trees:
             capture_fuse.clear_away(layer)
             capture_fuse.normalise(layer)
     elif run.capture == COPY:
         from fumehood.linux import capture_copy
 
-        for layer in layers:
-            if os.path.isdir(layer.merged) and not capture_copy.has_manifest(layer):
+        for layer in trees:
+            if not capture_copy.has_manifest(layer):
                 return f"{STOPPED_RUNNING}; what it left is in {layer.merged}"
-        for layer in filter(_has_tree, layers):
+        for layer in trees:
             capture_copy.distil(layer)
-    elif any(
+    overlaid = [layer.upper for layer in layers if layer not in trees]
+    if overlaid and any(
         state == RUNNING and name != run.run and layering.is_claimed(store.places, name)
         for name, state, *_ in store.history.unfinished()
     ):
         # One that it has handed something could go on writing that.
-        renew([layer.upper for layer in layers])
+        renew(overlaid)
     return ""
-
-
-def _has_tree(layer: Layer) -> bool:
-    """Return True if a tree of ours stood for the root, and not the kernel's overlay."""
-    return os.path.isdir(layer.merged)
 
 
 def _printed(store: Store, run: Run, stream: str) -> tuple[bytes | None, int]:

@@ -116,7 +116,8 @@ def concerns(
     """
     # What lies in a root inside another one is judged by its name in that: a hook is one wherever something is mounted.
     places = c.outermost(roots)
-    changes = [c.seen_from(change, *places[change.root]) for change in changes]
+    if any(path for _, path in places):
+        changes = [c.seen_from(change, *places[change.root]) for change in changes]
     if planned is not None:
         planned = {(places[root][0], c.below(places[root][1], path)): text for (root, path), text in planned.items()}
     inner: list[dict[str, str]] = [{} for _ in roots]
