@@ -355,3 +355,13 @@ with hood("volume") as sandbox:
     run = sandbox.run("cat /workspace/volume/there; echo new > src/file", root="{tree}")
     same((run.stdout.split(), changes(run)), (["new"], {{"src/file": "applied"}}))
 """)
+
+
+@pytest.mark.parametrize("way", ["", "copy"])
+def test_what_is_masked_beside_it_hides_it_not(tell, way):
+    mounts = "mkdir -p a/volume a/keys; echo secret > a/keys/key; echo x > a/plain; mount -t tmpfs none a/volume"
+    tell(f"{mounts}; echo old > a/volume/there", f"""
+with hood("a/volume", policy=Policy(capture="{way}", mask=("a/keys", "a/volume/there"))) as sandbox:
+    run = sandbox.run("cat a/keys/* a/volume/there a/plain; echo x > a/volume/new; echo y > a/plain")
+    same((run.stdout.split(), changes(run)), (["x"], dict.fromkeys(("a/plain", "a/volume/new"), "applied")))
+""")

@@ -386,9 +386,8 @@ class Surroundings:
             *(scratch.mounts if scratch else ()),
             *_shelves(world, capture),
             *(() if world.playground is None else (world.playground.mount(),)),
-            *capture.mounts,
+            *(masked_roots(capture, self._in_roots, masked) if self._in_roots or masked else capture.mounts),
             *_thrown_away(world, capture),
-            *(masks_in_roots(capture, self._in_roots, masked) if self._in_roots or masked else ()),
             *(seat.mounts if seat else ()),
             *_sourced(world.source, home),
             *world.made,
@@ -550,8 +549,8 @@ def _shelves(world: World, capture: Capture) -> list[Operation]:
     return [Tmpfs(target=path, is_sealed=True) for path in shelves]
 
 
-def masks_in_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]) -> list[Operation]:
-    """Return what hides masked things in the roots.
+def masked_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]) -> list[Operation]:
+    """Return how the roots are shown, and what hides masked things in them.
 
     They are hidden by mounts over what is there, since the command may write around it. `names` are masked below every
     root, `inside` are masked paths of the host that lie in a root. Behind a link, what it leads to is hidden, not the
@@ -573,7 +572,8 @@ def masks_in_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]
                     held[source] = Bind(
                         target=f"{target}/{above}", source=source, is_writable=True, why="held in place"
                     )
-    return [*held.values(), *hiding]
+    # A root inside another lies over what is held in place around it.
+    return [*sorted((*capture.mounts, *held.values()), key=lambda each: len(each.target)), *hiding]
 
 
 def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
