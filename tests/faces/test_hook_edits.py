@@ -79,6 +79,8 @@ PATCH = "*** Begin Patch\n*** Update File: a.py\n@@\n-one\n+two\n*** Add File: s
 TOOLS = [
     ("claude", "Write", {"file_path": "PROJECT/a.py", "content": "two\n"}),
     ("claude", "Edit", {"file_path": "PROJECT/a.py", "old_string": "one", "new_string": "two"}),
+    ("claude", "MultiEdit", {"file_path": "PROJECT/a.py", "edits": [{"old_string": "one", "new_string": "two"}]}),
+    ("opencode", "multiedit", {"filePath": "PROJECT/a.py", "edits": [{"oldString": "one", "newString": "two"}]}),
     ("claude", "NotebookEdit", {"notebook_path": "PROJECT/a.py", "new_source": "two"}),
     ("gemini", "write_file", {"file_path": "a.py", "content": "two\n"}),
     ("gemini", "replace", {"file_path": "PROJECT/a.py", "old_string": "one", "new_string": "two"}),
@@ -203,6 +205,20 @@ def test_an_edit_that_says_in_two_ways_what_a_file_will_hold_is_not_believed(tol
     fields = {"file_path": ".git/config", "old_string": "[core]", "new_string": "[core]\n[user]\n\tname = me"}
     assert told("claude", "Edit", fields, "1") == {}
     assert told("claude", "Edit", {**fields, "content": "[core]\n"}, "2")["permissionDecision"] == "ask"
+
+
+def test_several_pieces_are_judged_by_what_they_come_to(told: Answer, project: Path) -> None:
+    (project / "package.json").write_text('{"name": "one"}\n')
+    pieces = [("one", "two"), ('"two"', '"two", "eslintConfig": {"rules": {}}')]
+
+    def edits(*pairs: tuple[str, str]) -> dict[str, Any]:
+        return {"file_path": "package.json", "edits": [{"old_string": a, "new_string": b} for a, b in pairs]}
+
+    assert told("claude", "MultiEdit", edits(*pieces), "1") == {}
+    evil = (*pieces, ('"rules": {}', '"extends": "./evil.js"'))
+    assert told("claude", "MultiEdit", edits(*evil), "2")["permissionDecision"] == "ask"
+    assert told("claude", "MultiEdit", edits(("three", "four"), *pieces), "3")["permissionDecision"] == "ask"
+    assert told("claude", "MultiEdit", {**edits(), "file_path": ".envrc"}, "4")["permissionDecision"] == "ask"
 
 
 def test_an_edit_of_a_file_with_other_names_is_put_to_the_person(told: Answer, project: Path) -> None:

@@ -190,7 +190,8 @@ def _snapshots(shell: str) -> str:
 _CLAUDE = Client(
     name="claude", before="PreToolUse", after=("PostToolUse", "PostToolUseFailure"),
     preferred_shell="Bash", shells=frozenset({"Bash", "Monitor"}),
-    edits={"Write": "file_path", "Edit": "file_path", "NotebookEdit": "notebook_path"}, patches={},
+    edits={"Write": "file_path", "Edit": "file_path", "MultiEdit": "file_path", "NotebookEdit": "notebook_path"},
+    patches={},
     harmless=frozenset({"StructuredOutput"}),  # whatever a person's program asked for
     rewritten=lambda tool_input, decision, words: _specific(
         "PreToolUse", permissionDecision=decision, updatedInput=tool_input, additionalContext=words,
@@ -248,7 +249,7 @@ _COPILOT = Client(
 _OPENCODE = Client(
     name="opencode", before="tool.execute.before", after=("tool.execute.after",),
     preferred_shell="bash", shells=frozenset({"bash"}),
-    edits={"write": "filePath", "edit": "filePath"}, patches={"apply_patch": "patchText"},
+    edits={"write": "filePath", "edit": "filePath", "multiedit": "filePath"}, patches={"apply_patch": "patchText"},
     own_tool_starts=(f"{SERVER}_",),
     rewritten=lambda tool_input, _decision, _words: {"tool_input": tool_input},
     refused=lambda _decision, reason: {"deny": reason},

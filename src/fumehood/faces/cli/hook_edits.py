@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 # What the fields of the clients' tools are called that hold a whole file, or a piece, what it becomes, and where.
 _WHOLE = ("content", "file_text", "contents")
 _PIECES = (("old_string", "new_string"), ("old_str", "new_str"), ("oldString", "newString"))
+_SEVERAL = "edits"
 _EVERYWHERE = ("replace_all", "replaceAll", "allow_multiple")
 _REMOVES = frozenset({"Delete"})
 _NAMED = 5
@@ -60,11 +61,29 @@ def planned_by(call: ToolCall) -> list[Planned]:
 def _becomes(fields: dict[str, object]) -> Becomes | None:
     """Tell what a file will hold by the fields of an edit; None where they say it in no way, or in two."""
     ways: list[Becomes] = [written(text) for name in _WHOLE if isinstance(text := fields.get(name), str)]
-    for old_name, new_name in _PIECES:
-        old, new = fields.get(old_name), fields.get(new_name)
-        if isinstance(old, str) and isinstance(new, str):
-            ways.append(replaced(old, new, everywhere=any(fields.get(name) for name in _EVERYWHERE)))
+    ways += _replaced(fields)
+    if isinstance(several := fields.get(_SEVERAL), list):
+        ways.append(_in_turn([_replaced(each) if isinstance(each, dict) else [] for each in several]))
     return ways[0] if len(ways) == 1 else None
+
+
+def _replaced(fields: dict[str, object]) -> list[Becomes]:
+    pairs = ((fields.get(old), fields.get(new)) for old, new in _PIECES)
+    everywhere = any(fields.get(name) for name in _EVERYWHERE)
+    return [
+        replaced(old, new, everywhere=everywhere) for old, new in pairs if isinstance(old, str) and isinstance(new, str)
+    ]
+
+
+def _in_turn(edits: Sequence[list[Becomes]]) -> Becomes:
+    """Tell what a file holds after several edits, each in what the one before left."""
+
+    def becomes(content: bytes | None) -> bytes | None:
+        for number, ways in enumerate(edits):
+            content = None if len(ways) != 1 or (number and content is None) else ways[0](content)
+        return content
+
+    return becomes
 
 
 def begun(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
