@@ -27,6 +27,7 @@ RUN = [
     (".envrc", "use nix dev.nix\n", "dev.nix"),
     (".envrc", 'eval "$(devenv direnvrc)"\nuse devenv\n', "devenv.nix"),
     (".envrc", 'eval "$(devbox generate direnv --print-envrc)"\n', "devbox.json"),
+    (".envrc", 'watch_file pixi.lock\neval "$(pixi shell-hook)"\n', "pixi.toml"),
     (".envrc", "[[ -f .env ]] && dotenv\n", ".env"),
     (".envrc", "dotenv_if_exists .env.local\n", ".env.local"),
     ("mcp.json", '{"servers": {"a": {"command": "node", "args": ["server.js"]}}}', "server.js"),
@@ -223,3 +224,14 @@ def test_what_leads_to_a_file_is_not_hidden_among_many_directories(sandbox, proj
         sandbox.discard(run)
     (project / "libs/foo/.envrc").unlink()
     assert sandbox.run("echo new > tools/env.sh").state == "applied"
+
+
+@pytest.mark.parametrize("directory", ["bin", "sub/bin", "t", "other", "deep/own"])
+def test_a_program_in_a_directory_that_is_put_on_the_path_takes_no_others_place_unseen(sandbox, project, directory):
+    lines = 'PATH_add bin sub/bin\npath_add PATH "$PWD/t"\nexport PATH="$(pwd)/other:$PATH"\n'
+    (project / ".envrc").write_text(lines)
+    (project / "deep").mkdir()
+    (project / "deep/.envrc").write_text("PATH_add own\n")
+    run = sandbox.run(f"for d in {directory} unseen; do mkdir -p $d; echo x > $d/ls; echo x > $d/my; done")
+    held = {change.path: change.flags for change in run.changes if change.verdict == "held"}
+    assert held == {f"{directory}/ls": ("shadows",)}

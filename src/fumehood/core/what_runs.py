@@ -80,6 +80,7 @@ def files_run(line: str, is_file: Asked, is_program: Asked) -> Iterator[str]:
 _READ_BY = {
     "flake": ("flake.nix", "flake.lock"), "nix": ("shell.nix", "default.nix"),
     "devenv": ("devenv.nix", "devenv.yaml", "devenv.lock"), "devbox": ("devbox.json",),
+    "pixi": ("pixi.toml", "pixi.lock"),
 }  # fmt: skip
 
 
@@ -94,6 +95,19 @@ def read_by_direnv(line: str) -> Iterator[str]:
         elif tool in _READ_BY:
             yield from (place for place in places if place.endswith(".nix"))
             yield from (f"{place}/{name}" for place in (".", *filter(None, places)) for name in _READ_BY[tool])
+
+
+def put_on_path(line: str) -> Iterator[str]:
+    """Yield the directories that a line of `.envrc` has programs looked for in before all others."""
+    line = line.replace("$(pwd)", "$PWD")
+    for words in _commands(line):
+        if words[:2] == ["layout", "node"]:
+            yield "node_modules/.bin"
+        elif words[0] == "PATH_add" or words[:2] == ["path_add", "PATH"]:
+            yield from (path for word in words[1 + (words[0] == "path_add") :] for path in named(word))
+    for word in line.translate(_ENDS).split():
+        if word.startswith("PATH="):
+            yield from (path for each in word[len("PATH=") :].split(":") for path in named(each))
 
 
 def begins_as_command(line: str, is_program: Asked) -> bool:

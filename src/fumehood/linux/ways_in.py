@@ -31,6 +31,7 @@ from fumehood.core.what_runs import (
     files_run,
     goes_over_files,
     lines_of,
+    put_on_path,
     read_by_direnv,
     tasks_at_opening,
 )
@@ -302,6 +303,15 @@ def text_of(path: str) -> str:
     except (OSError, ValueError, Unreadable):
         return ""
     return (data or b"").decode("utf-8", "surrogateescape")
+
+
+def searched_first(tree: ProjectTree) -> list[str]:
+    """Return the directories that `.envrc` puts first on the PATH of whoever enters its own."""
+    shells = (path for path, (flag, _) in tree.files if flag == "shell-settings")
+    return [
+        os.path.join(os.path.dirname(path), place) for path in shells for line in _lines(path)
+        for place in put_on_path(line)
+    ]  # fmt: skip
 
 
 def protect_search_path(ways: Ways, added: Collection[str], path: str) -> None:

@@ -53,6 +53,7 @@ from fumehood.linux.ways_in import (
     protect_search_path,
     protect_what_files_name,
     protect_what_git_runs,
+    searched_first,
     text_of,
 )
 from fumehood.service.versions import LinksOnTheWay, Sources
@@ -206,7 +207,7 @@ def _aliases(roots: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected:
     """Find the places that the host acts on because something of the person's leads there."""
     ways = Ways(roots)
-    homes = _homes(roots)
+    homes, search_path = _homes(roots), [os.environ.get("PATH", "")]
     # Every directory that something was changed in, or below.
     touched = {f"{roots[number]}/{path}".rstrip("/") for number, path in c.all_above(changes)}
     touched |= {roots[change.root].rstrip("/") for change in changes}
@@ -217,6 +218,7 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
         protect_links(ways, tree)
         protect_what_files_name(ways, tree, root, homes[0])
         tops += tree.repositories
+        search_path[:0] = searched_first(tree)
     for number, home_directory in enumerate(homes):
         protect_home(ways, home_directory, f"{state_directory()}/home-links-{number}")
     added = {
@@ -224,7 +226,7 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
         for change in changes
         if change.change == c.ADDED and change.kind in (c.FILE, c.SYMLINK)
     }
-    protect_search_path(ways, added, os.environ.get("PATH", ""))
+    protect_search_path(ways, added, ":".join(search_path))
     protect_what_git_runs(ways, tops, touched.__contains__, homes, os.environ)
     return ways.protected
 
