@@ -84,3 +84,26 @@ def test_an_attribute_that_can_not_be_given_keeps_back_no_other(test_directory, 
     monkeypatch.setattr(os, "setxattr", refuse_one)
     resemble(str(upper), str(root))
     assert "user.b" in os.listxattr(upper)
+
+
+OPEN = rules((OWNER, 7, NO_ID), (GROUP, 7, NO_ID), (OTHER, 7, NO_ID))
+OPENED = f"""
+import os
+for directory in ("new", "new/.git", "new/.git/hooks", "plain"):
+    os.makedirs(directory, exist_ok=True)
+    os.setxattr(directory, {DEFAULT!r}, {OPEN!r})
+open("new/.git/HEAD", "w").write("ref: refs/heads/main")
+open("plain/x", "w").close()
+"""
+
+
+@pytest.mark.parametrize("capture", ["", "copy"])
+def test_a_directory_that_the_host_acts_on_is_not_opened_to_others_by_its_rules(home, project, capture):
+    share(project)
+    with Sandbox(project, Policy(capture=capture)) as sandbox:
+        run = sandbox.run(["python3", "-c", OPENED])
+        assert run.exit_code == 0, run.output
+        held = {change.path: change.flags for change in run.changes if change.verdict == "held"}
+        assert held["new/.git"] == held["new/.git/hooks"] == ("opening", "opened")
+        assert not (project / "new/.git/hooks").exists()
+        assert rules_of(project / "plain")[DEFAULT] == OPEN

@@ -21,6 +21,7 @@ WAITING = (HELD, CONFLICT)  # for a person's word
 NEW_OWNER, NEW_GROUP = "new-owner", "new-group"  # flags: the new version is not whose the old one was
 OTHER_NAMES = "other-names"  # with a number: as many names of the file keep the old content
 ATTRIBUTES = "attributes"  # a directory got some, or access rules, and they are not taken over
+OPENING = "opening"  # by access rules of the new directory, others may write what is made in it
 COPIED_LINKS = "copied-links"  # with a number: as many names share no content with the file's other names any more
 
 ORIGIN, OTHERS = 1, 2
@@ -184,6 +185,8 @@ def _in_words(flag: str) -> str:
         return f"{who} the old content"
     if name == COPIED_LINKS:
         return "a hard link became a copy" if number == "1" else f"{number} hard links became copies"
+    if name == OPENING:
+        return "others may write what is made in it"
     return "its attributes are left as they were" if name == ATTRIBUTES else flag
 
 

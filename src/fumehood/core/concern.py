@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sys import intern
 
-from fumehood.core.changes import FILE, MODIFIED, SYMLINK, above
+from fumehood.core.changes import FILE, MODIFIED, OPENING, SYMLINK, above
 from fumehood.core.value import Value, words
 from fumehood.core.wording import brief
 
@@ -308,7 +308,7 @@ def became_open(change: Change) -> bool:
     before, after = change.before, change.after
     if after is None or change.kind == SYMLINK:
         return False
-    return bool(after.mode & 0o002 if before is None else after.mode & ~before.mode & 0o022)
+    return OPENING in change.flags or bool(after.mode & 0o002 if before is None else after.mode & ~before.mode & 0o022)
 
 
 _EDITOR = ("editor-settings", "an editor acts on this as soon as the project is opened")

@@ -39,6 +39,9 @@ _LOOKS = 5  # at an index that somebody's git replaces meanwhile
 
 # ---- The marks of overlays.
 
+_RULES, _OTHERS = "system.posix_acl_default", 0x20
+
+
 def attributes(directory: int, name: str) -> list[str]:
     """List the extended attributes of an entry without following it."""
     return listxattr(f"/proc/self/fd/{directory}/{name}", follow_symlinks=False)
@@ -353,6 +356,7 @@ class _Scan:
             self.add(
                 path, change or c.ADDED, kind, before=None if below is None else self.stamp_below(path, below),
                 after=_stamped(upper, name, status), marked=self._cleaned(upper, name, names),
+                flags=_opening(upper, name, names),
             )  # fmt: skip
             if below is not None and stat.S_ISDIR(below.st_mode):
                 self._lost_inside(path)
@@ -398,8 +402,9 @@ class _Scan:
                     if after.kind != c.DIRECTORY and self.is_settled(f"{here}/{name}", status):
                         self._forget(directory, name)
                         continue
-                    marked = self._cleaned(directory, name, attributes(directory, name))
-                    self.add(f"{here}/{name}", c.ADDED, after.kind, after=after, within=top, marked=marked)
+                    names = attributes(directory, name)
+                    marked, flags = self._cleaned(directory, name, names), _opening(directory, name, names)
+                    self.add(f"{here}/{name}", c.ADDED, after.kind, after=after, within=top, marked=marked, flags=flags)
                     if after.kind == c.DIRECTORY:
                         waiting.append(f"{here}/{name}")
 
@@ -508,6 +513,16 @@ class _Scan:
 def _stamped(directory: int, name: str, status: os.stat_result) -> c.Stamp:
     """Return the stamp of an entry of the layer; that of a git index with what it means."""
     return stamp_of(status, meaning_in(directory, name, status) if name == INDEX else "")
+
+
+def _opening(directory: int, name: str, names: list[str]) -> tuple[str, ...]:
+    """Flag a new directory in which, by its access rules, others may write whatever is made, whatever the umask."""
+    if _RULES not in names:
+        return ()
+    rules = os.getxattr(f"/proc/self/fd/{directory}/{name}", _RULES, follow_symlinks=False)
+    # Behind a version: what each is for and what it allows, in two bytes each, and whom it names.
+    opens = any(rules[at] == _OTHERS and rules[at + 2] & 2 for at in range(4, len(rules), 8))
+    return (c.OPENING,) if opens else ()
 
 
 def _with_mode(live: os.stat_result, layer: os.stat_result) -> c.Stamp:
