@@ -355,6 +355,40 @@ def test_what_git_notes_for_itself_is_in_nobodys_way(repository: Path, note: str
     assert is_sound(repository)
 
 
+@pytest.mark.parametrize("person", [
+    "echo p > p; git add p; git commit -qm person",
+    "git switch -qc topic; echo p > p; git add p; git commit -qm person",
+    "echo p > p; git add p; git commit -qm wrong; git commit -q --amend -m person",
+])  # fmt: skip
+def test_a_commit_on_top_of_what_a_person_committed_meanwhile_is_no_conflict(repository: Path, person: str) -> None:
+    typed(repository, "echo k > k; git add k; git commit -qm kept")
+    with Sandbox(repository) as sandbox:
+        run = in_the_meantime(sandbox, "true", repository, person, "echo a > a; git add a; git commit -qm a")
+        assert run.state == "applied", run.changes
+        assert git(repository, "log", "--format=%s").split() == ["a", "person", "kept", "first"]
+        assert git(repository, "ls-files").split() == ["a", "k", "p"]
+        assert git(repository, "status", "--porcelain") == ""
+        sandbox.undo(run)
+    assert git(repository, "log", "--format=%s").split() == ["person", "kept", "first"]
+    assert git(repository, "status", "--porcelain") == ""
+    assert is_sound(repository)
+
+
+@pytest.mark.parametrize(("before", "after"), [
+    ("echo a > a; git add a", "git commit -qm a"), ("echo a > a; git add a; git commit -qm a", "true"),
+    ("echo a > a; git add a; git commit -qm a", "git commit -q --allow-empty -m b"),
+])  # fmt: skip
+def test_a_commit_of_what_was_staged_before_a_persons_commit_waits(repository: Path, before: str, after: str) -> None:
+    typed(repository, "echo k > k; git add k; git commit -qm kept")
+    with Sandbox(repository) as sandbox:
+        run = in_the_meantime(sandbox, before, repository, "echo p > p; git add p; git commit -qm person", after)
+    assert run.state == "held"
+    assert verdicts(run) == {"conflict"}
+    assert git(repository, "log", "--format=%s").split() == ["person", "kept", "first"]
+    assert git(repository, "ls-files").split() == ["k", "p"]
+    assert is_sound(repository)
+
+
 def test_a_persons_clean_up_is_no_conflict(repository: Path) -> None:
     """It writes the logs anew, without lines that are old, and packs what else the command changes."""
     with Sandbox(repository) as sandbox:

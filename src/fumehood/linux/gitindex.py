@@ -27,6 +27,7 @@ _MODE_AT, _OBJECT_AT = 24, 40  # in an entry; around the mode lie times, device,
 _EXTENDED = 0x40  # in the first byte of the flags: there are two bytes more of them
 _LONGEST_PATH = 4096  # the kernel's limit; a crafted file could have us build far longer ones, again and again
 _LONGEST_REST = 1 << 20  # bytes after the entries, which are looked at one by one: a second
+_TREES = b"TREE"  # the names of trees, as far as entries did not change since
 _RESOLVE_UNDO = b"REUC"  # what a resolved conflict was: nobody can make it again
 
 
@@ -56,6 +57,31 @@ def meaning(data: bytes) -> str:
             except (_NotUnderstood, ValueError, IndexError):
                 continue
     return ""
+
+
+def _entries(data: bytes, *, in_commit: bool = False) -> frozenset[bytes]:
+    """Return what the entries of an index mean, each as bytes; none where the file is not wholly understood.
+
+    With `in_commit`, none either where something is staged: git then has no name for the tree of all of it.
+    """
+    version, count = int.from_bytes(data[4:8], "big"), int.from_bytes(data[8:12], "big")
+    for _, size in _HASHES if meaning(data) else ():
+        entries: set[bytes] = set()
+        try:
+            at = _take_entries(entries.add, data[:-size], version, count, size)
+        except (_NotUnderstood, ValueError, IndexError):
+            continue
+        return frozenset(entries) if not in_commit or _has_tree(data, at) else frozenset()
+    return frozenset()
+
+
+def _has_tree(data: bytes, at: int) -> bool:
+    """Return True if an index, from the end of its entries on, names the tree of them all: none was staged since."""
+    while at < len(data):
+        if data.startswith(_TREES, at):
+            return data.startswith(b"\0", at + _EXTENSION) and not data.startswith(b"\0-", at + _EXTENSION)
+        at += _EXTENSION + int.from_bytes(data[at + 4 : at + _EXTENSION], "big")
+    return False
 
 
 def _digest(body: bytes, version: int, count: int, size: int) -> str:
@@ -256,9 +282,13 @@ def _content(tree: Parents, path: str, version: c.Stamp) -> str:
 def _meaning(file: int, expected: os.stat_result) -> str:
     if not stat.S_ISREG(expected.st_mode) or expected.st_size > LARGEST or not _is_same(os.fstat(file), expected):
         return ""
+    return meaning(_whole(file))
+
+
+def _whole(file: int) -> bytes:
     with open(file, "rb", 0, closefd=False) as index:
         index.seek(0)
-        return meaning(index.read(LARGEST + 1))
+        return index.read(LARGEST + 1)
 
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
@@ -302,6 +332,23 @@ class SeenIndexes:
             return ""
         file, then = self._held[root, path]
         return means if _is_same(then, now) else _meaning(file, then)
+
+    def has_been_read(self, root: int, path: str, live: int, layer: int) -> bool:
+        """Return True if a command's index has all that a person committed since theirs was looked at.
+
+        Then the command has read the person's before it wrote its own. The two lie in a directory each. What a person
+        has only staged is not for a command to commit.
+        """
+        file, _ = self._held[root, path]
+        then = _entries(_whole(file))
+        try:
+            with Closing(os.open(NAME, _READING, dir_fd=live)) as theirs:
+                now = _entries(_whole(theirs), in_commit=True)
+            with Closing(os.open(NAME, _READING, dir_fd=layer)) as own:
+                mine = _entries(_whole(own))
+        except OSError:
+            return False  # git has just replaced one
+        return bool(then and now and mine) and now - then <= mine and mine.isdisjoint(then - now)
 
     def close(self) -> None:
         """Let go of them."""

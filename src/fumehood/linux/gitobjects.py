@@ -77,21 +77,37 @@ def _is_apart(roots: Sequence[str], change: c.Change, gits: Collection[str]) -> 
     return change.within is None or may_stay(f"{root}/{change.within}", gits)
 
 
-def keeps_log(roots: Sequence[str], changes: Sequence[c.Change], change: c.Change, upper: str) -> bool:
-    """Return True if a command's version of a log of git's has all lines of the project's, in their order.
+def has_read_theirs(roots: Sequence[str], changes: Sequence[c.Change], change: c.Change, upper: str) -> bool:
+    """Return True for a ref or log of git's that a command changed after it had read the project's of now.
 
-    `git gc` writes logs anew, without lines that are old: nothing is lost if these come back. Of stashes, the log is
-    the list, and who drops one means it.
+    A log tells: the command's has all lines of the project's, in their order. `git gc` writes logs anew, without lines
+    that are old: nothing is lost if these come back. For a ref, the command's first line must besides begin where the
+    project's last one ended. Of stashes, the log is the list, and who drops one means it.
     """
-    place = f"{roots[change.root]}/{change.path}"
-    if "/logs/" not in place or place.endswith("/stash") or not repository(place, git_directories(roots, changes)):
+    root = roots[change.root]
+    place = f"{root}/{change.path}"
+    git = "" if place.endswith("/stash") else repository(place, git_directories(roots, changes))
+    if not git:
         return False
-    with Closing(open_top(upper)) as layer, Closing(open_top(roots[change.root])) as live:
-        mine, theirs = (plain_file(change.path, top, _LONGEST_LOG) for top in (layer, live))
-    if mine is None or theirs is None or _LONGEST_LOG in (len(mine), len(theirs)):
+    part, is_ref = place[len(git) + 1 :], False
+    if part.startswith("refs/"):
+        part, is_ref = f"logs/{part}", True
+    elif "logs/" not in part:
+        return False
+    with Closing(open_top(upper)) as layer, Closing(open_top(root)) as live:
+        path = f"{git}/{part}"[len(root) + 1 :]
+        mine, theirs = (plain_file(path, top, _LONGEST_LOG) for top in (layer, live))
+        now = plain_file(change.path, live, _LONGEST_HEAD) if is_ref else b""
+    if mine is None or theirs is None or now is None or _LONGEST_LOG in (len(mine), len(theirs)):
         return False
     lines = iter(mine.splitlines(keepends=True))
-    return all(line in lines for line in theirs.splitlines(keepends=True))
+    has_all = all(line in lines for line in theirs.splitlines(keepends=True))
+    return has_all and (not is_ref or _ends(theirs)[1:] == [now.strip()] == next(lines, b"").split(b" ", 1)[:1])
+
+
+def _ends(log: bytes) -> list[bytes]:
+    """Return what a ref was before the last line of its log, and after it; nothing where there is no line."""
+    return log.splitlines()[-1].split(b" ", 2)[:2] if log else []
 
 
 def freshen(top: int, path: str) -> None:

@@ -341,7 +341,7 @@ class _Scan:
             change = _difference(upper, part, name, status, below, names)
             before, after = self.stamp_below(path, below), _stamped(upper, name, status)
             if after.meaning and change == c.MODIFIED:
-                before, is_refresh = self._index_below(live, part, path, below, after)
+                before, is_refresh = self._index_below(upper, live, part, path, below, after)
                 change = None if is_refresh else change
             if change is None:
                 if status.st_nlink > 1 and kind == c.FILE:
@@ -365,11 +365,12 @@ class _Scan:
                 self._leave_out_shells(first)
 
     def _index_below(
-        self, live: Merged, part: int, path: str, below: os.stat_result, after: c.Stamp
+        self, upper: int, live: Merged, part: int, path: str, below: os.stat_result, after: c.Stamp
     ) -> tuple[c.Stamp, bool]:
         """Return the stamp of a git index, of which the times are a cache, and whether a command only refreshed it.
 
-        Where a person refreshed it meanwhile, it is still the version that the command saw.
+        Where a person refreshed it meanwhile, it is still the version that the command saw. So it is where the command
+        took over what the person had committed.
         """
         means = meaning_in(part, INDEX, below)
         for _ in range(_LOOKS):
@@ -381,8 +382,8 @@ class _Scan:
         before.meaning = means
         if self._indexes is not None and part in live.live:
             seen = self._indexes.meaning(self._root, path, below, means)
-        if seen and seen == means:
-            before.changed_ns = 0
+            if means and seen and (seen == means or self._indexes.has_been_read(self._root, path, part, upper)):
+                before.changed_ns = 0
         return before, after.meaning in (means, seen) and after.mode == before.mode
 
     def _new_inside(self, top: str) -> None:

@@ -109,10 +109,10 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         late = [change for change in late if below.under(change) is None]
     if late:
         from fumehood.core.judge import CHANGED_SINCE, keep_replacements_whole
-        from fumehood.linux.gitobjects import keeps_log, leave_theirs
+        from fumehood.linux.gitobjects import has_read_theirs, leave_theirs
 
         for change in late:
-            if keeps_log(run.roots, run.changed, change, layers[change.root].upper):
+            if has_read_theirs(run.roots, run.changed, change, layers[change.root].upper):
                 continue
             change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
             change.verdict = c.CONFLICT
