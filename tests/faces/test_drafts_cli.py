@@ -27,6 +27,21 @@ def told(cli: Any, *words: str, code: int = 0) -> Any:
     return json.loads(done.stdout)
 
 
+def test_the_line_that_takes_back_what_waits_in_a_draft_says_what_it_did(cli: Any, project: Path) -> None:
+    cli("draft", "new", "one")
+    done = cli("run", "--draft", "one", "--", "echo a > a; echo b > b")
+    assert "or: fumehood undo 1\n" in done.stderr
+    for words in (("undo", "1", "a"), ("undo", "1")):
+        done = cli(*words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("run 1: echo a > a; echo b > b\nfumehood: ")
+        assert "  + a  [discarded: a person threw it away]\n" in done.stdout
+    assert "redo" not in done.stdout
+    cli("run", "--draft", "one", "--", "echo c > c")
+    assert told(cli, "undo", "2")["state"] == "discarded"
+    assert cli("draft", "diff", "one").stdout == ""
+
+
 def test_a_draft_is_made_looked_at_and_applied(cli: Any, project: Path) -> None:
     (project / "a").write_text("old\n")
     assert "begins" in cli("draft", "new", "one").stdout

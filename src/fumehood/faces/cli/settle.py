@@ -146,6 +146,8 @@ def _undo(context: Context) -> int:
         back = undo(
             context.store, context.project_of(run), run, options.paths, here=here(), force=options.force, by=by
         )  # fmt: skip
+    if back.of is None:  # what waited in a draft was thrown away
+        return _say(context, back, lambda: _tell_decided(back))
 
     def show() -> None:
         _tell_undo(back, _meant(context, back))
@@ -180,6 +182,8 @@ def _redo(context: Context) -> int:
 def _say_taken_back(context: Context, backs: Sequence[Run]) -> int:
     """Tell what was taken back, or brought back: a run, and what was settled while it ran."""
     first, *others = backs
+    if first.of is None:  # what waited in a draft was thrown away
+        return _say(context, first, lambda: _tell_decided(first))
 
     def show() -> None:
         meant = [_meant(context, back) for back in backs]
