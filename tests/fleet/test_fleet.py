@@ -344,8 +344,27 @@ def test_a_job_is_cancelled_wherever_it_is(machines: Machines, project: Path) ->
     job = sent(machines, project, "run", "--detach", "--", "sleep 1000")["job"]
     assert eventually(lambda: "started" in status(machines, job)), machines.logs()
     sent(machines, project, "cancel", job)
-    assert sent(machines, project, "attach", job)["state"] == "failed"
+    run = sent(machines, project, "attach", job)
+    assert (run["state"], run["reason"]) == ("failed", "the job was cancelled")
+    assert sent(machines, project, "cancel", job)["error"] == f"job {job} has ended"
     assert sent(machines, project, "run", "--", "echo next")["output"] == "next\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(("--include", "nope"), "there is no nope in the project to be sent"),
+     (("--timeout", "x"), "--timeout: 'x' is not a time limit: seconds, more than 0 and less than 1e9"),
+     (("--limit", "zz=1"), "the job's limits is not a table of "), (("--cwd", "../x"), "the job's cwd is not a dir"),
+     (("--allow-host", "a b"), "the job's hosts is not ")],
+)  # fmt: skip
+def test_what_can_not_be_meant_is_refused_before_anything_is_sent(
+    machines: Machines, project: Path, words: tuple[str, ...], message: str
+) -> None:
+    filled(project)
+    answer = sent(machines, project, "run", *words, "--", "true")
+    assert answer["error"].startswith(message)
+    assert answer["hint"]
+    assert sent(machines, project, "list") == {"jobs": []}
 
 
 def test_every_job_ends_once_while_workers_and_redis_are_killed(test_directory: Path, packages: Path) -> None:

@@ -10,7 +10,7 @@ from fumehood.core.report import how_many, printable
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.faces.cli.commands import Context, add_act
-from fumehood.faces.cli.output import tell_error, whole_number
+from fumehood.faces.cli.output import seconds, tell_error, whole_number
 from fumehood.faces.cli.telling import numbered, tell_run
 from fumehood.service.fleet import PACKAGES
 
@@ -38,7 +38,7 @@ def add_commands(add: Add) -> None:
     fleet.add_argument("--key", metavar="FILE", default="", help="sign the jobs with this key (default: sign.key)")
     fleet.add_argument("--include", action="append", default=[], metavar="PATH", help="send this path although ignored")
     fleet.add_argument("--cwd", default="", metavar="DIR", help="where in the project the command starts")
-    fleet.add_argument("--timeout", type=float, metavar="SECONDS", help="end each command after this time")
+    fleet.add_argument("--timeout", type=seconds, metavar="SECONDS", help="end each command after this time")
     fleet.add_argument("--root", default="host", metavar="NAME", help="a root that the worker has")
     fleet.add_argument("--allow-host", action="append", default=[], metavar="HOST[:PORT]", help="ask for this host")
     fleet.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set this variable")

@@ -67,6 +67,19 @@ def whole_number(least: int = 0, most: int = 1 << 62) -> Callable[[str], int]:
     return read
 
 
+def seconds(text: str) -> float:
+    """Read a time limit for a parser."""
+    from argparse import ArgumentTypeError
+
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = 0.0
+    if not 0 < limit < 1e9:
+        raise ArgumentTypeError(f"{text!r} is not a time limit: seconds, more than 0 and less than 1e9")
+    return limit
+
+
 def tell_notices(store: Store) -> None:
     """Say what a person should know once, on standard error."""
     for notice in store.notices:

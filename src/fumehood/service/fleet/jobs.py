@@ -153,7 +153,8 @@ def read(text: Any) -> SignedJob:
         try:
             values[name] = SCHEMA[name](value)
         except kinds.Wrong as wrong:
-            raise BadRequest(f"the job's {name} is not {wrong}: {printable(repr(value)[:100])}") from wrong
+            said = f"the job's {name} is not {wrong}: {printable(repr(value)[:100])}"
+            raise BadRequest(said, hint="fumehood help fleet tells what a job can have") from wrong
     return SignedJob(**values)
 
 

@@ -45,6 +45,7 @@ _FOR_FETCHING_S = 600  # besides a command's own time: the base may have to be f
 _LARGEST_BUNDLE = 4 << 30
 _AT_ONCE = min(8, os.cpu_count() or 1)  # results that are taken over
 _WRONG = (KeyError, TypeError, ValueError, OverflowError)  # what comes of a result that is none
+_ENDED = (JobStatus.FINISHED, JobStatus.FAILED, JobStatus.STOPPED, JobStatus.CANCELED)
 _MOST_TRIES = 20  # a job is tried so often again whose workers are killed
 
 
@@ -87,6 +88,9 @@ class FleetSender:
         }  # fmt: skip
 
     def _survey(self) -> Base:
+        for each in self._include:
+            if not os.path.lexists(f"{self._project.path}/{each.strip('/')}"):
+                raise BadRequest(f"there is no {printable(each)} in the project to be sent", hint="check --include")
         return survey(self._project.path, self._policy, self._store.places, self._include)
 
     @property
@@ -173,9 +177,10 @@ class FleetSender:
                     on_candidate(candidates[at])
         except KeyboardInterrupt:
             is_interrupted = True
-            for job in ids:
-                if not self._note(job)["run"]:
-                    self.cancel(job)
+            with jobs.reached():
+                for job in ids:
+                    if not self._note(job)["run"]:
+                        self._cancelled(job)
         lines = [self._sandbox.draft(each.draft) for each in candidates]
         return settled(candidates, lines, keep=keep, applies=apply, is_interrupted=is_interrupted)
 
@@ -258,10 +263,11 @@ class FleetSender:
             self._enqueue(note)
             return None
         result = job.latest_result()
-        if result is None or result.type == Result.Type.RETRIED:
-            is_cancelled = job.is_canceled or job.is_stopped
-            return {"failed": "the job was cancelled"} if is_cancelled else None
-        if result.type != Result.Type.SUCCESSFUL:
+        if result is None or result.type != Result.Type.SUCCESSFUL:
+            if job.is_canceled or job.is_stopped:
+                return {"failed": "the job was cancelled"}
+            if result is None or result.type == Result.Type.RETRIED:
+                return None
             said = (result.exc_string or "").strip() or "it ended without a result"
             return {"failed": said.splitlines()[-1]}
         return self._verified(result.return_value, note["id"])
@@ -286,13 +292,20 @@ class FleetSender:
     @jobs.reached()
     def cancel(self, job: str) -> None:
         """Take a job back that has not ended: from the queue, or from the worker that does it."""
-        self._note(job)
+        note = self._note(job)
+        if note["run"] or not self._cancelled(job):
+            raise BadRequest(f"job {printable(job)} has ended", hint=f"fumehood fleet attach {printable(job)}")
+
+    def _cancelled(self, job: str) -> bool:
+        """Take a job back; False if it has ended."""
         try:
             waiting = jobs.FleetJob.fetch(job, connection=self._connection, serializer=JSONSerializer)
-            if waiting.get_status() == JobStatus.STARTED:
+            status = waiting.get_status()
+            if status == JobStatus.STARTED:
                 send_stop_job_command(self._connection, job, serializer=JSONSerializer)
-            else:
+            elif status not in _ENDED:
                 waiting.cancel()
+            return status not in _ENDED
         except (NoSuchJobError, InvalidJobOperation) as error:
             raise BadRequest(f"job {printable(job)} can't be cancelled: {error}", hint="has it ended?") from error
 
