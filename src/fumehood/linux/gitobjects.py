@@ -77,7 +77,7 @@ def _is_apart(roots: Sequence[str], change: c.Change, gits: Collection[str]) -> 
     return change.within is None or may_stay(f"{root}/{change.within}", gits)
 
 
-def has_read_theirs(roots: Sequence[str], changes: Sequence[c.Change], change: c.Change, upper: str) -> bool:
+def has_read_theirs(roots: Sequence[str], gits: Collection[str], change: c.Change, upper: str) -> bool:
     """Return True for a ref or log of git's that a command changed after it had read the project's of now.
 
     A log tells: the command's has all lines of the project's, in their order. `git gc` writes logs anew, without lines
@@ -86,7 +86,7 @@ def has_read_theirs(roots: Sequence[str], changes: Sequence[c.Change], change: c
     """
     root = roots[change.root]
     place = f"{root}/{change.path}"
-    git = "" if place.endswith("/stash") else repository(place, git_directories(roots, changes))
+    git = "" if place.endswith("/stash") else repository(place, gits)
     if not git:
         return False
     part, is_ref = place[len(git) + 1 :], False

@@ -108,11 +108,12 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         below = waiting(store, run)
         late = [change for change in late if below.under(change) is None]
     if late:
-        from fumehood.core.judge import CHANGED_SINCE, keep_replacements_whole
+        from fumehood.core.judge import CHANGED_SINCE, git_directories, keep_replacements_whole
         from fumehood.linux.gitobjects import has_read_theirs, leave_theirs
 
+        gits = git_directories(run.roots, run.changed)
         for change in late:
-            if has_read_theirs(run.roots, run.changed, change, layers[change.root].upper):
+            if has_read_theirs(run.roots, gits, change, layers[change.root].upper):
                 continue
             change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
             change.verdict = c.CONFLICT
