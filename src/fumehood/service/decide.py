@@ -552,6 +552,8 @@ def refuse_unseen(store: Store, run: Run, back: Run) -> None:
     own, and comes back.
     """
     coming = [change for change in back.changed if change.after is not None]
+    if not coming:
+        return  # the project need not be looked at
     acted_on = concerns(coming, back.roots, store.uppers(back), Rules(), elsewhere=store.written)
     for number, concern in acted_on.items():
         change, version = coming[number], coming[number].after
