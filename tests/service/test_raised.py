@@ -82,6 +82,14 @@ def test_what_a_function_for_variables_raises_is_what_the_program_gets(project):
         sandbox.run("true")
 
 
+def test_what_a_function_about_candidates_raises_is_what_the_program_gets(sandbox):
+    def fails(_candidate):
+        raise BrokenPipeError(32, "mine")
+
+    with pytest.raises(BrokenPipeError, match="mine"):
+        sandbox.best("true", 1, on_candidate=fails)
+
+
 @pytest.mark.parametrize("in_its_place", ["nothing", "file"])
 def test_whatever_is_asked_of_a_project_that_is_gone_is_refused_with_its_name(sandbox, project, in_its_place):
     sandbox.run("echo x > f")

@@ -238,12 +238,12 @@ class Commands:
         request = self._request_with(command, {"timeout": _NO_TIME_LIMIT_S, **options}, "start")
         own = terminal_of(terminal)
         dialogue = Dialogue(self._store, own, as_text=as_text)
-        on_news = _naming("on_change", on_change)
+        on_news = naming("on_change", on_change)
         if loop is not None and on_news is not None:
             on_news = partial(loop.call_soon_threadsafe, _failing(dialogue, on_news))
         wishes = Wishes(
             stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
-            watch=None if on_news is None else watcher(on_news), cancelled=_naming("cancelled", cancelled), asks=asks,
+            watch=None if on_news is None else watcher(on_news), cancelled=naming("cancelled", cancelled), asks=asks,
             terminal=own, partner=dialogue,
         )  # fmt: skip
         attend_in_thread(dialogue, lambda: self._perform(request, wishes))
@@ -339,8 +339,8 @@ def _wishes(
     on_output: OnOutput | None, on_change: OnChange | None, fed: Wish, cancelled: Callable[[], bool] | None,
     asks: tuple[Ask, ...], listener: LoopListener | None = None,
 ) -> Wishes:  # fmt: skip
-    to_output = _naming("on_output", on_output, awaits=listener is not None)
-    to_change = _naming("on_change", on_change, awaits=listener is not None)
+    to_output = naming("on_output", on_output, awaits=listener is not None)
+    to_change = naming("on_change", on_change, awaits=listener is not None)
 
     def telling(stream: str) -> Callable[[bytes], None] | None:
         if to_output is None:
@@ -355,7 +355,7 @@ def _wishes(
         to_change = listener.telling(CHANGES, to_change)
     return Wishes(
         stdin=fed, on_stdout=telling("stdout"), on_stderr=telling("stderr"),
-        watch=None if to_change is None else watcher(to_change), cancelled=_naming("cancelled", cancelled), asks=asks,
+        watch=None if to_change is None else watcher(to_change), cancelled=naming("cancelled", cancelled), asks=asks,
         partner=listener,
     )  # fmt: skip
 
@@ -381,7 +381,7 @@ def _noting(name: str) -> Iterator[None]:
         raise
 
 
-def _naming(name: str, function: Function | None, *, awaits: bool = False) -> Any:
+def naming(name: str, function: Function | None, *, awaits: bool = False) -> Any:
     """Have what a function of the program's raises name it: whoever catches that has called something else.
 
     Something to be awaited that nobody awaits is refused here: it may not have looked like a coroutine function.

@@ -16,7 +16,7 @@ from fumehood.linux import launcher
 from fumehood.service import decide, now
 from fumehood.service.arguments import checked_arguments, checks_arguments
 from fumehood.service.ask import channels, question_for, settle_access, settled_before
-from fumehood.service.commands import Commands, texts
+from fumehood.service.commands import Commands, naming, texts
 from fumehood.service.dialogue import end_all
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import OpenedStore, upkeep
@@ -389,7 +389,7 @@ class Sandbox(Commands):
 
         return best_of(
             self, command, n, jobs=jobs, check=check, score=score, keep=keep, applies=apply, timeout=timeout,
-            tell=on_candidate,
+            tell=naming("on_candidate", on_candidate),
         )  # fmt: skip
 
     def drafts(self) -> list[Draft]:
