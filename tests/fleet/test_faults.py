@@ -123,9 +123,9 @@ def test_whoever_waits_for_a_redis_that_is_not_there_is_told_at_once_and_goes_on
         env=machines.environment(machines.home("sender", "sender")), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert sender.stderr is not None
-    told = sender.stderr.readline()  # comes while it waits: nothing else would end this
-    assert told.startswith(b"fumehood: Redis can't be reached: "), told
-    assert told.endswith(b"; waiting for it, up to 60 seconds\n")
+    line = sender.stderr.readline()  # comes while it waits: nothing else would end this
+    assert line.startswith(b"fumehood: Redis can't be reached: "), line
+    assert line.endswith(b"; waiting for it, up to 60 seconds\n")
     assert eventually(lambda: "; waiting for it" in machines.logs())
     machines.start_redis()
     output, _ = sender.communicate(timeout=LONG_S)
