@@ -102,7 +102,7 @@ with Sandbox(project) as sandbox:
     run = sandbox.run("echo x > volume/new; echo new > src/file")
 same(changes(run), {"src/file": "applied", "volume/new": "unsupported"})
 line = f"fumehood roots add {project}/volume"
-assert run.reason.endswith(f"{line} has what is written there taken over"), run.reason
+assert run.reason.endswith(f"; to let commands write there: {line}"), run.reason
 
 from fumehood.linux.doctor import examine_roots
 from fumehood.service.projects import offered

@@ -209,7 +209,7 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[St
         raise OverlayUnavailable(f"cannot overlay {roots[0]}: {obstacles[best]}", hint=hint)
     why = "" if way == best else f"captured by {LABELS[way]}: {obstacles[best]}"
     if why and inside and (line := line_for_a_root(roots)):
-        why += f"; {line} has what is written there taken over"
+        why += f"; to let commands write there: {line}"
     overlaid = _overlaid(host, roots, strangers, failed_on) if way in (FUSE, COPY) and KERNEL in works else ()
     if overlaid:
         inside_them = [each for each in (*strangers, *failed_on) if is_in(each.whole, overlaid)]
