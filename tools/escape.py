@@ -19,7 +19,8 @@ Table = dict[tuple[str, str], dict[str, str]]
 
 def main(arguments: list[str]) -> int:
     """Run, print, write; fail if an attack succeeds in the hood or a test fails."""
-    with tempfile.TemporaryDirectory(prefix="fumehood-attacks-", dir="/var/tmp") as folder:
+    # Not in /var/tmp: the tests have a disk of their own there.
+    with tempfile.TemporaryDirectory(prefix="fumehood-attacks-", dir="/tmp") as folder:
         os.chmod(folder, 0o1777)  # noqa: S103 - an ordinary user writes there too
         environment = os.environ | {"FUMEHOOD_TESTS_ATTACKS": folder}
         line = [sys.executable, str(CHECKOUT / "tools/run_tests.py"), "tests/escape", "-q", "--no-header", *arguments]
