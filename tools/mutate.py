@@ -49,6 +49,10 @@ TESTS = {
         "linux/test_steps.py", "service/test_in_use.py", "service/test_some_paths.py", "service/test_recover.py",
         "service/test_whole_seconds.py", "service/test_apply_undo.py", "faults/test_faults.py",
     ),
+    "linux/gitobjects": (
+        "service/test_one_repository.py", "service/test_git_day.py", "service/test_git_index.py",
+        "service/test_roots.py",
+    ),
     "core/jsonc": ("core/test_jsonc.py", "faces/test_connect.py"),
     "linux/renames": ("service/test_no_swap.py", "linux/test_steps.py"),
 }  # fmt: skip
