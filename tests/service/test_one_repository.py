@@ -435,7 +435,8 @@ def test_refs_that_are_packed_while_they_are_noted_are_left_out(
 def test_an_object_that_a_person_has_made_too_is_no_conflict(repository: Path, mode: str) -> None:
     """By its name it is the same; in one fan-out directory lie others, too: 1 and 678 share d0."""
     commit = "git switch -qc x; echo 1 > n; echo 678 > m; git add n m; git commit -qm n; git switch -q main"
-    mine = "echo 1 | git hash-object -w --stdin; echo 1049 | git hash-object -w --stdin"
+    one = ".git/objects/d0/0491fd7e5bb6fa28c517a0bb32b8b506539d4d"
+    mine = f"echo 1 | git hash-object -w --stdin; echo 1049 | git hash-object -w --stdin; touch -d @1 {one}"
 
     with Sandbox(repository) as sandbox:
         if mode == "apply":
@@ -453,6 +454,7 @@ def test_an_object_that_a_person_has_made_too_is_no_conflict(repository: Path, m
         assert run.state == "applied", run.for_model()
         git(repository, "fsck", "--full", "--strict")
         assert git(repository, "show", "x:n", "x:m") == "1\n678\n"
+        assert (repository / one).stat().st_mtime > 1  # as git has it: an old one would be pruned as unneeded
         sandbox.undo(run)
     git(repository, "fsck", "--full", "--strict")
     assert git(repository, "branch", "--format=%(refname:short)").split() == ["main"]
