@@ -11,6 +11,7 @@ import os
 import time
 
 from fumehood.core import changes as c
+from fumehood.core.masks import innermost
 from fumehood.core.report import Run, printable, typed
 from fumehood.core.request import DISCARD, HOLD
 from fumehood.core.value import Value
@@ -53,9 +54,8 @@ def targets(seat: EditSeat, cwd: str, planned: Sequence[Planned]) -> list[Target
     reached = []
     for each in planned:
         real = os.path.realpath(os.path.join(cwd, each.path))
-        around = [n for n, root in enumerate(seat.roots) if real.startswith(f"{root}/")]
-        at = max(around, key=lambda n: len(seat.roots[n]), default=-1)
-        path = real[len(seat.roots[at]) + 1 :] if at >= 0 else ""
+        root = innermost(os.path.dirname(real), seat.roots)
+        at, path = (-1, "") if root is None else (seat.roots.index(root), real[len(root) + 1 :])
         reached.append(Target(planned=each, real=real, root=at, path=path))
     return reached
 

@@ -7,6 +7,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK
+from fumehood.core.masks import innermost
 from fumehood.core.report import Run, printable, typed
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, UndoRefused, reason_of
@@ -247,8 +248,7 @@ def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple
 
 def _below(project: Project, meant: str) -> tuple[str, str] | None:
     """Return the root that an absolute path lies in, and the path below it."""
-    around = [root for root in project.roots if meant.startswith(f"{root}/")]
-    root = max(around, key=len, default="")
+    root = innermost(os.path.dirname(meant), project.roots)
     return (root, meant[len(root) + 1 :]) if root else None
 
 

@@ -381,8 +381,10 @@ def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:
 def refused(places: Places, project: Project, run: Run, host: Host, wanted: str) -> tuple[Blocked, ...]:
     """Say which files a command could not change because of whose they are; the next run is captured otherwise."""
     complaints = overflows(f"{run.stdout}\n{run.stderr}" if run.exit_code else run.stderr)
+    if not complaints:
+        return ()
     has_inner = any(path for _, path in c.outermost(run.roots))
-    if not complaints or (run.capture not in (KERNEL, BWRAP) and not has_inner):
+    if run.capture not in (KERNEL, BWRAP) and not has_inner:
         return ()
     choice = choose(host, wanted, run.roots, failed_on(places, project))
     way, roots = (run.capture, run.roots) if run.capture in (KERNEL, BWRAP) else (KERNEL, choice.overlaid)

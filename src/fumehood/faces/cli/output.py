@@ -67,15 +67,21 @@ def whole_number(least: int = 0, most: int = 1 << 62) -> Callable[[str], int]:
     return read
 
 
+def time_limit(text: str) -> float:
+    """Return the seconds that a text says; 0 where it is not a time limit."""
+    try:
+        limit = float(text)
+    except ValueError:
+        return 0.0
+    return limit if 0 < limit < 1e9 else 0.0
+
+
 def seconds(text: str) -> float:
     """Read a time limit for a parser."""
     from argparse import ArgumentTypeError
 
-    try:
-        limit = float(text)
-    except ValueError:
-        limit = 0.0
-    if not 0 < limit < 1e9:
+    limit = time_limit(text)
+    if not limit:
         raise ArgumentTypeError(f"{text!r} is not a time limit: seconds, more than 0 and less than 1e9")
     return limit
 

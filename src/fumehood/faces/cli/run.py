@@ -11,7 +11,7 @@ from fumehood.core.report import Run, line_of, printable, refusal
 from fumehood.core.request import DISCARD, HOLD, Request, quoted, shown
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
-from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices, text_of
+from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices, text_of, time_limit
 from fumehood.linux.launch import start
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
 from fumehood.linux.terminal import Signals, Terminal
@@ -375,11 +375,8 @@ def _writable(options: Options, project: Project) -> tuple[str, ...] | None:
 def _seconds(text: str | None) -> float | None:
     if text is None:
         return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e9:
+    seconds = time_limit(text)
+    if not seconds:
         raise BadRequest(f"{text!r} is not a time limit", hint="--timeout takes seconds, more than 0 and less than 1e9")
     return seconds
 

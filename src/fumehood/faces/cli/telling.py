@@ -69,8 +69,8 @@ def tell_run(run: Run, out: TextIO | None = None) -> None:
     for blocked in run.blocked:
         text.append(f"  {paint(blocked.headline, 'red')}{blocked.line.removeprefix(blocked.headline)}")
     if run.changed and run.draft is not None:
-        in_draft = _IN_DRAFT.format(run=run.name, draft=run.draft_name)
-        text += [f"  {paint(in_draft, 'dim')}"] if run.state == "held" else []
+        if run.state == "held":
+            text.append(f"  {paint(_IN_DRAFT.format(run=run.name, draft=run.draft_name), 'dim')}")
     elif run.changed and run.state in _NEXT and run.act == "run":
         text.append(f"  {paint(_NEXT[run.state].format(run=run.name, apply=apply_line(run)), 'dim')}")
         conflict = next((change for change in run.changed if change.verdict == c.CONFLICT), None)
