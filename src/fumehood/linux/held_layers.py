@@ -10,7 +10,7 @@ from itertools import islice
 
 from fumehood.core import changes as c
 from fumehood.core.judge import objects_of
-from fumehood.linux import renames
+from fumehood.linux import staging
 from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill, is_linked
 from fumehood.linux.layer import IN_PLACE, Stack, attributes, is_opaque, set_opaque, whiteout
 from fumehood.linux.libc import Closable, Closing
@@ -125,7 +125,7 @@ def _merge(source: int, target: int, name: str) -> None:
     with Closing(open_below(source, name)) as one, Closing(open_below(target, name)) as other:
         for child in entries(one):
             try:
-                renames.move(one, other, child)
+                staging.move(one, other, child)
             except FileExistsError:
                 _merge(one, other, child)
     os.rmdir(name, dir_fd=source)

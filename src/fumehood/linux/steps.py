@@ -8,7 +8,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE
-from fumehood.linux import libc, renames
+from fumehood.linux import libc, staging
 from fumehood.linux.copying import copy_directory
 from fumehood.linux.layer import ORIGIN, remove_attributes, unmark, whiteout
 from fumehood.linux.libc import Closing
@@ -269,10 +269,10 @@ def _exchange_back(sides: Sides, step: Step) -> bool:
 def _exchange(layer: int, live: int, name: str, one: c.Stamp, other: c.Stamp) -> None:
     """Swap an entry of the layer (`one`) with the live one (`other`), whatever their kinds."""
     if c.DIRECTORY not in (one.kind, other.kind):
-        renames.exchange(layer, live, name)
+        staging.exchange(layer, live, name)
         return
     with opened_up(layer, name, live), opened_up(live, name, layer):
-        renames.exchange(layer, live, name)
+        staging.exchange(layer, live, name)
 
 
 def _put(sides: Sides, step: Step) -> None:
@@ -420,10 +420,10 @@ _UNDO = {
 def move(source: int, target: int, name: str, stamp: c.Stamp) -> None:
     """Rename an entry from one side to the other, refusing to replace anything."""
     if stamp.kind != c.DIRECTORY:
-        renames.move(source, target, name)
+        staging.move(source, target, name)
         return
     with opened_up(source, name, target):
-        renames.move(source, target, name)
+        staging.move(source, target, name)
 
 
 def _chmod(directory: int, name: str, mode: int) -> None:
@@ -463,7 +463,7 @@ def _settle(sides: Sides, step: Step) -> None:
         if error.errno not in NO_WAY:
             raise
         return
-    renames.settle(layer, live, step.name, lambda status: _is(change.before, status) or _is(change.after, status))
+    staging.settle_swap(layer, live, step.name, lambda status: _is(change.before, status) or _is(change.after, status))
 
 
 def _at(parents: Parents, step: Step) -> os.stat_result | None:
