@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 
+from fumehood.core.changes import outermost
 from fumehood.core.limits import OUTPUT, hit, may_be_cut_off, overflows
 from fumehood.core.masks import is_in
 from fumehood.core.network import FULL, Network
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run, first_of
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest
+from fumehood.linux.cache import replace
+from fumehood.linux.capture import BWRAP, COPY, KERNEL, LABELS, Stranger, choose, everywhere, is_carried, still_there
+from fumehood.linux.libc import read
 from fumehood.store.database import shortage
 
 TYPE_CHECKING = False
@@ -18,9 +22,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.policy import Policy
+    from fumehood.linux.probe import Host
     from fumehood.service.running import Ended, Workplace
     from fumehood.service.session import Seat
     from fumehood.service.surroundings import World
+    from fumehood.store.places import Places
+    from fumehood.store.projects import Project
 
 _MOST_NAMED = 3
 _OF_THE_SYSTEM = (
@@ -58,9 +65,7 @@ def missed(
 
             blocked += not_seen_by_all(place.store, run, complaints)
     if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
-        from fumehood.service.verdicts import refused as refused_by_owners
-
-        blocked += refused_by_owners(place.store.places, place.project, run, place.host(), place.policy.capture)
+        blocked += _refused_by_owners(place.store.places, place.project, run, place.host(), place.policy.capture)
     if run.exit_code and withheld:
         from fumehood.service.profiles import missed as missed_profiles
 
@@ -189,3 +194,56 @@ def _suspect(
                 if can_ask:
                     hint = f"to ask the person to show it: {_ASKING} --show {quoted(path)}"
                 blocked.append(Blocked(what=HIDDEN_PATH, detail=path, hint=hint))
+
+
+# ---- Files of other owners: what an overlay failed on is remembered.
+
+_MOST_REMEMBERED, _MOST_TOLD = 8, 3
+
+
+def failed_on(places: Places, project: Project) -> list[Stranger]:
+    """Return what an overlay could not change in earlier runs, as far as it still is somebody else's."""
+    paths = [os.fsdecode(each) for each in read(places.strangers(project.id)).split(b"\0") if each]
+    strangers = still_there(project.roots, paths)
+    if paths and not strangers:
+        _remember(places, project, ())
+    return strangers
+
+
+def _remember(places: Places, project: Project, strangers: Sequence[Stranger]) -> None:
+    replace(places.strangers(project.id), b"\0".join(os.fsencode(each.whole) for each in strangers), by_many=True)
+
+
+def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:
+    """After a run that a copy captured, leave what can only be renamed to the quicker way again."""
+    if run.capture != COPY or not run.changed:
+        return
+    strangers = failed_on(places, project)
+    if any(not each.may_write for each in strangers):
+        _remember(places, project, [each for each in strangers if each.may_write])
+
+
+def _refused_by_owners(places: Places, project: Project, run: Run, host: Host, wanted: str) -> tuple[Blocked, ...]:
+    """Say which files a command could not change because of whose they are; the next run is captured otherwise."""
+    complaints = overflows(f"{run.stdout}\n{run.stderr}" if run.exit_code else run.stderr)
+    if not complaints:
+        return ()
+    has_inner = any(path for _, path in outermost(run.roots))
+    if run.capture not in (KERNEL, BWRAP) and not has_inner:
+        return ()
+    choice = choose(host, wanted, run.roots, failed_on(places, project))
+    way, roots = (run.capture, run.roots) if run.capture in (KERNEL, BWRAP) else (KERNEL, choice.overlaid)
+    # As the run had it: groups are mapped only where one was seen.
+    had = host.replace(groups=choice.groups)
+    strangers = [each for each in everywhere(roots, complaints) if not is_carried(had, way, each)]
+    if not strangers:
+        return ()
+    _remember(places, project, strangers[:_MOST_REMEMBERED])
+    again = choose(host, wanted, run.roots, strangers)
+    then = "leave `capture` out of the configuration, so that another way is used"
+    if again.way != way:
+        then = f"run it again: the next run is captured by {LABELS[again.way]}"
+    elif again.groups != had.groups:
+        then = "run it again: the next run knows the group"
+    hint = f"{LABELS[way]} could not change it; {then}. fumehood doctor says how to fix it for good"
+    return tuple(Blocked(what="write", detail=each.description, hint=hint) for each in strangers[:_MOST_TOLD])

@@ -242,7 +242,7 @@ class Hood(Workplace):
     def _follow(self, run: Run) -> None:
         """Do what follows from a run that is settled."""
         if run.changed:
-            from fumehood.service.verdicts import forget_what_was_moved
+            from fumehood.service.missed import forget_what_was_moved
 
             forget_what_was_moved(self.store.places, self.project, run)
         if run.draft is not None and run.state == HELD:
@@ -277,7 +277,7 @@ class Hood(Workplace):
         places = self.store.places
         strangers: Sequence[Stranger] = ()
         if os.path.exists(places.strangers(self.project.id)):
-            from fumehood.service.verdicts import failed_on
+            from fumehood.service.missed import failed_on
 
             strangers = failed_on(places, self.project)
         choice = capturing.choose(self.host(), self.policy.capture, run.roots, strangers)

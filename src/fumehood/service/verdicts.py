@@ -14,41 +14,34 @@ from fumehood.core import changes as c
 from fumehood.core.concern import (
     PACKAGES,
     Concern,
+    Facts,
     Ground,
     Own,
     Protected,
+    by_real_name,
+    directory_of,
+    end_of,
     is_dot_git,
+    lands,
     within,
 )
 from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
 from fumehood.core.judge import Waiting, judge, keep_replacements_whole
-from fumehood.core.limits import overflows
 from fumehood.core.loaders import SETTINGS, environments_of, new_programs
 from fumehood.core.masks import is_in
-from fumehood.core.report import Blocked, Run
+from fumehood.core.report import Run
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
-from fumehood.linux.cache import replace
-from fumehood.linux.capture import (
-    BWRAP,
-    COPY,
-    KERNEL,
-    LABELS,
-    Stranger,
-    choose,
-    everywhere,
-    is_carried,
-    still_there,
-    user_name,
-)
+from fumehood.linux.capture import user_name
 from fumehood.linux.git_includes import links_and_end
 from fumehood.linux.home_links import protect_home
-from fumehood.linux.libc import Descriptors, read
+from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, devices_below, mounts_below
-from fumehood.linux.nofollow import Parents, look, open_top, split
+from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
 from fumehood.linux.ways_in import (
     SYSTEM_PROGRAMS,
     ProjectTree,
     Ways,
+    had_repository,
     protect_links,
     protect_search_path,
     protect_what_files_name,
@@ -56,17 +49,14 @@ from fumehood.linux.ways_in import (
     searched_first,
     text_of,
 )
-from fumehood.service.versions import LinksOnTheWay, Sources
-from fumehood.store.places import Places, home, state_directory
+from fumehood.store.places import home, state_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fumehood.core.policy import Rules
-    from fumehood.linux.probe import Host
     from fumehood.service.store import Store
-    from fumehood.store.projects import Project
 
     Elsewhere = Callable[[], Sequence[str]]
 
@@ -254,6 +244,148 @@ def _new_repositories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
     return tops
 
 
+# ---- Both versions of what a run changed, the project's and the layer's; and where links lead by them.
+
+_LONGEST_READ = 1 << 20  # bytes of a file that are read: a git configuration with many branches is longer than it looks
+_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class _Layers:
+    """The layers of a root and of those in it, as one tree."""
+
+    def __init__(self, tops: Mapping[str, int]) -> None:
+        self._parts = [(path, Parents(tops[path])) for path in sorted(tops, key=len, reverse=True)]
+
+    def of(self, parent: str) -> int:
+        """Return a descriptor of a directory, in the layer of the innermost root that it lies in."""
+        at, part = next(each for each in self._parts if not each[0] or f"{parent}/".startswith(f"{each[0]}/"))
+        return part.of(parent[len(at) :].lstrip("/"))
+
+    def close(self) -> None:
+        """Let go of the directories."""
+        for _, part in self._parts:
+            part.close()
+
+
+class Sources:
+    """Both versions of the paths of one root: the project's and the layer's.
+
+    `uppers` are its layer's upper directory, and those of the roots in it, each by its path there.
+    """
+
+    def __init__(
+        self, number: int, root: str, uppers: Mapping[str, str], planned: Mapping[tuple[int, str], bytes] | None
+    ) -> None:
+        self._number = number
+        self._root = root
+        self._planned = planned
+        self._tops = Descriptors(map(open_top, (root, *uppers.values())))
+        self._live, self._layer = Parents(self._tops[0]), _Layers(dict(zip(uppers, self._tops[1:], strict=True)))
+
+    def facts(self, change: c.Change) -> Facts:
+        """Read what a change was and is; what can't be read counts against it."""
+        if change.kind == c.SYMLINK and change.change != c.DELETED:
+            was_link = change.before is not None and change.before.kind == c.SYMLINK
+            try:
+                old = os.fsencode(_target(self._live, change.path)) if was_link else None
+            except OSError:
+                old = None  # it lies in a held layer, or is gone by now
+            return Facts(target=_target(self._layer, change.path), old=old, root=self._root)
+        if self._planned is None:
+            new, old = _content(self._layer, change.path), None
+        else:
+            new, old = self._planned.get((self._number, change.path)), None
+        if change.before is not None and change.before.kind == c.FILE:
+            old = _content(self._live, change.path)
+        whole = all(each is None or len(each) < _LONGEST_READ for each in (old, new))
+        was_there = had_repository(self._live, self._root, change.path)
+        return Facts(old=old, new=new, whole=whole, root=self._root, repository_was_there=was_there)
+
+    def has(self, directory: str, name: str) -> bool:
+        """Return True if the project, as the run left it, has an entry."""
+        if (self._number, f"{directory}/{name}".lstrip("/")) in (self._planned or ()):
+            return True
+        sides: tuple[Parents | _Layers, ...] = (self._layer, self._live)
+        for side in sides:
+            try:
+                status = look(side.of(directory), name)
+            except OSError:
+                continue
+            if status is not None:
+                return not is_whiteout(status)
+        return False
+
+    def live_link(self, path: str) -> str | None:
+        """Return the text of a link of the project; "" for what is no link, None where nothing is."""
+        parent, name = split(path)
+        try:
+            status = look(self._live.of(parent), name)
+            is_link = status is not None and stat.S_ISLNK(status.st_mode)
+            return _target(self._live, path) if is_link else None if status is None else ""
+        except OSError:
+            return None
+
+    def new_link(self, path: str) -> str:
+        """Return the text of a link that the run made."""
+        return _target(self._layer, path)
+
+    def live_content(self, path: str) -> bytes | None:
+        """Read a file of the project as it is now."""
+        return _content(self._live, path)
+
+    def close(self) -> None:
+        """Let go of the directories."""
+        self._layer.close()
+        self._live.close()
+        self._tops.close()
+
+
+class LinksOnTheWay:
+    """Follow links through the roots, by those that were there and those that a run made; what lies outside is text."""
+
+    def __init__(self, changes: Sequence[c.Change], sources: Sequence[Sources], ground: Ground) -> None:
+        self._sources = sources
+        self._ground = ground
+        made = (change for change in changes if change.kind == c.SYMLINK and change.change != c.DELETED)
+        self._new = {(change.root, change.path) for change in made}
+        self._old: dict[tuple[int, str], str | None] = {}
+
+    def ends(self, change: c.Change, facts: Facts) -> tuple[str, ...]:
+        """Return where a new link leads that stays in the roots by its text, with the run's other links and without."""
+        place = lands(directory_of(change, facts), facts.target)
+        place = None if place is None else by_real_name(place, self._ground)
+        if place is None or within(place, self._ground.roots) is None:
+            return ()
+        ends = (end_of(place, self._any_link, self._ground), end_of(place, self._link, self._ground))
+        return tuple(end for end in dict.fromkeys(ends) if end != place)
+
+    def _any_link(self, spot: tuple[int, str]) -> str:
+        return self._sources[spot[0]].new_link(spot[1]) if spot in self._new else self._link(spot)
+
+    def _link(self, spot: tuple[int, str]) -> str:
+        """Return the text of a link that was there; where nothing was, nothing was below."""
+        if spot not in self._old:
+            root, path = spot
+            above = (root, path.rpartition("/")[0])
+            is_there = not above[1] or self._old.get(above, "") is not None
+            self._old[spot] = self._sources[root].live_link(path) if is_there else None
+        return self._old[spot] or ""
+
+
+def _content(side: Parents | _Layers, path: str) -> bytes | None:
+    parent, _, name = path.rpartition("/")
+    try:
+        with Closing(os.open(name, _READING, dir_fd=side.of(parent))) as file:
+            return os.read(file, _LONGEST_READ)
+    except OSError:
+        return None  # it is not there, or no regular file
+
+
+def _target(side: Parents | _Layers, path: str) -> str:
+    parent, _, name = path.rpartition("/")
+    return os.readlink(name, dir_fd=side.of(parent))
+
+
 # ---- What Fumehood itself is loaded from.
 
 # Of an environment or an installation of Python. Beside them may lie anything: some make the project itself one.
@@ -351,58 +483,7 @@ def _names(later: Sequence[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-# ---- Files of other owners: what an overlay failed on is remembered, and what only they can change waits.
-
-_MOST_REMEMBERED, _MOST_TOLD = 8, 3
-
-
-def failed_on(places: Places, project: Project) -> list[Stranger]:
-    """Return what an overlay could not change in earlier runs, as far as it still is somebody else's."""
-    paths = [os.fsdecode(each) for each in read(places.strangers(project.id)).split(b"\0") if each]
-    strangers = still_there(project.roots, paths)
-    if paths and not strangers:
-        _remember(places, project, ())
-    return strangers
-
-
-def _remember(places: Places, project: Project, strangers: Sequence[Stranger]) -> None:
-    replace(places.strangers(project.id), b"\0".join(os.fsencode(each.whole) for each in strangers), by_many=True)
-
-
-def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:
-    """After a run that a copy captured, leave what can only be renamed to the quicker way again."""
-    if run.capture != COPY or not run.changed:
-        return
-    strangers = failed_on(places, project)
-    if any(not each.may_write for each in strangers):
-        _remember(places, project, [each for each in strangers if each.may_write])
-
-
-def refused(places: Places, project: Project, run: Run, host: Host, wanted: str) -> tuple[Blocked, ...]:
-    """Say which files a command could not change because of whose they are; the next run is captured otherwise."""
-    complaints = overflows(f"{run.stdout}\n{run.stderr}" if run.exit_code else run.stderr)
-    if not complaints:
-        return ()
-    has_inner = any(path for _, path in c.outermost(run.roots))
-    if run.capture not in (KERNEL, BWRAP) and not has_inner:
-        return ()
-    choice = choose(host, wanted, run.roots, failed_on(places, project))
-    way, roots = (run.capture, run.roots) if run.capture in (KERNEL, BWRAP) else (KERNEL, choice.overlaid)
-    # As the run had it: groups are mapped only where one was seen.
-    had = host.replace(groups=choice.groups)
-    strangers = [each for each in everywhere(roots, complaints) if not is_carried(had, way, each)]
-    if not strangers:
-        return ()
-    _remember(places, project, strangers[:_MOST_REMEMBERED])
-    again = choose(host, wanted, run.roots, strangers)
-    then = "leave `capture` out of the configuration, so that another way is used"
-    if again.way != way:
-        then = f"run it again: the next run is captured by {LABELS[again.way]}"
-    elif again.groups != had.groups:
-        then = "run it again: the next run knows the group"
-    hint = f"{LABELS[way]} could not change it; {then}. fumehood doctor says how to fix it for good"
-    return tuple(Blocked(what="write", detail=each.description, hint=hint) for each in strangers[:_MOST_TOLD])
-
+# ---- Files of other owners: what only they can change waits.
 
 def hold_what_is_not_ours(changes: Sequence[c.Change], layers: Sequence[Layer]) -> None:
     """Keep back changes that we can't make in the project because of whose it is: one would stop all others.
