@@ -104,9 +104,7 @@ class Stamp:
     def read(cls, text: str) -> Stamp:
         """Read a stamp from the record."""
         kind, inode, size, modified_ns, mode, links, *meaning = text.split(" ")
-        return cls(
-            intern(kind), int(inode), int(size), int(modified_ns), 0, int(mode), int(links), "".join(meaning)
-        )
+        return cls(intern(kind), int(inode), int(size), int(modified_ns), 0, int(mode), int(links), "".join(meaning))
 
     def __repr__(self) -> str:
         return f"Stamp({self.text()})"
@@ -120,9 +118,7 @@ class Change:
     OTHERS means that there may be more.
     """
 
-    __slots__ = (
-        "after", "before", "change", "flags", "kind", "marked", "path", "reason", "root", "verdict", "within",
-    )  # fmt: skip
+    __slots__ = ("after", "before", "change", "flags", "kind", "marked", "path", "reason", "root", "verdict", "within")
 
     def __init__(
         self, root: int, path: str, change: str, kind: str, *, before: Stamp | None = None, after: Stamp | None = None,

@@ -238,9 +238,7 @@ def is_list(path: str) -> bool:
 
 def is_note(place: str, gits: Collection[str] = ()) -> bool:
     """Return True if a path is a note that git writes anew with each command: the latest is as good as any."""
-    return place.endswith(_NOTES) and bool(
-        _repository(place, gits, lambda rest: len(rest) == 1 and rest[0] in _NOTES)
-    )
+    return place.endswith(_NOTES) and bool(_repository(place, gits, lambda rest: len(rest) == 1 and rest[0] in _NOTES))
 
 
 def _repository(place: str, gits: Collection[str], is_part: Callable[[list[str]], bool]) -> str:

@@ -61,9 +61,7 @@ def matching(profiles: Sequence[Profile], command: str | tuple[str, ...]) -> tup
     """Return the profiles that a command calls for, in their order."""
     line = command if isinstance(command, str) else " ".join(command)
     # Most commands match nothing, and to find that out must cost nothing.
-    likely = [
-        each for each in profiles if any(pattern.partition(" ")[0].rstrip("*") in line for pattern in each.match)
-    ]
+    likely = [each for each in profiles if any(pattern.partition(" ")[0].rstrip("*") in line for pattern in each.match)]
     if not likely:
         return ()
     from fumehood.core.shell import programs

@@ -66,9 +66,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
     "network": {
         "type": "boolean", "description": "Ask the user to let this one command use the network. Default: false.",
     },
-    "timeout": {
-        "type": "number", "exclusiveMinimum": 0, "description": "End the command after this many seconds.",
-    },
+    "timeout": {"type": "number", "exclusiveMinimum": 0, "description": "End the command after this many seconds."},
 }  # fmt: skip
 
 
@@ -102,9 +100,7 @@ def shaped(form: str, name: str, words: str, parameters: dict[str, Any], title: 
         "openai": {"type": "function", "function": function},
         "ollama": {"type": "function", "function": function},
         "anthropic": {"name": name, "description": words, "input_schema": parameters},
-        "mcp": {
-            "name": name, "description": words, "inputSchema": parameters, "annotations": annotations, **titled,
-        },
+        "mcp": {"name": name, "description": words, "inputSchema": parameters, "annotations": annotations, **titled},
     }[form]  # fmt: skip
 
 
@@ -283,9 +279,7 @@ def _shell(facts: Mapping[str, Any]) -> str:
     """Name what reads a line, and what else there is."""
     program = facts["shell_program"].rpartition("/")[2]
     is_itself = facts["shell"].rpartition("/")[2] == program
-    others = ", ".join(
-        f"{name} {version}".strip() for name, version in facts["shells"].items() if name != program
-    )
+    others = ", ".join(f"{name} {version}".strip() for name, version in facts["shells"].items() if name != program)
     version = facts["shells"].get(program, "")
     named = " ".join(filter(None, (program, version)))
     said = f"a line is run by {facts['shell']}" + ("" if is_itself and not version else f" ({named})")

@@ -172,9 +172,7 @@ def group_name(group: int) -> str:
 # ---- The ways of capturing.
 
 KERNEL, BWRAP, FUSE, COPY = "kernel", "bwrap", "fuse", "copy"
-LABELS = {
-    KERNEL: "the kernel's overlay", BWRAP: "bubblewrap's --overlay", FUSE: "fuse-overlayfs", COPY: "a copy",
-}  # fmt: skip
+LABELS = {KERNEL: "the kernel's overlay", BWRAP: "bubblewrap's --overlay", FUSE: "fuse-overlayfs", COPY: "a copy"}
 
 
 class Choice(Value):

@@ -29,16 +29,7 @@ from fumehood.linux.layer import (
     whiteout,
 )
 from fumehood.linux.libc import Closable, Closing, Descriptors
-from fumehood.linux.nofollow import (
-    LISTING,
-    Loosened,
-    is_whiteout,
-    join,
-    open_below,
-    open_top,
-    set_mode,
-    split,
-)
+from fumehood.linux.nofollow import LISTING, Loosened, is_whiteout, join, open_below, open_top, set_mode, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,10 +77,7 @@ def prepare(layer: Layer) -> None:
     copying = _Copying(layer.inner)
     try:
         lowers += map(open_top, layer.lowers)
-        with (
-            Closing(os.open(layer.merged, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)) as target,
-            Stack(lowers) as shown,
-        ):
+        with Closing(os.open(layer.merged, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)) as target, Stack(lowers) as shown:
             fill(target, shown, copying.make, may_vanish=True)
             with Closing(open_below(lowers[-1], "", LISTING)) as root:
                 copy_belongings(root, target, os.fstat(root))

@@ -15,16 +15,7 @@ import time
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
-from fumehood.linux.layer import (
-    Merged,
-    Stack,
-    attributes,
-    is_opaque,
-    mark_in_place,
-    set_opaque,
-    unmark,
-    whiteout,
-)
+from fumehood.linux.layer import Merged, Stack, attributes, is_opaque, mark_in_place, set_opaque, unmark, whiteout
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import Loosened, is_whiteout, join, look, open_top, split

@@ -118,9 +118,7 @@ def give_owner(entry: int | str, status: os.stat_result, directory: int | None =
     """
     is_root, by_name = os.geteuid() == 0, isinstance(entry, str)
     try:
-        os.chown(
-            entry, status.st_uid if is_root else -1, status.st_gid, dir_fd=directory, follow_symlinks=not by_name
-        )
+        os.chown(entry, status.st_uid if is_root else -1, status.st_gid, dir_fd=directory, follow_symlinks=not by_name)
     except OSError as error:
         # In a user namespace, a group without a mapping is no number at all.
         if is_root or error.errno not in (errno.EPERM, errno.EINVAL):
@@ -377,9 +375,6 @@ def copy_versions(changes: Sequence[c.Change], source: int, target: int) -> None
             change.after = stamp_of(status, meaning)
             change.after.mode = mode
         for change in reversed(directories):
-            with (
-                Closing(layer.reach(change.path)) as reading,
-                Closing(parents.open(change.path, LISTING)) as writing,
-            ):
+            with Closing(layer.reach(change.path)) as reading, Closing(parents.open(change.path, LISTING)) as writing:
                 copy_belongings(reading, writing, os.fstat(reading))
                 set_mode(writing, 0 if change.after is None else change.after.mode)

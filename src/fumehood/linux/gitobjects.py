@@ -412,9 +412,7 @@ def keep_work_trees(roots: Sequence[str], changes: Sequence[c.Change]) -> None:
                 change.verdict, change.reason = DISCARDED, why
 
 
-def leave_lost_work_trees(
-    roots: Sequence[str], changes: Sequence[c.Change], uppers: Sequence[str], home: str
-) -> None:  # fmt: skip
+def leave_lost_work_trees(roots: Sequence[str], changes: Sequence[c.Change], uppers: Sequence[str], home: str) -> None:
     """Leave out what git notes of a new work tree that went with the home that a command has for itself."""
     new = {(change.root, change.path) for change in changes if change.change == ADDED}
     lost: dict[tuple[int, str], str] = {}

@@ -555,9 +555,7 @@ def _difference(
     return None if status.st_mode == below.st_mode else c.MODE
 
 
-def has_other_attributes(
-    upper: int, live: int, name: str, kinds: tuple[str, ...] = ("user.", "system.")
-) -> bool:
+def has_other_attributes(upper: int, live: int, name: str, kinds: tuple[str, ...] = ("user.", "system.")) -> bool:
     """Return True if a directory of the layer has other attributes or access rules than the one below.
 
     Only those that commands set: labels differ by where a directory lies. Access rules may not come along with it, and

@@ -19,16 +19,7 @@ import inotify_simple  # type: ignore[import-untyped,unused-ignore]
 from fumehood.core.changes import ABSENT, DIRECTORY, WHITEOUT
 from fumehood.linux.layer import OPAQUE_MARKS, is_opaque
 from fumehood.linux.libc import Closing, Descriptors
-from fumehood.linux.nofollow import (
-    PATH_ONLY,
-    entries,
-    is_whiteout,
-    join,
-    kind_of,
-    look,
-    open_below,
-    open_top,
-)
+from fumehood.linux.nofollow import PATH_ONLY, entries, is_whiteout, join, kind_of, look, open_below, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,9 +37,7 @@ inotify_simple._libc = ctypes.CDLL(None, use_errno=True)
 _FLAGS = inotify_simple.flags
 # Not MODIFY or CLOSE_WRITE: a file was told when it came into the layer, and writing on in it changes
 # no state, but would fill the queue. ATTRIB tells of directories' modes, and that one became opaque.
-_MASK = (
-    _FLAGS.CREATE | _FLAGS.DELETE | _FLAGS.MOVED_FROM | _FLAGS.MOVED_TO | _FLAGS.ATTRIB | _FLAGS.ONLYDIR
-)  # fmt: skip
+_MASK = _FLAGS.CREATE | _FLAGS.DELETE | _FLAGS.MOVED_FROM | _FLAGS.MOVED_TO | _FLAGS.ATTRIB | _FLAGS.ONLYDIR
 _OPAQUE = (*OPAQUE_MARKS, "user.fuseoverlayfs.opaque")
 _OPAQUE_FILE = ".wh..wh..opq"  # fuse-overlayfs puts one into each opaque directory and shows it to nobody
 # Replaced or moved away between two looks (EXDEV: out of the layer, by the overlay itself, while its

@@ -340,9 +340,7 @@ _LONGEST_TABLE = 1 << 14
 _RANGE, _DNS = ("198.18.0.1", "255.254.0.0"), 53
 
 
-def listeners(
-    places: Sequence[tuple[str, int]], resolvers: Sequence[str] = (), *, is_alone: bool = True
-) -> list[int]:
+def listeners(places: Sequence[tuple[str, int]], resolvers: Sequence[str] = (), *, is_alone: bool = True) -> list[int]:
     """Listen at each address and port in this namespace, whose loopback is brought up; return the descriptors.
 
     `resolvers` are addresses where names are asked for; what they are told there lies in a range of this namespace.

@@ -189,9 +189,7 @@ def is_still(stamp: c.Stamp, status: os.stat_result | None) -> bool:
     """Tell whether an entry is the version a stamp names; renaming alone does not change that."""
     if status is None or status.st_ino != stamp.inode or status.st_mode & 0o7777 != stamp.mode:
         return False
-    return stamp.kind == c.DIRECTORY or (
-        status.st_size == stamp.size and status.st_mtime_ns == stamp.modified_ns
-    )
+    return stamp.kind == c.DIRECTORY or (status.st_size == stamp.size and status.st_mtime_ns == stamp.modified_ns)
 
 
 def _is_in_place(before: c.Stamp, live: int, name: str) -> bool:
@@ -412,9 +410,7 @@ def _mode_between(sides: Sides, step: Step, old: c.Stamp, new: c.Stamp) -> None:
 
 
 _DO = {SWAP: _swap, PUT: _put, TAKE: _take, MKDIR: _mkdir, RMDIR: _rmdir, CHMOD: _chmod_to}
-_UNDO = {
-    SWAP: _swap_back, PUT: _put_back, TAKE: _take_back, MKDIR: _mkdir_back, RMDIR: _rmdir_back, CHMOD: _chmod_back,
-}  # fmt: skip
+_UNDO = {SWAP: _swap_back, PUT: _put_back, TAKE: _take_back, MKDIR: _mkdir_back, RMDIR: _rmdir_back, CHMOD: _chmod_back}
 
 
 def move(source: int, target: int, name: str, stamp: c.Stamp) -> None:

@@ -371,9 +371,7 @@ def _is_remote(kind: str) -> bool:
 # Numbers of terminals, by the kernel's list of devices: consoles, what they show, and those of windows.
 _CONSOLES, _FIRST_SERIAL_PORT = 4, 64
 _SCREENS = (5, 7, *range(136, 144))
-_ATTRIBUTES = (
-    "uevent", "dev", "vendor", "device", "subsystem_vendor", "subsystem_device", "revision", "class",
-)  # fmt: skip
+_ATTRIBUTES = ("uevent", "dev", "vendor", "device", "subsystem_vendor", "subsystem_device", "revision", "class")
 
 
 def fault_of(path: str) -> str:

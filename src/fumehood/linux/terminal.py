@@ -173,9 +173,7 @@ def _lock_file(tty: int, locks: str) -> int:
 # Before the command starts they end Fumehood. From then on until its report is told they are only noted, and seen by
 # whoever attends the command: raised anywhere else, they would lose what it wrote, or its report.
 
-NAMES = {
-    _signal.SIGINT: "SIGINT", _signal.SIGTERM: "SIGTERM", _signal.SIGHUP: "SIGHUP", _signal.SIGQUIT: "SIGQUIT",
-}  # fmt: skip
+NAMES = {_signal.SIGINT: "SIGINT", _signal.SIGTERM: "SIGTERM", _signal.SIGHUP: "SIGHUP", _signal.SIGQUIT: "SIGQUIT"}
 INTERRUPT: int = _signal.SIGINT
 
 _when_resumed: list[Callable[[], object]] = []

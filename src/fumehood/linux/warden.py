@@ -42,9 +42,7 @@ class Cgroup:
         self._path = path
 
     @classmethod
-    def around(
-        cls, init: int, processes: Callable[[int], Sequence[int]], memory: int, tasks: int
-    ) -> Cgroup | None:
+    def around(cls, init: int, processes: Callable[[int], Sequence[int]], memory: int, tasks: int) -> Cgroup | None:
         """Put a sandbox under limits, by its first process and what tells all others; None where we may not."""
         parent = delegated()
         if parent is None:

@@ -256,9 +256,7 @@ def listed(content: bytes, url: str, base: str) -> Release:
     for name, value, shape in (("version", version, _VERSION), ("file", file, _FILE), ("sha256", sha256, _SHA256)):
         if not shape.fullmatch(value):
             raise _odd(url, f"its {FLAVOR} has {f'the {name} {value[:80]!r}' if value else f'no {name}'}")
-    return Release(
-        version=version, url=f"{base}/{file}", sha256=sha256, size=int(size) if size.isdecimal() else 0
-    )
+    return Release(version=version, url=f"{base}/{file}", sha256=sha256, size=int(size) if size.isdecimal() else 0)
 
 
 def _odd(url: str, why: str) -> FumehoodError:

@@ -153,9 +153,7 @@ class Unpacking:
     def _link(self, member: tarfile.TarInfo, above: int, name: str, path: str) -> None:
         """Make a hard link to something that was unpacked before."""
         parent, source = split(checked_path(member.linkname))
-        no_file = Hostile(
-            f"the tarball links {path!r} to {member.linkname!r}, which is not a file in it", hint=_HINT
-        )
+        no_file = Hostile(f"the tarball links {path!r} to {member.linkname!r}, which is not a file in it", hint=_HINT)
         try:
             folder = open_inside(self._top, parent)
         except OSError as error:

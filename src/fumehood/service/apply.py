@@ -274,9 +274,7 @@ def _fail(error: Changed, change: c.Change, changes: Sequence[c.Change], *, or_n
         raise error
 
 
-def _swapped(
-    sides: Sides, steps: Sequence[Step], start: int, done: list[tuple[Sides, Step]], *, asks: bool
-) -> int:
+def _swapped(sides: Sides, steps: Sequence[Step], start: int, done: list[tuple[Sides, Step]], *, asks: bool) -> int:
     """Do plain swaps from one on; return the first not done. Where it `asks` who writes, that one is doubtful."""
     reached = sides.swap_plainly(steps, start, done, even_open=not asks)
     if asks and reached == start:

@@ -476,6 +476,4 @@ def best_of(
     except BaseException:
         settled(comparison.candidates, comparison.drafts, keep=keep, applies=False, is_interrupted=True)
         raise
-    return settled(
-        comparison.candidates, comparison.drafts, keep=keep, applies=applies, is_interrupted=is_interrupted
-    )
+    return settled(comparison.candidates, comparison.drafts, keep=keep, applies=applies, is_interrupted=is_interrupted)

@@ -261,10 +261,7 @@ def write_merge(whole: WholeDraft, merge: Merge) -> None:
     """Let the layer of a draft that is about to be applied have a merged text: a file of its own."""
     change = merge.change
     parent, name = split(change.path)
-    with (
-        Closing(open_top(whole.layers[change.root].upper)) as top,
-        Closing(open_below(top, parent)) as directory,
-    ):
+    with Closing(open_top(whole.layers[change.root].upper)) as top, Closing(open_below(top, parent)) as directory:
         spare = f".{whole.run.run}"
         copy_with_content(directory, name, directory, spare, merge.text.encode(errors="surrogateescape"))
         os.rename(spare, name, src_dir_fd=directory, dst_dir_fd=directory)

@@ -68,9 +68,7 @@ class Judged(Value):
     flags: Flags
 
 
-def judged(
-    seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target], *, is_in_draft: bool = False
-) -> Judged:
+def judged(seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target], *, is_in_draft: bool = False) -> Judged:
     """Judge an edit before it is made, as the changes of a command are judged once they are made."""
     from fumehood.service.verdicts import concerns
 

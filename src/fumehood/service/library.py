@@ -232,9 +232,7 @@ class Sandbox(Commands):
         if len(words) != 1:
             raise BadRequest("one thing is asked for at a time", hint="host, show or write")
         whole = self._project.path
-        return widenings(
-            [*words, f"--reason={reason}"], lambda path: os.path.join(whole, os.path.expanduser(path))
-        )[0]
+        return widenings([*words, f"--reason={reason}"], lambda path: os.path.join(whole, os.path.expanduser(path)))[0]
 
     def apply(
         self, run: Run | str | int, *paths: str | os.PathLike[str], force: bool = False, expected: str = ""

@@ -177,9 +177,7 @@ _PATIENCE_S = 30.0
 _KILL = 9
 
 
-def serve(
-    store: Store, session: str, port: int, listener: socket.socket, tell: Callable[[str], object]
-) -> NoReturn:
+def serve(store: Store, session: str, port: int, listener: socket.socket, tell: Callable[[str], object]) -> NoReturn:
     """Pass each connection to a port of a session, for ever; from a process of one thread.
 
     Each has a process of its own: a socket belongs to the network it was made in, and only a process as a whole can

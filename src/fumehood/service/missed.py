@@ -163,9 +163,7 @@ def _missing_root(run: Run, *, can_ask: bool) -> tuple[Blocked, ...]:
     return (Blocked(what="write", detail=directory, hint=hint),)
 
 
-def _suspect(
-    blocked: list[Blocked], run: Run, policy: Policy, world: World, ended: Ended, *, can_ask: bool
-) -> None:
+def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, ended: Ended, *, can_ask: bool) -> None:
     """Add which mask, socket or limit a failed command seems to have met, and what of the home it named and missed."""
     from fumehood.core.hints import missed_devices, suspected, unseen_paths
 

@@ -378,9 +378,7 @@ def limited(hood: Place, request: Request) -> tuple[Place, Request]:
             project = project.replace(extra=(*project.extra, real))
         elif not os.path.isdir(real):
             there = "is not a directory" if os.path.lexists(real) else "does not exist"
-            raise BadRequest(
-                f"{path} can't be what a run may write: it {there}", hint="name a directory that is there"
-            )
+            raise BadRequest(f"{path} can't be what a run may write: it {there}", hint="name a directory that is there")
         directories.append(real)
     own = copy(hood)
     own.project = project

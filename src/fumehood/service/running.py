@@ -9,15 +9,7 @@ import time
 from fumehood.core.environment import apart
 from fumehood.core.report import Run
 from fumehood.core.value import Value
-from fumehood.errors import (
-    MORE_FILES,
-    BadRequest,
-    FumehoodError,
-    LaunchFailed,
-    NoDirectory,
-    Refused,
-    Unavailable,
-)
+from fumehood.errors import MORE_FILES, BadRequest, FumehoodError, LaunchFailed, NoDirectory, Refused, Unavailable
 from fumehood.linux.cache import plain_file
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
@@ -231,9 +223,7 @@ class Execution:
         self._prepare(world)
         return self._look(world, None, None)
 
-    def _plan(
-        self, command: tuple[str, ...], world: World, cwd: str, seat: Seat | None, access: Access | None
-    ) -> Plan:
+    def _plan(self, command: tuple[str, ...], world: World, cwd: str, seat: Seat | None, access: Access | None) -> Plan:
         """Put together all that a launch needs."""
         bwrap = self._host.overlay_bwrap if self._capture.way == BWRAP else self._host.bwrap
         if bwrap is None:
@@ -467,9 +457,7 @@ def take_note(run: Run, ended: Ended) -> None:
 
 def printed(ended: Ended) -> tuple[Printed, Printed]:
     """Return both outputs for the record: their bytes where short, else only how long they were."""
-    out, err = (
-        (stream.kept()[0] if stream.is_short else None, stream.size) for stream in (ended.stdout, ended.stderr)
-    )
+    out, err = ((stream.kept()[0] if stream.is_short else None, stream.size) for stream in (ended.stdout, ended.stderr))
     return out, err
 
 

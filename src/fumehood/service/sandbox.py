@@ -11,18 +11,7 @@ from fumehood.core.limits import STOPPED, cut_short
 from fumehood.core.network import NONE, OFFLINE, Network, decided
 from fumehood.core.policy import HIDDEN, TOOLS, Limits, Policy, Profile, defaults, matching
 from fumehood.core.report import Run, printable
-from fumehood.core.request import (
-    ALPINE,
-    APPLY,
-    BIN,
-    WHOLE,
-    Request,
-    arguments,
-    check,
-    checked,
-    on_terminal,
-    shown,
-)
+from fumehood.core.request import ALPINE, APPLY, BIN, WHOLE, Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import RAISED_BY, BadRequest, NoDirectory, Refused, reason_of
 from fumehood.linux import capture as capturing
 from fumehood.linux.hostview import HostViews

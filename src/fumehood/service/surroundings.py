@@ -368,9 +368,7 @@ class Surroundings:
             if privileged and self._is_locked is None:
                 self._is_locked = mounts_are_locked(privileged=privileged)
             is_locked = not privileged or bool(self._is_locked)
-            sight = self._sight(
-                homes, points, world.variables, user=user, is_locked=is_locked, by_launcher=by_launcher
-            )
+            sight = self._sight(homes, points, world.variables, user=user, is_locked=is_locked, by_launcher=by_launcher)
             view = self._views.of(sight)
             if sight.is_home_hidden and any(each.target == sight.homes[0] for each in view.operations):
                 home = sight.homes[0]

@@ -13,18 +13,7 @@ from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitobjects import heads_in_the_way, may_stay, without_theirs
 from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.nofollow import (
-    Loosened,
-    Parents,
-    kind_of,
-    look,
-    looks,
-    open_top,
-    reached,
-    split,
-    stamp_of,
-    walk,
-)
+from fumehood.linux.nofollow import Loosened, Parents, kind_of, look, looks, open_top, reached, split, stamp_of, walk
 from fumehood.linux.staging import open_elsewhere
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
@@ -415,9 +404,7 @@ def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
             hint = f"first: fumehood undo {later[0]}"
     elif later:
         hint = f"first: fumehood undo {later[0]}; or --force, which saves what is there now"
-    raise UndoRefused(
-        f"changed since run {run.name}: {first_of([*map(printable, moved)], _NAMED)}{by}", hint=hint
-    )
+    raise UndoRefused(f"changed since run {run.name}: {first_of([*map(printable, moved)], _NAMED)}{by}", hint=hint)
 
 
 def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
@@ -501,9 +488,7 @@ def _seals(store: Store, back: Run) -> Seals:
     return seals
 
 
-def _damaged(
-    layer: int, wanted: dict[str, c.Change], recorded: set[str], seals: Seals
-) -> list[tuple[str, str, int]]:
+def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str], seals: Seals) -> list[tuple[str, str, int]]:
     """Return which backups are wrong: the path, in what way, and the inode that lies there; the others are stamped."""
     wrong: list[tuple[str, str, int]] = []
     touched: list[tuple[c.Change, os.stat_result]] = []

@@ -83,9 +83,7 @@ def _described(place: Workplace, host: Host, request: Request, name: str) -> tup
     """Return the run as it is before it begins, and its environment; raises where it needs a sandbox."""
     policy, project = place.policy, place.project
     if (request.root or policy.root) != HOST:
-        raise Unavailable(
-            f"a root tree needs a sandbox: {host.why_bare}", hint="fumehood doctor says what is missing"
-        )
+        raise Unavailable(f"a root tree needs a sandbox: {host.why_bare}", hint="fumehood doctor says what is missing")
     if request.mode != APPLY or request.write is not None:
         raise Unavailable(
             f"changes can't be kept apart without a sandbox: {host.why_bare}",

@@ -116,9 +116,7 @@ def _write(path: str, value: Any) -> None:
 
 def looked_at(status: os.stat_result) -> Looked:
     """Return what is noted of a file."""
-    return (
-        status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_nlink
-    )  # fmt: skip
+    return (status.st_mode, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_nlink)
 
 
 def open_edits(places: Places, project: int | None = None) -> list[OpenEdit]:

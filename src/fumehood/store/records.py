@@ -94,9 +94,7 @@ def changes_of_rows(rows: Iterable[Sequence[Any]]) -> list[Change]:
     return by_path(change for row in rows for change in changes_of_row(*row))
 
 
-def changes_of_row(
-    root: int, raw: bytes, within: bytes | None, later: str | None, entries: bytes
-) -> Iterator[Change]:
+def changes_of_row(root: int, raw: bytes, within: bytes | None, later: str | None, entries: bytes) -> Iterator[Change]:
     """Yield what one row tells; a later verdict on all of it goes before those in the entries."""
     directory = os.fsdecode(raw)
     above = None if within is None else os.fsdecode(within)
@@ -445,9 +443,7 @@ def _literal(word: str) -> str:
     return word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
-def search(
-    database: Database, places: Places, what: Search, *, most: int, before: int = 0
-) -> tuple[list[str], int]:
+def search(database: Database, places: Places, what: Search, *, most: int, before: int = 0) -> tuple[list[str], int]:
     """Return the ids of runs that were looked for, the latest first, and what to say as `before` for the next ones.
 
     That is 0 where there are no more. Where very much was printed, a page may hold fewer than there are.

@@ -219,9 +219,7 @@ def _print_object(report: dict[str, object]) -> None:
     sys.stdout.write(json.dumps(report) + "\n")
 
 
-def _run(
-    options: Options, as_json: bool, brief: Brief | None, signals: Signals
-) -> tuple[Run, Callable[[], str]]:
+def _run(options: Options, as_json: bool, brief: Brief | None, signals: Signals) -> tuple[Run, Callable[[], str]]:
     """Run the command; returns the run, and what is to be done once it is told; that may have something to say."""
     store = OpenedStore(face=CLI if brief is None else HOOK)
     project = _opened(store, options, options.last("--session") or "")
@@ -460,9 +458,7 @@ _PROMPTS = {
         "",
     ),
     "zsh": ("PS1='(hood) %~ %# '", ""),
-    "fish": (
-        "", "-C 'functions -c fish_prompt its_own; function fish_prompt; echo -n \"(hood) \"; its_own; end'"
-    ),
+    "fish": ("", "-C 'functions -c fish_prompt its_own; function fish_prompt; echo -n \"(hood) \"; its_own; end'"),
 }  # fmt: skip
 _PROMPTS |= dict.fromkeys(("dash", "ash", "ksh", "mksh"), _PROMPTS["sh"])
 

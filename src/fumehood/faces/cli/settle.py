@@ -143,9 +143,7 @@ def _undo(context: Context) -> int:
         return _say_taken_back(context, backs)
     run = last_to_undo(context.store, *context.reaches(LAST)) if options.run == LAST else context.run(options.run)
     with Ticking("taking back", options):
-        back = undo(
-            context.store, context.project_of(run), run, options.paths, here=here(), force=options.force, by=by
-        )  # fmt: skip
+        back = undo(context.store, context.project_of(run), run, options.paths, here=here(), force=options.force, by=by)
     if back.of is None:  # what waited in a draft was thrown away
         return _say(context, back, lambda: _tell_decided(back))
 

@@ -51,9 +51,7 @@ class RunningView(Acting):
     RunningView DataTable { height: auto; max-height: 40%; border-bottom: solid $secondary; }
     RunningView #live { height: 1fr; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("s", "stop", "Stop"), Binding("c", "checkpoint", "Settle so far"),
-    ]  # fmt: skip
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("s", "stop", "Stop"), Binding("c", "checkpoint", "Settle so far")]
 
     def __init__(self, store: Store, reach: Reach) -> None:
         super().__init__(store)

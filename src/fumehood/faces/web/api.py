@@ -129,9 +129,7 @@ def _run(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any
 def _changes(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     run = house.run(request)
     is_held = request.query_params.get("verdict") == "held"
-    shown, rest = page_of_changes(
-        house.store.database, run.run, _after(request), most=_limit(request), waiting=is_held
-    )
+    shown, rest = page_of_changes(house.store.database, run.run, _after(request), most=_limit(request), waiting=is_held)
     return {"changes": run.fields_of(shown), "after": _place(rest)}
 
 

@@ -145,9 +145,7 @@ class FleetSender:
 
     # ---- Back.
 
-    def run(
-        self, command: Command, *, on_output: Callable[[str, str], object] | None = None, **options: Any
-    ) -> Run:
+    def run(self, command: Command, *, on_output: Callable[[str, str], object] | None = None, **options: Any) -> Run:
         """Have a command done by some worker; what it changed is held here. `options` are those of `send`."""
         return self.attach(self.send(command, **options), on_output=on_output)
 
