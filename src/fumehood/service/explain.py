@@ -29,7 +29,7 @@ from fumehood.linux.probe import FIX, Host, read
 from fumehood.linux.streams import INLINE, Stream
 from fumehood.linux.survey import fault_of
 from fumehood.service import layers as layering
-from fumehood.service.missed import failed_on
+from fumehood.service.blocked import failed_on
 from fumehood.service.running import Execution, Wishes
 from fumehood.service.store import Store
 from fumehood.service.surroundings import World, around

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.changes import ADDED
 from fumehood.core.judge import HOLD_ALL
-from fumehood.core.report import NOT_YET, OLD_FILES, Blocked, Run
+from fumehood.core.report import Run
 from fumehood.core.request import APPLY, WHOLE
 from fumehood.errors import BadRequest
 from fumehood.linux.capture import KERNEL, LABELS
-from fumehood.linux.libc import Closing, read, remove_file
-from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
+from fumehood.linux.libc import read, remove_file
 from fumehood.store.history import RUNNING, UNFINISHED, Reach
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from fumehood.linux.namespaces import Layer
     from fumehood.service.agents import ShellCommands
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.05
 _PATIENCE_S = 30.0
-_GOES_ON_S = 10.0  # who has run for so long is a server or a watcher, and not a command beside others
 _SHARE = 20  # of the time that passes, at most a twentieth is spent on checkpoints that nobody asked for
 
 
@@ -157,44 +154,3 @@ class When:
             _take_off(self._mark, name)
         ended = time.monotonic()
         self._next = ended + max(self._every, _SHARE * (ended - began))
-
-
-def not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocked]:
-    """Tell a command what it, and those of its session that still run, don't see of each other; once for each of those.
-
-    It missed a file: what it says is evidence only where the other's layer has the file, and the project does not. It
-    changed files: the other, which has run for a while, hears nothing of it, and perhaps does not even see it.
-    """
-    from fumehood.core.hints import missed_words
-
-    words = missed_words(complaints) if run.exit_code else ()
-    paths = [os.path.normpath(os.path.join(run.cwd, word)) for word in words]
-    is_addition = all(change.change == ADDED for change in run.changed)
-    for other in running(store, Reach(project=store.history.project_of(run.run), sessions=(run.session or "",))):
-        if other.run == run.run:
-            continue
-        name = other.name
-        hint = f"run {name} still runs; what it writes appears when it ends, or by fumehood checkpoint {name}"
-        path = next((path for path in paths if _has_written(store, other, path)), "")
-        if path and not store.history.has_told(run, hint):
-            yield Blocked(what=NOT_YET, detail=path, hint=hint)
-        sees = "it sees this, but no watcher of its hears of it" if other.capture == KERNEL else "it does not see this"
-        hint = f"run {name} still runs: {sees}; start it again if it goes on with the old files"
-        goes_on = run.started_at - other.started_at > _GOES_ON_S
-        if goes_on and not is_addition and not store.history.has_told(run, hint):
-            yield Blocked(what=OLD_FILES, detail=other.command, hint=hint)
-
-
-def _has_written(store: Store, run: Run, path: str) -> bool:
-    for number, root in enumerate(run.roots):
-        if path.startswith(f"{root}/") and not os.path.lexists(path):
-            parent, name = split(path[len(root) + 1 :])
-            try:
-                top = open_top(store.places.layer(run.run, number, "upper"))
-                with Closing(top), Closing(open_below(top, parent)) as directory:
-                    status = look(directory, name)
-            except OSError:
-                continue
-            if status is not None and not is_whiteout(status):
-                return True
-    return False

@@ -201,7 +201,7 @@ class Hood(Workplace):
         except BaseException as error:
             self._give_up(run, layers, error)
             raise
-        from fumehood.service.missed import lacked_room, missed
+        from fumehood.service.blocked import lacked_room, what_was_blocked
         from fumehood.service.settle import Looking, may_be_forgotten, settle
 
         # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
@@ -209,7 +209,7 @@ class Hood(Workplace):
             with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
                 run.changed = layering.scanned(layers, claim.indexes)
                 claim.refuse_elsewhere(run.changed)
-                run.blocked = missed(self, run, network, request.hosts, world, ended, seat, self._withheld)
+                run.blocked = what_was_blocked(self, run, network, request.hosts, world, ended, seat, self._withheld)
                 if request.beside:
                     from fumehood.service.projects import read_only_beside
 
@@ -231,7 +231,7 @@ class Hood(Workplace):
     def _follow(self, run: Run) -> None:
         """Do what follows from a run that is settled."""
         if run.changed:
-            from fumehood.service.missed import forget_what_was_moved
+            from fumehood.service.blocked import forget_what_was_moved
 
             forget_what_was_moved(self.store.places, self.project, run)
         if run.draft is not None and run.state == HELD:
@@ -266,7 +266,7 @@ class Hood(Workplace):
         places = self.store.places
         strangers: Sequence[Stranger] = ()
         if os.path.exists(places.strangers(self.project.id)):
-            from fumehood.service.missed import failed_on
+            from fumehood.service.blocked import failed_on
 
             strangers = failed_on(places, self.project)
         choice = capturing.choose(self.host(), self.policy.capture, run.roots, strangers)
@@ -314,7 +314,7 @@ class Hood(Workplace):
         """Start the sandbox; while it is being made, what comes after the command is loaded."""
         running = self.start(plan, streams)
         from fumehood.linux import process  # noqa: F401 - nobody waits for this now
-        from fumehood.service import missed, settle  # noqa: F401 - the same
+        from fumehood.service import blocked, settle  # noqa: F401 - the same
 
         return running
 

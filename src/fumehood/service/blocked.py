@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.changes import outermost
+from fumehood.core.changes import ADDED, outermost
 from fumehood.core.limits import OUTPUT, hit, may_be_cut_off, overflows
 from fumehood.core.masks import is_in
 from fumehood.core.network import FULL, Network
-from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, Blocked, Run, first_of
+from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, NOT_YET, OLD_FILES, Blocked, Run, first_of
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, LABELS, Stranger, choose, everywhere, is_carried, still_there
-from fumehood.linux.libc import read
+from fumehood.linux.libc import Closing, read
+from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
 from fumehood.store.database import shortage
+from fumehood.store.history import Reach
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
     from fumehood.core.policy import Policy
     from fumehood.linux.probe import Host
     from fumehood.service.running import Ended, Workplace
     from fumehood.service.session import Seat
+    from fumehood.service.store import Store
     from fumehood.service.surroundings import World
     from fumehood.store.places import Places
     from fumehood.store.projects import Project
 
 _MOST_NAMED = 3
+_GOES_ON_S = 10.0  # who has run for so long is a server or a watcher, and not a command beside others
 _OF_THE_SYSTEM = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/nix", "/proc", "/run", "/sbin", "/sys", "/usr",
     "/var/cache", "/var/lib", "/var/log", "/var/spool",
@@ -39,7 +43,7 @@ _REFUSALS = ("ead-only", "EROFS", "temporary object directory", "not a git repos
 _ASKING = "fumehood ask"  # what a command of a session can type
 
 
-def missed(
+def what_was_blocked(
     place: Workplace, run: Run, network: Network, hosts: tuple[str, ...], world: World, ended: Ended,
     seat: Seat | None, withheld: dict[str, Any],
 ) -> tuple[Blocked, ...]:  # fmt: skip
@@ -61,9 +65,7 @@ def missed(
     if seat is not None:
         blocked += seat.lacking(run)
         if (run.exit_code or run.changed) and len(place.store.history.unfinished(place.project.id)) > 1:
-            from fumehood.service.now import not_seen_by_all
-
-            blocked += not_seen_by_all(place.store, run, complaints)
+            blocked += _not_seen_by_all(place.store, run, complaints)
     if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
         blocked += _refused_by_owners(place.store.places, place.project, run, place.host(), place.policy.capture)
     if run.exit_code and withheld:
@@ -192,6 +194,48 @@ def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, end
                 if can_ask:
                     hint = f"to ask the person to show it: {_ASKING} --show {quoted(path)}"
                 blocked.append(Blocked(what=HIDDEN_PATH, detail=path, hint=hint))
+
+
+def _not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocked]:
+    """Tell a command what it, and those of its session that still run, don't see of each other; once for each of those.
+
+    It missed a file: what it says is evidence only where the other's layer has the file, and the project does not. It
+    changed files: the other, which has run for a while, hears nothing of it, and perhaps does not even see it.
+    """
+    from fumehood.core.hints import missed_words
+    from fumehood.service.now import running
+
+    words = missed_words(complaints) if run.exit_code else ()
+    paths = [os.path.normpath(os.path.join(run.cwd, word)) for word in words]
+    is_addition = all(change.change == ADDED for change in run.changed)
+    for other in running(store, Reach(project=store.history.project_of(run.run), sessions=(run.session or "",))):
+        if other.run == run.run:
+            continue
+        name = other.name
+        hint = f"run {name} still runs; what it writes appears when it ends, or by fumehood checkpoint {name}"
+        path = next((path for path in paths if _has_written(store, other, path)), "")
+        if path and not store.history.has_told(run, hint):
+            yield Blocked(what=NOT_YET, detail=path, hint=hint)
+        sees = "it sees this, but no watcher of its hears of it" if other.capture == KERNEL else "it does not see this"
+        hint = f"run {name} still runs: {sees}; start it again if it goes on with the old files"
+        goes_on = run.started_at - other.started_at > _GOES_ON_S
+        if goes_on and not is_addition and not store.history.has_told(run, hint):
+            yield Blocked(what=OLD_FILES, detail=other.command, hint=hint)
+
+
+def _has_written(store: Store, run: Run, path: str) -> bool:
+    for number, root in enumerate(run.roots):
+        if path.startswith(f"{root}/") and not os.path.lexists(path):
+            parent, name = split(path[len(root) + 1 :])
+            try:
+                top = open_top(store.places.layer(run.run, number, "upper"))
+                with Closing(top), Closing(open_below(top, parent)) as directory:
+                    status = look(directory, name)
+            except OSError:
+                continue
+            if status is not None and not is_whiteout(status):
+                return True
+    return False
 
 
 # ---- Files of other owners: what an overlay failed on is remembered.
