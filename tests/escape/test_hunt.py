@@ -171,6 +171,35 @@ def test_the_script_of_a_shell_outside_is_not_written_by_a_command_that_shares_i
     assert not (project / "marker").exists()
 
 
+@pytest.mark.parametrize("size", [6, 20 << 20])
+def test_a_file_that_is_a_commands_input_is_changed_by_it_in_no_way(size, sandbox, project, test_directory):
+    """Whoever has a file open can change its mode, times and attributes, though it is open for reading only."""
+    file = test_directory / "given"
+    file.write_bytes(b"before")
+    file.chmod(0o600)
+    os.truncate(file, 6 + size)
+    tries = """
+import fcntl, os
+for act in (
+    lambda: os.fchmod(0, 0o4777), lambda: os.utime(0, (1, 1)), lambda: os.setxattr(0, "user.planted", b"1"),
+    lambda: fcntl.ioctl(0, 0x40086602, b"\\x80" + bytes(7)), lambda: os.close(os.open("/proc/self/fd/0", os.O_RDWR)),
+    lambda: os.truncate("/proc/self/fd/0", 0),
+):
+    try: act()
+    except OSError: pass
+print(os.path.realpath("/proc/self/fd/0").startswith(TOP), sum(map(len, iter(lambda: os.read(0, 1 << 16), b""))))
+"""
+    with file.open("rb", buffering=0) as opened:
+        opened.read(6)
+        before = os.fstat(opened.fileno())
+        run = sandbox.run(["python3", "-c", tries.replace("TOP", repr(str(test_directory)))], stdin=opened)
+        after = os.fstat(opened.fileno())
+        assert opened.tell() == 6 + size  # what the command has read, nobody reads again
+    assert run.output == f"False {size}\n"
+    assert (after.st_mode, after.st_ctime_ns, after.st_size) == (before.st_mode, before.st_ctime_ns, before.st_size)
+    assert "user.planted" not in os.listxattr(file)
+
+
 def test_a_kept_tmp_does_not_lead_the_next_mount_point_outside(home, test_directory):
     outside = test_directory / "outside"
     outside.mkdir()

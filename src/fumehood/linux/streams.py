@@ -9,7 +9,7 @@ import select
 import stat
 
 from fumehood.errors import BadRequest, raised_by
-from fumehood.linux import confine, libc
+from fumehood.linux import libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -365,7 +365,8 @@ class Feed:
 # only copied; what the command has read of it is then taken from the original, and no more: the next program there
 # finds the rest, as it would without us.
 
-_F_SETPIPE_SZ = 1031
+_F_SETPIPE_SZ, _F_ADD_SEALS, _EVERY_SEAL = 1031, 1033, 0xF
+_MOST_COPIED = 16 << 20
 _FIONREAD = 0x541B
 _KEYSTROKES = 4096
 _AT_ONCE, _MOMENT_MS = 64, 1
@@ -380,44 +381,87 @@ def lent(source: int) -> tuple[int, Carrier | None]:
         return reading, Feed(writing, source=source)
     if kind == stat.S_IFDIR:
         raise BadRequest("standard input is a directory", hint="a command could leave the sandbox by it")
-    # Where nothing but its mode keeps a file from being opened for writing, it is not given either.
-    if kind == stat.S_IFREG and confine.guard():
-        try:
-            opened = Opened(source)
-        except OSError:
-            pass  # not ours to open: we were given it by somebody who may read it
-        else:
-            return opened.reading, opened
+    if kind == stat.S_IFREG:
+        copied = Copied(source) if os.fstat(source).st_size <= _MOST_COPIED else Poured(source)
+        return os.dup(copied.reading), copied
     lending = Lent(source, kind)
     return os.dup(lending.reading), lending
 
 
-class Opened:
-    """A file that was opened anew, so that the command moves a position of its own; ours follows in the end."""
+# A file that is open can have its mode, times and attributes changed, be it open for reading only, and neither the
+# mounts of the sandbox nor its guard have a part in that. So it is never the file itself that a command is given.
+
+
+class Copied:
+    """What is left of a small file, in memory: with a position to move, which ours follows in the end."""
 
     waits_for = (-1, 0)
 
     def __init__(self, source: int) -> None:
         self._source = source
-        self.reading = os.open(f"/proc/self/fd/{source}", os.O_RDONLY | os.O_CLOEXEC)
         self._from = os.lseek(source, 0, os.SEEK_CUR)
-        os.lseek(self.reading, self._from, os.SEEK_SET)
-        self._kept = os.dup(self.reading)
+        self.reading = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._size = 0
+        while self._size < _MOST_COPIED and (data := _piece_at(source, self._from + self._size)):
+            self._size += os.write(self.reading, data)
+        fcntl.fcntl(self.reading, _F_ADD_SEALS, _EVERY_SEAL)
+        os.lseek(self.reading, 0, os.SEEK_SET)
 
     def advance(self) -> bool:
         """There is nothing to carry."""
         return True
 
     def close(self) -> None:
-        """Go on where the command stopped reading; never back, or a script would be read again."""
-        reached = os.lseek(self._kept, 0, os.SEEK_CUR)
-        if reached > self._from:
-            os.lseek(self._source, reached, os.SEEK_SET)
-        os.close(self._kept)
+        """Go on where the command stopped reading; it may have gone beyond the end."""
+        if reached := min(os.lseek(self.reading, 0, os.SEEK_CUR), self._size):
+            os.lseek(self._source, self._from + reached, os.SEEK_SET)
+        os.close(self.reading)
+
+
+class Poured:
+    """A large file, through a pipe; in the end our position in it is before what the command has not read."""
+
+    def __init__(self, source: int) -> None:
+        self._source = source
+        self._from = self._at = os.lseek(source, 0, os.SEEK_CUR)
+        self.reading, self._sink = os.pipe()
+        os.set_blocking(self._sink, False)
+
+    @property
+    def waits_for(self) -> tuple[int, int]:
+        """The descriptor to poll next, and for what."""
+        return self._sink, select.POLLOUT
+
+    def advance(self) -> bool:
+        """Pour in a piece; after the last one, the command finds the end, and what it leaves is counted later."""
+        data = _piece_at(self._source, self._at)
+        if not data:
+            os.close(self._sink)
+            self._sink = -1
+            return True
+        try:
+            self._at += os.write(self._sink, data)
+        except BlockingIOError:
+            return True  # the command has filled it itself
+        return True
+
+    def close(self) -> None:
+        """Go on where the command stopped reading; never back, though it may have written into its pipe."""
+        os.lseek(self._source, max(self._from, self._at - _waiting(self.reading)), os.SEEK_SET)
+        os.close(self.reading)
+        if self._sink >= 0:
+            os.close(self._sink)
+
+
+def _piece_at(source: int, place: int) -> bytes:
+    try:
+        return os.pread(source, _PIECE, place)
+    except OSError:
+        return b""  # it is not open for reading, or its disk is gone
 
 
 class Lent:
-    """Carries a pipe, a socket or a file to the command, piece by piece."""
+    """Carries a pipe or a socket to the command, piece by piece."""
 
     def __init__(self, source: int, kind: int) -> None:
         self._source = source
@@ -465,17 +509,11 @@ class Lent:
         """Copy a piece into the command's pipe; returns its size."""
         if self._kind == stat.S_IFIFO:
             return libc.tee(self._source, self._sink, _KEYSTROKES, _WITHOUT_WAITING)
-        if self._kind == stat.S_IFSOCK:
-            data = libc.peek(self._source, _KEYSTROKES)
-            return os.write(self._sink, data) if data else 0
-        data = os.pread(self._source, _KEYSTROKES, os.lseek(self._source, 0, os.SEEK_CUR))
+        data = libc.peek(self._source, _KEYSTROKES)
         return os.write(self._sink, data) if data else 0
 
     def _take(self, size: int) -> None:
         """Take away what was read; not more than is there, should somebody else have read it as well."""
-        if self._kind not in (stat.S_IFIFO, stat.S_IFSOCK):
-            os.lseek(self._source, size, os.SEEK_CUR)
-            return
         size = min(size, _waiting(self._source))
         while size > 0 and (data := os.read(self._source, size)):
             size -= len(data)
