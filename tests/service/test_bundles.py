@@ -109,6 +109,19 @@ def test_an_export_replaces_nothing_that_is_there(project: Path, test_directory:
     assert snapshot(places) == before
 
 
+def test_what_is_private_in_a_project_is_private_in_an_export(project: Path, test_directory: Path) -> None:
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("umask 077; echo s3cret > key")
+    bundle, patch = test_directory / "bundle", test_directory / "patch"
+    before = os.umask(0)
+    try:
+        export(OpenedStore(), run, str(bundle))
+        export_patch(OpenedStore(), run, str(patch))
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (bundle, patch)] == [0o600, 0o600]
+
+
 @pytest.mark.parametrize("write", [export, export_patch])
 def test_an_export_goes_into_a_pipe_that_is_there(
     write: Callable[[OpenedStore, Run, str], int], project: Path, test_directory: Path

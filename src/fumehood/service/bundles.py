@@ -127,7 +127,7 @@ def _opened(path: str | int) -> Iterator[IO[bytes]]:
         elif _is_stream(path):
             opened = open(path, "wb", opener=_existing)  # noqa: SIM115
         else:
-            opened = open(path, "xb")  # noqa: SIM115
+            opened = open(path, "xb", opener=_private)  # noqa: SIM115
             made = path
         with opened as file:
             _refuse_terminal(file)
@@ -144,6 +144,10 @@ def _opened(path: str | int) -> Iterator[IO[bytes]]:
 def _refuse_terminal(file: IO[bytes]) -> None:
     if file.isatty():
         raise BadRequest("a terminal can't take an export", hint="name a file, or send it on: -o - | …")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)  # files that are closed to others are in it as well
 
 
 def _existing(path: str, _flags: int) -> int:
