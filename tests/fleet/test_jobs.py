@@ -138,6 +138,27 @@ def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path,
     assert blobs.fetched == fetched
 
 
+def test_a_secret_stays_at_home_wherever_it_lies_and_whatever_leads_to_it(project: Path, home: Path) -> None:
+    from fumehood.service.fleet.base import survey
+    from fumehood.store.places import places
+
+    goes = ("a.py", "dotfiles/.config/gh.lua", "example.env", ".env.sample")
+    stays = ("dotfiles/.config/gh/hosts.yml", "dotfiles/.cargo/credentials.toml", "prod.env", "deploy/Server.PEM",
+             "settings/live", "settings/tokens/one", "settings/masked")  # fmt: skip
+    for path in (*goes, *stays):
+        (project / path).parent.mkdir(parents=True, exist_ok=True)
+        (project / path).write_text(path)
+    (project / ".env").symlink_to("settings/live")
+    (project / ".aws").symlink_to("settings/tokens")
+    (project / "mine").symlink_to("settings/masked")
+    (project / ".netrc").symlink_to(".")  # which would be everything
+    base = survey(str(project), Policy(mask=("mine",)), places())
+    assert sorted(each.path for each in base.entries if each.kind == "file") == sorted(goes)
+    assert {path.rstrip("/") for path, _ in base.at_home} >= {"settings/live", "settings/tokens/one", "settings/masked"}
+    base = survey(str(project), Policy(mask=("mine",)), places(), include=("settings",))
+    assert "settings/live" in {each.path for each in base.entries}
+
+
 def bytes_read() -> int:
     (line,) = (each for each in Path("/proc/self/io").read_text().splitlines() if each.startswith("rchar"))
     return int(line.split()[1])

@@ -18,7 +18,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
-from fumehood.core.masks import HOME, is_in, masks
+from fumehood.core.masks import HOME, is_below, is_in, masks
 from fumehood.core.patterns import MARKERS, is_skipped
 from fumehood.core.report import printable
 from fumehood.core.value import Value
@@ -204,9 +204,10 @@ IGNORED, SKIPPED, MASKED, SECRET, OTHER = (
     "ignored by git", "a repository, packages or a cache", "masked", "may hold a secret", "neither file nor link",
 )  # fmt: skip
 _FORMAT = 1
-_SECRET_NAMES = frozenset(entry for entry, _ in HOME if "/" not in entry) | {".env", ".envrc"}
+_SECRET_PATHS = ("/.envrc", *(f"/{entry}" for entry, _ in HOME))  # wherever in a project they lie
 _SECRET = re.compile(
-    r"\.env\.(?!.*(example|sample|template)).*|.*\.(pem|key|p12|pfx|jks|keystore)|id_(rsa|dsa|ecdsa|ed25519)"
+    r"(?!.*(example|sample|template)).*\.env(\..*)?|.*\.(pem|key|p12|pfx|jks|keystore)|id_(rsa|dsa|ecdsa|ed25519)",
+    re.IGNORECASE,
 )
 _HASH = re.compile(r"[0-9a-f]{64}")
 _LONGEST_MANIFEST = 256 << 20
@@ -252,7 +253,7 @@ def survey(path: str, policy: Policy, places: Places, include: Collection[str] =
     hidden = masks((home(),), places.own(), policy.mask, policy.unmask, root=False)
     hashes = _Hashes(f"{places.state}/fleet", path)
     walk = _BaseWalk(path, hidden.hidden, hidden.in_roots, frozenset(each.strip("/") for each in include), hashes)
-    entries = tuple(sorted(walk.entries(), key=lambda each: each.path.split("/")))
+    entries = tuple(sorted(walk.kept(), key=lambda each: each.path.split("/")))
     hashes.keep()
     name = os.path.basename(path) or "project"
     return Base(name=name, entries=entries, at_home=tuple(sorted(walk.at_home)))
@@ -301,6 +302,16 @@ class _BaseWalk:
         self._hashes = hashes
         self.at_home: list[tuple[str, str]] = []
 
+    def kept(self) -> list[BaseEntry]:
+        """Return what goes: not what a link leads to that stays at home for a secret's sake."""
+        entries = list(self.entries())
+        secrets = [f"{self._path}/{path}" for path, why in self.at_home if why in (MASKED, SECRET)]
+        targets = [os.path.realpath(path) for path in secrets if os.path.islink(path)]
+        behind = [target[len(self._path) + 1 :] for target in targets if is_below(target, self._path)]
+        stays = {each.path for each in entries if is_in(each.path, behind) and not is_in(each.path, self._include)}
+        self.at_home += [(path, SECRET) for path in stays]
+        return [each for each in entries if each.path not in stays]
+
     def entries(self) -> Iterator[BaseEntry]:
         with Closing(open_top(self._path)) as top, Parents(top) as parents:
             waiting: list[tuple[str, Ignored, bool]] = [("", (), False)]
@@ -339,7 +350,7 @@ class _BaseWalk:
             return IGNORED
         if name == ".git" or (is_directory and (is_skipped(name) or _is_marked(parents, path))):
             return SKIPPED
-        return SECRET if name in _SECRET_NAMES or _SECRET.fullmatch(name) else ""
+        return SECRET if f"/{path}".endswith(_SECRET_PATHS) or _SECRET.fullmatch(name) else ""
 
     def _entry(
         self, parents: Parents, directory: int, name: str, path: str, status: os.stat_result
