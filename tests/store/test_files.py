@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -176,6 +176,25 @@ def test_what_would_only_have_come_to_be_is_forgotten_when_nothing_waits_any_mor
     files.wait_no_more(1, files.waiting(1))
     assert set(all_of(files)) == {"there"}
     assert files.waiting(1) == set()
+
+
+def test_many_that_wait_are_written_once_each(files: Files) -> None:
+    paths = [b"directory/of/%05d" % number for number in range(40_000)]
+    files.learn(1, ROOT, [(path, "file", 1, 2) for path in paths], 1.0)
+    places = {(ROOT, path) for path in paths}  # they come as sets, in no order
+
+    def written_by(act: Callable[[int, Iterable[tuple[bytes, bytes]]], None]) -> int:
+        before = _bytes_written()
+        act(1, places)
+        return _bytes_written() - before
+
+    size = os.path.getsize(files.database.path)
+    assert written_by(files.wait) < 3 * size
+    assert written_by(files.wait_no_more) < 3 * size
+
+
+def _bytes_written() -> int:
+    return int(Path("/proc/self/io").read_text().split("wchar:")[1].split()[0])
 
 
 def test_what_is_due_is_done_in_order(files: Files) -> None:

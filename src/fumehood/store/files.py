@@ -163,14 +163,14 @@ class Files:
             "INSERT INTO files (root, path, kind, size, modified_ns, project, recorded_at, needs_approval)"
             f" VALUES (?, ?, '{ABSENT}', 0, 0, {int(project)}, {time.time()!r}, 1)"
             " ON CONFLICT (project, root, path) DO UPDATE SET needs_approval = 1",
-            places,
+            sorted(places),  # as the index is: in any other order, many of them write each of its pages many times
         )
 
     def wait_no_more(self, project: int, places: Iterable[Place]) -> None:
         """Record that nothing waits on these files; one that would only have come to be is forgotten."""
         mine = "project = ? AND root = ? AND path = ?"
         with self.database.transaction() as connection:
-            values = [(project, *place) for place in places]
+            values = [(project, *place) for place in sorted(places)]
             connection.executemany(f"UPDATE files SET needs_approval = 0 WHERE {mine}", values)
             connection.executemany(f"DELETE FROM files WHERE {mine} AND kind = '{ABSENT}'", values)
 
