@@ -40,6 +40,7 @@ SAID = {
     "fatal: renaming 'old' failed: Invalid cross-device link": ("rename", "directory"),
     "Error: EXDEV: cross-device link not permitted, rename 'old' -> 'new'": ("rename", "directory"),
     "fatal: hardlink different from source at 'b/.git/objects/98/8f'": ("link", "file"),
+    "cp: preserving permissions for 'b': Invalid argument": ("rules", "of access for other users or groups"),
 }  # fmt: skip
 NOTHING = [
     "cat: /home/ada/project/notes.txt: No such file or directory",

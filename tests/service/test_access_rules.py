@@ -59,6 +59,16 @@ def test_what_a_command_makes_has_the_rules_that_its_owners_files_get(home, proj
     assert rules_of(project) == {DEFAULT: SHARED}
 
 
+def test_a_copy_that_can_not_have_the_rules_for_others_is_told_which_one_has_them(sandbox, project):
+    share(project)
+    (project / "a").write_text("a")
+    run = sandbox.run("cp -p a kept")
+    assert (run.exit_code, [each.what for each in run.blocked]) == (1, ["rules"]), run.output
+    assert "cp -r" in run.blocked[0].hint
+    assert sandbox.run("cp -r a copied").blocked == ()
+    assert rules_of(project / "copied") == rules_of(project / "a")
+
+
 def test_rules_of_where_the_layers_lie_are_for_nobody_else(home, project):
     share(home)
     state = home / ".local/state"

@@ -39,12 +39,15 @@ _LIMITS = (
     (re.compile(r"CPU time limit exceeded", re.IGNORECASE), CPU),
 )  # fmt: skip
 _SIGNALS = {128 + 24: CPU, 128 + 25: FILE_SIZE}
-# What an overlay can't do to what was there before: rename a directory, make a hard link that is the same file.
+# What an overlay can't do to what was there before: rename a directory, make a hard link that is the same file. And
+# nobody else has an id in a sandbox, to be named by.
 _RENAMED = "a command can't rename one that was there before it, nor move it by a rename between the project and /tmp"
 _OVERLAID = (
     (re.compile(r"cross-device link|EXDEV", re.IGNORECASE), "rename", "directory",
      f"{_RENAMED}; mv copies instead. In place of git mv: mv OLD NEW && git add -A OLD NEW"),
     (re.compile(r"hardlink different from source"), "link", "file", "clone by copies: git clone --no-hardlinks"),
+    (re.compile(r"preserving permissions for .*Invalid argument"), "rules", "of access for other users or groups",
+     "a command can't give a file rules (ACLs) that name others; what it makes gets its directory's: cp -r, not cp -a"),
 )  # fmt: skip
 _NO_SOCKETS = "services of this machine are out of a command's reach; start one in the command, or run it outside"
 
