@@ -155,12 +155,30 @@ def test_what_is_written_into_a_subvolume_is_told_and_the_rest_is_applied(home, 
             "sub/there": "unsupported",
         }  # fmt: skip
         assert reasons == {"nothing can be moved into the subvolume sub"}
+        assert run.reason == f"to let commands write in sub: fumehood roots add {on_btrfs}/sub"
         assert (on_btrfs / "file").read_text() == "new\n"
         gone = sandbox.run("rm -r sub; echo more >> file")
         assert {change.path: change.verdict for change in gone.changes}["file"] == "applied"
         sandbox.undo(gone)
         sandbox.undo(run)
     assert [(on_btrfs / name).read_text() for name in ("file", "sub/there")] == ["old\n", "old\n"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that the host sees")
+@pytest.mark.skipif(shutil.which("mkfs.btrfs") is None, reason="there is no mkfs.btrfs")
+def test_a_subvolume_can_be_a_root_of_its_own(home, on_btrfs):
+    (on_btrfs / "sub/there").write_text("old\n")
+    (on_btrfs / "plain").mkdir()
+    with Sandbox(on_btrfs, ask=bool) as sandbox:
+        with pytest.raises(BadRequest, match="is writable already"):
+            sandbox.add_root(on_btrfs / "plain")
+        sandbox.add_root(on_btrfs / "sub")
+    with Sandbox(on_btrfs) as sandbox:
+        run = sandbox.run("cat sub/there; echo new > sub/there; mkdir sub/made; echo x > file")
+        assert (run.stdout, run.state, run.reason, len(run.changes)) == ("old\n", "applied", "", 3)
+        assert (on_btrfs / "sub/there").read_text() == "new\n"
+        sandbox.undo(run)
+    assert ((on_btrfs / "sub/there").read_text(), os.listdir(on_btrfs / "sub")) == ("old\n", ["there"])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system that the host sees")

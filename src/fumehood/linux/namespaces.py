@@ -215,10 +215,15 @@ def possible_roots(root: str) -> list[str]:
 
 
 def why_no_root(directory: str, root: str) -> str:
-    """Say why a directory in a root is none of its own; nothing for a mount that can be written."""
-    if directory == root or directory not in mounts_inside(root):
+    """Say why a directory in a root is none of its own; nothing for a mount or a subvolume that can be written."""
+    if directory == root or not (directory in mounts_inside(root) or begins_device(directory)):
         return f"is writable already: it lies in {root}"
     return "is mounted read-only" if os.statvfs(directory).f_flag & os.ST_RDONLY else ""
+
+
+def begins_device(directory: str) -> bool:
+    """Tell whether a directory is on another device than the one it lies in, as a subvolume of btrfs is."""
+    return os.lstat(directory).st_dev != os.lstat(os.path.dirname(directory)).st_dev
 
 
 def mounts_are_locked(*, privileged: bool) -> bool:

@@ -29,7 +29,7 @@ from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_
 from fumehood.core.judge import Waiting, judge, keep_replacements_whole
 from fumehood.core.loaders import SETTINGS, environments_of, new_programs
 from fumehood.core.masks import is_in
-from fumehood.core.report import Run
+from fumehood.core.report import Run, printable, typed
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
 from fumehood.linux.capture import user_name
 from fumehood.linux.git_includes import links_and_end
@@ -92,6 +92,10 @@ def judge_all(
     acted_on = concerns(run.changed, run.roots, [layer.upper for layer in layers], rules, elsewhere=elsewhere)
     subvolumes = devices_below(run.roots, ((change.root, change.path) for change in run.changed))
     judge(run.changed, mode, acted_on, mounts_below(run.roots), waiting, run.roots, subvolumes)
+    for root, path in subvolumes[:1]:
+        line = f"to let commands write in {printable(path)}: fumehood roots add {typed(f'{run.roots[root]}/{path}')}"
+        if line not in run.reason:  # it is judged again when a person decides
+            run.reason = f"{run.reason}; {line}" if run.reason else line
 
 
 # ---- What the host would act on by itself.
