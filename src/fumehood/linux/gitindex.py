@@ -15,7 +15,7 @@ from fumehood.linux.nofollow import LISTING, PATH_ONLY, Parents, look, open_belo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Container, Iterator, Sequence
 
 LARGEST = 16 << 20  # bytes; reading a larger one would be noticed, and it is compared by its bytes
 
@@ -24,8 +24,10 @@ _HASHES = (("sha1", 20), ("sha256", 32))
 _PLAIN, _COMPRESSED = 2, 4
 _VERSIONS = (_PLAIN, 3, _COMPRESSED)
 _MODE_AT, _OBJECT_AT = 24, 40  # in an entry; around the mode lie times, device, inode, owner and size
+_STAGES = 0x30  # in the first byte of the flags: which side of a conflict it is
 _EXTENDED = 0x40  # in the first byte of the flags: there are two bytes more of them
 _LONGEST_PATH = 4096  # the kernel's limit; a crafted file could have us build far longer ones, again and again
+_LONGEST_PATHS = 4 * LARGEST  # all paths of an index together, where it tells them by how they differ
 _LONGEST_REST = 1 << 20  # bytes after the entries, which are looked at one by one: a second
 _TREES = b"TREE"  # the names of trees, as far as entries did not change since
 _RESOLVE_UNDO = b"REUC"  # what a resolved conflict was: nobody can make it again
@@ -41,22 +43,31 @@ def meaning(data: bytes) -> str:
     Nothing where the file is not wholly understood: damaged, split (its entries lie in another file), sparse (they are
     directories), huge, or no index at all. Such files are the same only if their bytes are.
     """
+    for part in _parts(data):
+        try:
+            return _digest(*part)
+        except (_NotUnderstood, ValueError, IndexError):
+            continue
+    return ""
+
+
+def _parts(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
+    """Yield what an index is without its checksum, its version, how many entries it has, and the size of a name.
+
+    That is once for each kind of checksum that it may have, which is mostly one.
+    """
     import hashlib
 
     if len(data) > LARGEST or len(data) < _HEADER:
-        return ""
+        return
     magic, version, count = data[:4], int.from_bytes(data[4:8], "big"), int.from_bytes(data[8:12], "big")
     if magic != b"DIRC" or version not in _VERSIONS:
-        return ""
+        return
     for name, size in _HASHES:
         body, checksum = data[:-size], data[-size:]
         # All zero where the person has git skip it (index.skipHash).
         if not any(checksum) or hashlib.new(name, body, usedforsecurity=False).digest() == checksum:
-            try:
-                return _digest(body, version, count, size)
-            except (_NotUnderstood, ValueError, IndexError):
-                continue
-    return ""
+            yield body, version, count, size
 
 
 def _entries(data: bytes, *, in_commit: bool = False) -> frozenset[bytes]:
@@ -64,11 +75,11 @@ def _entries(data: bytes, *, in_commit: bool = False) -> frozenset[bytes]:
 
     With `in_commit`, none either where something is staged: git then has no name for the tree of all of it.
     """
-    version, count = int.from_bytes(data[4:8], "big"), int.from_bytes(data[8:12], "big")
-    for _, size in _HASHES if meaning(data) else ():
+    for part in _parts(data):
         entries: set[bytes] = set()
         try:
-            at = _take_entries(entries.add, data[:-size], version, count, size)
+            _digest(*part)
+            at = _take_entries(entries.add, *part)
         except (_NotUnderstood, ValueError, IndexError):
             continue
         return frozenset(entries) if not in_commit or _has_tree(data, at) else frozenset()
@@ -102,14 +113,19 @@ def _digest(body: bytes, version: int, count: int, size: int) -> str:
     return digest.hexdigest()
 
 
-def _take_entries(take: Callable[[bytes], None], body: bytes, version: int, count: int, size: int) -> int:
+def _take_entries(
+    take: Callable[[bytes], None], body: bytes, version: int, count: int, size: int, starts: list[int] | None = None
+) -> int:
     """Pass on what the entries mean, as bytes that no others have; return where the last one ends.
 
-    Of the flags, those that git acts on are taken with the length of the path, which is no news.
+    Of the flags, those that git acts on are taken with the length of the path, which is no news. `starts` gets where
+    each begins.
     """
-    at, path, flags_at = _HEADER, b"", _OBJECT_AT + size
+    at, path, flags_at, left = _HEADER, b"", _OBJECT_AT + size, _LONGEST_PATHS
     for _ in range(count):
         start = at
+        if starts is not None:
+            starts.append(start)
         at = start + flags_at + 2
         if body[start + flags_at] & _EXTENDED:
             if version == _PLAIN:
@@ -118,6 +134,9 @@ def _take_entries(take: Callable[[bytes], None], body: bytes, version: int, coun
         if version == _COMPRESSED:
             flagged = at
             path, at = _path_after(path, body, at)
+            left -= len(path)
+            if left < 0:
+                raise _NotUnderstood
             meant = body[start + _OBJECT_AT : flagged] + path + b"\0"
         else:
             end = body.index(b"\0", at)
@@ -165,6 +184,98 @@ def _path_after(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:
     if len(path) > _LONGEST_PATH:
         raise _NotUnderstood
     return path, end + 1
+
+
+# ---- What a person only stages while a command changes the index, too: each path is as the one has it who changed it.
+
+
+class _Staged:
+    """The entries of an index that is understood whole, by path: what each means, and the times around that."""
+
+    def __init__(self, data: bytes) -> None:
+        self.version = self.size = 0
+        self.is_in_commit = False
+        self.entries: dict[bytes, bytes] = {}
+        self.times: dict[bytes, bytes] = {}
+        for body, version, count, size in _parts(data):
+            meant: list[bytes] = []
+            starts: list[int] = []
+            try:
+                _digest(body, version, count, size)
+                at = _take_entries(meant.append, body, version, count, size, starts)
+            except (_NotUnderstood, ValueError, IndexError):
+                continue
+            flags_at = 4 + size
+            if any(each[flags_at] & _STAGES for each in meant) or _RESOLVE_UNDO in body[at:]:
+                return  # there are conflicts in it, or were
+            paths = [each[flags_at + (4 if each[flags_at] & _EXTENDED else 2) : -1] for each in meant]
+            self.version, self.size, self.is_in_commit = version, size, _has_tree(data, at)
+            self.entries = dict(zip(paths, meant, strict=True))
+            self.times = dict(zip(paths, (body[each : each + _OBJECT_AT] for each in starts), strict=True))
+            return
+
+
+def joined(then: bytes, now: bytes, mine: bytes) -> bytes:
+    """Return a command's index with what a person has only staged since `then`, each given by its bytes.
+
+    Nothing where the command has another entry than then at a path that the person changed, or where not all is
+    understood. What was staged then already may be in the command's commit: so nothing, too. What git keeps in an index
+    to be quick is left out.
+    """
+    base, theirs, own = (_Staged(each) for each in (then, now, mine))
+    if not base.size == theirs.size == own.size or not base.is_in_commit:
+        return b""
+    places = base.entries.keys() | theirs.entries.keys()
+    changed = {path for path in places if base.entries.get(path) != theirs.entries.get(path)}
+    if not changed or any(own.entries.get(path) != base.entries.get(path) for path in changed):
+        return b""
+    new = (own.entries.keys() | theirs.entries.keys()) - base.entries.keys()
+    for path in changed:
+        for into, source in ((own.entries, theirs.entries), (own.times, theirs.times)):
+            into.pop(path, None)
+            if path in source:
+                into[path] = source[path]
+    if any(_lies_in_file(path, own.entries) for path in new):
+        return b""
+    return _written(own, theirs.version)
+
+
+def _lies_in_file(path: bytes, entries: Container[bytes]) -> bool:
+    """Return True if something above a path is an entry: one of both has a file where the other has a directory."""
+    while path := path.rpartition(b"/")[0]:
+        if path in entries:
+            return True
+    return False
+
+
+def _written(index: _Staged, version: int) -> bytes:
+    """Return an index as git writes it, without what it can do without."""
+    import hashlib
+
+    if version != _COMPRESSED:
+        is_longer = any(each[4 + index.size] & _EXTENDED for each in index.entries.values())
+        version = 3 if is_longer else _PLAIN
+    pieces = [b"DIRC", version.to_bytes(4, "big"), len(index.entries).to_bytes(4, "big")]
+    last = b""
+    for path, meant in sorted(index.entries.items()):
+        entry = index.times[path] + meant[4 : -1 - len(path)]
+        if version == _COMPRESSED:
+            pieces += (entry, _number(len(last)), path, b"\0")  # all of the one before goes
+        else:
+            pieces += (entry, path, b"\0" * (8 - (len(entry) + len(path)) % 8))
+        last = path
+    body = b"".join(pieces)
+    name = next(name for name, size in _HASHES if size == index.size)
+    return body + hashlib.new(name, body, usedforsecurity=False).digest()
+
+
+def _number(value: int) -> bytes:
+    """Write a number in git's own form, seven bits a byte."""
+    digits = [value & 127]
+    while value := value >> 7:
+        value -= 1
+        digits.insert(0, 128 | value & 127)
+    return bytes(digits)
 
 
 # ---- Git indexes on disk: read for what they mean, and held open while a command runs.
@@ -349,6 +460,27 @@ class SeenIndexes:
         except OSError:
             return False  # git has just replaced one
         return bool(then and now and mine) and now - then <= mine and mine.isdisjoint(then - now)
+
+    def joined(self, change: c.Change, live: int, layer: int) -> tuple[bytes, int]:
+        """Return a command's index with what a person has only staged since, as bytes, and the older time of the two.
+
+        With that time, git looks again at each file that was written when either of them was. Nothing where there is no
+        such index, or the person's is not the one that the change was judged against. The two lie in a directory each.
+        """
+        if (change.root, change.path) not in self._held:
+            return b"", 0
+        file, _ = self._held[change.root, change.path]
+        try:
+            with (
+                Closing(os.open(NAME, _READING, dir_fd=live)) as theirs,
+                Closing(os.open(NAME, _READING, dir_fd=layer)) as own,
+            ):
+                now, mine = os.fstat(theirs), os.fstat(own)
+                if change.before is None or not change.before.same(stamp_of(now)):
+                    return b"", 0
+                return joined(_whole(file), _whole(theirs), _whole(own)), min(now.st_mtime_ns, mine.st_mtime_ns)
+        except OSError:
+            return b"", 0  # git has just replaced one
 
     def close(self) -> None:
         """Let go of them."""

@@ -5,20 +5,33 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.changes import ADDED, APPLIED, CONFLICT, DELETED, DISCARDED, FILE, HELD, above, on_their_own
+from fumehood.core.changes import (
+    ADDED,
+    APPLIED,
+    CONFLICT,
+    DELETED,
+    DISCARDED,
+    FILE,
+    HELD,
+    above,
+    is_later,
+    on_their_own,
+)
 from fumehood.core.judge import git_directories, is_list, is_note, objects_of, repository
 from fumehood.core.masks import is_below, is_in
 from fumehood.linux.cache import plain_file
-from fumehood.linux.gitindex import LARGEST, has_any
+from fumehood.linux.copying import copy_with_content
+from fumehood.linux.gitindex import LARGEST, has_any, meaning
 from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import LISTING, join, kind_of, look, looks, open_below, open_top, split, walk
+from fumehood.linux.nofollow import LISTING, join, kind_of, look, looks, open_below, open_top, split, stamp_of, walk
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 
     from fumehood.core import changes as c
+    from fumehood.linux.gitindex import SeenIndexes
 
     Refs = dict[tuple[int, str], bytes]  # what names objects, as digests, by root and path
 
@@ -28,6 +41,7 @@ _TABLES = "reftable/tables.list"  # of refs, logs and HEADs: each change of one 
 _MOST_BESIDE = 2_000  # directories that are asked whether they borrow objects
 _LONGEST_HEAD = 4096  # bytes; git's own limit on the name of a ref is shorter
 _MOST_INDEXES = 8  # that are read for objects' names: a command can leave any number, which take no room either
+_JOINED = "joined-index"  # beside a layer, until it is whole
 _LONGEST_LOG = 1 << 24  # bytes
 _LONGEST_REFS = 1 << 20  # bytes of one file; a command can leave one of any length, which takes no room on the disk
 
@@ -103,6 +117,48 @@ def has_read_theirs(roots: Sequence[str], gits: Collection[str], change: c.Chang
     lines = iter(mine.splitlines(keepends=True))
     has_all = all(line in lines for line in theirs.splitlines(keepends=True))
     return has_all and (not is_ref or _ends(theirs)[1:] == [now.strip()] == next(lines, b"").split(b" ", 1)[:1])
+
+
+def takes_in_staged(
+    roots: Sequence[str], changes: Sequence[c.Change], index: c.Change, upper: str, indexes: SeenIndexes, began_ns: int
+) -> bool:
+    """Let a command's index have what a person has only staged meanwhile; tell whether it has it now.
+
+    Not where anybody has committed meanwhile, or switched to another branch: it would lie on another commit. Nor where
+    something else of the repository is a conflict, so that the index waits.
+    """
+    parent, name = split(index.path)
+    if name != INDEX or index.verdict != APPLIED or index.kind != FILE:
+        return False
+    gits, root = git_directories(roots, changes), roots[index.root]
+    git = repository(f"{root}/{index.path}", gits)
+    others = (each for each in changes if each.verdict == CONFLICT)
+    if not git or any(repository(f"{roots[each.root]}/{each.path}", gits) == git for each in others):
+        return False
+    with Closing(open_top(root)) as live, Closing(open_top(upper)) as layer, Closing(open_top(split(upper)[0])) as room:
+        if _is_moved_since(live, parent, _inside(root, git), began_ns):
+            return False
+        try:
+            with Closing(open_below(live, parent)) as theirs, Closing(open_below(layer, parent)) as own:
+                content, time_ns = indexes.joined(index, theirs, own)
+                if not content:
+                    return False
+                copy_with_content(own, INDEX, room, _JOINED, content)
+                os.utime(_JOINED, ns=(time_ns, time_ns), dir_fd=room)
+                os.rename(_JOINED, INDEX, src_dir_fd=room, dst_dir_fd=own)
+                index.after = stamp_of(os.stat(INDEX, dir_fd=own, follow_symlinks=False), meaning(content))
+        except PermissionError:
+            return False  # the command has closed its git directory
+    return True
+
+
+def _is_moved_since(top: int, tree: str, git: str, began_ns: int) -> bool:
+    """Return True if the HEAD of a work tree may say something else than when a command began."""
+    places = [join(tree, "HEAD"), join(tree, "logs/HEAD")]
+    for each in dict.fromkeys((tree, git)):
+        places += (join(each, name) for name in (_branch(top, places[0]), "packed-refs", _TABLES) if name)
+    statuses = (_status(top, each) for each in places)
+    return any(status is not None and is_later(status.st_ctime_ns, began_ns) for status in statuses)
 
 
 def _ends(log: bytes) -> list[bytes]:

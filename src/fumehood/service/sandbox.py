@@ -220,7 +220,7 @@ class Hood(Workplace):
             settle(
                 self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict,
                 may_run_again=may_run_again and may_be_forgotten(run, self.policy.again)
-                and not (seat and seat.has_asked),
+                and not (seat and seat.has_asked), indexes=claim.indexes,
             )  # fmt: skip
             # Only now: a command that is run again begins where the first one did.
             run.ended_in = seat.keep(world.outside) if seat else ""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
     from fumehood.core.policy import Again
+    from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.terminal import Signals
     from fumehood.service.store import Store
@@ -34,10 +35,10 @@ TAKEN_BACK = "taken back by run "  # begins the reason of what an undo took back
 
 def settle(
     store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
-    *, may_run_again: bool = False,
+    *, may_run_again: bool = False, indexes: SeenIndexes | None = None,
 ) -> None:  # fmt: skip
     """Let the verdicts take effect, and record it; raises Overtaken where it gives way to other runs instead."""
-    find_conflicts(store, run, layers)
+    find_conflicts(store, run, layers, indexes)
     state = state_of(run.changed)
     if any(change.verdict == c.APPLIED for change in run.changed):
         with store.alone(project):
@@ -68,13 +69,13 @@ def settle(
         layering.drop(store.places, run.run)
 
 
-def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
+def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: SeenIndexes | None = None) -> None:
     """Mark what a person changed after the run had begun: their version stays, the run's waits.
 
     Before anything is recorded, because the scan came after the edit: later, the person's version would look like the
     one that the run had changed. Both times are the file system's own, so they can be compared. That of a directory
     says only that something in it changed, unless it is later than when that was: then its mode did. What lies on a
-    held version is told by that.
+    held version is told by that. `indexes` are git's, as the command began with them.
     """
     if not run.changed:
         return
@@ -108,17 +109,29 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer]) -> None:
         below = waiting(store, run)
         late = [change for change in late if below.under(change) is None]
     if late:
-        from fumehood.core.judge import CHANGED_SINCE, git_directories, keep_replacements_whole
-        from fumehood.linux.gitobjects import has_read_theirs, leave_theirs
+        _mark(run, late, layers, began, indexes)
 
-        gits = git_directories(run.roots, run.changed)
-        for change in late:
-            if has_read_theirs(run.roots, gits, change, layers[change.root].upper):
-                continue
-            change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
-            change.verdict = c.CONFLICT
-        leave_theirs(run.roots, run.changed)
-        keep_replacements_whole(run.changed)
+
+def _mark(
+    run: Run, late: Sequence[c.Change], layers: Sequence[Layer], began: int, indexes: SeenIndexes | None
+) -> None:
+    """Let what was changed meanwhile be a conflict, unless the command has read it, or it has room beside the run's."""
+    from fumehood.core.judge import CHANGED_SINCE, git_directories, keep_replacements_whole
+    from fumehood.linux.gitindex import NAME as INDEX
+    from fumehood.linux.gitobjects import has_read_theirs, leave_theirs, takes_in_staged
+
+    gits = git_directories(run.roots, run.changed)
+    # Indexes come last: where anything else of a repository waits, they do too.
+    for change in sorted(late, key=lambda each: each.path.endswith(INDEX)):
+        upper = layers[change.root].upper
+        if has_read_theirs(run.roots, gits, change, upper):
+            continue
+        if indexes is not None and takes_in_staged(run.roots, run.changed, change, upper, indexes, began):
+            continue
+        change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
+        change.verdict = c.CONFLICT
+    leave_theirs(run.roots, run.changed)
+    keep_replacements_whole(run.changed)
 
 
 def _leave_locks(run: Run) -> None:
