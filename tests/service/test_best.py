@@ -88,8 +88,9 @@ def test_where_the_program_fails_what_came_to_its_end_stays_and_nothing_is_appli
     def fails(_candidate: Candidate) -> None:
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as raised:
         sandbox.best("echo $FUMEHOOD_CANDIDATE > made", 3, jobs=1, on_candidate=fails)
     (draft,) = sandbox.drafts()
     assert draft.name.endswith("-1")
+    assert raised.value.__notes__[1:] == [f"kept as drafts, until they are discarded: {draft.name}"]
     assert os.listdir(project) == []

@@ -473,7 +473,9 @@ def best_of(
     comparison = BestOf(sandbox, command, count, jobs=jobs, check=check, score=score, timeout=timeout, tell=tell)
     try:
         is_interrupted = not comparison.run()
-    except BaseException:
-        settled(comparison.candidates, comparison.drafts, keep=keep, applies=False, is_interrupted=True)
+    except BaseException as error:
+        rest = settled(comparison.candidates, comparison.drafts, keep=keep, applies=False, is_interrupted=True)
+        if rest.kept:  # nobody gets to know their names otherwise
+            error.add_note(f"kept as drafts, until they are discarded: {', '.join(rest.kept)}")
         raise
     return settled(comparison.candidates, comparison.drafts, keep=keep, applies=applies, is_interrupted=is_interrupted)
