@@ -370,6 +370,32 @@ def test_a_session_is_undone_though_a_run_went_in_after_one_that_began_later(
         assert snapshot(project) == after
 
 
+@pytest.mark.parametrize(("later", "first"), [("rm -r out", "mkdir -p out/a"), ("echo b > out/f", "rm -r out")])
+def test_a_refusal_names_the_run_that_went_in_later_whatever_was_like_that_meanwhile(
+    home: Path, project: Path, later: str, first: str
+) -> None:
+    (project / "out").mkdir()
+    (project / "go").write_text("")
+
+    def meanwhile(_stream: str, _text: str) -> None:
+        with Sandbox(project) as other:
+            assert other.run(later).state == "applied"
+            other.undo(other.run("rm -rf out; mkdir out"))
+        (project / "go").write_text("on")
+
+    with Sandbox(project, policy=Policy(again=Again(tries=1))) as sandbox:
+        run = sandbox.run(f"echo begun; until [ -s go ]; do sleep 0.01; done; {first}", on_output=meanwhile)
+        if run.state == "held":
+            sandbox.apply(run, force=True)
+        with pytest.raises(UndoRefused, match=r"changed since run 2: .*, by run 1") as refused:
+            sandbox.undo()
+        assert refused.value.hint.startswith("first: fumehood undo 1")
+        sandbox.undo(1)
+        sandbox.undo()
+        assert (project / "out").is_dir()
+        assert not (project / "out/f").exists()
+
+
 def test_a_layer_goes_before_anybody_can_undo_its_run(
     project: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

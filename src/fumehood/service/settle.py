@@ -501,11 +501,14 @@ class Makers:
 
     def of(self, conflict: c.Change, status: os.stat_result | None) -> str:
         """Return the run that left a path as it is, or nothing where none did."""
+        return next(self.all_of(conflict, status), "")
+
+    def all_of(self, conflict: c.Change, status: os.stat_result | None) -> Iterator[str]:
+        """Yield every run that has left a path as it is now, the latest first: one directory is like another."""
         for name, change in self._latest(conflict):
             after = change.after
             if after is None if status is None else after is not None and is_version(after, status):
-                return name
-        return ""
+                yield name
 
     def _latest(self, conflict: c.Change) -> Sequence[tuple[str, c.Change]]:
         directory = conflict.path.rpartition("/")[0]

@@ -437,8 +437,7 @@ def _went_in_later(store: Store, run: Run, paths: Sequence[str]) -> Iterator[str
     for number, root in enumerate(run.roots if names else ()):
         with Closing(open_top(root)) as top:
             for change, status, _ in looks(top, [c.Change(number, path, c.MODIFIED, c.FILE) for path in paths]):
-                if status is not None and (name := makers.of(change, status)) in names:
-                    yield name
+                yield from (name for name in makers.all_of(change, status) if name in names)
 
 
 # ---- See that backups are what was saved, before an undo puts them into the project.
