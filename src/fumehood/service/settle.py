@@ -492,6 +492,12 @@ def _remover(makers: Makers, conflict: c.Change, top: int) -> str:
     return ""
 
 
+def has_left(change: c.Change, status: os.stat_result | None) -> bool:
+    """Return True if a change left what lies at its path, or left nothing there."""
+    after = change.after
+    return after is None if status is None else after is not None and is_version(after, status)
+
+
 class Makers:
     """Which runs left paths as they are now; what was applied in a directory is read once for all paths in it."""
 
@@ -501,14 +507,7 @@ class Makers:
 
     def of(self, conflict: c.Change, status: os.stat_result | None) -> str:
         """Return the run that left a path as it is, or nothing where none did."""
-        return next(self.all_of(conflict, status), "")
-
-    def all_of(self, conflict: c.Change, status: os.stat_result | None) -> Iterator[str]:
-        """Yield every run that has left a path as it is now, the latest first: one directory is like another."""
-        for name, change in self._latest(conflict):
-            after = change.after
-            if after is None if status is None else after is not None and is_version(after, status):
-                yield name
+        return next((name for name, change in self._latest(conflict) if has_left(change, status)), "")
 
     def _latest(self, conflict: c.Change) -> Sequence[tuple[str, c.Change]]:
         directory = conflict.path.rpartition("/")[0]

@@ -21,7 +21,7 @@ from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded, refuse_unseen
 from fumehood.service.files import record, release
 from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, moved_on, versions
-from fumehood.service.settle import TAKEN_BACK, Makers, as_it_stands, chosen, outcomes, state_of, with_companions
+from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, has_left, outcomes, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
 from fumehood.store.places import new_id
@@ -428,16 +428,11 @@ def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
 
 def _went_in_later(store: Store, run: Run, paths: Sequence[str]) -> Iterator[str]:
     """Yield the runs that began before another, went in after that had begun, and made what paths are now."""
-    its_number = "(SELECT number FROM runs WHERE id = ?)"
-    rows = store.database.rows(
-        "SELECT id FROM runs WHERE project = (SELECT project FROM runs WHERE id = ?)"
-        f" AND number < {its_number} AND settled_after >= {its_number}", (run.run,) * 3,
-    )  # fmt: skip
-    names, makers = {name for (name,) in rows}, Makers(store, run)
-    for number, root in enumerate(run.roots if names else ()):
+    for number, root in enumerate(run.roots):
         with Closing(open_top(root)) as top:
-            for change, status, _ in looks(top, [c.Change(number, path, c.MODIFIED, c.FILE) for path in paths]):
-                yield from (name for name in makers.all_of(change, status) if name in names)
+            for now, status, _ in looks(top, [c.Change(number, path, c.MODIFIED, c.FILE) for path in paths]):
+                versions = store.history.later_versions(run.run, now.path, by_earlier=True)
+                yield from (name for name, each in versions if each.verdict == c.APPLIED and has_left(each, status))
 
 
 # ---- See that backups are what was saved, before an undo puts them into the project.

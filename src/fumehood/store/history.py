@@ -451,13 +451,17 @@ class History:
         rows = self._rows_of_changes(run, most)
         return changes_of_rows((*row[:-1], records.beginning(row[-1], most)) for row in rows)[:most]
 
-    def later_versions(self, run: str, path: str) -> list[tuple[str, Change]]:
-        """Return the later changes of a path, the earliest first, with the runs that made them."""
+    def later_versions(self, run: str, path: str, *, by_earlier: bool = False) -> list[tuple[str, Change]]:
+        """Return the later changes of a path, the earliest first, with the runs that made them.
+
+        `by_earlier`: those of runs that began before this one instead, and went in after it had begun.
+        """
+        later = f"changes.run < {_NUMBER} AND settled_after >= {_NUMBER}" if by_earlier else f"changes.run > {_NUMBER}"
         rows = self.database.rows(
             f"SELECT runs.id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
-            f" WHERE changes.directory = ? AND changes.run > {_NUMBER}"
+            f" WHERE changes.directory = ? AND {later}"
             " AND +project = (SELECT project FROM runs WHERE id = ?) ORDER BY changes.run",
-            (os.fsencode(path.rpartition("/")[0]), run, run),
+            (os.fsencode(path.rpartition("/")[0]), *(run,) * (3 if by_earlier else 2)),
         )
         return [(row[0], change) for row in rows for change in changes_of_rows([row[1:]]) if change.path == path]
 
