@@ -295,6 +295,13 @@ def test_force_is_not_offered_where_the_directory_is_gone(sandbox: Sandbox, proj
         sandbox.undo(run)
     assert refused.value.hint == f"first: fumehood undo {later.name}"
     sandbox.undo(later)
+    removed = sandbox.run("rm d/b")
+    later = sandbox.run("rm -r d")
+    with pytest.raises(UndoRefused) as refused:
+        sandbox.undo(removed)
+    assert refused.value.hint == f"first: fumehood undo {later.name}"
+    sandbox.undo(later)
+    sandbox.undo(removed)
     sandbox.undo(run)
     assert {path.name: path.read_text() for path in project.rglob("*") if path.is_file()} == {"a": "old"}
 

@@ -395,10 +395,11 @@ def _moved(run: Run, changes: Sequence[c.Change]) -> list[str]:
 
 def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
     """Say which paths have moved on, and by which runs."""
-    later = _built_upon(store, run, moved[:_NAMED])
+    lost = [each for each in moved if not any(os.path.isdir(os.path.dirname(f"{root}/{each}")) for root in run.roots)]
+    later = _built_upon(store, run, [*moved[:_NAMED], *dict.fromkeys(split(each)[0] for each in lost[:_NAMED])])
     by = f", by run{'s' if len(later) > 1 else ''} {first_of(later, _NAMED)}" if later else ""
     hint = f"see fumehood diff {run.name}; --force takes it back and saves what is there now"
-    if not all(any(os.path.isdir(os.path.dirname(f"{root}/{path}")) for root in run.roots) for path in moved):
+    if lost:
         hint = NO_DIRECTORY  # by force neither
         if later:
             hint = f"first: fumehood undo {later[0]}"
