@@ -181,14 +181,17 @@ def test_a_file_that_is_written_in_the_moment_of_its_staging_is_still_known_as_c
     assert git(repository, "diff", "--cached", "--name-only") == "b\n"
 
 
-def test_what_a_command_only_stages_and_what_a_person_stages_are_both_staged(repository: Path) -> None:
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_what_a_command_only_stages_and_what_a_person_stages_are_both_staged(repository: Path, order: str) -> None:
+    staging, nothing = "echo more >> a; git add a", "true"
+    typed(repository, "echo staged > c; git add c")
+    lines = (staging, nothing) if order == "before" else (nothing, staging)
     with Sandbox(repository) as sandbox:
-        staging = "echo more >> a; git add a"
-        run = while_it_runs(sandbox, staging, lambda: typed(repository, "echo staged > b; git add b"))
+        run = while_it_runs(sandbox, lines[0], lambda: typed(repository, "echo staged > b; git add b"), lines[1])
         assert run.state == "applied"
-        assert git(repository, "diff", "--cached", "--name-only") == "a\nb\n"
+        assert git(repository, "diff", "--cached", "--name-only") == "a\nb\nc\n"
         sandbox.undo(run)
-    assert git(repository, "diff", "--cached", "--name-only") == "b\n"
+    assert git(repository, "diff", "--cached", "--name-only") == "b\nc\n"
 
 
 def test_an_index_that_names_very_much_in_few_bytes_is_not_understood(repository: Path) -> None:

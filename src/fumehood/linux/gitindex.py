@@ -215,19 +215,20 @@ class _Staged:
             return
 
 
-def joined(then: bytes, now: bytes, mine: bytes) -> bytes:
+def joined(then: bytes, now: bytes, mine: bytes, *, is_all: bool) -> bytes:
     """Return a command's index with what a person has only staged since `then`, each given by its bytes.
 
-    Nothing where the command has another entry than then at a path that the person changed, or where not all is
-    understood. What was staged then already may be in the command's commit: so nothing, too. What git keeps in an index
-    to be quick is left out.
+    Nothing where the command has an entry of its own at a path that the person changed, or where not all is understood.
+    Unless the index `is_all` that the command changed, what it has read may be in a commit of its own, and what was
+    staged then already, too: so nothing. What git keeps in an index to be quick is left out.
     """
     base, theirs, own = (_Staged(each) for each in (then, now, mine))
-    if not base.size == theirs.size == own.size or not base.is_in_commit:
+    if not 0 < base.size == theirs.size == own.size or not (is_all or base.is_in_commit):
         return b""
     places = base.entries.keys() | theirs.entries.keys()
     changed = {path for path in places if base.entries.get(path) != theirs.entries.get(path)}
-    if not changed or any(own.entries.get(path) != base.entries.get(path) for path in changed):
+    fine = (base.entries, theirs.entries) if is_all else (base.entries,)
+    if not changed or any(all(own.entries.get(path) != each.get(path) for each in fine) for path in changed):
         return b""
     new = (own.entries.keys() | theirs.entries.keys()) - base.entries.keys()
     for path in changed:
@@ -461,7 +462,7 @@ class SeenIndexes:
             return False  # git has just replaced one
         return bool(then and now and mine) and now - then <= mine and mine.isdisjoint(then - now)
 
-    def joined(self, change: c.Change, live: int, layer: int) -> tuple[bytes, int]:
+    def joined(self, change: c.Change, live: int, layer: int, *, is_all: bool) -> tuple[bytes, int]:
         """Return a command's index with what a person has only staged since, as bytes, and the older time of the two.
 
         With that time, git looks again at each file that was written when either of them was. Nothing where there is no
@@ -478,7 +479,8 @@ class SeenIndexes:
                 now, mine = os.fstat(theirs), os.fstat(own)
                 if change.before is None or not change.before.same(stamp_of(now)):
                     return b"", 0
-                return joined(_whole(file), _whole(theirs), _whole(own)), min(now.st_mtime_ns, mine.st_mtime_ns)
+                content = joined(_whole(file), _whole(theirs), _whole(own), is_all=is_all)
+                return content, min(now.st_mtime_ns, mine.st_mtime_ns)
         except OSError:
             return b"", 0  # git has just replaced one
 

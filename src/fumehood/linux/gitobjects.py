@@ -132,15 +132,16 @@ def takes_in_staged(
         return False
     gits, root = git_directories(roots, changes), roots[index.root]
     git = repository(f"{root}/{index.path}", gits)
-    others = (each for each in changes if each.verdict == CONFLICT)
-    if not git or any(repository(f"{roots[each.root]}/{each.path}", gits) == git for each in others):
+    others = [each for each in changes if each is not index]
+    others = [each for each in others if git and repository(f"{roots[each.root]}/{each.path}", gits) == git]
+    if not git or any(each.verdict == CONFLICT for each in others):
         return False
     with Closing(open_top(root)) as live, Closing(open_top(upper)) as layer, Closing(open_top(split(upper)[0])) as room:
         if _is_moved_since(live, parent, _inside(root, git), began_ns):
             return False
         try:
             with Closing(open_below(live, parent)) as theirs, Closing(open_below(layer, parent)) as own:
-                content, time_ns = indexes.joined(index, theirs, own)
+                content, time_ns = indexes.joined(index, theirs, own, is_all=not others)
                 if not content:
                     return False
                 copy_with_content(own, INDEX, room, _JOINED, content)
