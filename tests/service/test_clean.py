@@ -25,6 +25,11 @@ pytestmark = pytest.mark.once
 on_real_layers = pytest.mark.namespaces
 
 
+@pytest.fixture(autouse=True)
+def _known_host(home: Path) -> None:
+    """A cache of its own: in the one for all tests lie other tests' caches, which would be removed, and counted."""
+
+
 def cleaned(store: Store, after: float = 0, **options: Any) -> Freed:
     """Clean when so many days have passed, on each of which Fumehood ran."""
     return clean(store, now=pass_days(store, after), **options)
