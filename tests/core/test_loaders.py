@@ -67,6 +67,12 @@ LOADING = {
         "</buildCommand>\n"
     ),
     "spelled/.project": "<name>org.eclipse.ui.externaltool&#115;.ExternalToolBuilder</name>\n",
+    "psalm.xml": '<psalm errorLevel="3">\n<plugins><pluginClass class="Evil"/></plugins>\n</psalm>\n',
+    "psalm.xml.dist": '<psalm\n  autoloader="./evil.php">\n</psalm>\n',
+    "phpcs.xml": '<ruleset name="x">\n<rule ref="./evil"/>\n</ruleset>\n',
+    ".phpcs.xml.dist": '<ruleset>\n<arg name="bootstrap" value="./evil.php"/>\n</ruleset>\n',
+    "spelled/phpcs.xml": '<!DOCTYPE x [<!ENTITY y SYSTEM "evil">]>\n<ruleset/>\n',
+    "treefmt.toml": '[formatter.python]\ncommand = "./evil"\nincludes = ["*.py"]\n',
 }
 HARMLESS = {
     ".pylintrc": "[MAIN]\nmax-line-length=120\n# init-hook=x\n",
@@ -91,6 +97,9 @@ HARMLESS = {
     "mise.toml": '[tools]\nnode = "22"\n',
     "pyrefly.toml": 'project-includes = ["src"]\npython-version = "3.12"\n',
     "dprint.json": '{"lineWidth": 100}\n',
+    "psalm.xml": '<psalm errorLevel="3">\n<projectFiles><directory name="src"/></projectFiles>\n</psalm>\n',
+    "phpcs.xml": "<ruleset>\n<!-- ours -->\n<file>src</file>\n<exclude-pattern>*.php</exclude-pattern>\n</ruleset>\n",
+    "treefmt.toml": '[global]\nexcludes = ["*.min.js"]\n',
     ".project": "<projectDescription>\n<name>x</name>\n<nature>org.eclipse.jdt.core.javanature</nature>\n",
 }
 

@@ -235,3 +235,19 @@ def test_a_program_in_a_directory_that_is_put_on_the_path_takes_no_others_place_
     run = sandbox.run(f"for d in {directory} unseen; do mkdir -p $d; echo x > $d/ls; echo x > $d/my; done")
     held = {change.path: change.flags for change in run.changes if change.verdict == "held"}
     assert held == {f"{directory}/ls": ("shadows",)}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("mise.toml", '[env]\n_.path = "bin"\n'), ("mise.toml", '[env]\n_.path = [\n  "x",\n  "./bin",\n]\n'),
+        (".mise.local.toml", '[env._]\npath = ["{{config_root}}/bin"]\n'),
+        (".config/mise/config.toml", '[env]\n_ = { path = ["bin"] }\n'),
+    ],
+)  # fmt: skip
+def test_nor_does_one_in_a_directory_that_mise_puts_there(sandbox, project, name, settings):
+    (project / name).parent.mkdir(parents=True, exist_ok=True)
+    (project / name).write_text(settings)
+    run = sandbox.run("for d in bin unseen; do mkdir -p $d; echo x > $d/ls; echo x > $d/my; done")
+    held = {change.path: change.flags for change in run.changes if change.verdict == "held"}
+    assert held == {"bin/ls": ("shadows",)}

@@ -58,6 +58,7 @@ _ANSIBLE = words(
     become_plugins cache_plugins callback_plugins cliconf_plugins connection_plugins filter_plugins inventory_plugins
     lookup_plugins strategy_plugins terminal_plugins test_plugins vars_plugins"""
 )
+_PHP = words("<plugin autoloader <xi: ref <autoload <arg <config <ini & <!d <!e <![ \N{REPLACEMENT CHARACTER}")
 
 
 def _table(*rows: tuple[frozenset[str], str]) -> dict[str, frozenset[str]]:
@@ -85,6 +86,8 @@ _NAMES = _table(
     (words("plugin"), ".luarc.json .luarc.jsonc"),
     (words("path /"), "rust-toolchain rust-toolchain.toml"),
     (words("bootstrapfiles includes scanfiles"), "phpstan.neon phpstan.neon.dist phpstan.dist.neon"),
+    (_PHP, "psalm.xml psalm.xml.dist phpcs.xml .phpcs.xml phpcs.xml.dist .phpcs.xml.dist"),
+    (words("command options"), "treefmt.toml .treefmt.toml"),
 )
 _PAIRS = {(".cargo", "config"): _CARGO, (".cargo", "config.toml"): _CARGO, (".pijul", "config"): words("hooks")}
 # Their settings are called `.NAMErc`, `.NAMErc.yaml`, `NAME.config.js`, …
@@ -94,7 +97,6 @@ _TOOLS = words(
 )
 _SCRIPTS = words("js cjs mjs ts cts mts")
 _PACKAGE, _PACKAGE_IN_YAML, _OPTIONS = "package.json", "package.yaml", ".rubocop"
-_OTHERS = frozenset((_PACKAGE, _PACKAGE_IN_YAML, _OPTIONS))
 _SHORT_LOADING, _LONG_LOADING = frozenset("rc"), ("--require", "--plugin", "--config")
 # Top keys of a package.json: settings of linters, and commands that hooks run.
 _PACKAGE_LINTERS = words("eslintConfig prettier stylelint remarkConfig commitlint textlint markdownlint-cli2 cspell")
@@ -115,7 +117,7 @@ _MOST_AFTER = 200  # signs behind a key in which it is told whether it is one
 _INI, _AGREED_ON = "ini", ("toml", "json")  # what all parsers read alike
 _FORMATS = {
     "toml": "toml", "json": "json", "jsonc": "json", "json5": "json", "yaml": "yaml", "yml": "yaml",
-    "ansible-lint": "yaml", "prototools": "toml", "neon": "neon", "dist": "neon",
+    "ansible-lint": "yaml", "prototools": "toml", "neon": "neon",
 }  # fmt: skip
 _OPENING, _CLOSING = "[{(", "]})"
 
@@ -125,7 +127,7 @@ def may_load(name: str, around: DirectoryMeaning) -> bool:
 
     Nobody's tools look into packages.
     """
-    if name in _NAMES or name in _OTHERS:
+    if name in _NAMES or name in (_PACKAGE, _PACKAGE_IN_YAML, _OPTIONS):
         is_named = True
     elif name[:1] == "." or ".config." in name:
         is_named = _tool(name) != ""
@@ -265,7 +267,7 @@ def _begins_table(line: str) -> bool:
 
 def _format(name: str, parent: str) -> str:
     """Return which format settings have, by the endings of their names and the habits of tools."""
-    ending = name.rpartition(".")[2]
+    ending = name.removesuffix(".dist").rpartition(".")[2]
     if (parent, name) in _PAIRS or name == "rust-toolchain":
         return "toml"
     return _FORMATS.get(ending) or ("json or yaml" if _tool(name) else _INI)

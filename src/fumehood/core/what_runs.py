@@ -110,6 +110,13 @@ def put_on_path(line: str) -> Iterator[str]:
             yield from (path for each in word[len("PATH=") :].split(":") for path in named(each))
 
 
+def put_on_path_by_mise(text: str) -> Iterator[str]:
+    """Yield the directories that settings of mise have programs looked for in before all others (`_.path`)."""
+    for key, _, _, value in _values(text):
+        if key.rpartition(".")[2] == "path":
+            yield value.replace("{{ config_root }}", ".").replace("{{config_root}}", ".")
+
+
 def begins_as_command(line: str, is_program: Asked) -> bool:
     """Return True if a text begins with an interpreter, with what starts files too, or with a program that is there."""
     words = line.translate(_ENDS).split()

@@ -18,7 +18,9 @@ from fumehood.core.concern import (
     Protected,
     is_dot_git,
     is_hook_manager,
+    settings_name,
     shown,
+    surroundings,
     within,
 )
 from fumehood.core.gitconfig import may_name_program, parse, split_key
@@ -32,6 +34,7 @@ from fumehood.core.what_runs import (
     goes_over_files,
     lines_of,
     put_on_path,
+    put_on_path_by_mise,
     read_by_direnv,
     tasks_at_opening,
 )
@@ -93,6 +96,7 @@ class ProjectTree:
         self.repositories: list[str] = []
         self.links: list[tuple[str, str, Because]] = []  # directory, name
         self.files: list[tuple[str, Because]] = []
+        self.mise: list[str] = []  # settings of that tool
         self._top = top
         self._meaning = meaning
         self._is_passed_by = is_passed_by
@@ -115,7 +119,7 @@ class ProjectTree:
 
     @property
     def _count(self) -> int:
-        return len(self.repositories) + len(self.links) + len(self.files)
+        return len(self.repositories) + len(self.links) + len(self.files) + len(self.mise)
 
     def _look(self, parents: Parents, path: str) -> Iterator[str]:
         """Note what one directory holds; yields those in it that have a path which a program can name."""
@@ -131,6 +135,8 @@ class ProjectTree:
             elif entry.is_dir(follow_symlinks=False):
                 if entry.name != ".git" and not self._is_passed_by(entry.name) and can_be_named:
                     yield inner + entry.name
+            elif entry.name.endswith(".toml") and settings_name(entry.name, surroundings(path)) == "mise.toml":
+                self.mise.append(f"{directory}/{entry.name}")
             elif _may_mean(inner, entry.name) and (because := self._meaning(inner + entry.name)) is not None:
                 self.files.append((f"{directory}/{entry.name}", because))
         if ".git" in names or names.issuperset(("HEAD", "objects", "refs")):
@@ -305,12 +311,15 @@ def text_of(path: str) -> str:
     return (data or b"").decode("utf-8", "surrogateescape")
 
 
-def searched_first(tree: ProjectTree) -> list[str]:
-    """Return the directories that `.envrc` puts first on the PATH of whoever enters its own."""
+def searched_first(tree: ProjectTree, root: str) -> list[str]:
+    """Return the directories that `.envrc`, or mise, puts first on the PATH of whoever enters its own."""
     shells = (path for path, (flag, _) in tree.files if flag == "shell-settings")
     return [
         os.path.join(os.path.dirname(path), place) for path in shells for line in _lines(path)
         for place in put_on_path(line)
+    ] + [
+        os.path.join(base, place) for path in tree.mise for place in put_on_path_by_mise(text_of(path))
+        for base in (os.path.dirname(path), root)
     ]  # fmt: skip
 
 

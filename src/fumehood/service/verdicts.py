@@ -212,7 +212,7 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
         protect_links(ways, tree)
         protect_what_files_name(ways, tree, root, homes[0])
         tops += tree.repositories
-        search_path[:0] = searched_first(tree)
+        search_path[:0] = searched_first(tree, root)
     for number, home_directory in enumerate(homes):
         protect_home(ways, home_directory, f"{state_directory()}/home-links-{number}")
     added = {
