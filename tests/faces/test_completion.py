@@ -105,7 +105,7 @@ def program(place: Path) -> str:
 @pytest.mark.parametrize(
     ("line", "replies"),
     [("fumehood undo --fo", ["--force"]), ("fumehood apply ", ["last", "2"]), ("fumehood apply 2 two", ["two words"]),
-     ("fumehood discard 2 fir", ["first"])],
+     ("fumehood discard 2 fir", ["first"]), ("fumehood undo 1 fir", ["first"])],
 )  # fmt: skip
 def test_bash_completes(
     cli: Any, recorded: str, project: Path, test_directory: Path, line: str, replies: list[str]

@@ -15,5 +15,12 @@ _fumehood() {
         directories) compopt -o filenames; COMPREPLY+=($(compgen -d -- "$cur")) ;;
         commands) COMPREPLY+=($(compgen -c -- "$cur")) ;;
     esac
+    # What a run changed is a file too; readline drops what comes twice only where it sorts.
+    local -A seen=()
+    lines=("${COMPREPLY[@]}") COMPREPLY=()
+    for line in "${lines[@]}"; do
+        [[ ${seen[$line]-} ]] || COMPREPLY+=("$line")
+        seen[$line]=1
+    done
 }
 complete -F _fumehood fumehood
