@@ -47,7 +47,7 @@ def test_only_the_project_that_is_named_is_cleaned(
 ) -> None:
     done = cli("clean", "--project", other, cwd=project)
     assert "1 run's backups, 1 daily backup, 1 output" in done.stdout
-    assert f"can no longer be undone: {runs[other][:16]}" in done.stdout
+    assert f"can no longer be undone: {runs[other][:16]}\n  #1  echo new > a; yes | head -c 100000\n" in done.stdout
     assert kept(store) == {runs[project]}
     assert len(os.listdir(edited)) == 1
     assert os.listdir(f"{store.places.state}/outputs") == [f"{runs[project]}.stdout"]
@@ -59,7 +59,8 @@ def test_without_a_name_it_is_the_project_around_here_and_all_is_all(
 ) -> None:
     cli("clean", cwd=project)
     assert kept(store) == {runs[other]}
-    cli("clean", "--all", "--yes", cwd=project)
+    done = cli("clean", "--all", "--yes", cwd=project)
+    assert f"\n  #1  echo new > a; yes | head -c 100000  in {other}\n" in done.stdout
     assert kept(store) == set()
     assert "can't be used together" in cli("clean", "--all", "--project", other).stderr
 

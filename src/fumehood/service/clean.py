@@ -44,7 +44,7 @@ _CAME_TO_NOTHING = frozenset({"discarded", "empty", "refused"})
 _GONE = layering.GONE
 _LOCK = "clean"
 _SHORT = 16  # letters of an id, as reports show it
-_NAMED = 5
+NAMED = 5
 _FLEET_DAYS = 8  # at least; by then, neither a job nor its result is in Redis any more
 _ANY_DAY = 1 << 62  # after every recorded one
 
@@ -75,7 +75,7 @@ class Freed(Value):
             began, ended = ("removed", "freed") if self.is_done else ("would remove", "to be freed")
             lines = [f"{began} {', '.join(parts)}: {size_told(self.bytes)} {ended}"]
         if self.not_undoable:
-            named = first_of([run[:_SHORT] for run in self.not_undoable], _NAMED)
+            named = first_of([run[:_SHORT] for run in self.not_undoable], NAMED)
             lines.append(f"{'can' if self.is_done else 'could'} no longer be undone: {named}")
         return "\n".join([*lines, *(f"could not remove {each}" for each in self.failed)])
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fumehood.core.report import how_many, printable
+from fumehood.core.wording import fitted
 from fumehood.errors import BadConfiguration, BadRequest
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.output import Paint, confirmed, whole_number
@@ -21,7 +22,7 @@ from fumehood.linux import doctor
 from fumehood.linux.doctor import Ability
 from fumehood.rootfs.tree import mark_of
 from fumehood.service import recover
-from fumehood.service.clean import DAYS, Freed, clean
+from fumehood.service.clean import DAYS, NAMED, Freed, clean
 from fumehood.service.explain import Examination, examined
 from fumehood.service.opened import OpenedStore
 from fumehood.service.projects import clear, layer_of, remove, reset, size_of
@@ -31,6 +32,7 @@ from fumehood.store.projects import Project, Workspace
 if TYPE_CHECKING:
     from fumehood.rootfs.tree import Installed
 
+_WIDEST = 60  # columns of a command
 _ROOTFS = """  fumehood rootfs install
   fumehood rootfs install --tier 2 --package py3-numpy
   fumehood rootfs install --from my-image.tar --name mine
@@ -393,8 +395,20 @@ def _clean(context: Context) -> int:
 
     if not options.dry_run and not options.yes and os.isatty(0) and os.isatty(1):
         going = cleaned(dry=True)
-        if (going.runs or going.backups) and not confirmed(f"{going.in_words()}\ngo on? [y/N] "):
+        if (going.runs or going.backups) and not confirmed(f"{_in_words(context, going)}\ngo on? [y/N] "):
             sys.stderr.write("nothing was removed\n")
             return 1
     freed = cleaned(dry=options.dry_run)
-    return context.say(freed.fields(), lambda: print(freed.in_words()))
+    return context.say(freed.fields(), lambda: print(_in_words(context, freed)))
+
+
+def _in_words(context: Context, freed: Freed) -> str:
+    """Say what a cleaning removes; the first runs that it names, by what people know them by."""
+    runs = map(context.store.history.find, freed.not_undoable[:NAMED])
+    lines = [
+        f"  #{run.number}  {fitted(printable(run.command), _WIDEST)}"
+        + (f"  in {printable(run.project)}" if context.options.all else "")
+        for run in runs
+    ]
+    words, *failed = freed.in_words().split("\ncould not remove ")
+    return "\n".join([words, *lines, *(f"could not remove {each}" for each in failed)])
