@@ -231,8 +231,15 @@ def test_nothing_that_keeps_a_command_from_running_is_kept_quiet(sandbox, projec
     started = sandbox.start("cat")
     with pytest.raises(TimeoutError):
         started.wait(timeout=0.01)
+    for wrong in ("x", -1, float("nan"), float("inf")):
+        with pytest.raises(BadRequest, match="timeout can't be"):
+            started.wait(timeout=wrong)
+    with pytest.raises(BadRequest, match="'x' bytes can't be read"):
+        started.stdout.read("x")
     with pytest.raises(BadRequest, match="no terminal"):
         started.resize(80, 24)
+    with sandbox.start("cat", terminal=True) as with_terminal, pytest.raises(BadRequest, match="a terminal can't be"):
+        with_terminal.resize("wide", 24)
     started.kill()
     with pytest.raises(BrokenPipeError):
         started.stdin.write("x")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fumehood import BadRequest, FumehoodError, Sandbox, Unavailable, Unforeseen
+from fumehood import BadRequest, FumehoodError, Sandbox, Unavailable, Unforeseen, rootfs
 from fumehood.core.request import check
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -83,6 +83,20 @@ def test_a_sandbox_is_refused_what_nobody_can_mean(home, project, name):
         if error := refused(lambda **options: Sandbox(**options).close(), name, wrong, project=project):
             assert not isinstance(error, Unforeseen), wrong
             assert error.hint, wrong
+
+
+@pytest.mark.parametrize("name", ["install", "directory", "is_ready", "latest_version", "remove"])
+def test_a_root_tree_is_refused_what_nobody_can_mean(home, name):
+    function, tried = getattr(rootfs, name), 0
+    for parameter in inspect.signature(function).parameters.values():
+        for wrong in (5, b"x", ["x\0"], object()):
+            if (parameter.name, wrong) == ("tier", 5):
+                continue  # told as a tier that is not there
+            error = refused(function, parameter.name, wrong)
+            assert error is not None, (name, parameter.name, wrong)
+            assert f"{parameter.name} can't be" in error.message
+            tried += 1
+    assert tried
 
 
 def test_a_file_is_not_taken_for_one_of_the_programs_own_descriptors(sandbox: Sandbox):

@@ -27,4 +27,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'fumehood.rootfs' has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module("fumehood.service.root_trees"), _PUBLIC[name])
+    value = getattr(importlib.import_module("fumehood.service.root_trees"), _PUBLIC[name])
+    if not isinstance(value, type):
+        value = importlib.import_module("fumehood.service.arguments").checked_arguments(value)
+    globals()[name] = value
+    return value

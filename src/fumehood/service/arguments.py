@@ -75,10 +75,11 @@ _KINDS: dict[str, Kind] = {
     "str | os.PathLike[str]": (is_path, "a path, as text"),
     "Paths": (_are_paths, "a path, as text, or several"),
     "Sequence[str]": (_are_texts, "a list of texts"),
+    "str | Sequence[str]": ((lambda value: _is_text(value) or _are_texts(value)), "a text, or a list of texts"),
     "bool | Sequence[str]": (_is_network, 'True, False or hosts: ["pypi.org:443"]'),
     "Mapping[str, str]": _NAMED, "Mapping[str, str | None]": _NAMED, "Mapping[str, Any]": _NAMED,
     "OnOutput": _FUNCTION, "OnChange": _FUNCTION, "Variables": _FUNCTION, "Callable[[], bool]": _FUNCTION,
-    "Callable[[Candidate], object]": _FUNCTION,
+    "Callable[[Candidate], object]": _FUNCTION, "Progress": _FUNCTION,
 }  # fmt: skip
 
 

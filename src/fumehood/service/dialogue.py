@@ -498,10 +498,11 @@ class Unread:
                 self._pieces.append(_Piece(number, bytearray(data)))
             self._size += len(data)
 
-    def piece(self, size: int) -> str | bytes | None:
+    def piece(self, size: Any) -> str | bytes | None:
         """Return at most so many bytes, nothing at the end, None while there are none."""
-        if size < 1:
-            raise BadRequest(f"{size} bytes can't be read", hint="read() returns what has come; to the end: iterate")
+        if not isinstance(size, int) or size < 1:
+            hint = "read() returns what has come; to the end: iterate"
+            raise BadRequest(f"{size!r:.100} bytes can't be read", hint=hint)
         if self._pieces:
             return self._decoded(self._removed(min(size, len(self._pieces[0].data)))) or None
         return self._rest()

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _COLUMNS, _ROWS = 80, 24
 _MOST = 0xFFFF  # columns or rows that a kernel can be told
+_LONGEST_S = 1e9
 
 
 def terminal_of(wish: bool | tuple[int, int]) -> ProgramTerminal | None:
@@ -166,6 +167,9 @@ class Started:
         What is printed meanwhile and read by nobody keeps nothing waiting: a megabyte stays to be read, the rest is in
         the report.
         """
+        limit: Any = timeout
+        if limit is not None and not (isinstance(limit, (int, float)) and 0 <= limit < _LONGEST_S):
+            raise BadRequest(f"timeout can't be {timeout!r:.100}", hint="seconds, 0 or more and less than 1e9")
         return self._dialogue.wait(self._ended, timeout=timeout)
 
     def __await__(self) -> Generator[Any, None, Run]:
@@ -203,6 +207,7 @@ class Started:
         """Give its terminal another size."""
         if self._dialogue.terminal is None:
             raise BadRequest("the command has no terminal", hint="start(…, terminal=True)")
+        terminal_of((columns, rows))
         self._dialogue.terminal.resize(columns, rows)
 
     def _piece(self) -> tuple[str, Any] | None:
