@@ -335,6 +335,13 @@ def test_a_redis_that_comes_back_empty_gets_its_jobs_again(machines: Machines, p
     assert (run["state"], run["output"]) == ("empty", "one = 1\n")
 
 
+def test_a_directory_that_is_not_there_is_named_as_the_sender_did(machines: Machines, project: Path) -> None:
+    filled(project)
+    machines.start_worker()
+    run = sent(machines, project, "run", "--cwd", "nope", "--", "true")
+    assert (run["state"], run["reason"]) == ("refused", "Working directory does not exist: nope")
+
+
 def test_a_job_is_cancelled_wherever_it_is(machines: Machines, project: Path) -> None:
     filled(project)
     job = sent(machines, project, "run", "--detach", "--", "sleep 1000")["job"]

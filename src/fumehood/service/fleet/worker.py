@@ -26,7 +26,7 @@ from rq.serializers import JSONSerializer
 
 from fumehood.core.report import Run, printable, short
 from fumehood.core.request import DISCARD, HOLD
-from fumehood.errors import BadRequest, FumehoodError, Refused, Unavailable, plain_error
+from fumehood.errors import BadRequest, FumehoodError, NoDirectory, Refused, Unavailable, plain_error
 from fumehood.linux import libc
 from fumehood.linux.libc import Closing
 from fumehood.linux.lock import Lock
@@ -142,10 +142,13 @@ class Workshop:
                 if left.state == "held":  # of a job whose process was killed
                     sandbox.discard(left)
             command = job.command if isinstance(job.command, str) else list(job.command)
-            run = sandbox.run(
-                command, cwd=os.path.join(project, job.cwd), apply=HOLD, env=dict(job.environment),
-                on_output=self._teller(job.id),
-            )  # fmt: skip
+            try:
+                run = sandbox.run(
+                    command, cwd=os.path.join(project, job.cwd), apply=HOLD, env=dict(job.environment),
+                    on_output=self._teller(job.id),
+                )  # fmt: skip
+            except NoDirectory as error:  # named as the sender did
+                raise NoDirectory(error.message.replace(f"{project}/", ""), hint=error.hint) from error
             try:
                 return {"report": _report(run, project), "bundle": _bundle(run, blobs), **_judged(sandbox, job)}
             finally:
