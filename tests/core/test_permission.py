@@ -5,6 +5,8 @@ import pytest
 from fumehood.core import questions as asking
 from fumehood.core.shell import may_be_kept, simple
 from fumehood.errors import BadRequest
+from fumehood.faces.cli.now import buttons
+from fumehood.faces.cli.screen import prompt_text
 
 KEY = (asking.UNSANDBOXED, "/project", "/usr/bin/git")
 
@@ -207,3 +209,13 @@ def test_a_question_says_which_words_are_not_ours_and_bounds_them():
         assert len(lines) < 40
     assert len(asked.denial) < 2000
     assert asked.denial.isprintable()
+
+
+@pytest.mark.parametrize("link", [None, "/work/link"])
+def test_a_root_that_stays_is_not_offered_for_once(link):
+    asked = asking.root_question("/other", "/work", link)
+    assert asked.options == (asking.ALLOW_ONCE, asking.DENY_ONCE)
+    assert asked.worded("Allow once") == "Allow"
+    assert "[y] allow   [n] deny" in prompt_text(asked, 30)
+    assert buttons(asked) == [asking.ALLOW_ONCE, "Allow", asking.DENY_ONCE, "Deny"]
+    assert "[y] allow once" in prompt_text(asking.write_question("/other", "x", "/work", "/work", "01A"), 30)

@@ -70,6 +70,10 @@ class Question(Value):
     unaskable: str = ""  # why a person can't be asked this, which is then a no
     is_lasting: bool = False  # it is for later commands: an answer for once would mean nothing
 
+    def worded(self, answer: str) -> str:
+        """Write an answer as a person is offered it: a yes that stays until it is taken back is not one for once."""
+        return answer.removesuffix(" once") if self.is_lasting else answer
+
     @property
     def key(self) -> Key:
         """What an answer is remembered under."""
@@ -202,7 +206,7 @@ def root_question(path: str, project: str, link: str | None = None) -> Question:
         text, what = f"Let commands write what a symlink leads to: {link} → {path}?", LINKED_ROOT
     return Question(
         what=what, text=text, command="", directory=project, project=project, target=path, one_time_only=True,
-        details=("it stays a root of this project until: fumehood roots remove",),
+        is_lasting=True, details=("it stays a root of this project until: fumehood roots remove",),
         ahead=_typed("roots add", project, path),
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
+from fumehood.core.questions import TITLES
 from fumehood.errors import BadRequest, plain_error
 from fumehood.faces.cli import agent, run
 from fumehood.faces.cli.acp_messages import AGENT, ANSWER, EDITOR, Conversation, InHood, NotAMessage, Sent, WithHooks
@@ -270,7 +271,8 @@ class BehindEditor:
             self._count += 1
             question = asked.question
             try:
-                self._tell({"lines": list(question.lines), "options": list(question.options)})
+                options = {option: question.worded(TITLES[option]) for option in question.options}
+                self._tell({"lines": list(question.lines), "options": options})
                 while (answer := self._answer(closed)) is not None:
                     if answer.get("question") == self._count:  # an earlier one may be answered yet
                         asked.answer(answer["answer"])

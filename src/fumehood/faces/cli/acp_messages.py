@@ -15,11 +15,11 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fumehood.core.masks import is_in
-from fumehood.core.questions import INTRODUCTION, TITLES
+from fumehood.core.questions import INTRODUCTION
 from fumehood.core.request import checked_name
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -119,8 +119,8 @@ class Conversation:
 
     # Questions of ours, which the editor puts to the person.
 
-    def ask(self, number: int, lines: Sequence[str], options: Sequence[str]) -> list[Sent]:
-        """Put a question; without a session to ask in, nobody is there."""
+    def ask(self, number: int, lines: Sequence[str], options: Mapping[str, str]) -> list[Sent]:
+        """Put a question, whose options have titles; without a session to ask in, nobody is there."""
         session = next(reversed(self._prompted.values()), self._last_session)
         if not session:
             return [Sent(to=ANSWER, data=written({"question": number, "answer": None}))]
@@ -132,7 +132,7 @@ class Conversation:
             "toolCallId": token, "title": lines[0] if lines else "Fumehood asks you", "kind": "other",
             "status": "pending", "content": [{"type": "content", "content": {"type": "text", "text": text}}],
         }  # fmt: skip
-        choices = [{"optionId": each, "name": TITLES[each], "kind": _KINDS[each]} for each in options]
+        choices = [{"optionId": each, "name": title, "kind": _KINDS[each]} for each, title in options.items()]
         params = {"sessionId": session, "toolCall": call, "options": choices}
         asked = {"jsonrpc": "2.0", "id": token, "method": "session/request_permission", "params": params}
         return [Sent(to=EDITOR, data=written(asked))]

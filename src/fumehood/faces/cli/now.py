@@ -414,4 +414,4 @@ class Notifier:
 def buttons(question: Question) -> list[str]:
     """Return the answers that a question allows with their words; for once first: a desktop may show but three."""
     options = sorted(question.options, key=lambda option: scope(option) != ONCE)
-    return [text for option in options for text in (option, KEYS[option][1].capitalize())]
+    return [text for option in options for text in (option, question.worded(KEYS[option][1]).capitalize())]

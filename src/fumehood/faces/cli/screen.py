@@ -425,7 +425,7 @@ def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) 
                     answer = _answer(tty, closed, resumed, asked.question)
             is_ours = bool(answer) and asked.answer(answer)
             # Whoever reads this has the terminal back as it was.
-            _write(tty, f" {KEYS[answer][1] if is_ours else _outcome(asked)}\n")
+            _write(tty, f" {asked.question.worded(KEYS[answer][1]) if is_ours else _outcome(asked)}\n")
     except (OSError, termios.error):
         asked.answer(None)  # the terminal is gone, and with it whoever was there
 
@@ -435,7 +435,7 @@ def _outcome(asked: Asked) -> str:
     reply = asked.reply
     if reply is None or reply.reason:
         return "no answer: deny"
-    return f"answered elsewhere: {KEYS[reply.answer][1]}"
+    return f"answered elsewhere: {asked.question.worded(KEYS[reply.answer][1])}"
 
 
 def turn(tty: int) -> TerminalTurn:
@@ -461,7 +461,7 @@ def _question_text(question: questions.Question, width: int) -> str:
 
 
 def _keys_text(question: questions.Question, seconds: float) -> str:
-    keys = [f"[{key}] {said}" for answer, (key, said) in KEYS.items() if answer in question.options]
+    keys = [f"[{key}] {question.worded(said)}" for answer, (key, said) in KEYS.items() if answer in question.options]
     left = round(seconds, None if seconds > _EXACT_S else 1)
     return f"  {'   '.join(keys)}   (no key within {left:g} s, or Enter: deny)\n>"
 

@@ -459,7 +459,7 @@ class PersonBehindClient:
         options = list(asked.question.options)
         choice = {
             "type": "string", "title": "Your answer", "enum": options,
-            "enumNames": [TITLES[option] for option in options],
+            "enumNames": [asked.question.worded(TITLES[option]) for option in options],
         }  # fmt: skip
         schema: dict[str, Any] = {"type": "object", "properties": {"answer": choice}, "required": ["answer"]}
         result = await self._context.session.elicit_form(

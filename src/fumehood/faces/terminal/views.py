@@ -15,7 +15,7 @@ from textual.screen import Screen
 from textual.widgets import Button, DataTable, Footer, Input, Static
 
 from fumehood.core.limits import size_told
-from fumehood.core.questions import question_lines
+from fumehood.core.questions import Question, question_lines
 from fumehood.core.report import Run, printable
 from fumehood.core.wording import elapsed, fitted, quoted
 from fumehood.faces.cli.screen import KEYS
@@ -214,7 +214,7 @@ class QuestionsView(Acting):
             place = self._open.index(question) + 1
             head = [Text(f"question {place} of {len(self._open)}, asked at {_clock(question.asked_at)}", "dim")]
             lines.show([*head, *(shown(line) for line in question_lines(question.question, width))])
-            answers.mount(*(_button(answer) for answer in question.question.options))
+            answers.mount(*(_button(question.question, answer) for answer in question.question.options))
         self.refresh_bindings()
 
     def action_go(self, by: int) -> None:
@@ -233,7 +233,7 @@ class QuestionsView(Acting):
             self.app.bell()
             return
         is_ours = self._desk.answer(question.id, answer)
-        said = _KEYS[answer][1] if is_ours else "somebody else was faster, or it is too late"
+        said = question.question.worded(_KEYS[answer][1]) if is_ours else "somebody else was faster, or it is too late"
         self.notify(said.capitalize() + ".", markup=False)
         self._show([each for each in self._open if each.id != question.id], self._missed)
 
@@ -253,10 +253,10 @@ class QuestionsView(Acting):
         return action != "go" or len(self._open) > 1
 
 
-def _button(answer: str) -> Button:
+def _button(question: Question, answer: str) -> Button:
     key, said = _KEYS[answer]
     variant = "success" if answer.startswith("allow") else "error"
-    return Button(Text(f"{key}  {said}"), name=answer, variant=variant, compact=True)  # type: ignore[arg-type]
+    return Button(Text(f"{key}  {question.worded(said)}"), name=answer, variant=variant, compact=True)  # type: ignore[arg-type]
 
 
 def _missed_lines(missed: list[Missed]) -> list[Text]:
