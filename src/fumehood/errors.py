@@ -113,6 +113,13 @@ def reason_of(error: BaseException) -> str:
 MORE_FILES = "allow more open files: ulimit -n 1024"
 
 
+def own_umask() -> str:
+    """Say it where this process takes all rights to what it makes from itself; nothing where it does not."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        umask = next((line.split()[1] for line in status if line.startswith("Umask:")), "0")
+    return f"your umask {umask} takes what you make from yourself: umask 022" if int(umask, 8) & 0o700 else ""
+
+
 def plain_error(error: Exception) -> FumehoodError:
     """Return an error of ours for any other: one line, and what to do about it."""
     if isinstance(error, FumehoodError):
@@ -128,7 +135,8 @@ def plain_error(error: Exception) -> FumehoodError:
             errno.EMFILE: MORE_FILES, errno.ENOSPC: "check that the disk is not full",
             errno.EROFS: "make it writable, or have records elsewhere: export XDG_STATE_HOME=DIR",
         }  # fmt: skip
-        plain = Unforeseen(f"{error.strerror}{where}", hint=hints.get(error.errno or 0, hint))
+        why = own_umask() if error.errno == errno.EACCES else ""
+        plain = Unforeseen(f"{error.strerror}{where}", hint=why or hints.get(error.errno or 0, hint))
     elif isinstance(error, UnicodeError):
         plain = Unforeseen("a text is not valid Unicode", hint=hint)
     elif isinstance(error, MemoryError):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from forked import command_line
 from fumehood.errors import plain_error
 from fumehood.store.database import MIGRATIONS
 from fumehood.store.places import state_directory
@@ -373,3 +374,36 @@ def test_what_a_sessions_command_would_see_is_told_from_elsewhere_too(cli: Cli, 
     cli("run", "--session", "s", "--", "true")
     done = cli("run", "--session", "s", "--explain", "--json", "--", "true", cwd=home)
     assert json.loads(done.stdout)["cwd"] == str(project)
+
+
+def test_a_umask_that_takes_everything_from_its_owner_is_named() -> None:
+    before = os.umask(0o777)
+    try:
+        hint = plain_error(PermissionError(errno.EACCES, "Permission denied", "x")).hint
+    finally:
+        os.umask(before)
+    assert hint == "your umask 0777 takes what you make from yourself: umask 022"
+    assert "umask" not in plain_error(PermissionError(errno.EACCES, "Permission denied", "x")).hint
+
+
+def test_and_so_it_is_where_a_run_can_make_nothing(cli: Cli, project: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root may enter any directory")
+    shell = ["sh", "-c", 'umask 777; exec "$@"', "sh", *command_line()]
+    assert refused(cli("run", "--", "true", command=shell))[1].startswith("your umask 0777 takes what you make")
+
+
+def test_a_name_of_blanks_is_seen(cli: Cli) -> None:
+    told = cli("run", "--", "touch ' ' 'a b' 'end '; mkdir ' d'").stderr
+    assert "\n  + ' '\n" in told
+    assert "\n  + ' d'/\n" in told
+    assert "\n  + a b\n" in told
+    assert "\n  + 'end '\n" in told
+    assert cli("files").stdout.splitlines()[0].endswith("  ' '")
+
+
+def test_signs_that_an_encoding_lacks_are_written_in_plain_letters(cli: Cli, applied: str) -> None:
+    cli("undo")
+    done = cli("log", "--graph", command=[sys.executable, "-P", "-m", "fumehood"], env={"PYTHONIOENCODING": "ascii"})
+    assert done.stdout.isascii()
+    assert "  <- of #1" in done.stdout

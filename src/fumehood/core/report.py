@@ -44,6 +44,11 @@ def printable(text: str) -> str:
     return escaped(text)
 
 
+def shown_path(path: str) -> str:
+    """Write a path in a list: as it is typed, where a blank at an end of it would not be seen."""
+    return printable(path) if path.strip(" ") == path else typed(path)
+
+
 def how_many(count: int, one: str, many: str = "") -> str:
     """Write how many there are of something: 1 run, 3 runs."""
     return f"{count} {one if count == 1 else many or f'{one}s'}"

@@ -12,7 +12,7 @@ from binascii import crc32
 from fumehood.core.changes import APPLIED, BOOKKEEPING, SECOND, Change, needs_layer
 from fumehood.core.masks import is_below
 from fumehood.core.report import printable, typed
-from fumehood.errors import BadRequest, FumehoodError, Unfinished
+from fumehood.errors import BadRequest, FumehoodError, Unfinished, own_umask
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE, KERNEL
 from fumehood.linux.gitindex import SeenIndexes
@@ -177,7 +177,7 @@ def require_there(roots: Sequence[str], changes: Sequence[Change] | None = None)
 def _cannot_make(places: Places, error: OSError) -> FumehoodError:
     hint = "fumehood clean frees what is no longer needed"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint = f"may you write there? ls -ld {typed(places.state)}"
+        hint = own_umask() or f"may you write there? ls -ld {typed(places.state)}"
     return FumehoodError(f"cannot make the run's directories in {places.state}: {error.strerror}", hint=hint)
 
 

@@ -9,6 +9,7 @@ import _signal  # type: ignore[import-not-found] # what `signal` is made of, wit
 import gc
 import os
 import sys
+from codecs import backslashreplace_errors, register_error
 
 from fumehood.errors import FumehoodError, Unforeseen, lacking, plain_error
 from fumehood.faces.cli.output import guarded, tell_error, whole_number
@@ -62,13 +63,24 @@ def only(*words: str) -> NoReturn:
     os._exit(code)
 
 
+# Our own signs, for an encoding that lacks them; whatever else it lacks becomes an escape.
+_PLAIN_LETTERS = {"…": "...", "←": "<-", "→": "->", "─": "-"}
+
+
+def _in_plain_letters(error: UnicodeError) -> tuple[str | bytes, int]:
+    if isinstance(error, UnicodeEncodeError) and error.object[error.start] in _PLAIN_LETTERS:
+        return _PLAIN_LETTERS[error.object[error.start]], error.start + 1
+    return backslashreplace_errors(error)
+
+
 def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lambda: None) -> int:
     """Run the command line; returns the exit code. `begin` is called when all that a command begins with is loaded."""
     _open_standard_descriptors()
     # A character that the terminal's encoding lacks becomes an escape, and no sequence acts on a terminal.
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="backslashreplace")
+        register_error("fumehood", _in_plain_letters)
+        reconfigure(errors="fumehood")
     sys.stdout, sys.stderr = guarded(sys.stdout), guarded(sys.stderr)
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:

@@ -17,7 +17,7 @@ from fumehood.core.config import Complaint
 from fumehood.core.config_keys import KEYS, SECTIONS, shown
 from fumehood.core.limits import size_told
 from fumehood.core.policy import EVERYWHERE
-from fumehood.core.report import how_many, printable, typed
+from fumehood.core.report import how_many, printable, shown_path, typed
 from fumehood.core.tool import FORMATS, NAME, defined, every
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -109,7 +109,7 @@ def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str
     where = "" if record.root == project else f"{record.root}/"
     past = colour(f"  from {named}", "dim") if sources else ""
     size = "" if record.kind == ABSENT else size_told(record.size)  # it would only come to be
-    return f"{colour(f'{word:8}', shade)} {size:>10}  {printable(where + record.path)}{past}"
+    return f"{colour(f'{word:8}', shade)} {size:>10}  {shown_path(where + record.path)}{past}"
 
 
 def _tell_one(context: Context, project: Project, root: str, path: str, file: KnownFile | None) -> int:

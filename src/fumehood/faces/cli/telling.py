@@ -6,7 +6,7 @@ import sys
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.report import IN_PART, UNDONE_BY, how_many, named, printable, summary, typed
+from fumehood.core.report import IN_PART, UNDONE_BY, how_many, named, printable, shown_path, summary, typed
 from fumehood.core.report import short as brief
 from fumehood.faces.cli.output import Paint
 
@@ -213,7 +213,7 @@ def _place(run: Run, change: c.Change, paint: Paint, path: str = "", below: str 
     sign, colour = SIGNS[change.change]
     where = "" if change.root == 0 else f"{run.roots[change.root]}/"
     name = where + (path or change.path) if below is None else change.path.removeprefix(f"{below}/")
-    place = printable(name) + ("/" if change.kind == c.DIRECTORY and not path else "")
+    place = shown_path(name) + ("/" if change.kind == c.DIRECTORY and not path else "")
     modes = ""
     if not path and c.has_new_mode(change) and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
