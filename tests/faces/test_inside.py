@@ -257,6 +257,12 @@ def test_it_works_in_a_root_tree_without_python(agent: Any, tree: Path, project:
     assert not (project / "a").exists()
 
 
+def test_status_names_the_project_where_a_root_tree_has_it(agent: Any, tree: Path, project: Path) -> None:
+    shown = agent("fumehood status", "--root", str(tree)).stdout
+    assert "project   /workspace\n" in shown
+    assert str(project) not in shown
+
+
 def test_without_a_session_there_is_no_such_command(cli: Cli) -> None:
     assert cli("run", "--quiet", "--", "test -e /dev/hood/fumehood").returncode == 1
 

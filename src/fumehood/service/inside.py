@@ -33,7 +33,7 @@ from fumehood.linux.process import interpreter
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from subprocess import Popen
 
     from fumehood.linux.process import QuestionsOpen
@@ -89,6 +89,7 @@ class Door:
         self._asked = 0  # things that a person must allow
         self.served = 0
         self.outside: Callable[[str], str] = str  # turns a path that the command saw into one that the person knows
+        self.seen_at: Mapping[str, str] = {}  # the roots, and where the command sees them if that is elsewhere
         self.asking: QuestionsOpen | None = None
         self.ask: Callable[[Sequence[Widening]], str] | None = None  # where a person can be asked
         self.hear: Callable[[Sequence[str], str], str] | None = None  # where shells say when commands begin and end
@@ -207,6 +208,8 @@ class Door:
             child.kill()
             code = child.wait()
             self._child = None
+        for root, target in self.seen_at.items() if words[0] == "status" else ():
+            text = text.replace(os.fsencode(f" {root}\n"), os.fsencode(f" {target}\n"))
         return code if is_all and code >= 0 else 125, text
 
     def _answer(self, data: bytes) -> None:

@@ -362,7 +362,7 @@ class Hood(Workplace):
         """Let the command ask for something, a person too where somebody can ask them; returns what that needs."""
         door = seat.door
         assert door is not None
-        door.outside = world.outside
+        door.outside, door.seen_at = world.outside, world.targets
         permissions = self.asking(wishes)
         if not permissions.are_answered(self.project.path):
             return None  # then a process of its own asks whoever has come meanwhile
