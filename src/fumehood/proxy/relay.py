@@ -368,8 +368,12 @@ class WrongHost(Exception):
 class _Way:
     """One direction: from a socket, through a pipe, into another."""
 
-    def __init__(self, source: socket.socket, target: socket.socket, count: Callable[[int], None]) -> None:
+    def __init__(
+        self, source: socket.socket, target: socket.socket, count: Callable[[int], None] = lambda _size: None
+    ) -> None:
         self.source, self.target = source, target
+        for each in (source, target):
+            each.setblocking(False)
         self._count = count
         self._first = b""  # what goes before anything of the pipe
         self._pipe = Pipe()
@@ -466,34 +470,20 @@ def relay(
 
     `early` is what the client said already. Raises WrongHost where `is_right` says so of the name it asks for.
     """
-    for each in (client, host):
-        each.setblocking(False)
-    ways: list[_Way] = []
-    try:
-        upwards = _Judged(client, host, entry.count_sent, is_right)
-        ways.append(upwards)
-        ways.append(_Way(host, client, entry.count_received))
+    upwards = _Judged(client, host, entry.count_sent, is_right)
+    with contextlib.closing(upwards), contextlib.closing(_Way(host, client, entry.count_received)) as back:
         if early:
             upwards.take(early)
-        _carry(ways)
-    finally:
-        for way in ways:
-            way.close()
+        _carry(upwards, back)
 
 
 def carry(one: socket.socket, other: socket.socket) -> None:
     """Carry everything both ways, whatever it is, until both have ended or nothing has moved for long."""
-    for each in (one, other):
-        each.setblocking(False)
-    ways = [_Way(one, other, lambda _size: None), _Way(other, one, lambda _size: None)]
-    try:
-        _carry(ways)
-    finally:
-        for way in ways:
-            way.close()
+    with contextlib.closing(_Way(one, other)) as there, contextlib.closing(_Way(other, one)) as back:
+        _carry(there, back)
 
 
-def _carry(ways: list[_Way]) -> None:
+def _carry(*ways: _Way) -> None:
     while going := [way for way in ways if not way.is_over]:
         poll = select.poll()
         events: dict[int, int] = {}
