@@ -253,6 +253,11 @@ class Run:
         return f"Run({self.run} {self.state} exit {self.exit_code})"
 
 
+def picked(run: Run, names: str) -> dict[str, Any]:
+    """Return some fields of a run, by their names, for programs."""
+    return {name: getattr(run, name) for name in names.split()}
+
+
 def joined(stdout: str, stderr: str) -> str:
     """Put standard error after standard output, on a line of its own."""
     between = "\n" if stdout and stderr and not stdout.endswith("\n") else ""

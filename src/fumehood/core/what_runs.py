@@ -72,7 +72,8 @@ def files_run(line: str, is_file: Asked, is_program: Asked) -> Iterator[str]:
                 yield from (path for each in started for path in named(each) if "/" in each or is_program(path))
             elif _is_runner(words, number):
                 started = _started(rest, _RUNNERS_LETTERS)
-                yield from (path for each in started if _is_script(each) for path in named(each))
+                scripts = (each for each in started if "/" in each or each.endswith(_SCRIPTS))
+                yield from (path for each in scripts for path in named(each))
 
 
 # What direnv's own functions, and what a tool prints for it, read into the shell. It asks again where `.envrc` itself
@@ -181,10 +182,6 @@ def _is_runner(words: list[str], number: int) -> bool:
     if word == "run":
         return not _RUNNERS.isdisjoint(words[:number])
     return word in _RUN_AT_ONCE and words[number + 1 : number + 2] != ["run"]
-
-
-def _is_script(word: str) -> bool:
-    return "/" in word or word.endswith(_SCRIPTS)
 
 
 def _started(words: list[str], letters: str) -> Iterator[str]:

@@ -148,15 +148,12 @@ def _ground(
         if sources[root].live_content(f"{path}/{SETTINGS}".lstrip("/")) is not None
     ]
     leads = any(change.kind == c.SYMLINK or change.path.endswith(SETTINGS) for change in changes)
+    installs = any(each.change == c.ADDED and each.path.endswith(".dist-info/RECORD") for each in changes)
     return survey(
         changes, roots, repositories, _protected(changes, roots), own_source(roots), environments,
-        commands=_commands(new_programs(changes, environments), roots, installs=any(map(_is_package, changes))),
+        commands=_commands(new_programs(changes, environments), roots, installs=installs),
         written=_written(elsewhere()) if leads else (), aliases=_aliases(roots) if leads else (),
     )  # fmt: skip
-
-
-def _is_package(change: c.Change) -> bool:
-    return change.change == c.ADDED and change.path.endswith(".dist-info/RECORD")
 
 
 def _commands(names: Iterable[str], roots: tuple[str, ...], *, installs: bool) -> dict[str, str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from fumehood.core.changes import Change
 from fumehood.core.hunks import MARKS
-from fumehood.core.report import Run, how_many, printable
+from fumehood.core.report import Run, how_many, picked, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
@@ -177,13 +177,7 @@ def _diff(context: Context, draft: DraftRecord) -> int:
 
 def _log(context: Context, draft: DraftRecord) -> int:
     runs = context.store.history.runs(Reach(draft=draft.id))
-    rows = [
-        {
-            "run": run.run, "number": run.number, "command": run.command, "state": run.state,
-            "exit_code": run.exit_code, "started_at": run.started_at,
-        }
-        for run in runs
-    ]  # fmt: skip
+    rows = [picked(run, "run number command state exit_code started_at") for run in runs]
 
     def show() -> None:
         for run in runs:

@@ -28,7 +28,7 @@ from fumehood.core import changes as c
 from fumehood.core.hosts import shown
 from fumehood.core.judge import objects_of
 from fumehood.core.network import Connection
-from fumehood.core.report import Run, how_many, printable
+from fumehood.core.report import Run, how_many, picked, printable
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, Unavailable
@@ -45,6 +45,9 @@ from fumehood.store.records import pieces
 
 Counts = dict[str, dict[str, int]]  # of changes, by run and kind
 
+# What the log has for programs of each run.
+_OF_A_RUN = """run number project command cwd state reason act of exit_code session timed_out started_at duration_s
+    sandboxed capture network"""
 _PATHS = 20  # of each run in the log for programs; `show --json` has them all
 _LOOKED_AT = 500  # changes of a run that are compared with those of others
 _WIDEST = 60  # columns of a command where no terminal says how wide it may be
@@ -225,12 +228,7 @@ def _audit(context: Context, runs: Sequence[Run], counts: Counts) -> list[dict[s
     history = context.store.history
     return [
         {
-            "run": run.run, "number": run.number, "project": run.project, "command": run.command, "cwd": run.cwd,
-            "state": run.state,
-            "reason": run.reason, "act": run.act, "of": run.of, "exit_code": run.exit_code, "session": run.session,
-            "timed_out": run.timed_out, "started_at": run.started_at, "duration_s": run.duration_s,
-            "sandboxed": run.sandboxed, "capture": run.capture, "network": run.network, "changes": counts[run.run],
-            "path_count": sum(counts[run.run].values()),
+            **picked(run, _OF_A_RUN), "changes": counts[run.run], "path_count": sum(counts[run.run].values()),
             "paths": run.fields_of(history.first_changes(run.run, _PATHS)),
             "blocked": [blocked.fields() for blocked in run.blocked],
             "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],

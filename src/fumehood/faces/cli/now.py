@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fumehood.core.inside import widenings
 from fumehood.core.network import FULL
 from fumehood.core.questions import ONCE, Question, scope
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, picked, printable
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
@@ -70,14 +70,8 @@ def _ps(context: Context) -> int:
         if not runs:
             print("nothing runs")
 
-    return context.say({"runs": [_as_object(run) for run in runs]}, show)
-
-
-def _as_object(run: Run) -> dict[str, Any]:
-    return {
-        "run": run.run, "number": run.number, "project": run.project, "command": run.command, "cwd": run.cwd,
-        "session": run.session, "started_at": run.started_at, "network": run.network,
-    }  # fmt: skip
+    fields = "run number project command cwd session started_at network"
+    return context.say({"runs": [picked(run, fields) for run in runs]}, show)
 
 
 def _stop(context: Context) -> int:
@@ -242,7 +236,7 @@ def _status(context: Context) -> int:
 
 
 def _named(run: Run) -> dict[str, object]:
-    return {"run": run.run, "number": run.number, "command": run.command}
+    return picked(run, "run number command")
 
 
 # ---- Questions as notifications of the desktop.

@@ -13,7 +13,7 @@ from typing import Any
 
 from fumehood.core import changes as c
 from fumehood.core.questions import held_item, waiting
-from fumehood.core.report import REDO, Run, how_many, printable
+from fumehood.core.report import REDO, Run, how_many, picked, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
@@ -329,8 +329,7 @@ def _as_object(context: Context, run: Run) -> dict[str, Any]:
     texts = {(each.root, each.path): each.text for each in each_difference(context.store, run, places)}
     changes = [change for change in run.changes if change.verdict in c.WAITING]
     return {
-        "run": run.run, "number": run.number, "command": run.command, "started_at": run.started_at,
-        "reason": run.reason,
+        **picked(run, "run number command started_at reason"),
         "changes": [{**each.fields(), "flags": list(each.flags), "diff": texts.get((each.root, each.path), "")}
                     for each in changes],
     }  # fmt: skip

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from fumehood import __version__
-from fumehood.core.report import Run
+from fumehood.core.report import Run, picked
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.web import views
@@ -92,19 +92,12 @@ def _fitting(call: Call, sent: bytes) -> dict[str, Any]:
 
 def _summary(run: Run) -> dict[str, Any]:
     """Return a run without its changes and its output, which may be much."""
-    return {
-        "run": run.run, "number": run.number, "project": run.project, "command": run.command, "cwd": run.cwd,
-        "state": run.state, "reason": run.reason, "exit_code": run.exit_code, "session": run.session, "act": run.act,
-        "of": run.of, "below": list(run.below), "started_at": run.started_at, "duration_s": run.duration_s,
-    }  # fmt: skip
+    fields = "run number project command cwd state reason exit_code session act of below started_at duration_s"
+    return picked(run, fields)
 
 
 def _limit(request: Request) -> int:
     return min(asked_number(request, "limit") or 50, _MOST)
-
-
-def _place(rest: tuple[int, int] | None) -> str | None:
-    return None if rest is None else f"{rest[0]}-{rest[1]}"
 
 
 def _after(request: Request) -> tuple[int, int]:
@@ -130,7 +123,7 @@ def _changes(house: House, request: Request, _body: dict[str, Any]) -> dict[str,
     run = house.run(request)
     is_held = request.query_params.get("verdict") == "held"
     shown, rest = page_of_changes(house.store.database, run.run, _after(request), most=_limit(request), waiting=is_held)
-    return {"changes": run.fields_of(shown), "after": _place(rest)}
+    return {"changes": run.fields_of(shown), "after": None if rest is None else f"{rest[0]}-{rest[1]}"}
 
 
 def _diff(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
