@@ -405,7 +405,9 @@ def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
             hint = f"first: fumehood undo {later[0]}"
     elif later:
         hint = f"first: fumehood undo {later[0]}; or --force, which saves what is there now"
-    raise UndoRefused(f"changed since run {run.name}: {first_of([*map(printable, moved)], _NAMED)}{by}", hint=hint)
+    raise UndoRefused(
+        f"changed since run {run.name}: {first_of([*map(printable, moved)], _NAMED)}{by}", hint=hint
+    )
 
 
 def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
