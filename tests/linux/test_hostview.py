@@ -1,5 +1,6 @@
 """How the host is shown behind the roots: real files, real mounts, real sockets."""
 
+import json
 import os
 import shutil
 import signal
@@ -269,3 +270,34 @@ def test_root_reads_for_somebody_only_the_settings_that_are_open_to_them(home, p
     assert not any(b"of-root" in text for text in shown.values())
     assert b"of@theirs.example" in shown[".gitconfig"]
     assert b"root:" in shown[".config/git/attributes"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is closed to everybody else")
+def test_what_only_root_may_read_of_services_is_hidden_from_its_commands(home, project, cli):
+    name = f"fumehood-{os.getpid()}"
+    closed = [Path(f"/etc/{name}/a/settings"), Path(f"/var/lib/{name}/state"), Path(f"/etc/{name}/keys/one")]
+    shown = [Path(f"/etc/{name}/open"), Path(f"/etc/{name}/of-a-group")]
+    config = home / ".config/fumehood/config.toml"
+    try:
+        for path in (*closed, *shown):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("its text\n")
+            path.chmod({"open": 0o644, "of-a-group": 0o640}.get(path.name, 0o600))
+        closed[2].parent.chmod(0o700)
+        done = cli("run", "--json", "--", f"ls /etc/{name}; cat {' '.join(map(str, (*closed, *shown)))}")
+        report = json.loads(done.stdout)
+        assert report["output"].count("its text") == len(shown)
+        assert "keys" not in report["output"].split()
+        assert [each["detail"] for each in report["blocked"]] == [str(path) for path in closed]
+        assert "only root may read it" in report["blocked"][0]["hint"]
+        # One that comes later is noticed, and a person may show them.
+        late = Path(f"/etc/{name}/a/late")
+        late.touch(mode=0o600)
+        late.write_text("its text\n")
+        assert "its text" not in cli("run", "--", f"cat {late}").stdout
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(f'unmask = ["/etc/{name}"]\n')
+        assert cli("run", "--", f"cat {late} {closed[0]} {closed[2]}").stdout == "its text\n" * 3
+    finally:
+        for top in ("/etc", "/var/lib"):
+            shutil.rmtree(f"{top}/{name}", ignore_errors=True)

@@ -53,9 +53,12 @@ _NO_SOCKETS = "services of this machine are out of a command's reach; start one 
 
 
 def suspected(
-    printed: str, exit_code: int, policy: Policy, home: str, moved: Sequence[str] = ()
+    printed: str, exit_code: int, policy: Policy, home: str, moved: Sequence[str] = (), closed: Sequence[str] = ()
 ) -> tuple[Blocked, ...]:  # fmt: skip
-    """Return what a failed command seems to have met; `moved` are secrets that variables put elsewhere."""
+    """Return what a failed command seems to have met.
+
+    `moved` are secrets that variables put elsewhere, `closed` what is hidden because only root may read it.
+    """
     lines = [line for line in printed[-LOOKED_AT:].splitlines() if len(line) < 4096]
     limits = [name for line in lines for words, name in _LIMITS if words.search(line)]
     limits += [_SIGNALS[exit_code]] if exit_code in _SIGNALS else []
@@ -65,19 +68,23 @@ def suspected(
         Blocked(what=what, detail=detail, hint=hint)
         for words, what, detail, hint in _OVERLAID if any(words.search(line) for line in lines)
     ]  # fmt: skip
-    return tuple(dict.fromkeys([*reached, *overlaid, *_hidden(lines, policy, home, moved), *_sockets(lines, home)]))
+    hidden = _hidden(lines, policy, home, moved, closed)
+    return tuple(dict.fromkeys([*reached, *overlaid, *hidden, *_sockets(lines, home)]))
 
 
-def _hidden(lines: Iterable[str], policy: Policy, home: str, moved: Sequence[str]) -> Iterator[Blocked]:
+def _hidden(
+    lines: Iterable[str], policy: Policy, home: str, moved: Sequence[str], closed: Sequence[str]
+) -> Iterator[Blocked]:
     masked = masks([home], (), policy.mask, policy.unmask, root=True)
     moved = [path for path in moved if path not in masked.shown]
-    hidden = (*masked.hidden, *moved)
+    hidden = (*masked.hidden, *moved, *closed)
     seen: list[str] = []
     for path in _paths((line for line in lines if _ABSENT.search(line)), home):
         if path not in seen and any(path == each or is_below(path, each) for each in hidden):
             seen.append(path)
     for path in seen[:_MOST_OF_A_KIND]:
-        why = "a variable says that credentials are there" if is_in(path, moved) else reason(path, home)
+        why = reason(path, home) if is_in(path, masked.hidden) else "only root may read it"
+        why = "a variable says that credentials are there" if is_in(path, moved) else why
         hint = f"hidden from commands ({why}); to show it, add it to unmask (fumehood config path)"
         yield Blocked(what="mask", detail=path, hint=hint)
 

@@ -82,6 +82,9 @@ SYSTEM = _pairs({
     "other people's jobs": ("/var/spool/cron",),
 })  # fmt: skip
 
+# Settings and state of services. Besides the above, whatever only root may read there is hidden from root's commands.
+SERVICES = ("/etc", "/var")
+
 # A person's own, outside of their home: its mode keeps it from others, and not from their commands.
 OUTSIDE = _pairs({
     "mail": ("/var/mail", "/var/spool/mail"),

@@ -5,7 +5,19 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.masks import FRESH, HOMES, UNSEEN, VAR_TMP, Sight, innermost, inside, is_below, is_in, ways_to
+from fumehood.core.masks import (
+    FRESH,
+    HOMES,
+    SERVICES,
+    UNSEEN,
+    VAR_TMP,
+    Sight,
+    innermost,
+    inside,
+    is_below,
+    is_in,
+    ways_to,
+)
 from fumehood.core.request import quoted
 from fumehood.linux.cache import Lookup
 from fumehood.linux.libc import read
@@ -27,7 +39,7 @@ from fumehood.linux.namespaces import mount_table
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from fumehood.linux.hometools import InSight
 
@@ -45,6 +57,9 @@ _PSEUDO = frozenset(
 _PEOPLE = 1000
 _SMALL = 16 << 10
 _NEEDED = ("/usr", "/etc", "/opt", "/var", "/nix", "/bin", "/lib")
+# Logs are what root's commands are asked about.
+_OPEN_IN_SERVICES = ("/var/log", VAR_TMP)
+_MOST_LOOKED_AT, _MOST_CLOSED, _DEEPEST = 500, 100, 3
 # What programs ask the machine's description for, given as plain files.
 _SYS = (
     "/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible", "/sys/devices/system/cpu/present",
@@ -82,8 +97,29 @@ class _Survey:
         self._needed = ways_to((*self._kept, *_NEEDED))
         self._real_folders = {"": "/"}
         self._hidden = self._resolved([*sight.hidden, *self._other_homes()])
+        self._hidden |= set(self._for_root_alone()) if sight.user == 0 else set()
         self._unseen = UNSEEN | {VAR_TMP} if self._has_var_tmp() else UNSEEN
         self._operations: list[Operation] = []
+
+    def _for_root_alone(self) -> Iterator[str]:
+        """Find what nobody but root may read of services: no other user's command could, and so root's can't either.
+
+        A directory with very many such files is hidden as a whole.
+        """
+        seen = (*self._sight.points, *self._shown, *_OPEN_IN_SERVICES)
+        waiting = list(SERVICES)
+        for folder in waiting:  # which grows
+            closed = []
+            for name, kind in self._disk.listing(folder).items():
+                path = f"{folder}/{name}"
+                if kind not in ("d", "f") or is_in(path, seen) or _is_remote(self._mounts.get(path, "")):
+                    continue
+                if _is_roots_alone(path):
+                    closed.append(path)
+                elif kind == "d" and path.count("/") <= _DEEPEST and len(waiting) < _MOST_LOOKED_AT:
+                    waiting.append(path)
+            is_whole = len(closed) > _MOST_CLOSED and folder not in self._needed
+            yield from (folder,) if is_whole else closed
 
     def _other_homes(self) -> list[str]:
         """Find the homes of people, from 1000 on, that are not in the directories known to hold homes."""
@@ -360,6 +396,14 @@ class _Survey:
     def _is_unseen(self, path: str) -> bool:
         is_others = is_in(path, HOMES) and not is_in(path, self._sight.homes)
         return is_others or any(is_in(path, places) for places in (self._hidden, self._unseen, self._hidden_homes))
+
+
+def _is_roots_alone(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:  # gone meanwhile
+        return False
+    return status.st_uid == 0 and not status.st_mode & 0o077
 
 
 def _is_remote(kind: str) -> bool:

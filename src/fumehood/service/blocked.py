@@ -6,7 +6,7 @@ import os
 
 from fumehood.core.changes import ADDED, outermost
 from fumehood.core.limits import OUTPUT, hit, may_be_cut_off, overflows
-from fumehood.core.masks import is_in
+from fumehood.core.masks import SERVICES, is_in
 from fumehood.core.network import FULL, Network
 from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, NOT_YET, OLD_FILES, Blocked, Run, first_of
 from fumehood.core.request import quoted
@@ -180,10 +180,13 @@ def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, end
             hint = f'to let commands use it: devices = ["{path}"] in the configuration (fumehood config path)'
             blocked.append(Blocked(what="device", detail=path, hint=hint))
     if output and run.exit_code and not run.timed_out and world.tree is None:
+        from fumehood.linux.mounts import View
         from fumehood.service.provided import secrets_elsewhere
 
         home = world.environment.get("HOME", "/")
-        suspects = suspected(output, run.exit_code, policy, home, secrets_elsewhere())
+        views = [] if ended.seen is None else [each for each in ended.seen.mounts if isinstance(each, View)]
+        closed = [f"{each.target}/{name}" for each in views if is_in(each.target, SERVICES) for name in each.hidden]
+        suspects = suspected(output, run.exit_code, policy, home, secrets_elsewhere(), closed)
         is_explained = bool(blocked)
         blocked += [each for each in suspects if each not in blocked and not (each.what == "limit" and is_explained)]
     if ended.seen is not None and ended.seen.home:
