@@ -104,6 +104,8 @@ SECRETS = {
     "WGETRC_": "--http-password=hunter2", "PEM": "x -----BEGIN RSA PRIVATE KEY-----",
     "CERT_AND_KEY": "LS0tLS1CRUdJTiBQUklWQVRFIEtFWS0tLS0tCk1JSUV2UUlCQURBTkJna3Foa2lHOXcwQkFRRUY=",
     "WEB": "auth eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl", "OPAQUE": "q7Rz2LkV9xTn4WbYc8Hd3FgJ6sPm1QaZ",
+    "BOT": "7123456789:AAHq7Rz2LkV9xTn4WbYc8Hd3FgJ6sPm1QaZ", "SYNC": "dp.st.dev.q7Rz2LkV9xTn4WbYc8Hd3FgJ6sPm1QaZ",
+    "TS_AUTHKEY": "x", "RAILS_MASTERKEY": "x", "APP_ENCRYPTIONKEY": "x", "NR_LICENSEKEY": "x",
     "DIRENV_DIFF": "eJzs3X1v2zgSB_CvItzfF1v1g9x9LUkS2ZRtKa4fZdnHJ3dVbK3oSg9cSbnv8Zw",
 }  # fmt: skip
 COLOURS = "rs=0:di=01;34:ln=01;36:mh=00:pi=40;33:*.tar=01;31:*.tgz=01;31:*.zip=01;31:*.jpg=01;35:*.key=01;33"
@@ -163,7 +165,8 @@ ORDINARY = {
     "BRANCH": "Feature-Add-New-Login-Page-With-2024-Design-V2",
     "CLASS": "ReleaseNotesVersion20240101FactoryBeanImpl2", "SOURCE_DATE_EPOCH": "1700000000",
     "HOSTNAME": "web-7d4b9c6f5b-x2x7k", "COMPASS_HOME": "/opt/compass", "CERT_SUBJECT": "CN=ada,O=Corp",
-    "PASSENGER_APP_ENV": "test", "GIT_AUTHOR_NAME": "Ada",
+    "PASSENGER_APP_ENV": "test", "GIT_AUTHOR_NAME": "Ada", "COMMIT_SIGNATURE": "none of them",
+    "MODULES": "Src2/Main4Java/OrgExample:Lib3/Vendor5Packages/ReleaseNotes",
 }  # fmt: skip
 
 

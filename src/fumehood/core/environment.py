@@ -246,10 +246,11 @@ def _is_key(word: str) -> bool:
 
 
 def _is_opaque(text: str) -> bool:
-    """One long piece of base64 or its like; not a hash in hexadecimal digits, nor a path."""
-    if len(text) < 32 or " " in text or "." in text or ":" in text or text[0] == "/":
+    """One long piece of base64 or its like, maybe behind a number; not a hash in hexadecimal digits, nor a path."""
+    if len(text) < 32 or " " in text or "://" in text or text[0] == "/":
         return False
-    return not text.translate(_BASE64) and _is_random(text[:200], 32)
+    pieces = text.replace(":", ".").split(".")
+    return any(len(piece) >= 32 and not piece.translate(_BASE64) and _is_random(piece[:200], 32) for piece in pieces)
 
 
 def _is_random(word: str, least: int) -> bool:
@@ -322,8 +323,11 @@ _SWITCHED = frozenset({"AUTH", "COOKIE", "COOKIES", "JWT", "KEY", "OAUTH", "PRIV
 _COUNTED = frozenset({"COOKIES", "KEYS", "TOKENS", "WEBHOOKS"})
 # Last words of names that tell a secret where a person would type it: they also name versions, and pins of a board.
 _LAST_WORDS, _CODES = frozenset({"OTP", "PIN"}), range(4, 9)
-# Endings of names written without underscores: PGPASSWORD, GITHUBTOKEN.
-_SECRET_ENDS = ("APIKEY", "PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "CREDENTIALS", "ACCESSKEY")
+# Endings of names written without underscores, as those of settings: PGPASSWORD, GITHUBTOKEN, TS_AUTHKEY. A signature
+# is a secret in an address only.
+_SECRET_ENDS = (
+    "CREDENTIALS", *(end.upper() for end in _SECRET_SETTINGS if len(end) > len("pass") and end != "signature")
+)  # fmt: skip
 # Endings of single words: SSHPASS, MYSQL_PWD, DB_PW. The second also names a directory, as OLDPWD does.
 _SECRET_WORD_ENDS, _DIRECTORY = ("PASS", "PWD", "PW"), "PWD"
 _OTHER_WORDS = frozenset({"BYPASS", "COMPASS"})
