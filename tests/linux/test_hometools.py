@@ -268,6 +268,20 @@ def test_secrets_inside_of_installations_are_masked(place):
     assert masked(place, answer) == inside
 
 
+def test_a_script_of_the_person_s_with_a_token_in_it_is_not_shown(place):
+    token = "ghp_q7Rz2LkV9xTn4WbYc8Hd3FgJ6sPm1QaZ0987"
+    place.program("bin/deploy", f"#!/bin/sh\nexport GITHUB={token}\nexec make deploy\n")
+    place.program("bin/sign", "#!/bin/sh\ngrep -- '-----BEGIN RSA PRIVATE KEY-----' \"$1\"; TOKEN=$2; # ghp_abc\n")
+    place.write("bin/settings.sh", f"curl -H 'Authorization: Bearer {token}'\n")
+    place.program("work/run", f"#!/bin/sh\ncurl https://x:{token}@example.org/\n")
+    place.program("work/other", "#!/bin/sh\n")
+    for number in range(9):  # so that the programs in it are shown one by one
+        place.write(f"work/notes-{number}")
+    answer = look(place, "bin", "work")
+    assert folders(place, answer) == {"bin", "work/other"}
+    assert masked(place, answer) == {"bin/deploy", "bin/settings.sh"}
+
+
 RECORDS = [
     (".local/share/pipx/venvs/{}", "pipx_metadata.json", '{"pip_args": ["-i", "https://{}h.io/"]}', "u:pw22@"),
     (".local/share/uv/tools/{}", "uv-receipt.toml", '[tool.options]\nindex = "https://{}h.io/simple"\n', "u:pw22@"),

@@ -208,8 +208,11 @@ def _has_token(text: str) -> bool:
     """Well-known shapes, wherever they stand between separators."""
     if "-----BEGIN " in text and "PRIVATE KEY" in text:
         return True
-    if " " in text and _has_authorization(text):
-        return True
+    return (" " in text and _has_authorization(text)) or has_known_token(text)
+
+
+def has_known_token(text: str) -> bool:
+    """Return True if a token of a well-known service is in a text, be that a program's."""
     is_url = "://" in text
     for word in text.translate(_APART_IN_URLS if is_url else _APART).split():
         if len(word) >= _SHORTEST_TOKEN and word.startswith(_STARTS):

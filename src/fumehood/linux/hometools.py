@@ -12,6 +12,7 @@ import stat
 from binascii import b2a_base64
 
 from fumehood.core import masks as tables
+from fumehood.core.environment import has_known_token
 from fumehood.core.masks import HOME, is_below
 from fumehood.core.package_settings import addresses_in, may_hold_secret
 from fumehood.core.value import Value
@@ -33,7 +34,8 @@ _MOST_PROGRAMS = 1000  # followed in all
 _USUAL_ENVIRONMENTS = (".venv", "venv", "env")
 _OF_TASKS = (".direnv", ".hatch", ".nox", ".tox", ".venvs")  # have an environment for each of some tasks
 _NOT_LOOKED_INTO = frozenset({".git", "node_modules"})
-_LONGEST_RECORD = 1 << 20
+_LONGEST_RECORD, _LONGEST_SCRIPT = 1 << 20, 1 << 16
+_MOST_SCRIPTS = 500  # looked into for tokens
 _LONG_SHEBANG = b"'''exec' "  # how pip writes one that is longer than the kernel reads
 
 
@@ -95,6 +97,7 @@ class Homes:
         self._hidden = tuple(f"{place}/" for place in (*hidden, *self._masked_by_name(), *self.moved_secrets))
         self._installations: dict[str, bool] = {}
         self._installations_left = _MOST_INSTALLATIONS
+        self._scripts_left = _MOST_SCRIPTS
 
     def values(self, variable: str) -> list[str]:
         """Return the absolute paths that a variable holds."""
@@ -249,6 +252,14 @@ class Homes:
         records += [record for record in tables.RECORDS if record.partition("/")[0] in names]
         yield from (f"{path}/{record}" for record in records if self._holds_secret(f"{path}/{record}"))
 
+    def is_script_with_token(self, path: str) -> bool:
+        """Return True if a person wrote the token of a service into a program of theirs, or into what it reads."""
+        self._scripts_left -= 1
+        if self._scripts_left < 0 or not stat.S_ISREG(self.disk.mode(path)):
+            return False
+        content = plain_file(path, most=_LONGEST_SCRIPT) or b""
+        return not content.startswith(b"\x7fELF") and has_known_token(os.fsdecode(content))
+
     def _holds_secret(self, path: str) -> bool:
         """Return True if an installer's record has credentials in it, or is too long to tell."""
         if not stat.S_ISREG(self.disk.mode(path)):
@@ -384,6 +395,8 @@ class _Search:
             if kind == "l":
                 self._show_program(f"{folder}/{name}", f"program {name}")
             elif kind == "f" and with_interpreters:
+                if self.homes.is_script_with_token(f"{folder}/{name}"):
+                    self._masked.add(f"{folder}/{name}")
                 self._show_interpreter(self._disk.head(f"{folder}/{name}"), name)
 
     def _show_folder_alone(self, real: str, why: str) -> None:
@@ -467,7 +480,7 @@ class _Search:
         return real
 
     def _add_single(self, path: str, why: str) -> None:
-        if self._singles_left and self._add(path, why):
+        if self._singles_left and not self.homes.is_script_with_token(path) and self._add(path, why):
             self._singles_left -= 1
 
     def _add(self, path: str, why: str) -> bool:

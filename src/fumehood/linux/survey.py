@@ -179,7 +179,7 @@ class _Survey:
             hidden=self._sight.hidden,
         )  # fmt: skip
         self._watched.add(tools.watched)
-        self._hidden |= set(tools.masked)
+        self._hidden |= {path for path in tools.masked if not is_in(path, self._shown)}
         for path, to, why in tools.links:
             self._add(Link(target=path, to=to, why=why))
         for path, why in tools.folders:
