@@ -389,6 +389,36 @@ def test_a_commit_of_what_was_staged_before_a_persons_commit_waits(repository: P
     assert is_sound(repository)
 
 
+@pytest.mark.parametrize("last", ["git commit -qm a", "true"])
+def test_what_a_command_has_read_and_was_taken_back_since_does_not_come_with_it(repository: Path, last: str) -> None:
+    """Else it would bring back a commit that lacks its objects."""
+    typed(repository, "echo k > k; git add k; git commit -qm kept")
+    for name in ("first", "second"):
+        (repository / name).write_text("")
+    others: list[Run] = []
+
+    def meanwhile(_stream: str, text: str) -> None:
+        if "begun" in text and not others:
+            others.append(sandbox.run("echo b > b; git add b; git commit -qm b"))
+            (repository / "first").write_text("on")
+        elif "read" in text and sandbox.find(others[0].run).state == "applied":
+            sandbox.undo(others[0])
+            (repository / "second").write_text("on")
+
+    with Sandbox(repository) as sandbox:
+        run = sandbox.run(
+            "echo begun; until [ -s first ]; do sleep 0.01; done; echo a > a; git add a; "
+            f"{last}; echo read; until [ -s second ]; do sleep 0.01; done", on_output=meanwhile,
+        )  # fmt: skip
+        assert run.state == "applied", run.changes
+        assert git(repository, "log", "--format=%s").split() == (
+            ["a", "kept", "first"] if "commit" in last else ["kept", "first"]
+        )
+        assert git(repository, "fsck", "--no-dangling") == ""
+        sandbox.undo(run)
+        assert git(repository, "fsck", "--no-dangling") == ""
+
+
 def test_a_persons_clean_up_is_no_conflict(repository: Path) -> None:
     """It writes the logs anew, without lines that are old, and packs what else the command changes."""
     with Sandbox(repository) as sandbox:

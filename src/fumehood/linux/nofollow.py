@@ -85,6 +85,12 @@ def is_version(stamp: c.Stamp, status: os.stat_result) -> bool:
     return stamp.alike(stamp_of(status))
 
 
+def has_left(change: c.Change, status: os.stat_result | None) -> bool:
+    """Return True if a change left what lies at its path, or left nothing there."""
+    after = change.after
+    return after is None if status is None else after is not None and is_version(after, status)
+
+
 def look(directory: int, name: str) -> os.stat_result | None:
     """Return what an entry of a directory is; None where none is, or none can have so long a name. Follows nothing."""
     try:

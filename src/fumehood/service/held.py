@@ -11,10 +11,11 @@ import marshal
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.judge import Waiting
+from fumehood.core.judge import Waiting, git_directories, repository
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux import held_layers
+from fumehood.linux.gitobjects import repositories_of
 from fumehood.linux.held_layers import fold
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.nofollow import looks, open_top, remove_tree
@@ -380,3 +381,23 @@ def fold_root(target: str, trees: Sequence[str], *, goes: bool = False) -> None:
     os.mkdir(target, 0o700)
     with Descriptors(map(open_top, (target, *trees))) as tops:
         fold(tops[0], tops[1:], goes=goes)
+
+
+def waiting_repositories(store: Store, run: Run) -> set[str]:
+    """Return the git directories that later runs have changed and wait with, in drafts too.
+
+    While a command runs, it may build on anything that it sees: so then they are those that the run has changed.
+    """
+    project = store.history.project_of(run.run)
+    if store.runs_now(project):
+        return {git for _, git in repositories_of(run.roots, run.changed)}
+    drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
+    later = [store.history.find(name) for draft in drafts for name in store.history.held(project, draft)]
+    return {
+        repository(f"{each.roots[change.root]}/{change.path}", gits)
+        for each in later
+        if each.number > run.number
+        for gits in (git_directories(each.roots, each.changed),)
+        for change in each.changed
+        if change.verdict in c.WAITING
+    }

@@ -11,7 +11,7 @@ from fumehood.core.network import FULL
 from fumehood.core.report import Run, printable
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
 from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.nofollow import is_version, kind_of, looks, open_top, walk
+from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_top, walk
 from fumehood.service import layers as layering
 from fumehood.store.history import APPLYING, CHECKPOINT, SETTLING
 
@@ -100,6 +100,8 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
         and change.verdict in (c.APPLIED, c.HELD)
     ]
+    undone = _taken_back(store, run)
+    late += [change for change in undone if change not in late]
     if locks := _hidden_locks(run, late):
         run.changed = [change for change in run.changed if change not in locks]
         late = [change for change in late if change not in locks]
@@ -109,12 +111,29 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         below = waiting(store, run)
         late = [change for change in late if below.under(change) is None]
     if late:
-        _mark(run, late, layers, began, indexes)
+        _mark(run, late, undone, layers, began, indexes)
+
+
+def _taken_back(store: Store, run: Run) -> list[c.Change]:
+    """Return what a run changed of repositories where undos have too since: what they took back, it may have read."""
+    if not any(change.path.endswith("index") or "refs/" in change.path for change in run.changed):
+        return []
+    from fumehood.core.judge import git_directories, repository
+
+    rows = store.database.rows(
+        "SELECT undo.id FROM runs AS undo JOIN runs AS mine ON mine.id = ? AND undo.project = mine.project"
+        " AND undo.number > mine.number WHERE undo.act = 'undo' AND undo.state = 'applied'", (run.run,),
+    )  # fmt: skip
+    undos, gits = [store.history.find(name) for (name,) in rows], git_directories(run.roots, run.changed)
+    moved = {f"{undo.roots[each.root]}/{each.path}" for undo in undos for each in undo.changed}
+    places = {f"{run.roots[each.root]}/{each.path}": each for each in run.changed if each.before is not None}
+    return [each for place, each in places.items() if place in moved and repository(place, gits)]
 
 
 def _mark(
-    run: Run, late: Sequence[c.Change], layers: Sequence[Layer], began: int, indexes: SeenIndexes | None
-) -> None:
+    run: Run, late: Sequence[c.Change], undone: Sequence[c.Change], layers: Sequence[Layer], began: int,
+    indexes: SeenIndexes | None,
+) -> None:  # fmt: skip
     """Let what was changed meanwhile be a conflict, unless the command has read it, or it has room beside the run's."""
     from fumehood.core.judge import CHANGED_SINCE, git_directories, keep_replacements_whole
     from fumehood.linux.gitindex import NAME as INDEX
@@ -124,9 +143,9 @@ def _mark(
     # Indexes come last: where anything else of a repository waits, they do too.
     for change in sorted(late, key=lambda each: each.path.endswith(INDEX)):
         upper = layers[change.root].upper
-        if has_read_theirs(run.roots, gits, change, upper):
+        if change not in undone and has_read_theirs(run.roots, gits, change, upper):
             continue
-        if indexes is not None and takes_in_staged(run.roots, run.changed, change, upper, indexes, began):
+        if indexes and not undone and takes_in_staged(run.roots, run.changed, change, upper, indexes, began):
             continue
         change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
         change.verdict = c.CONFLICT
@@ -490,12 +509,6 @@ def _remover(makers: Makers, conflict: c.Change, top: int) -> str:
         if status is None or not stat.S_ISDIR(status.st_mode):
             return makers.of(directory, status)
     return ""
-
-
-def has_left(change: c.Change, status: os.stat_result | None) -> bool:
-    """Return True if a change left what lies at its path, or left nothing there."""
-    after = change.after
-    return after is None if status is None else after is not None and is_version(after, status)
 
 
 class Makers:

@@ -7,21 +7,34 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
-from fumehood.core.judge import git_directories, repository
+from fumehood.core.judge import git_directories
 from fumehood.core.report import IN_PART, REDO, UNDONE_BY, Run, first_of, printable, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitobjects import heads_in_the_way, may_stay, without_theirs
 from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.nofollow import Loosened, Parents, kind_of, look, looks, open_top, reached, split, stamp_of, walk
+from fumehood.linux.nofollow import (
+    Loosened,
+    Parents,
+    has_left,
+    kind_of,
+    look,
+    looks,
+    open_top,
+    reached,
+    split,
+    stamp_of,
+    walk,
+)
 from fumehood.linux.staging import open_elsewhere
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded, refuse_unseen
 from fumehood.service.files import record, release
+from fumehood.service.held import waiting_repositories
 from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, moved_on, versions
-from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, has_left, outcomes, state_of, with_companions
+from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, outcomes, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
 from fumehood.store.places import new_id
@@ -225,7 +238,7 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
         session=by or None,
     )  # fmt: skip
     back.changed = without_theirs(
-        run.roots, changes, _noted(store, back), lambda own: _moved(run, own), lambda: _waiting_repositories(store, run)
+        run.roots, changes, _noted(store, back), lambda own: _moved(run, own), lambda: waiting_repositories(store, run)
     )  # fmt: skip
     return back
 
@@ -233,21 +246,6 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
 def _noted(store: Store, back: Run) -> Refs:
     """Return what refs and HEADs said before the run that an undo takes back."""
     return layering.noted_refs(store.uppers(back)[0]) or {}
-
-
-def _waiting_repositories(store: Store, run: Run) -> set[str]:
-    """Return the git directories that later runs have changed and wait with, in drafts too."""
-    project = store.history.project_of(run.run)
-    drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
-    held = [store.history.find(name) for draft in drafts for name in store.history.held(project, draft)]
-    return {
-        repository(f"{each.roots[change.root]}/{change.path}", gits)
-        for each in held
-        if each.number > run.number
-        for gits in (git_directories(each.roots, each.changed),)
-        for change in each.changed
-        if change.verdict in c.WAITING
-    }
 
 
 def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> None:
