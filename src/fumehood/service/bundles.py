@@ -50,7 +50,12 @@ _PIECE = 1 << 20
 # Runs in the hood, on what it reads. It makes nothing but files, directories and links below where it stands; that
 # nothing else is reached is the hood's doing, not its own.
 _UNPACK = r"""
-import os, shutil, sys, tarfile
+import filecmp, os, shutil, sys, tarfile
+NEW = ".fumehood-import"
+def is_there(new, path):
+    if os.path.islink(path) or not os.path.isfile(path) or os.stat(new).st_mode != os.stat(path).st_mode:
+        return False
+    return os.access(path, os.R_OK) and filecmp.cmp(new, path, shallow=False)
 def gone(path):
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
@@ -83,11 +88,16 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as layer:
             gone(entry.name)
             os.symlink(entry.linkname, entry.name)
         elif entry.isreg():
-            gone(entry.name)
-            with open(entry.name, "xb") as file:
+            new = os.path.join(above, NEW)
+            with open(new, "xb") as file:
                 shutil.copyfileobj(layer.extractfile(entry), file)
-                os.fchmod(file.fileno(), entry.mode & 0o1777)
-            os.utime(entry.name, (entry.mtime, entry.mtime))
+            os.chmod(new, entry.mode & 0o1777)
+            if is_there(new, entry.name):
+                os.unlink(new)
+                continue
+            os.utime(new, (entry.mtime, entry.mtime))
+            gone(entry.name)
+            os.rename(new, entry.name)
         else:
             sys.exit(f"neither a file, a directory nor a link: {entry.name!r}")
 """
