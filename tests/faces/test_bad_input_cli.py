@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from at_terminal import Terminal
 from forked import command_line
 from fumehood.errors import plain_error
 from fumehood.store.database import MIGRATIONS
@@ -400,6 +401,8 @@ def test_a_name_of_blanks_is_seen(cli: Cli) -> None:
     assert "\n  + a b\n" in told
     assert "\n  + 'end '\n" in told
     assert cli("files").stdout.splitlines()[0].endswith("  ' '")
+    cli("run", "--", "echo x > ' '")
+    assert refused(cli("undo", "1"))[0] == "changed since run 1: ' ', by run 2"
 
 
 def test_signs_that_an_encoding_lacks_are_written_in_plain_letters(cli: Cli, applied: str) -> None:
@@ -407,3 +410,15 @@ def test_signs_that_an_encoding_lacks_are_written_in_plain_letters(cli: Cli, app
     done = cli("log", "--graph", command=[sys.executable, "-P", "-m", "fumehood"], env={"PYTHONIOENCODING": "ascii"})
     assert done.stdout.isascii()
     assert "  <- of #1" in done.stdout
+
+
+def test_a_hook_or_a_server_that_a_person_starts_says_what_it_waits_for(project: Path) -> None:
+    with Terminal([*command_line(), "hook"], project) as screen:
+        screen.wait_for("the hook reads a client's tool call, and standard input is a terminal")
+        assert screen.end() == 2
+    with Terminal([*command_line(), "mcp"], project) as screen:
+        screen.wait_for("fumehood: waits for an MCP client on standard input")
+
+
+def test_a_call_without_an_event_is_told_so(cli: Cli) -> None:
+    assert cli("hook", input="{}").stderr.startswith("ERROR: the hook's input names no event\n")

@@ -66,6 +66,8 @@ class HostRule(Value):
 
 def parse(text: str) -> HostRule:
     """Read one entry: `host`, `host:port`, `host:from-to`, `*.example.org`, `10.0.0.0/8`, `[::1]:80`."""
+    if "://" in text:
+        raise _bad(text, "it is a web address; name its host alone")
     host, port = _split(text.strip())
     ports = _ports(port, text)
     if not host:

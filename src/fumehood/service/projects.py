@@ -66,6 +66,9 @@ def add_root(
 
 def remove_root(store: Store, project: Project, path: str) -> Project:
     """Take back that commands may write a directory; nobody needs to be asked for that."""
+    if os.path.realpath(path) == project.path:
+        said = f"{project.path} is not a root of {project.path}, but the project itself"
+        raise BadRequest(said, hint="fumehood roots list shows the others")
     left = store.projects.remove_root(project, path)
     store.audit.tell("", DECIDED, f"a root was removed: {os.path.realpath(path)}", project=project.id)
     return left

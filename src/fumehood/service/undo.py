@@ -8,7 +8,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
 from fumehood.core.judge import git_directories
-from fumehood.core.report import IN_PART, REDO, UNDONE_BY, Run, first_of, printable, typed
+from fumehood.core.report import IN_PART, REDO, UNDONE_BY, Run, first_of, printable, shown_path, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitobjects import heads_in_the_way, may_stay, without_theirs
@@ -404,7 +404,7 @@ def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
     elif later:
         hint = f"first: fumehood undo {later[0]}; or --force, which saves what is there now"
     raise UndoRefused(
-        f"changed since run {run.name}: {first_of([*map(printable, moved)], _NAMED)}{by}", hint=hint
+        f"changed since run {run.name}: {first_of([*map(shown_path, moved)], _NAMED)}{by}", hint=hint
     )
 
 

@@ -179,6 +179,8 @@ def main(arguments: Sequence[str]) -> int:
     """Parse and run one command."""
     name = next((word for word in arguments if not word.startswith("-")), "")
     parser, commands = _parser(name)
+    if "" in arguments[:1]:
+        raise BadRequest("the command has no name", hint="fumehood --help lists the commands")
     if name and name not in commands:
         otherwise = f"to run it in the hood: fumehood run -- {name} …; fumehood --help lists the commands"
         near = f"did you mean {_ELSEWHERE[name]}?" if name in _ELSEWHERE else meant(name, commands)
@@ -251,8 +253,11 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         name, _, rest = message.removeprefix("argument ").partition(": ")
+        value, is_choice, choices = rest.removeprefix("invalid choice: ").partition(" (choose from ")
         if name == "the following arguments are required":
             said = f"{self.prog.removeprefix('fumehood ')} needs {rest}"
+        elif is_choice:
+            said = f"{name}: {value} is not one of: {choices.removesuffix(')').replace(chr(39), '')}"
         else:
             said = f"{name} needs a value" if rest == "expected one argument" else f"{name}: {rest}"
         raise BadRequest(said, hint=f"{self.prog} --help")

@@ -180,6 +180,8 @@ def _log(context: Context, draft: DraftRecord) -> int:
     rows = [picked(run, "run number command state exit_code started_at") for run in runs]
 
     def show() -> None:
+        if not runs:
+            print(f"nothing has run in draft {draft.name} yet; fumehood run --draft {draft.name} -- COMMAND")
         for run in runs:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
             print(f"#{run.number}  {paint()(when, 'dim')}  {run.state:9}  {fitted(printable(run.command), _WIDEST)}")

@@ -85,7 +85,6 @@ def _worker(context: Context) -> int:
     options = context.options
     address = _address(context)
     context.store.close()
-    print("fumehood: working; Ctrl-C ends it after the job at hand", file=sys.stderr, flush=True)
     named = {"name": options.queue} if options.queue else {}
     return work(address, store=options.store, directory=options.directory, burst=options.burst, **named)
 

@@ -58,6 +58,11 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if os.path.isdir(TOLD):
         return 0  # its client runs whole in the hood, and so does all that it does
+    if os.isatty(0):
+        hint = "a client starts this: fumehood setup CLIENT writes it into its settings; fumehood hook --help"
+        return _blocked(
+            BadRequest("the hook reads a client's tool call, and standard input is a terminal", hint=hint)
+        )
     try:
         answer = answered(sys.stdin.buffer.read(), parse(arguments))
         _deliver(answer)

@@ -62,7 +62,7 @@ def add_rootfs(add: Add) -> None:
     add_act(rootfs, "list", "install", "check", "update", "use", "remove")
     rootfs.add_argument("name", nargs="?", metavar="NAME", help="the tree to use or remove")
     rootfs.add_argument(
-        "--tier", type=int, choices=(0, 1, 2),
+        "--tier", type=whole_number(), choices=(0, 1, 2),
         help="1: bash, Python, pip, coreutils, grep, sed (default); 2: also findutils, curl, wget, git, tar, unzip, jq,"
         " gawk, Node.js, npm; 0: nothing (default with --from)",
     )  # fmt: skip

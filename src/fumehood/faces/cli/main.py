@@ -63,8 +63,8 @@ def only(*words: str) -> NoReturn:
     os._exit(code)
 
 
-# Our own signs, for an encoding that lacks them; whatever else it lacks becomes an escape.
-_PLAIN_LETTERS = {"…": "...", "←": "<-", "→": "->", "─": "-"}
+# Our own arrows and lines, for an encoding that lacks them; whatever else it lacks becomes an escape.
+_PLAIN_LETTERS = {"←": "<-", "→": "->", "─": "-"}
 
 
 def _in_plain_letters(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -259,6 +259,8 @@ def _mcp(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise lacking(error, "the MCP server", "mcp", _MCP_EXTRA) from error
     project = options.project if options.workspace is None else _workspace(options.workspace)
+    if options.http is None and os.isatty(0):
+        sys.stderr.write("fumehood: waits for an MCP client on standard input; fumehood setup CLIENT connects one\n")
     return serve(project, options.session, options.http, own_tmp=options.own_tmp, draft=options.draft)
 
 

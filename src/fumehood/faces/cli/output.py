@@ -45,8 +45,10 @@ def meant(word: str, words: Iterable[str]) -> str:
     """Ask whether the nearest of these words was meant; "" where none is near."""
     import difflib
 
-    near = difflib.get_close_matches(word, words, 1)
-    return f"did you mean {near[0]}?" if near else ""
+    # Without the dashes, which would make every option a little like every other.
+    by_letters = {each.lstrip("-"): each for each in words}
+    near = difflib.get_close_matches(word.lstrip("-"), by_letters, 1)
+    return f"did you mean {by_letters[near[0]]}?" if near else ""
 
 
 def whole_number(least: int = 0, most: int = 1 << 62) -> Callable[[str], int]:

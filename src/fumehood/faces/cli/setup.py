@@ -20,7 +20,7 @@ from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli.commands import Add, Context, paint
 from fumehood.faces.cli.hook_clients import ALLOW
 from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
-from fumehood.faces.cli.output import here
+from fumehood.faces.cli.output import here, whole_number
 from fumehood.faces.cli.screen import Progress, terminal
 from fumehood.faces.cli.setup_clients import CLIENTS, ClientSettings, SettingsEdit, at, meaning, read_settings
 from fumehood.linux import doctor, probe
@@ -53,7 +53,7 @@ def add_commands(add: Add) -> None:
     setup.add_argument("--print", action="store_true", help="only print what the client's settings would be")
     setup.add_argument("--yes", action="store_true", help="take every default, ask nothing")
     setup.add_argument("--root", metavar="ROOT", help="the root that commands see by default: host or alpine")
-    setup.add_argument("--tier", type=int, choices=(1, 2), help="how many tools an Alpine root gets")
+    setup.add_argument("--tier", type=whole_number(), choices=(1, 2), help="how many tools an Alpine root gets")
     setup.add_argument("--mirror", metavar="URL", help="where an Alpine root comes from")
     setup.add_argument("--key", action="append", metavar="FILE", help="a public key that signs that mirror's packages")
     setup.add_argument("--agent", choices=_AGENTS, help="the client whose snippet is shown at the end")

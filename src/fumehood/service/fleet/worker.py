@@ -225,6 +225,7 @@ def work(url: str, *, store: str = "", directory: str = "", name: str = jobs.QUE
     for each in _NEEDED:
         import_module(f"fumehood.service.{each}")
     os.environ["XDG_STATE_HOME"] = _fresh_state(directory, slot)
+    _say("working; Ctrl-C ends it after the job at hand")
     with lock:
         while True:
             try:
