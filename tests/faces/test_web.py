@@ -108,6 +108,11 @@ def test_whatever_commands_wrote_stays_text(cli: Any, project: Path, page: WebPa
     assert "n\udcff" in json.dumps(page.call("GET", f"/api/runs/{run['run']}"), ensure_ascii=False)
 
 
+def test_a_name_of_blanks_is_seen(cli: Any, project: Path, page: WebPage) -> None:
+    cli("run", "--hold", "--", "touch ' '")
+    assert "<code>&#39; &#39;</code>" in page.get("/waiting")
+
+
 def test_one_hunk_of_three_is_accepted_and_the_file_is_exactly_that(cli: Any, project: Path, page: WebPage) -> None:
     lines = [f"line {number}\n" for number in range(1, 61)]
     (project / "f.txt").write_text("".join(lines))

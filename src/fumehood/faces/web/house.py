@@ -24,7 +24,7 @@ from starlette.responses import StreamingResponse
 from fumehood.core import changes as c
 from fumehood.core.limits import size_told
 from fumehood.core.questions import Question, question_lines
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, printable, shown_path
 from fumehood.errors import BadRequest, plain_error
 from fumehood.faces.web.text import coloured, contents
 from fumehood.service import overview
@@ -60,8 +60,9 @@ class House:
         loader = jinja2.FileSystemLoader(f"{os.path.dirname(__file__)}/templates")
         self._templates = jinja2.Environment(autoescape=True, loader=loader, undefined=jinja2.StrictUndefined)
         self._templates.filters.update(
-            printable=printable, size=size_told, ago=_ago, clock=_clock, sign=_SIGNS.get, coloured=coloured,
-            sent=_sent, home=_from_home, lasted=_lasted, asked=_asked, numbered=self._numbered, contents=contents,
+            printable=printable, path=shown_path, size=size_told, ago=_ago, clock=_clock, sign=_SIGNS.get,
+            coloured=coloured, sent=_sent, home=_from_home, lasted=_lasted, asked=_asked, numbered=self._numbered,
+            contents=contents,
         )  # fmt: skip
         self._templates.globals.update(link=_link)
 
