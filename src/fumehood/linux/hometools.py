@@ -34,7 +34,7 @@ _MOST_PROGRAMS = 1000  # followed in all
 _USUAL_ENVIRONMENTS = (".venv", "venv", "env")
 _OF_TASKS = (".direnv", ".hatch", ".nox", ".tox", ".venvs")  # have an environment for each of some tasks
 _NOT_LOOKED_INTO = frozenset({".git", "node_modules"})
-_LONGEST_RECORD, _LONGEST_SCRIPT = 1 << 20, 1 << 16
+_LONGEST_RECORD, _LONGEST_SCRIPT = 1 << 20, 1 << 14
 _MOST_SCRIPTS = 500  # looked into for tokens
 _LONG_SHEBANG = b"'''exec' "  # how pip writes one that is longer than the kernel reads
 

@@ -17,7 +17,7 @@ from fumehood.store.history import APPLYING, CHECKPOINT, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from typing import NoReturn
 
     from fumehood.core.policy import Again
@@ -101,7 +101,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         and change.verdict in (c.APPLIED, c.HELD)
     ]
     undone = _taken_back(store, run)
-    late += [change for change in undone if change not in late]
+    late += undone.difference(late)
     if locks := _hidden_locks(run, late):
         run.changed = [change for change in run.changed if change not in locks]
         late = [change for change in late if change not in locks]
@@ -114,10 +114,10 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         _mark(run, late, undone, layers, began, indexes)
 
 
-def _taken_back(store: Store, run: Run) -> list[c.Change]:
+def _taken_back(store: Store, run: Run) -> set[c.Change]:
     """Return what a run changed of repositories where undos have too since: what they took back, it may have read."""
     if not any(change.path.endswith("index") or "refs/" in change.path for change in run.changed):
-        return []
+        return set()
     from fumehood.core.judge import git_directories, repository
 
     rows = store.database.rows(
@@ -127,11 +127,11 @@ def _taken_back(store: Store, run: Run) -> list[c.Change]:
     undos, gits = [store.history.find(name) for (name,) in rows], git_directories(run.roots, run.changed)
     moved = {f"{undo.roots[each.root]}/{each.path}" for undo in undos for each in undo.changed}
     places = {f"{run.roots[each.root]}/{each.path}": each for each in run.changed if each.before is not None}
-    return [each for place, each in places.items() if place in moved and repository(place, gits)]
+    return {each for place, each in places.items() if place in moved and repository(place, gits)}
 
 
 def _mark(
-    run: Run, late: Sequence[c.Change], undone: Sequence[c.Change], layers: Sequence[Layer], began: int,
+    run: Run, late: Sequence[c.Change], undone: Collection[c.Change], layers: Sequence[Layer], began: int,
     indexes: SeenIndexes | None,
 ) -> None:  # fmt: skip
     """Let what was changed meanwhile be a conflict, unless the command has read it, or it has room beside the run's."""
