@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
@@ -99,9 +100,7 @@ class Hunk(Value):
         come: list[DiffLine] = []
 
         def flush() -> None:
-            for number in range(max(len(gone), len(come))):
-                left = gone[number] if number < len(gone) else None
-                pairs.append((left, come[number] if number < len(come) else None))
+            pairs.extend(zip_longest(gone, come))
             gone.clear()
             come.clear()
 
