@@ -115,6 +115,7 @@ def test_an_authority_that_can_be_read_in_two_ways_is_none(text):
         ("100.64.0.1", "private"), ("fd00::1", "private"), ("169.254.169.254", "link-local"), ("fe80::1", "link-local"),
         ("224.0.0.1", "multicast"), ("ff02::1", "multicast"), ("255.255.255.255", "reserved"),
         ("::ffff:127.0.0.1", "loopback"), ("::ffff:169.254.169.254", "link-local"), ("::127.0.0.1", "loopback"),
+        ("64:ff9b:1:7f00:0:100::", "private"), ("::ffff:0:a9fe:a9fe", "link-local"),
         ("64:ff9b::7f00:1", "loopback"), ("64:ff9b::a9fe:a9fe", "link-local"), ("2002:7f00:1::", "loopback"),
         ("8.8.8.8", ""), ("2606:4700::1", ""), ("172.32.0.1", ""),
     ],

@@ -316,6 +316,42 @@ def test_a_tls_client_that_asks_for_its_host_or_for_none_goes_on(proxy, name):
         assert running.say(connect_request(f"localhost:{there.port}") + said).endswith(said)
 
 
+# A server's answer by which it wants the first message again (RFC 8446, 4.1.3).
+AGAIN = bytes.fromhex(
+    "1603030026020000220303cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("name", ["localhost", "evil.example"])
+def test_a_tls_client_that_is_asked_again_can_not_ask_for_another_host(proxy, name, waits):
+    """OpenSSL's servers take the host of the second message; a client that knows of it need not wait to be asked."""
+    first, second = hello("localhost"), b"\x14\x03\x03\x00\x01\x01" + hello(name)
+    arrived = []
+
+    def want_it_again(connection):
+        arrived.append(connection.recv(len(first), socket.MSG_WAITALL))
+        connection.sendall(AGAIN[:20])
+        connection.sendall(AGAIN[20:])
+        arrived.append(read_all(connection))
+
+    with serving(Tcp(want_it_again)) as there:
+        running = proxy(f"localhost:{there.port}")
+        with running.connect() as client:
+            exchange(client, connect_request(f"localhost:{there.port}"))
+            client.sendall(first if waits else first + second)
+            if waits:
+                assert client.recv(len(AGAIN), socket.MSG_WAITALL) == AGAIN
+                client.sendall(second)
+            with contextlib.suppress(OSError):  # it may be cut off
+                client.shutdown(socket.SHUT_WR)
+            eventually(lambda: len(arrived) == 2)
+    assert arrived[0] == first
+    assert arrived[1] == (second if name == "localhost" else b"")
+    (seen,) = running.stop()
+    assert seen.allowed == (name == "localhost")
+
+
 def test_what_begins_like_tls_and_is_none_is_cut_off(proxy):
     with serving(Tcp(echo)) as there:
         running = proxy(f"localhost:{there.port}")

@@ -24,13 +24,14 @@ _REFUSED = {
     "loopback": ("127.0.0.0/8", "::1/128"),
     "link-local": ("169.254.0.0/16", "fe80::/10"),
     "private": ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "198.18.0.0/15", "192.0.0.0/24",
-                "fc00::/7", "fec0::/10"),
+                "fc00::/7", "fec0::/10", "64:ff9b:1::/48"),
     "multicast": ("224.0.0.0/4", "ff00::/8"),
     "reserved": ("240.0.0.0/4", "100::/64"),
 }  # fmt: skip
 _TABLE = [(ipaddress.ip_network(net), kind) for kind, nets in _REFUSED.items() for net in nets]
-_NAT64 = [ipaddress.IPv6Network(net) for net in ("64:ff9b::/96", "64:ff9b:1::/48")]
-_COMPATIBLE = ipaddress.IPv6Network("::/96")
+# In whose last bits there is an IPv4 address: NAT64's, an old form, and SIIT's. How a network uses NAT64's own range,
+# 64:ff9b:1::/48, nobody else can tell.
+_WRAPPING = [ipaddress.IPv6Network(net) for net in ("64:ff9b::/96", "::/96", "::ffff:0:0:0/96")]
 
 
 class HostRule(Value):
@@ -281,7 +282,7 @@ def special(address: Address) -> str:
         # And the IPv4 addresses that a translator on the way would send this one to.
         addresses += [] if address.sixtofour is None else [address.sixtofour]
         addresses += address.teredo or ()
-        if any(address in net for net in (*_NAT64, _COMPATIBLE)):
+        if any(address in net for net in _WRAPPING):
             addresses.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     kinds = (kind for each in addresses for net, kind in _TABLE if each.version == net.version and each in net)
     return next(kinds, "")

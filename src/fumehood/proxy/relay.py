@@ -113,6 +113,10 @@ PIECE = 1 << 16
 _LAST_WORD_S = 2.0
 HANDSHAKE = 0x16
 LONGEST = 1 << 16  # bytes; with a hybrid key exchange and many extensions, a real one has 2 KiB
+_RECORD = 5  # bytes in front of what a record of TLS holds
+# What a host's answer has in place of 32 bytes of chance where it wants the first message again (RFC 8446, 4.1.3).
+_AGAIN = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
+_TELLING = _RECORD + 6 + len(_AGAIN)
 IDLE_S = 900.0
 _AT_ONCE = 16  # times a pipe is filled before the other direction has its turn
 _ENDED = select.POLLHUP | select.POLLERR  # told of whether asked for or not
@@ -386,13 +390,16 @@ class _Way:
             return self.target.fileno(), select.POLLOUT
         return self.source.fileno(), select.POLLIN
 
-    def advance(self) -> None:
-        """Move what can be moved now."""
+    def _send_first(self) -> None:
         if self._first:
             with contextlib.suppress(BlockingIOError):
                 sent = self.target.send(self._first)
                 self._first = self._first[sent:]
                 self._count(sent)
+
+    def advance(self) -> None:
+        """Move what can be moved now."""
+        self._send_first()
         source, target, pipe = self.source.fileno(), self.target.fileno(), self._pipe
         for _ in range(_AT_ONCE):
             if self._first:
@@ -420,29 +427,48 @@ class _Way:
 
 
 class _Judged(_Way):
-    """The client's direction: nothing goes before it is known that the right host is asked for."""
+    """The client's direction: nothing goes before it is known that the right host is asked for.
+
+    A host may have the first TLS message said again, and a client could then ask for another host. So what follows that
+    message waits for the answer to it.
+    """
 
     def __init__(
         self, client: socket.socket, host: socket.socket, count: Callable[[int], None], is_right: Callable[[str], bool]
     ) -> None:
         super().__init__(client, host, count)
         self._is_right = is_right
-        self._is_judged = False
+        self._is_judged = self._is_again = False
         self._said = b""
         self._hello: Hello | None = None
+        self._records: list[bytes] = []  # of the first message, as far as they have come
+        self.awaits_answer = self.expects_none = False
+
+    @property
+    def wants(self) -> tuple[int, int]:
+        """The descriptor to poll, and for what."""
+        fd, event = super().wants
+        return fd, 0 if self.awaits_answer and not self._first else event
 
     def advance(self) -> None:
         """Move what can be moved now; raises WrongHost."""
         if self._is_judged:
             super().advance()
-            return
+        elif self._first:
+            self._send_first()
+        elif self.awaits_answer:
+            self.finish()  # the client is gone
+        else:
+            self._listen()
+
+    def _listen(self) -> None:
         try:
             data = self.source.recv(PIECE)
         except BlockingIOError:
             return
         if data:
             self.take(data)
-        elif self._said:
+        elif self._said or self._records:
             raise WrongHost("the first TLS message did not come")
         else:
             self.finish()
@@ -450,17 +476,75 @@ class _Judged(_Way):
     def take(self, data: bytes) -> None:
         """Look at a piece of what is said first."""
         self._said += data
-        if self._said[0] == HANDSHAKE:
-            self._hello = self._hello or Hello()
-            try:
-                if not self._hello.feed(data):
-                    return
-            except NotUnderstood as error:
-                raise WrongHost(str(error)) from error
-            name = self._hello.server_name
-            if name is not None and not self._is_right(name):
-                raise WrongHost(f"the TLS client asked for {name} there")
-        self._is_judged, self._first = True, self._said
+        if not self._is_again and self._said[0] != HANDSHAKE:
+            self._pass_on()
+        while not self._is_judged and not self.awaits_answer and len(self._said) >= _RECORD:
+            size = _RECORD + int.from_bytes(self._said[_RECORD - 2 : _RECORD], "big")
+            if len(self._said) < size:
+                return
+            record, self._said = self._said[:size], self._said[size:]
+            if self._is_again and record[0] != HANDSHAKE:
+                self._first += record  # said too early, and not read by the host
+            else:
+                self._look_at(record)
+
+    def _look_at(self, record: bytes) -> None:
+        self._hello = self._hello or Hello()
+        self._records.append(record)
+        try:
+            if not self._hello.feed(record):
+                return
+        except NotUnderstood as error:
+            raise WrongHost(str(error)) from error
+        name = self._hello.server_name
+        if name is not None and not self._is_right(name):
+            raise WrongHost(f"the TLS client asked for {name} there")
+        self._first += b"".join(self._records)
+        self._hello, self._records = None, []
+        if self._is_again or self.expects_none:
+            self._pass_on()
+        else:
+            self.awaits_answer = True
+
+    def _pass_on(self) -> None:
+        self._is_judged, self._first, self._said = True, self._first + self._said, b""
+
+    def hear(self, *, is_again: bool) -> None:
+        """Take in that the host has answered, maybe that it wants the first message again; raises WrongHost."""
+        self.awaits_answer, self._is_again = False, is_again
+        if not is_again:
+            self._pass_on()
+        elif self._said:
+            self.take(b"")
+
+
+class _Answer(_Way):
+    """The host's direction, which is listened to for one thing: that it wants the first TLS message again."""
+
+    def __init__(self, host: socket.socket, asked: _Judged, count: Callable[[int], None]) -> None:
+        super().__init__(host, asked.source, count)
+        self._asked = asked
+        self._heard = b""
+
+    def advance(self) -> None:
+        """Move what can be moved now; raises WrongHost."""
+        if not self._asked.awaits_answer or self._first or self._pipe.held:
+            super().advance()
+            return
+        try:
+            data = self.source.recv(PIECE)
+        except BlockingIOError:
+            return
+        self._heard += data
+        begins, is_tls = self._heard[:_TELLING], self._heard[:1] == bytes((HANDSHAKE,))
+        if not data or not is_tls or len(begins) == _TELLING:
+            self._first, self._heard = self._heard, b""
+            self._asked.hear(is_again=is_tls and begins.endswith(_AGAIN))
+
+    def finish(self) -> None:
+        """The host says nothing more."""
+        super().finish()
+        self._asked.expects_none = True
 
 
 def relay(
@@ -471,7 +555,7 @@ def relay(
     `early` is what the client said already. Raises WrongHost where `is_right` says so of the name it asks for.
     """
     upwards = _Judged(client, host, entry.count_sent, is_right)
-    with contextlib.closing(upwards), contextlib.closing(_Way(host, client, entry.count_received)) as back:
+    with contextlib.closing(upwards), contextlib.closing(_Answer(host, upwards, entry.count_received)) as back:
         if early:
             upwards.take(early)
         _carry(upwards, back)
