@@ -127,6 +127,8 @@ def test_what_a_variable_puts_outside_of_the_home_is_as_hidden_as_in_it(
         ("NPM_CONFIG_USERCONFIG", "npmrc", "//npm.example/:_authToken=abcdef\n", "fund=false\n"),
         ("npm_config_globalconfig", "npmrc", "//npm.example/:_authToken=abcdef\n", "fund=false\n"),
         ("GIT_CONFIG_GLOBAL", "git", "[http]\nextraheader=Authorization:abcdef\n", "[init]\ndefaultBranch=main\n"),
+        ("RCLONE_CONFIG", "rclone.conf", "[nas]\ntype = sftp\npass = jKVqTx0a\n", "[nas]\ntype = local\n"),
+        ("ANY_SETTINGS", "app.yml", "db:\n  password: hunter2\n", "db:\n  host: localhost\n"),
     ],
 )
 def test_settings_that_a_variable_puts_there_are_hidden_where_a_secret_is_in_them(

@@ -6,7 +6,7 @@ import os
 import stat
 from binascii import crc32
 
-from fumehood.core.environment import looks_secret
+from fumehood.core.environment import holds_secret, looks_secret
 from fumehood.core.masks import UNSEEN, is_below, is_in, moved_secrets
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
@@ -216,14 +216,20 @@ def trusted_files(environment: Mapping[str, str], home: str) -> list[Operation]:
     return mounts
 
 
+_LONGEST_SETTINGS = 16 << 10
+
+
 def secrets_elsewhere() -> list[str]:
     """Return what this process's variables name as secret, wherever it lies.
 
-    That is what they put out of the home, and a file that the value of a variable called a secret leads to.
+    That is what they put out of the home, a file that the value of a variable called a secret leads to, and settings
+    in which a secret is written (RCLONE_CONFIG).
     """
     environment = dict(os.environ)
-    files = [value for name, value in environment.items() if value.startswith("/") and looks_secret(name, value)]
-    return [*moved_secrets(environment), *filter(_is_data, files)]
+    named = [(name, value) for name, value in environment.items() if value[:1] == "/"]
+    secret = {value for name, value in named if looks_secret(name, value)}
+    files = filter(_is_data, dict.fromkeys(value for _, value in named))
+    return [*moved_secrets(environment), *(path for path in files if path in secret or _has_secret_in_it(path))]
 
 
 def _is_data(path: str) -> bool:
@@ -233,6 +239,12 @@ def _is_data(path: str) -> bool:
     except (OSError, ValueError):
         return False
     return stat.S_ISREG(mode) and not mode & 0o111
+
+
+def _has_secret_in_it(path: str) -> bool:
+    """Return True if a file is as small as settings are, and gives a secret."""
+    content = plain_file(os.path.realpath(path), most=_LONGEST_SETTINGS) or b""
+    return len(content) < _LONGEST_SETTINGS and holds_secret(os.fsdecode(content))
 
 
 def known_in_tree(
