@@ -25,7 +25,7 @@ X32_BIT = 0x40000000  # the second ABI of x86_64: the same calls under other num
 
 # Every flag of clone and unshare that makes a namespace.
 _NEW_NAMESPACES = 0x7E020080
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 _ROOT, _UNCHANGED = 0, 0xFFFFFFFF  # ids that a change of owner means as they are
 _DATAGRAM, _RAW, _TYPE = 2, 3, 0xF  # among Unix sockets, the second is another name for the first
@@ -75,6 +75,8 @@ RULES: tuple[CallRule, ...] = (
          when=(Argument(index=1, test="one of", values=(1,)),)),
     CallRule(calls=("ioctl",), error=EPERM, why="types into the person's terminal",
          when=(Argument(index=1, test="one of", values=(_TIOCSTI, _TIOCLINUX)),)),
+    CallRule(calls=("ioctl",), error=EPERM, why="has the kernel load a protocol for modems, which broke often",
+         when=(Argument(index=1, test="one of", values=(_TIOCSETD,)),)),
     CallRule(calls=("socket", "socketpair"), error=EAFNOSUPPORT,
          why="only these are kept apart by namespaces: through others (vsock) lies the machine's host",
          when=(Argument(index=0, test="none of", values=(_UNIX, _INET, _INET6, _NETLINK)),)),
