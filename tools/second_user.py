@@ -211,6 +211,7 @@ def mixed_projects(place: Path, account: Account) -> None:
     for number in range(MIXED_PROJECTS):
         mixed_project(place / str(number), account)
     sticky_project(place.with_name(f"{place.name}-sticky"), account)
+    shared_project(place.with_name(f"{place.name}-shared"), account)
     os.environ[MIXED] = str(place)
 
 
@@ -219,6 +220,17 @@ def sticky_project(top: Path, account: Account) -> None:
     for path, mode in ((top, 0o3775), (top / "file", 0o664)):
         path.mkdir() if path == top else path.write_text("of root's\n")
         os.chown(path, 0, account.groups[-1])
+        path.chmod(mode)
+
+
+def shared_project(top: Path, account: Account) -> None:
+    """A tree of another user's, who shares it with a group of the account's."""
+    for name, mode in {
+        "": 0o2775, "file": 0o664, "d": 0o2775, "d/gone": 0o664, "d/in": 0o664, "closed": 0o755, "closed/in": 0o644
+    }.items():  # fmt: skip
+        path = top / name
+        path.mkdir() if name in ("", "d", "closed") else path.write_text("a colleague's\n")
+        os.chown(path, account.uid + 1, account.groups[-1])
         path.chmod(mode)
 
 

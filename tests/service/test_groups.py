@@ -359,6 +359,33 @@ def test_what_is_somebody_elses_in_a_sticky_directory_waits_and_nothing_else_doe
 
 
 @as_user
+def test_what_a_colleague_shares_with_a_group_is_captured_without_a_copy_of_all(open_with):
+    need(bool(MIXED), "only root can leave files of others for this user: run the tests as root")
+    need("fuse" in works(), "fuse-overlayfs does not work here")
+    project = Path(f"{MIXED}-shared")
+    before = owners(project)
+    me, (them, group, _) = os.getuid(), before["file"]
+    sandbox = open_with(project)
+    run = sandbox.run(
+        "set -e; echo more >> file; rm d/gone; mv d/in d/moved; mkdir d/sub; echo new > d/sub/new; mv file d; ls closed"
+    )
+    assert (run.exit_code, run.state, run.capture, run.stdout) == (0, "applied", "fuse", "in\n"), run.output
+    assert owners(project) == {
+        **{path: each for path, each in before.items() if path not in ("file", "d/gone", "d/in")},
+        "d/moved": (me, group, 0o664), "d/file": (me, group, 0o664), "d/sub": (me, group, 0o2755),
+        "d/sub/new": (me, group, 0o644),
+    }  # fmt: skip
+    sandbox.undo(run)
+    assert owners(project) == before
+    assert before["file"] == (them, group, 0o664)
+    run = sandbox.run("echo x > closed/new; echo more >> file")
+    assert {change.path: change.verdict for change in run.changes} == {"closed/new": "held", "file": "applied"}
+    assert {change.path: change.flags for change in run.changes}["file"] == ("new-owner",)
+    sandbox.undo(run)
+    assert owners(project) == before
+
+
+@as_user
 def test_a_directory_in_which_somebody_else_has_a_closed_one_waits_and_nothing_else_does(mixed, open_with):
     sandbox = open_with(mixed, "copy")
     run = sandbox.run("rm -rf own; echo x > x")
@@ -426,6 +453,21 @@ def test_doctor_takes_nothing_from_others_who_share_it_with_a_group():
     assert not doctor._mended([shared])
     assert "chown" in doctor._mended([shared.replace(user=0)])
     assert "chown" in doctor._mended([shared.replace(group=max([*os.getgroups(), os.getgid()]) + 1)])
+
+
+@as_user
+def test_doctor_names_what_helps_with_files_of_a_colleague_and_not_what_helps_with_ones_own():
+    need(bool(MIXED), "only root can leave files of others for this user: run the tests as root")
+    project = f"{MIXED}-shared"
+    told = doctor.examine_roots(Host(captures=("kernel", "copy")), "", [project])
+    assert told.detail.endswith("commands are captured by a copy")
+    assert "fuse-overlayfs" in told.fix
+    told = doctor.examine_roots(Host(captures=("kernel", "fuse", "copy")), "", [project])
+    assert (told.detail.endswith("commands are captured by fuse-overlayfs"), told.fix) == (True, "")
+    group = a_group(granted=False)
+    mine = Stranger(root="/srv/tree", path="mine", user=os.getuid(), group=group, may_write=True)
+    assert "/etc/subgid" in doctor._mended([mine])
+    assert not doctor._mended([mine, mine.replace(user=os.getuid() + 1)])
 
 
 def test_doctor_has_nothing_to_say_of_a_project_that_is_all_ones_own(cli, project):

@@ -266,7 +266,9 @@ def is_carried(host: Host, way: str, stranger: Stranger) -> bool:
     if way == COPY or (way == KERNEL and host.every_id) or (way == FUSE and os.geteuid() == 0):
         return True
     carried = {KERNEL: host.groups, FUSE: tuple(os.getgroups())}.get(way, ())
-    return stranger.user == os.geteuid() and stranger.group in (os.getegid(), *carried)
+    # To fuse-overlayfs all is ours. What root left in a project is not shared with anybody, and should be its owner's.
+    is_ours = stranger.user == os.geteuid() or (way == FUSE and stranger.user != 0)
+    return is_ours and stranger.group in (os.getegid(), *carried)
 
 
 def _groups(host: Host, way: str, strangers: Sequence[Stranger]) -> tuple[int, ...]:

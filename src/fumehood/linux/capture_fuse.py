@@ -93,6 +93,8 @@ def _command(layer: Layer, lowers: Sequence[int]) -> list[str]:
     below = ":".join(f"/proc/self/fd/{fd}" for fd in lowers)
     upper, work = os.path.basename(layer.upper), os.path.basename(layer.work)
     options = f"lowerdir={below},upperdir={upper},workdir={work},volatile,writeback=0,nosuid,nodev"
+    if os.geteuid() != 0:
+        options += f",squash_to_uid={os.geteuid()}"  # else what is somebody else's can't be copied up
     child = [sys.executable, "-I", "-S", "-c", _CHILD, str(os.getpid())]
     return [*child, installed[0], "-f", "-o", options, layer.merged]
 
@@ -211,7 +213,8 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
             set_opaque(here)
             is_merged = False
         elif is_merged:
-            # fuse-overlayfs loses the set-user and set-group bits when it copies a directory up.
+            # fuse-overlayfs loses the group of what is not ours, and the set-user and set-group bits of directories.
+            _keep_group(here, ".", os.fstat(here), os.fstat(parts[0]))
             mode, was = (stat.S_IMODE(os.fstat(fd).st_mode) for fd in (here, parts[0]))
             if opened.modes.get(path, mode) == was & ~_SPECIAL and was & _SPECIAL:
                 opened.modes[path] = was
@@ -227,26 +230,45 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
             if stat.S_ISDIR(status.st_mode):
                 inside.append((join(path, name), is_merged))
             else:
-                is_in_place = is_merged and _is_in_place(stack, below, here, name, status)
+                origin = _origin(stack, path, below, here, name) if stat.S_ISREG(status.st_mode) else None
+                is_in_place = is_merged and origin is not None and _is_another_name(below, name, origin)
+                if origin is not None:
+                    _keep_group(here, name, status, origin)
                 unmark(here, name)
                 if is_in_place:
                     mark_in_place(here, name)
     return inside
 
 
-def _is_in_place(stack: Stack, below: Merged, here: int, name: str, status: os.stat_result) -> bool:
+def _origin(stack: Stack, path: str, below: Merged, here: int, name: str) -> os.stat_result | None:
+    """Return the file below that one was copied up from: fuse-overlayfs notes its path, wherever it was moved."""
+    if _ORIGIN not in attributes(here, name):
+        return None
+    noted = os.getxattr(f"/proc/self/fd/{here}/{name}", _ORIGIN, follow_symlinks=False)
+    parent, first = split(os.fsdecode(noted.rstrip(b"\0")))
+    if parent == path:
+        return _seen(below, first)
+    with _below(stack, parent, is_merged=True) as there:
+        return _seen(there, first)
+
+
+def _is_another_name(below: Merged, name: str, origin: os.stat_result) -> bool:
     """Tell whether a file with several names was written in place: it then has the path of one of them.
 
     Of such a file, fuse-overlayfs knows one name, and copies that up whichever a command writes.
     """
-    lower = below.look(name)[0] if stat.S_ISREG(status.st_mode) else None
-    if lower is None or lower.st_nlink == 1 or _ORIGIN not in attributes(here, name):
-        return False
-    origin = os.getxattr(f"/proc/self/fd/{here}/{name}", _ORIGIN, follow_symlinks=False)
-    parent, first = split(os.fsdecode(origin.rstrip(b"\0")))
-    with _below(stack, parent, is_merged=True) as there:
-        written = there.look(first)[0]
-    return written is not None and (written.st_dev, written.st_ino) == (lower.st_dev, lower.st_ino)
+    lower = _seen(below, name)
+    return lower is not None and lower.st_nlink > 1 and (lower.st_dev, lower.st_ino) == (origin.st_dev, origin.st_ino)
+
+
+def _keep_group(directory: int, name: str, status: os.stat_result, below: os.stat_result) -> None:
+    """Give what was copied up the group that it had; that takes special bits from a file."""
+    if status.st_gid != below.st_gid:
+        try:
+            os.chown(name, -1, below.st_gid, dir_fd=directory, follow_symlinks=False)
+        except PermissionError:
+            return  # not a group of ours
+        os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=directory)
 
 
 def _below(stack: Stack, path: str, is_merged: bool) -> Merged:
@@ -260,10 +282,15 @@ def _below(stack: Stack, path: str, is_merged: bool) -> Merged:
 
 
 def _exists(directory: Merged, name: str) -> bool:
+    return _seen(directory, name) is not None
+
+
+def _seen(directory: Merged, name: str) -> os.stat_result | None:
+    """Look at an entry below; None where it is not there, or could not be seen by the command."""
     try:
-        return directory.look(name)[0] is not None
+        return directory.look(name)[0]
     except PermissionError:
-        return False
+        return None
 
 
 def _is_new(directory: int, name: str, status: os.stat_result, *, is_below: bool) -> bool:

@@ -14,6 +14,7 @@ from fumehood.linux import bwrap as bubblewrap
 from fumehood.linux import confine, libc, probe, warden
 from fumehood.linux.capture import (
     COPY,
+    FUSE,
     KERNEL,
     LABELS,
     choose,
@@ -107,7 +108,10 @@ def examine_roots(machine: Host, wanted: str, roots: Sequence[str], failed_on: S
         then = "once a command has tried, the next is captured another way"
     strangers.sort(key=lambda each: not each.may_write)
     detail = f"{strangers[0].description}, which {LABELS[best]} can't change: {then}"
-    return Ability(name=name, works=False, detail=detail, fix=_mended(strangers), needed="info")
+    fix = _mended(strangers)
+    if not fix and way == COPY and all(is_carried(machine, FUSE, each) for each in strangers):
+        fix = _fuse(machine).fix
+    return Ability(name=name, works=False, detail=detail, fix=fix, needed="info")
 
 
 def examine_devices(paths: Sequence[str]) -> list[Ability]:
@@ -132,6 +136,8 @@ def _mended(strangers: Sequence[Stranger]) -> str:
     """
     me, ours = user_name(os.geteuid()), {*os.getgroups(), os.getegid()}
     groups = sorted({each.group for each in strangers if each.user == os.geteuid()} & ours)
+    if any(each.user not in (0, os.geteuid()) and each.may_write and each.group in ours for each in strangers):
+        groups = []  # with them, the kernel's overlay could still not change what is somebody else's
     others = [each for each in strangers if each.group not in ours or each.user == 0 != os.geteuid()]
     if groups or any(each.may_write for each in others):
         others = [each for each in others if each.may_write]  # the rest is in the way of a rename alone
