@@ -215,3 +215,16 @@ def test_without_a_file_a_run_pays_one_failed_look(place):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
     assert done.stdout == "[] []\n"
+
+
+@pytest.mark.parametrize("name", ["config.toml", "."])
+def test_a_link_that_leads_nowhere_is_not_taken_for_no_configuration(home: Path, name: str) -> None:
+    ours = places()
+    link = Path(config.file_of(ours)).parent if name == "." else Path(config.file_of(ours))
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(home / "dotfiles")
+    with pytest.raises(BadConfiguration, match="is a link that leads nowhere"):
+        config.load(ours)
+    (home / "dotfiles").mkdir()
+    if name == ".":
+        assert config.load(ours) == {}
