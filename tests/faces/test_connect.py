@@ -189,6 +189,18 @@ def test_what_a_person_changed_after_the_setup_stays_when_it_is_removed(cli: Cli
     assert [each.read_text() for each in path.parent.glob("*.before-fumehood-*")] == [CLAUDE], done.stdout
 
 
+def test_each_line_of_the_difference_is_one_though_the_file_ends_without_its_end(cli: Cli, home: Path) -> None:
+    (home / ".claude").mkdir()
+    (home / ".claude/settings.json").write_text('{"a": 1}')
+    shown = cli("setup", "claude", "--yes").stdout
+    assert '\n-{"a": 1}\n\\ No newline at end of file\n+{"a": 1, "hooks": {\n' in shown
+
+
+def test_settings_that_are_a_directory_are_told_so(cli: Cli, home: Path) -> None:
+    (home / ".claude/settings.json").mkdir(parents=True)
+    assert f"ERROR: {home}/.claude/settings.json can't be read: Is a directory\n" in cli("setup", "claude").stderr
+
+
 def test_a_backup_is_not_written_over(cli: Cli, home: Path) -> None:
     path = home / FILES["codex"]
     path.parent.mkdir()

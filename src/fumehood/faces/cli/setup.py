@@ -321,7 +321,8 @@ class Rewriting(Value):
     def diff(self) -> str:
         """The difference, for a person to agree to."""
         texts = self.before.splitlines(True), self.after.splitlines(True)
-        return "".join(difflib.unified_diff(*texts, f"{self.path} (now)", f"{self.path} (then)"))
+        lines = difflib.unified_diff(*texts, f"{self.path} (now)", f"{self.path} (then)")
+        return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
 def _compared(path: str, edits: Sequence[SettingsEdit], *, is_removal: bool) -> Rewriting:

@@ -86,7 +86,8 @@ def read_settings(path: str) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{path} can't be read: {error}", hint="--print shows what to add by hand") from error
+        why = getattr(error, "strerror", None) or error
+        raise BadRequest(f"{path} can't be read: {why}", hint="--print shows what to add by hand") from error
 
 
 def _hook_line(command: list[str], client: str) -> str:
