@@ -422,3 +422,17 @@ def test_a_hook_or_a_server_that_a_person_starts_says_what_it_waits_for(project:
 
 def test_a_call_without_an_event_is_told_so(cli: Cli) -> None:
     assert cli("hook", input="{}").stderr.startswith("ERROR: the hook's input names no event\n")
+
+
+def test_what_was_undone_in_another_project_is_brought_back_by_the_line_that_is_shown(
+    cli: Cli, applied: str, project: Path, test_directory: Path
+) -> None:
+    other = test_directory / "other"
+    other.mkdir()
+    cli("run", "--", "echo x > mine", cwd=other)
+    cli("undo", cwd=other)
+    shown = cli("undo", applied, cwd=other).stdout
+    line = shown.rpartition("to have it back: fumehood ")[2].split()
+    assert not (project / "b").exists()
+    assert cli(*line, cwd=other).returncode == 0
+    assert ((project / "b").exists(), (other / "mine").exists()) == (True, False)

@@ -429,7 +429,8 @@ def check_policy(policy: object) -> None:
     for name, default in Policy().fields().items():
         value = getattr(policy, name)
         if isinstance(default, Value) and not isinstance(value, type(default)):
-            raise BadRequest(f"{name} of a policy can't be {value!r:.100}", hint=f"it is made by {type(default).__name__}(…)")
+            hint = f"it is made by {type(default).__name__}(…)"
+            raise BadRequest(f"{name} of a policy can't be {value!r:.100}", hint=hint)
     for key in KEYS:
         value = key.of(policy)
         if wrong := _wrong(key, value):

@@ -235,7 +235,9 @@ def _tell_undo(back: Run, run: Run, whole: str = "") -> None:
         print(f"  {how_many(held, 'change')} that it held: no longer waiting")
     elif held and back.command.startswith(f"{REDO} "):
         print(f"  {how_many(held, 'change')} that it holds: waiting again")
-    print(f"  that was run {run.name}; {_way_back(back, whole)}")
+    # A run of another project is named: what is the last undo here is another one.
+    is_elsewhere = run.name == run.run and not back.command.startswith(f"{REDO} ")
+    print(f"  that was run {run.name}; {_way_back(back, whole or (run.name if is_elsewhere else ''))}")
 
 
 def _way_back(back: Run, whole: str) -> str:
