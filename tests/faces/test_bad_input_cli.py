@@ -436,3 +436,8 @@ def test_what_was_undone_in_another_project_is_brought_back_by_the_line_that_is_
     assert not (project / "b").exists()
     assert cli(*line, cwd=other).returncode == 0
     assert ((project / "b").exists(), (other / "mine").exists()) == (True, False)
+
+
+@pytest.mark.parametrize("what", ["session", "draft"])
+def test_a_server_is_refused_a_name_that_every_call_would_be_refused(what: str, cli: Cli) -> None:
+    assert refused(cli("mcp", f"--{what}", "a b"))[0] == f"'a b' can't be the name of a {what}"

@@ -29,6 +29,7 @@ def test_help_names_a_command_and_quiet_says_nothing(cli: Cli, project: Path) ->
     for name in ("undo", "run", "shell", "agent", "mcp"):
         assert f"fumehood {name}" in cli("help", name).stdout.splitlines()[0]
     assert "commands:" in cli("help").stdout
+    assert "commands:" in cli("help", "help").stdout
     assert cli("-V").stdout.startswith("fumehood ")
     assert cli("run", "-q", "--", "echo x >> a").stderr == ""
     quiet = cli("undo", "-q")

@@ -177,7 +177,7 @@ def _open_standard_descriptors() -> None:
 def _dispatch(words: list[str], begin: Callable[[], None]) -> int:
     """Run a command. Some run before everything an agent does: they load as little as they can."""
     if words[:1] == ["help"]:
-        words = [words[1], "--help"] if words[1:] else ["--help"]
+        words = [words[1], "--help"] if words[1:] not in ([], ["help"]) else ["--help"]
     name, rest = (words[0], words[1:]) if words else ("", [])
     act: Callable[[list[str]], int]
     if name in ("-V", "--version"):

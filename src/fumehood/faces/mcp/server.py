@@ -27,6 +27,7 @@ from pydantic import Field, ValidationError
 from fumehood import __version__
 from fumehood.core import tool as described
 from fumehood.core.report import line_of
+from fumehood.core.request import checked_name
 from fumehood.errors import BadConfiguration, BadRequest, FumehoodError, Unavailable
 from fumehood.faces.mcp import tools
 from fumehood.faces.mcp.clients import MARK, Clients
@@ -188,6 +189,9 @@ def serve(
     """Serve until the client leaves, or for ever."""
     if project is not None and not os.path.isdir(project):
         raise BadRequest(f"the project {project} does not exist", hint="make it first, or name another project")
+    for what, name in (("session", session), ("draft", draft)):
+        if name is not None:
+            checked_name(name, what)  # now, and not in what every call is answered
     others: tuple[Ask, ...] = ()
     if http is not None and os.isatty(2):
         # Who is asked where a client can't: the person who started us in a terminal of their own. On standard input
