@@ -143,7 +143,8 @@ def _plan(context: Context, sender: FleetSender) -> int:
             print(f"{'there' if each['sent'] else 'send ':5} {each['size']:>12,}  {printable(each['path'])}")
         for each in plan["at_home"]:
             print(f"stays {'':>12}  {printable(each['path'])}  ({each['reason']})")
-        print(f"{len(plan['files'])} files, {plan['bytes']:,} bytes; {plan['to_send']:,} are not there yet")
+        files = how_many(len(plan["files"]), "file")
+        print(f"{files}, {plan['bytes']:,} bytes; {plan['to_send']:,} are not there yet")
 
     return context.say(plan, show)
 
