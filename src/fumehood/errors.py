@@ -115,8 +115,11 @@ MORE_FILES = "allow more open files: ulimit -n 1024"
 
 def own_umask() -> str:
     """Say it where this process takes all rights to what it makes from itself; nothing where it does not."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-        umask = next((line.split()[1] for line in status if line.startswith("Umask:")), "0")
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            umask = next((line.split()[1] for line in status if line.startswith("Umask:")), "0")
+    except OSError:
+        return ""  # where there is no /proc, or no file can be opened any more
     return f"your umask {umask} takes what you make from yourself: umask 022" if int(umask, 8) & 0o700 else ""
 
 
