@@ -39,6 +39,8 @@ def test_what_runs_is_shown_with_its_session(cli: Any, started: Any, project: Pa
     line = cli("ps").stdout.splitlines()[0]
     assert "echo written" in line
     assert "session agent" in line
+    (when,) = [line for line in cli("show", "last").stdout.splitlines() if line.startswith("when")]
+    assert ", for " in when
 
 
 def test_another_projects_commands_are_shown_where_all_are_asked_for(

@@ -30,7 +30,7 @@ from fumehood.core.judge import objects_of
 from fumehood.core.network import Connection
 from fumehood.core.report import Run, how_many, picked, printable
 from fumehood.core.request import loopback_of
-from fumehood.core.wording import fitted
+from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
 from fumehood.faces.cli.output import GuardedText, ModelText, Paint, here, sink_to, whole_number, width
@@ -283,6 +283,11 @@ def _by_names(text: str, name_of: Callable[[str], str]) -> str:
     return f"{before}{by}{name_of(name)}" if by else text
 
 
+def _lasted(run: Run) -> str:
+    is_running = run.state == "running"
+    return f"for {elapsed(time.time() - run.started_at)}" if is_running else f"{run.duration_s:.3f} s"
+
+
 def _tell(run: Run, events: Sequence[Event]) -> None:
     colour = paint()
     sandbox = f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
@@ -292,7 +297,7 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         "command": run.command,
         "directory": run.cwd,
         "project": run.project,
-        "when": f"{when}, {run.duration_s:.3f} s",
+        "when": f"{when}, {_lasted(run)}",
         "exit code": "none" if run.exit_code is None else str(run.exit_code),
         "sandbox": "nothing ran" if run.state == "refused" else sandbox,
         "state": f"{run.state}: {run.reason}" if run.reason else run.state,
