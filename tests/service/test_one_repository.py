@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from conftest import need
-from fumehood import Run, Sandbox, UndoRefused
+from fumehood import Policy, Run, Sandbox, UndoRefused
+from fumehood.core.policy import Again
 from fumehood.linux import gitobjects
 from fumehood.service.store import Store
+from patience import LONG_S
 
 pytestmark = pytest.mark.namespaces
 
@@ -417,6 +419,31 @@ def test_what_a_command_has_read_and_was_taken_back_since_does_not_come_with_it(
         assert git(repository, "fsck", "--no-dangling") == ""
         sandbox.undo(run)
         assert git(repository, "fsck", "--no-dangling") == ""
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_commit_on_top_of_what_is_discarded_meanwhile_is_not_kept_without_it(repository: Path, again: bool) -> None:
+    """What was held has gone with its objects."""
+    (repository / "on").write_text("")
+    with Sandbox(repository, policy=Policy(again=Again(tries=1 if not again else 3, within=LONG_S))) as sandbox:
+        held = sandbox.run("echo b > b; git add b; git commit -qm b", apply="hold")
+
+        def meanwhile(_stream: str, _text: str) -> None:
+            if not (repository / "on").read_text():
+                sandbox.discard(held)
+                (repository / "on").write_text("on")
+
+        commit = "echo a > a; git add a; git commit -qm a; git log --format=%s"
+        run = sandbox.run(f"{commit}; until [ -s on ]; do sleep 0.01; done", on_output=meanwhile)
+        assert run.stdout.split() == (["a", "first"] if again else ["a", "b", "first"])
+        assert run.state == "applied", run.changes
+        assert git(repository, "log", "--format=%s").split() == (["a", "first"] if again else ["first"])
+        assert (repository / "a").read_text() == "a\n"
+        assert git(repository, "fsck", "--no-dangling") == ""
+        later = sandbox.run("git log --format=%s")
+        assert later.stdout == git(repository, "log", "--format=%s")
+        sandbox.undo(run)
+        assert is_sound(repository)
 
 
 def test_a_persons_clean_up_is_no_conflict(repository: Path) -> None:

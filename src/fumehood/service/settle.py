@@ -13,11 +13,12 @@ from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unf
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_top, walk
 from fumehood.service import layers as layering
+from fumehood.service.ground import leave_groundless, taken_back
 from fumehood.store.history import APPLYING, CHECKPOINT, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from typing import NoReturn
 
     from fumehood.core.policy import Again
@@ -39,6 +40,9 @@ def settle(
 ) -> None:  # fmt: skip
     """Let the verdicts take effect, and record it; raises Overtaken where it gives way to other runs instead."""
     find_conflicts(store, run, layers, indexes)
+    if run.below and (groundless := leave_groundless(store, run)) and may_run_again:
+        with store.alone(project):
+            _forget(store, run, groundless.reason, f"{run.roots[groundless.root]}/{groundless.path}")
     state = state_of(run.changed)
     if any(change.verdict == c.APPLIED for change in run.changed):
         with store.alone(project):
@@ -100,8 +104,8 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
         and change.verdict in (c.APPLIED, c.HELD)
     ]
-    undone = _taken_back(store, run)
-    late += undone.difference(late)
+    undone = taken_back(store, run)
+    late += [change for change in undone if change not in late]
     if locks := _hidden_locks(run, late):
         run.changed = [change for change in run.changed if change not in locks]
         late = [change for change in late if change not in locks]
@@ -114,24 +118,8 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         _mark(run, late, undone, layers, began, indexes)
 
 
-def _taken_back(store: Store, run: Run) -> set[c.Change]:
-    """Return what a run changed of repositories where undos have too since: what they took back, it may have read."""
-    if not any(change.path.endswith("index") or "refs/" in change.path for change in run.changed):
-        return set()
-    from fumehood.core.judge import git_directories, repository
-
-    rows = store.database.rows(
-        "SELECT undo.id FROM runs AS undo JOIN runs AS mine ON mine.id = ? AND undo.project = mine.project"
-        " AND undo.number > mine.number WHERE undo.act = 'undo' AND undo.state = 'applied'", (run.run,),
-    )  # fmt: skip
-    undos, gits = [store.history.find(name) for (name,) in rows], git_directories(run.roots, run.changed)
-    moved = {f"{undo.roots[each.root]}/{each.path}" for undo in undos for each in undo.changed}
-    places = {f"{run.roots[each.root]}/{each.path}": each for each in run.changed if each.before is not None}
-    return {each for place, each in places.items() if place in moved and repository(place, gits)}
-
-
 def _mark(
-    run: Run, late: Sequence[c.Change], undone: Collection[c.Change], layers: Sequence[Layer], began: int,
+    run: Run, late: Sequence[c.Change], undone: Sequence[c.Change], layers: Sequence[Layer], began: int,
     indexes: SeenIndexes | None,
 ) -> None:  # fmt: skip
     """Let what was changed meanwhile be a conflict, unless the command has read it, or it has room beside the run's."""
