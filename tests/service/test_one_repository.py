@@ -361,6 +361,7 @@ def test_what_git_notes_for_itself_is_in_nobodys_way(repository: Path, note: str
     "echo p > p; git add p; git commit -qm person",
     "git switch -qc topic; echo p > p; git add p; git commit -qm person",
     "echo p > p; git add p; git commit -qm wrong; git commit -q --amend -m person",
+    "git switch -qc side; git switch -q main; echo p > p; git add p; git commit -qm person",
 ])  # fmt: skip
 def test_a_commit_on_top_of_what_a_person_committed_meanwhile_is_no_conflict(repository: Path, person: str) -> None:
     typed(repository, "echo k > k; git add k; git commit -qm kept")
@@ -373,6 +374,28 @@ def test_a_commit_on_top_of_what_a_person_committed_meanwhile_is_no_conflict(rep
         sandbox.undo(run)
     assert git(repository, "log", "--format=%s").split() == ["person", "kept", "first"]
     assert git(repository, "status", "--porcelain") == ""
+    assert is_sound(repository)
+
+
+# A ref without git, and lines of its log that git would not write.
+WRITTEN = "git rev-parse @~ > .git/refs/heads/main; mkdir -p .git/objects/aa; echo x > .git/objects/aa/bb"
+CRAFTED = ("x", "$h\\n", "$h ..\\0 x\\n", "$h aabb x\\n", "$h ../../refs/heads/main x\\n")
+
+
+@pytest.mark.parametrize("after", [
+    "git reset -q --hard @~", "git commit -q --amend -m a", "git reset -q --soft @~2; git commit -qm a",
+    "git branch -f side; git update-ref refs/heads/main @~2",
+    *(f"h=$(git rev-parse @); {WRITTEN}; printf \"{line}\" >> .git/logs/refs/heads/main" for line in CRAFTED),
+    "git pack-refs --all; git gc -q; git reset -q --hard @~",
+])  # fmt: skip
+def test_what_would_take_a_persons_commit_of_just_now_away_waits(repository: Path, after: str) -> None:
+    """The command means the commit that was there when somebody wrote it."""
+    typed(repository, "echo k > k; git add k; git commit -qm kept")
+    with Sandbox(repository) as sandbox:
+        run = in_the_meantime(sandbox, "true", repository, "echo p > p; git add p; git commit -qm person", after)
+    assert run.state == "held", run.changes
+    assert git(repository, "log", "--format=%s").split() == ["person", "kept", "first"]
+    assert git(repository, "ls-files").split() == ["k", "p"]
     assert is_sound(repository)
 
 

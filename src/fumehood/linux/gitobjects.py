@@ -96,7 +96,8 @@ def has_read_theirs(roots: Sequence[str], gits: Collection[str], change: c.Chang
 
     A log tells: the command's has all lines of the project's, in their order. `git gc` writes logs anew, without lines
     that are old: nothing is lost if these come back. For a ref, the command's first line must besides begin where the
-    project's last one ended. Of stashes, the log is the list, and who drops one means it.
+    project's last one ended, and each be a commit on top of what was there: who resets or amends what they have read
+    can't have meant a person's commit of just now. Of stashes, the log is the list, and who drops one means it.
     """
     root = roots[change.root]
     place = f"{root}/{change.path}"
@@ -112,11 +113,31 @@ def has_read_theirs(roots: Sequence[str], gits: Collection[str], change: c.Chang
         path = f"{git}/{part}"[len(root) + 1 :]
         mine, theirs = (plain_file(path, top, _LONGEST_LOG) for top in (layer, live))
         now = plain_file(change.path, live, _LONGEST_HEAD) if is_ref else b""
-    if mine is None or theirs is None or now is None or _LONGEST_LOG in (len(mine), len(theirs)):
+        if mine is None or theirs is None or now is None or _LONGEST_LOG in (len(mine), len(theirs)):
+            return False
+        lines = iter(mine.splitlines(keepends=True))
+        if not all(line in lines for line in theirs.splitlines(keepends=True)):
+            return False
+        if not is_ref:
+            return True
+        moves = [(*line.split(b" ", 2), b"")[:2] for line in lines]
+        return _ends(theirs)[1:] == [now.strip()] == [old for old, _ in moves[:1]] and all(
+            _is_on_top(layer, _inside(root, git), os.fsdecode(old), os.fsdecode(new)) for old, new in moves
+        )
+
+
+def _is_on_top(layer: int, git: str, old: str, new: str) -> bool:
+    """Return True if a move of a ref is one to a commit that a command made on top of the one before, or is none."""
+    import zlib
+
+    if old == new:
+        return True
+    try:
+        packed = plain_file(join(git, f"objects/{new[:2]}/{new[2:]}"), layer) or b""
+        commit = zlib.decompressobj().decompress(packed, _LONGEST_HEAD)
+    except zlib.error:
         return False
-    lines = iter(mine.splitlines(keepends=True))
-    has_all = all(line in lines for line in theirs.splitlines(keepends=True))
-    return has_all and (not is_ref or _ends(theirs)[1:] == [now.strip()] == next(lines, b"").split(b" ", 1)[:1])
+    return commit.startswith(b"commit ") and f"\nparent {old}\n".encode() in commit.partition(b"\n\n")[0] + b"\n"
 
 
 def takes_in_staged(
