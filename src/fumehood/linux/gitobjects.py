@@ -122,22 +122,22 @@ def has_read_theirs(roots: Sequence[str], gits: Collection[str], change: c.Chang
             return True
         moves = [(*line.split(b" ", 2), b"")[:2] for line in lines]
         return _ends(theirs)[1:] == [now.strip()] == [old for old, _ in moves[:1]] and all(
-            _is_on_top(layer, _inside(root, git), os.fsdecode(old), os.fsdecode(new)) for old, new in moves
+            _is_on_top(layer, _inside(root, git), old, os.fsdecode(new)) for old, new in moves
         )
 
 
-def _is_on_top(layer: int, git: str, old: str, new: str) -> bool:
+def _is_on_top(layer: int, git: str, old: bytes, new: str) -> bool:
     """Return True if a move of a ref is one to a commit that a command made on top of the one before, or is none."""
     import zlib
 
-    if old == new:
+    if old == os.fsencode(new):
         return True
     try:
         packed = plain_file(join(git, f"objects/{new[:2]}/{new[2:]}"), layer) or b""
         commit = zlib.decompressobj().decompress(packed, _LONGEST_HEAD)
     except zlib.error:
         return False
-    return commit.startswith(b"commit ") and f"\nparent {old}\n".encode() in commit.partition(b"\n\n")[0] + b"\n"
+    return commit.startswith(b"commit ") and b"\nparent %b\n" % old in commit.partition(b"\n\n")[0] + b"\n"
 
 
 def takes_in_staged(
