@@ -414,8 +414,12 @@ def test_a_commit_of_what_was_staged_before_a_persons_commit_waits(repository: P
     assert is_sound(repository)
 
 
-@pytest.mark.parametrize("last", ["git commit -qm a", "true"])
-def test_what_a_command_has_read_and_was_taken_back_since_does_not_come_with_it(repository: Path, last: str) -> None:
+@pytest.mark.parametrize(("last", "mode"), [
+    ("git commit -qm a", "apply"), ("true", "apply"), ("git commit -qm a", "discard"),
+])  # fmt: skip
+def test_what_a_command_has_read_and_was_taken_back_since_does_not_come_with_it(
+    repository: Path, last: str, mode: str
+) -> None:
     """Else it would bring back a commit that lacks its objects."""
     typed(repository, "echo k > k; git add k; git commit -qm kept")
     for name in ("first", "second"):
@@ -434,7 +438,11 @@ def test_what_a_command_has_read_and_was_taken_back_since_does_not_come_with_it(
         run = sandbox.run(
             "echo begun; until [ -s first ]; do sleep 0.01; done; echo a > a; git add a; "
             f"{last}; echo read; until [ -s second ]; do sleep 0.01; done", on_output=meanwhile,
+            apply=mode,
         )  # fmt: skip
+        if mode == "discard":
+            assert {each.verdict for each in run.changes} == {"discarded"}
+            return
         assert run.state == "applied", run.changes
         assert git(repository, "log", "--format=%s").split() == (
             ["a", "kept", "first"] if "commit" in last else ["kept", "first"]

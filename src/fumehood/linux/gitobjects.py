@@ -169,8 +169,8 @@ def takes_in_staged(
                 os.utime(_JOINED, ns=(time_ns, time_ns), dir_fd=room)
                 os.rename(_JOINED, INDEX, src_dir_fd=room, dst_dir_fd=own)
                 index.after = stamp_of(os.stat(INDEX, dir_fd=own, follow_symlinks=False), meaning(content))
-        except PermissionError:
-            return False  # the command has closed its git directory
+        except OSError:
+            return False  # the command has closed its git directory, or there is no room: then it waits
     return True
 
 

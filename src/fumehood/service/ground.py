@@ -12,8 +12,11 @@ if TYPE_CHECKING:
 
 
 def taken_back(store: Store, run: Run) -> list[c.Change]:
-    """Return what a run changed of repositories where undos have too since: what they took back, it may have read."""
-    if not _is_in_repository(run):
+    """Return what a run would change of repositories where undos have too since: it may have read what they took back.
+
+    A draft is compared with the project when it is applied.
+    """
+    if run.draft is not None or not _is_in_repository(run):
         return []
     rows = store.database.rows(
         "SELECT undo.id FROM runs AS undo JOIN runs AS mine ON mine.id = ? AND undo.project = mine.project"
@@ -21,7 +24,8 @@ def taken_back(store: Store, run: Run) -> list[c.Change]:
     )  # fmt: skip
     undos, gits = [store.history.find(name) for (name,) in rows], git_directories(run.roots, run.changed)
     moved = {f"{undo.roots[each.root]}/{each.path}" for undo in undos for each in undo.changed}
-    places = {f"{run.roots[each.root]}/{each.path}": each for each in run.changed if each.before is not None}
+    going = [each for each in run.changed if each.before is not None and each.verdict in (c.APPLIED, c.HELD)]
+    places = {f"{run.roots[each.root]}/{each.path}": each for each in going}
     return [each for place, each in places.items() if place in moved and repository(place, gits)]
 
 

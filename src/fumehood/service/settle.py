@@ -18,7 +18,7 @@ from fumehood.store.history import APPLYING, CHECKPOINT, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
     from typing import NoReturn
 
     from fumehood.core.policy import Again
@@ -104,8 +104,8 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
         and change.verdict in (c.APPLIED, c.HELD)
     ]
-    undone = taken_back(store, run)
-    late += [change for change in undone if change not in late]
+    undone = {id(change): change for change in taken_back(store, run)}
+    late = [*({id(change): change for change in late} | undone).values()]
     if locks := _hidden_locks(run, late):
         run.changed = [change for change in run.changed if change not in locks]
         late = [change for change in late if change not in locks]
@@ -119,7 +119,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
 
 
 def _mark(
-    run: Run, late: Sequence[c.Change], undone: Sequence[c.Change], layers: Sequence[Layer], began: int,
+    run: Run, late: Sequence[c.Change], undone: Collection[int], layers: Sequence[Layer], began: int,
     indexes: SeenIndexes | None,
 ) -> None:  # fmt: skip
     """Let what was changed meanwhile be a conflict, unless the command has read it, or it has room beside the run's."""
@@ -131,7 +131,7 @@ def _mark(
     # Indexes come last: where anything else of a repository waits, they do too.
     for change in sorted(late, key=lambda each: each.path.endswith(INDEX)):
         upper = layers[change.root].upper
-        if change not in undone and has_read_theirs(run.roots, gits, change, upper):
+        if id(change) not in undone and has_read_theirs(run.roots, gits, change, upper):
             continue
         if indexes and not undone and takes_in_staged(run.roots, run.changed, change, upper, indexes, began):
             continue
