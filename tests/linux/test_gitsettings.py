@@ -303,6 +303,7 @@ SECRETS = """
 \te = "!tool --password PLANT36"
 \tf = "!tool ghp_PLANT37aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 \tg = "!tool -H 'Basic PLANT38aaaaaa'"
+\th = "!curl -u ada:PLANT63 https://example.org"
 [core]
 \tsshCommand = ssh -i ~/.ssh/PLANT39
 \taskPass = PLANT40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.environment import looks_secret
+from fumehood.core.environment import holds_secret, looks_secret
 from fumehood.core.gitconfig import split_key
 from fumehood.core.masks import is_in
 from fumehood.core.package_settings import Malformed, announces_secret, may_hold_secret, paths_below, shown_of
@@ -222,7 +222,7 @@ class _Judge:
             return text.lower() in _OFF
         is_address = section in ("url", "remote") or name.endswith(("url", "uri"))
         is_secret = may_hold_secret(text) if is_address else announces_secret(text)
-        if is_secret:
+        if is_secret or holds_secret(text):
             return False
         return all(is_in(os.path.normpath(path), self._visible) for path in paths_below(text, self._homes))
 
