@@ -272,6 +272,7 @@ def test_root_reads_for_somebody_only_the_settings_that_are_open_to_them(home, p
     assert b"root:" in shown[".config/git/attributes"]
 
 
+@pytest.mark.alone  # what it makes in /etc and /var has everybody look the host over again
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is closed to everybody else")
 def test_what_only_root_may_read_of_services_is_hidden_from_its_commands(home, project, cli):
     name = f"fumehood-{os.getpid()}"
@@ -295,6 +296,11 @@ def test_what_only_root_may_read_of_services_is_hidden_from_its_commands(home, p
         late.touch(mode=0o600)
         late.write_text("its text\n")
         assert "its text" not in cli("run", "--", f"cat {late}").stdout
+        # A home that lies there is in sight, or not, as every home.
+        closed[1].parent.chmod(0o700)
+        view = look_over(Sight(homes=(str(closed[1].parent),), points=(), hidden=(), user=0))
+        assert str(closed[1]) not in hidden_in(view)
+        assert not any(each.target == str(closed[1].parent) for each in view.operations if isinstance(each, Tmpfs))
         config.parent.mkdir(parents=True, exist_ok=True)
         config.write_text(f'unmask = ["/etc/{name}"]\n')
         assert cli("run", "--", f"cat {late} {closed[0]} {closed[2]}").stdout == "its text\n" * 3

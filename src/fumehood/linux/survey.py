@@ -106,13 +106,14 @@ class _Survey:
 
         A directory with very many such files is hidden as a whole.
         """
-        seen = (*self._sight.points, *self._shown, *_OPEN_IN_SERVICES)
+        seen = (*self._kept, *_OPEN_IN_SERVICES)
         waiting = list(SERVICES)
         for folder in waiting:  # which grows
             closed = []
             for name, kind in self._disk.listing(folder).items():
                 path = f"{folder}/{name}"
-                if kind not in ("d", "f") or is_in(path, seen) or _is_remote(self._mounts.get(path, "")):
+                is_other = kind not in ("d", "f") or _is_remote(self._mounts.get(path, ""))
+                if is_other or path in self._hidden or is_in(path, seen):
                     continue
                 if _is_roots_alone(path):
                     closed.append(path)
