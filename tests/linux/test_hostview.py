@@ -1,6 +1,5 @@
 """How the host is shown behind the roots: real files, real mounts, real sockets."""
 
-import json
 import os
 import shutil
 import signal
@@ -12,10 +11,11 @@ import pytest
 
 from fumehood import Policy, Sandbox
 from fumehood.core.masks import Sight
-from fumehood.linux import libc
+from fumehood.linux import libc, survey
 from fumehood.linux.cache import Snapshot
 from fumehood.linux.mounts import HostView, Text, Tmpfs, View
 from fumehood.linux.survey import look_over
+from fumehood.service import missed
 from patience import LONG_S, eventually
 
 pytestmark = pytest.mark.namespaces
@@ -272,38 +272,54 @@ def test_root_reads_for_somebody_only_the_settings_that_are_open_to_them(home, p
     assert b"root:" in shown[".config/git/attributes"]
 
 
-@pytest.mark.alone  # what it makes in /etc and /var has everybody look the host over again
+@pytest.fixture
+def services(monkeypatch, test_directory):
+    """A directory that counts as /etc does: what is made in the real one would have everybody look over the host."""
+    place = test_directory / "services"
+    place.mkdir()
+    for module in (survey, missed):
+        monkeypatch.setattr(module, "SERVICES", (str(place),))
+    monkeypatch.setattr(survey, "_OPEN_IN_SERVICES", (str(place / "log"),))
+    monkeypatch.setattr(survey, "_DEEPEST", str(place).count("/") + 2)
+    return place
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is closed to everybody else")
-def test_what_only_root_may_read_of_services_is_hidden_from_its_commands(home, project, cli):
-    name = f"fumehood-{os.getpid()}"
-    closed = [Path(f"/etc/{name}/a/settings"), Path(f"/var/lib/{name}/state"), Path(f"/etc/{name}/keys/one")]
-    shown = [Path(f"/etc/{name}/open"), Path(f"/etc/{name}/of-a-group")]
-    config = home / ".config/fumehood/config.toml"
-    try:
-        for path in (*closed, *shown):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("its text\n")
-            path.chmod({"open": 0o644, "of-a-group": 0o640}.get(path.name, 0o600))
-        closed[2].parent.chmod(0o700)
-        done = cli("run", "--json", "--", f"ls /etc/{name}; cat {' '.join(map(str, (*closed, *shown)))}")
-        report = json.loads(done.stdout)
-        assert report["output"].count("its text") == len(shown)
-        assert "keys" not in report["output"].split()
-        assert [each["detail"] for each in report["blocked"]] == [str(path) for path in closed]
-        assert "only root may read it" in report["blocked"][0]["hint"]
-        # One that comes later is noticed, and a person may show them.
-        late = Path(f"/etc/{name}/a/late")
+def test_what_only_root_may_read_of_services_is_hidden_from_its_commands(services, home, project):
+    closed = [services / name for name in ("settings", "a/b/state", "keys/one")]
+    shown = [services / name for name in ("open", "of-a-group", "log/closed")]
+    for path in (*closed, *shown):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("its text\n")
+        path.chmod({"open": 0o644, "of-a-group": 0o640}.get(path.name, 0o600))
+    closed[2].parent.chmod(0o700)
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(f"ls {services}; cat {' '.join(map(str, (*closed, *shown)))}")
+        assert run.stdout.split("\n")[:4] == ["a", "log", "of-a-group", "open"]
+        assert run.stdout.count("its text") == len(shown)
+        assert [each.detail for each in run.blocked] == [str(path) for path in closed]
+        assert "only root may read it" in run.blocked[0].hint
+        late = services / "a/late"
         late.touch(mode=0o600)
         late.write_text("its text\n")
-        assert "its text" not in cli("run", "--", f"cat {late}").stdout
-        # A home that lies there is in sight, or not, as every home.
-        closed[1].parent.chmod(0o700)
-        view = look_over(Sight(homes=(str(closed[1].parent),), points=(), hidden=(), user=0))
-        assert str(closed[1]) not in hidden_in(view)
-        assert not any(each.target == str(closed[1].parent) for each in view.operations if isinstance(each, Tmpfs))
-        config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(f'unmask = ["/etc/{name}"]\n')
-        assert cli("run", "--", f"cat {late} {closed[0]} {closed[2]}").stdout == "its text\n" * 3
-    finally:
-        for top in ("/etc", "/var/lib"):
-            shutil.rmtree(f"{top}/{name}", ignore_errors=True)
+        assert sandbox.run(f"cat {late}").stdout == "", "one that comes later is noticed"
+    with Sandbox(project, policy=Policy(unmask=(str(services),))) as sandbox:
+        assert sandbox.run(f"cat {' '.join(map(str, (*closed, late)))}").stdout == "its text\n" * 4
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is closed to everybody else")
+def test_a_home_among_services_is_in_sight_or_not_as_every_home(services):
+    (services / "home").mkdir(mode=0o700)
+    (services / "home/notes").touch(mode=0o600)
+    view = look_over(Sight(homes=(str(services / "home"),), points=(), hidden=(), user=0))
+    assert str(services / "home/notes") not in hidden_in(view)
+    assert not any(each.target == str(services / "home") for each in view.operations if isinstance(each, Tmpfs))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root reads what is closed to everybody else")
+def test_a_directory_with_very_many_files_that_only_root_may_read_is_hidden_as_a_whole(services):
+    (services / "many").mkdir()
+    for number in range(150):
+        (services / f"many/{number}").touch(mode=0o600)
+    view = look_over(Sight(homes=("/nonexistent",), points=(str(services / "x"),), hidden=(), user=0))
+    assert [path for path in hidden_in(view) if path.startswith(str(services))] == [str(services / "many")]

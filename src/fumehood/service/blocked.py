@@ -185,7 +185,8 @@ def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, end
 
         home = world.environment.get("HOME", "/")
         views = [] if ended.seen is None else [each for each in ended.seen.mounts if isinstance(each, View)]
-        closed = [f"{each.target}/{name}" for each in views if is_in(each.target, SERVICES) for name in each.hidden]
+        hidden = (f"{each.target}/{name}" for each in views for name in each.hidden)
+        closed = [path for path in hidden if is_in(path, SERVICES)]
         suspects = suspected(output, run.exit_code, policy, home, secrets_elsewhere(), closed)
         is_explained = bool(blocked)
         blocked += [each for each in suspects if each not in blocked and not (each.what == "limit" and is_explained)]
