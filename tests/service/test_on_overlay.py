@@ -119,3 +119,25 @@ def test_what_can_not_be_done_there_is_told_in_words_and_nothing_is_done(inside)
         assert (run.state, run.reason) == ("held", "nothing was applied: the file system can't move it: of")
         assert snapshot(inside) == before
         assert sandbox.run("cat of").stdout == "now a file\n"
+
+
+def test_where_fuse_overlayfs_is_the_containers_overlay_a_directory_of_the_image_goes_and_comes_back(
+    home, test_directory
+):
+    place, *parts = (test_directory / name for name in ("container", "image", "written", "work"))
+    for each in (place, *parts[1:], parts[0] / "project/of/image"):
+        each.mkdir(parents=True)
+    (parts[0] / "project/of/image/z").write_text("z\n")
+    options = "lowerdir={},upperdir={},workdir={}".format(*parts)
+    line = ["mount", "-t", "fuse.fuse-overlayfs", "-o", options, "none", place]
+    # What serves it would keep our output open.
+    mounted = subprocess.run(line, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    need(mounted.returncode == 0, "fuse-overlayfs can't be mounted here")
+    try:
+        with Sandbox(place / "project") as sandbox:
+            run = sandbox.run("rm -r of; echo new > new")
+            assert (run.state, os.listdir(place / "project")) == ("applied", ["new"]), run.reason
+            sandbox.undo(run)
+        assert files(place / "project") == {"of/image/z": "z\n"}
+    finally:
+        subprocess.run(["umount", place], check=True)

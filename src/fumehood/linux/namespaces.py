@@ -241,6 +241,9 @@ def mounts_below(roots: Sequence[str]) -> list[tuple[int, str]]:
     ]
 
 
+OVERLAYS = ("overlay", "fuse.fuse-overlayfs")  # what a container lies on, by who runs it
+
+
 def file_system(path: str) -> str:
     """Name the type of the file system that holds a directory."""
     real = os.fsencode(os.path.realpath(path)) + b"/"

@@ -17,7 +17,7 @@ from fumehood.linux import nofollow
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import leave_theirs, refs_of, repositories_of
 from fumehood.linux.libc import Closing, Descriptors
-from fumehood.linux.namespaces import file_system
+from fumehood.linux.namespaces import OVERLAYS, file_system
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
 from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
@@ -115,7 +115,7 @@ def planned(
 
     A directory on an overlay, as in a container, can't be renamed if it was in the image: it goes piece by piece.
     """
-    overlays = {number for number, root in enumerate(roots) if file_system(root) == "overlay"}
+    overlays = {number for number, root in enumerate(roots) if file_system(root) in OVERLAYS}
     deleted = (change for change in changes if change.root in overlays and change.change == c.DELETED)
     return plan(changes, staying | {(each.root, each.path) for each in deleted if each.kind == c.DIRECTORY})
 
@@ -344,7 +344,7 @@ class Between:
     def _open(self, number: int) -> tuple[int, int]:
         self._descriptors += map(open_top, (self._uppers[number], self._roots[number]))
         layer, live = self._descriptors[-2:]
-        if not can_rename(layer, live) or file_system(self._roots[number]) == "overlay":
+        if not can_rename(layer, live) or file_system(self._roots[number]) in OVERLAYS:
             self._staging[number] = Staging(self._uppers[number], live, self._run)
         return layer, live
 
