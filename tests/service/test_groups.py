@@ -621,6 +621,7 @@ def test_the_first_way_that_can_carry_a_file_is_chosen(project, captures, grante
     chosen = choose(machine, "", [str(project)], [stranger(group, user)])
     assert (chosen.way, chosen.groups) == (way, (group,) if way == "kernel" else ())
     assert bool(chosen.why) == (way != captures[0])
+    assert chosen.why.endswith("fumehood doctor says what is quicker") == (way == "copy")
 
 
 @as_user

@@ -208,6 +208,8 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[St
     why = "" if way == best else f"captured by {LABELS[way]}: {obstacles[best]}"
     if why and inside and (line := line_for_a_root(roots)):
         why += f"; to let commands write there: {line}"
+    elif why and way == COPY and not inside:
+        why += "; fumehood doctor says what is quicker"
     overlaid = _overlaid(host, roots, strangers, failed_on) if way in (FUSE, COPY) and KERNEL in works else ()
     if overlaid:
         inside_them = [each for each in (*strangers, *failed_on) if is_in(each.whole, overlaid)]
