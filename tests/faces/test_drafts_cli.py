@@ -86,6 +86,9 @@ def test_a_draft_is_shown_with_modes_and_an_empty_one_is_gone_once_applied(
     shown = cli("draft", "show", "one").stdout.splitlines()
     assert shown == ["draft one: 2 changes", "  + d/", "  m k 0644 → 0755"]
     cli("draft", "new", "empty")
+    lines = cli("draft", "diff", "one", "nope").stderr, cli("export", "empty", "-o", str(project / "x")).stderr
+    assert lines[0] == "ERROR: draft one did not change nope\nhint: fumehood draft show one\n"
+    assert lines[1] == "ERROR: draft empty has changed nothing that could travel\nhint: fumehood draft show empty\n"
     assert cli("draft", "log", "empty").stdout.startswith("nothing has run in draft empty yet; fumehood run --draft")
     assert cli("draft", "apply", "empty").stdout == "the project has it all already; draft empty is gone\n"
     assert "there is no draft empty" in cli("draft", "show", "empty").stderr

@@ -49,6 +49,16 @@ def shown_path(path: str) -> str:
     return printable(path) if path.strip(" ") == path else typed(path)
 
 
+def called(run: Run) -> str:
+    """Call a run in a sentence; what a draft holds has the draft's name."""
+    return run.name if run.name.startswith("draft ") else f"run {run.name}"
+
+
+def shown_by(run: Run) -> str:
+    """Return the line that shows everything about a run, or a draft."""
+    return f"fumehood draft show {run.name[6:]}" if run.name.startswith("draft ") else f"fumehood show {run.name}"
+
+
 def how_many(count: int, one: str, many: str = "") -> str:
     """Write how many there are of something: 1 run, 3 runs."""
     return f"{count} {one if count == 1 else many or f'{one}s'}"

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from fumehood.core import changes as c
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, called, printable, shown_by
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
@@ -176,11 +176,11 @@ def _is_stream(path: str) -> bool:
 
 def _refuse_what_stays(run: Run, changes: Sequence[c.Change], *, may_be_empty: bool = False) -> None:
     if not changes and not may_be_empty:
-        raise BadRequest(f"run {run.name} has changed nothing that could travel", hint=f"fumehood show {run.name}")
+        raise BadRequest(f"{called(run)} has changed nothing that could travel", hint=shown_by(run))
     for change in changes:
         if change.root:
             raise BadRequest(
-                f"run {run.name} changed {printable(run.roots[change.root])} too, which is not the project's",
+                f"{called(run)} changed {printable(run.roots[change.root])} too, which is not the project's",
                 hint="a bundle holds the changes of a project alone",
             )
         if any(part.startswith(_GONE) for part in change.path.split("/")):

@@ -8,7 +8,7 @@ import stat
 from fumehood.core import changes as c
 from fumehood.core.masks import is_below, is_in
 from fumehood.core.network import FULL
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, called, printable, shown_by
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_top, walk
@@ -331,9 +331,8 @@ def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
         places = (_named(run, place) for place in meanings(run.roots, path, here))
         numbers = next((each for each in places if each), None)
         if numbers is None:
-            raise BadRequest(
-                f"run {run.name} did not change {printable(path) or 'an empty path'}", hint=f"fumehood show {run.name}"
-            )
+            said = f"{called(run)} did not change {printable(path) or 'an empty path'}"
+            raise BadRequest(said, hint=shown_by(run))
         wanted |= numbers
     return [change for n, change in enumerate(run.changed) if n in wanted]
 
