@@ -231,6 +231,10 @@ class Machine(RuleBasedStateMachine):
         does = {"refresh": self._refresh, "stage": self._stage}
         self._run((), mode, does.get(meanwhile), commits=True)
 
+    def _can_be_joined(self) -> bool:
+        """Whether nothing is staged in the project, nor held of its repository."""
+        return repository.has_tree(self.project) and all(STATE not in run.held() for run in self.model.waiting())
+
     def _history_is_whole(self) -> bool:
         """Whether what is held was committed on top of what the project has, so that git finds all of it."""
         last: Node | None = self.model.project[STATE]
@@ -259,10 +263,15 @@ class Machine(RuleBasedStateMachine):
         line = "; ".join([*command.lines, repository.TELL if commits else "echo done"])
         self.model.open = self._open_ones()
         self._tick()
+        is_joined = commits and mode == "apply" and self._can_be_joined()
         run = self.sandbox.run(line, apply=mode, on_output=on_output)
         assert run.exit_code == 0, run.output
         if commits:
             command.tree |= repository.told_of(run.stdout)
+        if is_joined and edits and STATE in edits[0]:
+            # What the person has staged came first, and stays staged over the commit.
+            self.model.project[STATE] = edits[0].pop(STATE)
+            command.tree[STATE] = repository.joined(self.project, run.stdout)
         done = self.model.ran(run.id, command.tree, mode, edits[0] if edits else {}, command.touched)
         assert self._verdicts(run) == done.verdicts, (self._verdicts(run), done.verdicts)
 

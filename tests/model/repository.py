@@ -15,6 +15,7 @@ from plain import APPLIED, CONFLICT, Node, Tree
 
 from conftest import PREFIX, scratch
 from fumehood.core.judge import repository
+from fumehood.linux import gitindex
 
 IS_HERE = shutil.which("git") is not None
 GIT = ".git"
@@ -104,6 +105,21 @@ def stage(top: Path, text: str) -> None:
     (top / STAGED).write_text(text)
     (top / STAGED).chmod(0o644)
     git(top, "add", STAGED)
+
+
+def has_tree(top: Path) -> bool:
+    """Whether the index names the tree of all that is in it, as after a commit."""
+    return bool(gitindex._entries((top / GIT / "index").read_bytes(), in_commit=True))
+
+
+def joined(top: Path, printed: str) -> Node:
+    """The state of a commit that `TELL` has printed, with the person's own file staged over it."""
+    head = printed.splitlines()[0]
+    with tempfile.TemporaryDirectory() as place:
+        index = {**os.environ, "GIT_INDEX_FILE": f"{place}/index"}
+        for words in (["read-tree", head], ["update-index", "--add", STAGED]):
+            subprocess.run(["git", *words], cwd=top, env=index, check=True, capture_output=True)
+        return Node("repository", f"{head} {_entries(Path(place, 'index').read_bytes())}", 0, 0)
 
 
 def check(top: Path) -> None:
