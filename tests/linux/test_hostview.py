@@ -15,7 +15,7 @@ from fumehood.linux import libc, survey
 from fumehood.linux.cache import Snapshot
 from fumehood.linux.mounts import HostView, Text, Tmpfs, View
 from fumehood.linux.survey import look_over
-from fumehood.service import missed
+from fumehood.service import blocked
 from patience import LONG_S, eventually
 
 pytestmark = pytest.mark.namespaces
@@ -277,7 +277,7 @@ def services(monkeypatch, test_directory):
     """A directory that counts as /etc does: what is made in the real one would have everybody look over the host."""
     place = test_directory / "services"
     place.mkdir()
-    for module in (survey, missed):
+    for module in (survey, blocked):
         monkeypatch.setattr(module, "SERVICES", (str(place),))
     monkeypatch.setattr(survey, "_OPEN_IN_SERVICES", (str(place / "log"),))
     monkeypatch.setattr(survey, "_DEEPEST", str(place).count("/") + 2)
