@@ -115,9 +115,10 @@ class _Survey:
                 is_other = kind not in ("d", "f") or _is_remote(self._mounts.get(path, ""))
                 if is_other or path in self._hidden or is_in(path, seen):
                     continue
-                if _is_roots_alone(path):
+                mode = _roots_mode(path)
+                if mode and not mode & 0o077:
                     closed.append(path)
-                elif kind == "d" and path.count("/") <= _DEEPEST and len(waiting) < _MOST_LOOKED_AT:
+                elif mode and kind == "d" and path.count("/") <= _DEEPEST and len(waiting) < _MOST_LOOKED_AT:
                     waiting.append(path)
             is_whole = len(closed) > _MOST_CLOSED and folder not in self._needed
             yield from (folder,) if is_whole else closed
@@ -399,12 +400,13 @@ class _Survey:
         return is_others or any(is_in(path, places) for places in (self._hidden, self._unseen, self._hidden_homes))
 
 
-def _is_roots_alone(path: str) -> bool:
+def _roots_mode(path: str) -> int:
+    """Return the mode of what is root's, 0 of anything else: a database's directory changes all the time."""
     try:
         status = os.lstat(path)
     except OSError:  # gone meanwhile
-        return False
-    return status.st_uid == 0 and not status.st_mode & 0o077
+        return 0
+    return 0 if status.st_uid else status.st_mode
 
 
 def _is_remote(kind: str) -> bool:
