@@ -148,6 +148,13 @@ def test_a_group_that_nobody_grants_is_captured_another_way_and_the_report_says_
 
 
 @as_user
+def test_what_would_capture_it_is_explained_once(cli, project):
+    shared_by(a_group(granted=False), project)
+    explained = cli("run", "--explain", "--", "true").stdout
+    assert explained.count("captured by") == 1, explained
+
+
+@as_user
 @pytest.mark.parametrize("way", ["fuse", "copy"], indirect=True)
 @pytest.mark.parametrize("apart", [False, True], ids=["one file system", "two file systems"])
 def test_every_way_keeps_groups_and_passes_them_on(request, project, open_with, way, apart):

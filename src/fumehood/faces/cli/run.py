@@ -532,7 +532,7 @@ def _tell_explained(explained: dict[str, Any]) -> None:
     hosts = f": {', '.join(explained['hosts'])}" if explained["hosts"] else ""
     for name, value in (
         ("directory", explained["cwd"]), ("shell", explained["shell"]),
-        ("captured by", f"{explained['capture']}: {explained['capture_by']}"),
+        ("captured by", f"{explained['capture']}: {explained['capture_by'].removeprefix('captured by ')}"),
         ("network", f"{explained['network']}{hosts}"), ("owners", explained["owners"]),
     ):  # fmt: skip
         lines.append(f"  {name:12} {printable(str(value))}")
