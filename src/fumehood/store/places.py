@@ -6,7 +6,7 @@ import os
 import time
 
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError
+from fumehood.errors import BadRequest, FumehoodError, own_umask
 from fumehood.linux.lock import Lock
 
 TYPE_CHECKING = False
@@ -174,6 +174,9 @@ def _own_home() -> str:
 
 def make_private(directory: str) -> None:
     """Make one of our directories, closed to others."""
+    if os.geteuid() != 0 and not os.path.isdir(directory) and (umask := own_umask()):
+        # Before it: what was made would stay closed when the umask is another.
+        raise FumehoodError(f"cannot make {directory}: Permission denied", hint=umask)
     try:
         os.makedirs(os.path.dirname(directory), exist_ok=True)
         os.mkdir(directory, 0o700)
