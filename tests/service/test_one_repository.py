@@ -16,6 +16,7 @@ from fumehood import Policy, Run, Sandbox, UndoRefused
 from fumehood.core.policy import Again
 from fumehood.linux import gitobjects
 from fumehood.service.store import Store
+from fumehood.store.places import Alone
 from patience import LONG_S
 
 pytestmark = pytest.mark.namespaces
@@ -475,6 +476,33 @@ def test_a_commit_on_top_of_what_is_discarded_meanwhile_is_not_kept_without_it(r
         assert later.stdout == git(repository, "log", "--format=%s")
         sandbox.undo(run)
         assert is_sound(repository)
+
+
+def test_what_is_discarded_just_before_a_commit_on_top_of_it_is_held_is_noticed(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, due = Store.alone, list[Run]()
+
+    def after_a_person(store: Store, project: int, *, wait: bool = True) -> Alone:
+        if due:
+            sandbox.discard(due.pop())
+        return alone(store, project, wait=wait)
+
+    monkeypatch.setattr(Store, "alone", after_a_person)
+    with Sandbox(repository) as sandbox:
+        held = sandbox.run("echo b > b; git add b; git commit -qm b", apply="hold")
+        commit = "echo a > a; git add a; git commit -qm a; echo done"
+        seen: list[str] = []
+
+        def meanwhile(_stream: str, text: str) -> None:
+            if not seen:
+                due.append(held)
+            seen.append(text)
+
+        run = sandbox.run(commit, on_output=meanwhile)
+        assert run.reason.startswith("run again: ")
+    assert git(repository, "log", "--format=%s").split() == ["a", "first"]
+    assert is_sound(repository)
 
 
 def test_a_persons_clean_up_is_no_conflict(repository: Path) -> None:

@@ -40,37 +40,47 @@ def settle(
 ) -> None:  # fmt: skip
     """Let the verdicts take effect, and record it; raises Overtaken where it gives way to other runs instead."""
     find_conflicts(store, run, layers, indexes)
-    if run.below and (groundless := leave_groundless(store, run)) and may_run_again:
+    if state_of(run.changed) in (APPLIED, HELD):
         with store.alone(project):
-            _forget(store, run, groundless.reason, f"{run.roots[groundless.root]}/{groundless.path}")
-    state = state_of(run.changed)
-    if any(change.verdict == c.APPLIED for change in run.changed):
-        with store.alone(project):
-            if may_run_again and not run.reason.startswith(AGAIN):
-                let_pass(store, run, store.whose_turn(project))
-            _apply(store, run, printed, layers, on_conflict, may_run_again=may_run_again)
-            record_files(store, project, run)
-            # Not after: an undo that waits for the lock puts what was added there.
-            layering.drop_if_empty(store.places, run.run, run.changed)
-    elif state == HELD:
-        with store.alone(project):
-            if run.draft is not None:
-                meet_in_draft(store, project, run, may_run_again=may_run_again)
-            elif may_run_again:
-                give_way(store, run)
-            _hold(store, run, printed, layers)
-            record_files(store, project, run)
-    else:
-        run.state = state
-        store.history.journal(run, printed)
-        # Not before: the kernel is still busy with it when the command has just ended.
-        layering.drop_scratch(layers)
-        if run.changed:
-            from fumehood.core.judge import is_mounted_on
-
-            if any(map(is_mounted_on, run.changed)):
+            # Not before: a person may just be about to discard what it saw.
+            if run.below and (groundless := leave_groundless(store, run)) and may_run_again:
+                _forget(store, run, groundless.reason, f"{run.roots[groundless.root]}/{groundless.path}")
+            if _is_settled(store, project, run, printed, layers, on_conflict, may_run_again=may_run_again):
                 return
-        layering.drop(store.places, run.run)
+    run.state = state_of(run.changed)
+    store.history.journal(run, printed)
+    # Not before: the kernel is still busy with it when the command has just ended.
+    layering.drop_scratch(layers)
+    if run.changed:
+        from fumehood.core.judge import is_mounted_on
+
+        if any(map(is_mounted_on, run.changed)):
+            return
+    layering.drop(store.places, run.run)
+
+
+def _is_settled(
+    store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
+    *, may_run_again: bool,
+) -> bool:  # fmt: skip
+    """Apply what is to be applied, and hold what waits; tell whether there is either. The project's lock is held."""
+    if any(change.verdict == c.APPLIED for change in run.changed):
+        if may_run_again and not run.reason.startswith(AGAIN):
+            let_pass(store, run, store.whose_turn(project))
+        _apply(store, run, printed, layers, on_conflict, may_run_again=may_run_again)
+        record_files(store, project, run)
+        # Not after: an undo that waits for the lock puts what was added there.
+        layering.drop_if_empty(store.places, run.run, run.changed)
+        return True
+    if state_of(run.changed) != HELD:
+        return False
+    if run.draft is not None:
+        meet_in_draft(store, project, run, may_run_again=may_run_again)
+    elif may_run_again:
+        give_way(store, run)
+    _hold(store, run, printed, layers)
+    record_files(store, project, run)
+    return True
 
 
 def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: SeenIndexes | None = None) -> None:
