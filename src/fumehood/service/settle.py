@@ -13,7 +13,6 @@ from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unf
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_top, walk
 from fumehood.service import layers as layering
-from fumehood.service.ground import leave_groundless, taken_back
 from fumehood.store.history import APPLYING, CHECKPOINT, SETTLING
 
 TYPE_CHECKING = False
@@ -42,9 +41,11 @@ def settle(
     find_conflicts(store, run, layers, indexes)
     if state_of(run.changed) in (APPLIED, HELD):
         with store.alone(project):
-            # Not before: a person may just be about to discard what it saw.
-            if run.below and (groundless := leave_groundless(store, run)) and may_run_again:
-                _forget(store, run, groundless.reason, f"{run.roots[groundless.root]}/{groundless.path}")
+            if run.below:  # not before: a person may just be about to discard what it saw
+                from fumehood.service.ground import leave_groundless
+
+                if (gone := leave_groundless(store, run)) and may_run_again:
+                    _forget(store, run, gone.reason, f"{run.roots[gone.root]}/{gone.path}")
             if _is_settled(store, project, run, printed, layers, on_conflict, may_run_again=may_run_again):
                 return
     run.state = state_of(run.changed)
@@ -114,6 +115,8 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
         and change.verdict in (c.APPLIED, c.HELD)
     ]
+    from fumehood.service.ground import taken_back
+
     undone = {id(change): change for change in taken_back(store, run)}
     late = [*({id(change): change for change in late} | undone).values()]
     if locks := _hidden_locks(run, late):
@@ -138,8 +141,7 @@ def _mark(
     from fumehood.linux.gitobjects import has_read_theirs, leave_theirs, takes_in_staged
 
     gits = git_directories(run.roots, run.changed)
-    # Indexes come last: where anything else of a repository waits, they do too.
-    for change in sorted(late, key=lambda each: each.path.endswith(INDEX)):
+    for change in sorted(late, key=lambda each: each.path.endswith(INDEX)):  # these wait with anything else of it
         upper = layers[change.root].upper
         if id(change) not in undone and has_read_theirs(run.roots, gits, change, upper):
             continue
