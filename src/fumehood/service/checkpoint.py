@@ -25,7 +25,8 @@ from fumehood.linux.nofollow import Loosened, open_top, split
 from fumehood.linux.staging import unless_written
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
-from fumehood.service.settle import APPLIED, EMPTY, FAILED, find_conflicts, record_files
+from fumehood.service.conflicts import find_conflicts
+from fumehood.service.settle import APPLIED, EMPTY, FAILED, record_files
 from fumehood.service.verdicts import concerns, give_verdicts
 from fumehood.store.history import APPLYING, CHECKPOINT
 from fumehood.store.places import new_id

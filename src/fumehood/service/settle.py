@@ -6,18 +6,18 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.masks import is_below, is_in
+from fumehood.core.masks import is_in
 from fumehood.core.network import FULL
 from fumehood.core.report import Run, called, printable, shown_by
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_top, walk
 from fumehood.service import layers as layering
-from fumehood.store.history import APPLYING, CHECKPOINT, SETTLING
+from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from typing import NoReturn
 
     from fumehood.core.policy import Again
@@ -38,15 +38,18 @@ def settle(
     *, may_run_again: bool = False, indexes: SeenIndexes | None = None,
 ) -> None:  # fmt: skip
     """Let the verdicts take effect, and record it; raises Overtaken where it gives way to other runs instead."""
-    find_conflicts(store, run, layers, indexes)
+    if run.changed:
+        from fumehood.service.conflicts import find_conflicts
+
+        find_conflicts(store, run, layers, indexes)
     if state_of(run.changed) in (APPLIED, HELD):
         with store.alone(project):
             if run.below:  # not before: a person may just be about to discard what it saw
-                from fumehood.service.ground import leave_groundless
+                from fumehood.service.conflicts import leave_groundless
 
                 if (gone := leave_groundless(store, run)) and may_run_again:
                     _forget(store, run, gone.reason, f"{run.roots[gone.root]}/{gone.path}")
-            if _is_settled(store, project, run, printed, layers, on_conflict, may_run_again=may_run_again):
+            if _take_effect(store, project, run, printed, layers, on_conflict, may_run_again=may_run_again):
                 return
     run.state = state_of(run.changed)
     store.history.journal(run, printed)
@@ -60,11 +63,11 @@ def settle(
     layering.drop(store.places, run.run)
 
 
-def _is_settled(
+def _take_effect(
     store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
     *, may_run_again: bool,
 ) -> bool:  # fmt: skip
-    """Apply what is to be applied, and hold what waits; tell whether there is either. The project's lock is held."""
+    """Apply what is to be applied, and hold what waits; return True if there is either. The project's lock is held."""
     if any(change.verdict == c.APPLIED for change in run.changed):
         if may_run_again and not run.reason.startswith(AGAIN):
             let_pass(store, run, store.whose_turn(project))
@@ -82,108 +85,6 @@ def _is_settled(
     _hold(store, run, printed, layers)
     record_files(store, project, run)
     return True
-
-
-def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: SeenIndexes | None = None) -> None:
-    """Mark what a person changed after the run had begun: their version stays, the run's waits.
-
-    Before anything is recorded, because the scan came after the edit: later, the person's version would look like the
-    one that the run had changed. Both times are the file system's own, so they can be compared. That of a directory
-    says only that something in it changed, unless it is later than when that was: then its mode did. What lies on a
-    held version is told by that. `indexes` are git's, as the command began with them.
-    """
-    if not run.changed:
-        return
-    began = os.stat(os.path.dirname(os.path.dirname(layers[0].upper))).st_mtime_ns
-    if any(change.change == c.DELETED and "objects/" in change.path for change in run.changed):
-        from fumehood.linux.gitobjects import keep_needed
-
-        keep_needed(run.roots, run.changed, began)
-    if any(change.path.endswith("/gitdir") for change in run.changed):
-        from fumehood.linux.gitobjects import keep_work_trees, leave_lost_work_trees
-        from fumehood.store.places import home
-
-        keep_work_trees(run.roots, run.changed)
-        leave_lost_work_trees(run.roots, run.changed, [layer.upper for layer in layers], home())
-    if run.act != CHECKPOINT:
-        _leave_locks(run)
-    late = [
-        change
-        for change in run.changed
-        if change.before is not None
-        and c.is_later(change.before.changed_ns, began)
-        and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
-        and change.verdict in (c.APPLIED, c.HELD)
-    ]
-    from fumehood.service.ground import taken_back
-
-    undone = {id(change): change for change in taken_back(store, run)}
-    late = [*({id(change): change for change in late} | undone).values()]
-    if locks := _hidden_locks(run, late):
-        run.changed = [change for change in run.changed if change not in locks]
-        late = [change for change in late if change not in locks]
-    if late and run.below:
-        from fumehood.service.held import waiting
-
-        below = waiting(store, run)
-        late = [change for change in late if below.under(change) is None]
-    if late:
-        _mark(run, late, undone, layers, began, indexes)
-
-
-def _mark(
-    run: Run, late: Sequence[c.Change], undone: Collection[int], layers: Sequence[Layer], began: int,
-    indexes: SeenIndexes | None,
-) -> None:  # fmt: skip
-    """Let what was changed meanwhile be a conflict, unless the command has read it, or it has room beside the run's."""
-    from fumehood.core.judge import CHANGED_SINCE, git_directories, keep_replacements_whole
-    from fumehood.linux.gitindex import NAME as INDEX
-    from fumehood.linux.gitobjects import has_read_theirs, leave_theirs, takes_in_staged
-
-    gits = git_directories(run.roots, run.changed)
-    for change in sorted(late, key=lambda each: each.path.endswith(INDEX)):  # these wait with anything else of it
-        upper = layers[change.root].upper
-        if id(change) not in undone and has_read_theirs(run.roots, gits, change, upper):
-            continue
-        if indexes and not undone and takes_in_staged(run.roots, run.changed, change, upper, indexes, began):
-            continue
-        change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
-        change.verdict = c.CONFLICT
-    leave_theirs(run.roots, run.changed)
-    keep_replacements_whole(run.changed)
-
-
-def _leave_locks(run: Run) -> None:
-    """Leave out git's locks that a command left behind: whoever held them has ended with it."""
-    locks = [each for each in run.changed if each.change == c.ADDED and each.path.endswith(".lock")]
-    if not locks:
-        return
-    from fumehood.core.judge import git_directories, repository
-
-    gits = git_directories(run.roots, run.changed)
-    for lock in locks:
-        locked = f"{run.roots[lock.root]}/{lock.path}".removesuffix(".lock")
-        if lock.verdict in (c.APPLIED, c.HELD) and repository(locked, gits):
-            lock.verdict, lock.reason = c.DISCARDED, "the git that held this lock has ended"
-
-
-def _hidden_locks(run: Run, late: Sequence[c.Change]) -> list[c.Change]:
-    """Return git's locks: a command that removes its own hides one that another git has taken at that place since."""
-    locks = [change for change in late if change.change == c.DELETED and change.path.endswith(".lock")]
-    if not locks:
-        return []
-    from fumehood.core.judge import git_directories
-
-    gits = git_directories(run.roots, run.changed)
-    return [
-        each for each in locks
-        if ".git/" in each.path or any(is_below(f"{run.roots[each.root]}/{each.path}", git) for git in gits)
-    ]  # fmt: skip
-
-
-def _is_another_mode(change: c.Change) -> bool:
-    before = change.before
-    return change.change == c.MODE and before is not None and before.changed_ns > before.modified_ns
 
 
 def _apply(
