@@ -63,8 +63,8 @@ class Freed(Value):
     failed: tuple[str, ...] = ()
     is_done: bool = True  # False where it was only looked at what would go
 
-    def in_words(self) -> str:
-        """Say it in one line, and one more for each thing that could not be removed."""
+    def in_words(self, runs: Sequence[str] = ()) -> str:
+        """Say it in one line, and one more for each of `runs`, and for each thing that could not be removed."""
         things = ((self.runs, "run's backups", "runs' backups"), (self.backups, "daily backup", "daily backups"),
                   (self.outputs, "output", "outputs"), (self.leftovers, "leftover", "leftovers"),
                   (self.caches, "unused cache", "unused caches"))  # fmt: skip
@@ -77,7 +77,7 @@ class Freed(Value):
         if self.not_undoable:
             named = first_of([run[:_SHORT] for run in self.not_undoable], NAMED)
             lines.append(f"{'can' if self.is_done else 'could'} no longer be undone: {named}")
-        return "\n".join([*lines, *(f"could not remove {each}" for each in self.failed)])
+        return "\n".join([*lines, *runs, *(f"could not remove {each}" for each in self.failed)])
 
 
 def clean(

@@ -410,5 +410,4 @@ def _in_words(context: Context, freed: Freed) -> str:
         + (f"  in {printable(run.project)}" if context.options.all else "")
         for run in runs
     ]
-    words, *failed = freed.in_words().split("\ncould not remove ")
-    return "\n".join([words, *lines, *(f"could not remove {each}" for each in failed)])
+    return freed.in_words(lines)
