@@ -442,8 +442,3 @@ def test_what_was_undone_in_another_project_is_brought_back_by_the_line_that_is_
 @pytest.mark.parametrize("what", ["session", "draft"])
 def test_a_server_is_refused_a_name_that_every_call_would_be_refused(what: str, cli: Cli) -> None:
     assert refused(cli("mcp", f"--{what}", "a b"))[0] == f"'a b' can't be the name of a {what}"
-
-
-def test_one_byte_is_one_byte(cli: Cli) -> None:
-    cli("run", "--", "printf x > one; printf xy > two")
-    assert [line.split()[:2] for line in cli("files").stdout.splitlines()] == [["1", "byte"], ["2", "bytes"]]

@@ -420,6 +420,18 @@ def test_a_launcher_killed_meanwhile_takes_its_command_along(sandbox, project):
     assert sandbox.run("echo x > g").state == "applied"
 
 
+@sandboxed
+def test_a_launcher_that_is_about_to_end_is_not_asked(sandbox, monkeypatch):
+    sandbox.run("true")
+    process = launcher.shared()._process
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "poll", lambda: None)  # as between the moment when its files are closed and its end
+        assert launcher.shared()._process is not process
+    assert sandbox.run("true").exit_code == 0
+
+
 def program(code, *arguments):
     """Start a program of its own that uses the library."""
     text = f"import sys; sys.path.insert(0, {str(SOURCE)!r})\n" + textwrap.dedent(code)

@@ -91,7 +91,7 @@ def size_told(size: int) -> str:
     for unit, factor in _UNITS:
         if size >= factor:
             return f"{size / factor:.1f} {unit}".replace(".0 ", " ")
-    return f"{size} byte{'' if size == 1 else 's'}"
+    return f"{size} bytes"
 
 
 STOPPED = "stopped"  # not a limit: a person, or the agent itself, asked for its end

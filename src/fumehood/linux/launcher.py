@@ -74,8 +74,15 @@ class Launcher:
 
     @property
     def is_alive(self) -> bool:
-        """Whether this process can still ask it."""
-        return self.owner == os.getpid() and self._process.poll() is None
+        """Whether this process can still ask it. One that was just killed can't hear us, before it has ended."""
+        if self.owner != os.getpid() or self._process.poll() is not None:
+            return False
+        try:
+            return self._socket.recv(1, _socket.MSG_DONTWAIT | _socket.MSG_PEEK) != b""
+        except BlockingIOError:  # there is nothing that it would say
+            return True
+        except ConnectionResetError:
+            return False
 
     def close(self) -> None:
         """End it; whatever it started ends too. A child of our program only lets go of it."""
