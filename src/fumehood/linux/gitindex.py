@@ -43,31 +43,31 @@ def meaning(data: bytes) -> str:
     Nothing where the file is not wholly understood: damaged, split (its entries lie in another file), sparse (they are
     directories), huge, or no index at all. Such files are the same only if their bytes are.
     """
-    for part in _parts(data):
-        try:
-            return _digest(*part)
-        except (_NotUnderstood, ValueError, IndexError):
-            continue
-    return ""
+    understood = _understood(data)
+    return understood[0] if understood else ""
 
 
-def _parts(data: bytes) -> Iterator[tuple[bytes, int, int, int]]:
-    """Yield what an index is without its checksum, its version, how many entries it has, and the size of a name.
+def _understood(data: bytes) -> tuple[str, tuple[bytes, int, int, int]] | None:
+    """Return the digest of an index, and what its entries are read by; None where it is not wholly understood.
 
-    That is once for each kind of checksum that it may have, which is mostly one.
+    That is the index without its checksum, its version, how many entries it has, and the size of a name.
     """
     import hashlib
 
     if len(data) > LARGEST or len(data) < _HEADER:
-        return
+        return None
     magic, version, count = data[:4], int.from_bytes(data[4:8], "big"), int.from_bytes(data[8:12], "big")
     if magic != b"DIRC" or version not in _VERSIONS:
-        return
+        return None
     for name, size in _HASHES:
         body, checksum = data[:-size], data[-size:]
         # All zero where the person has git skip it (index.skipHash).
         if not any(checksum) or hashlib.new(name, body, usedforsecurity=False).digest() == checksum:
-            yield body, version, count, size
+            try:
+                return _digest(body, version, count, size), (body, version, count, size)
+            except (_NotUnderstood, ValueError, IndexError):
+                continue
+    return None
 
 
 def _entries(data: bytes, *, in_commit: bool = False) -> frozenset[bytes]:
@@ -75,15 +75,12 @@ def _entries(data: bytes, *, in_commit: bool = False) -> frozenset[bytes]:
 
     With `in_commit`, none either where something is staged: git then has no name for the tree of all of it.
     """
-    for part in _parts(data):
-        entries: set[bytes] = set()
-        try:
-            _digest(*part)
-            at = _take_entries(entries.add, *part)
-        except (_NotUnderstood, ValueError, IndexError):
-            continue
-        return frozenset(entries) if not in_commit or _has_tree(data, at) else frozenset()
-    return frozenset()
+    understood = _understood(data)
+    if understood is None:
+        return frozenset()
+    entries: set[bytes] = set()
+    at = _take_entries(entries.add, *understood[1])
+    return frozenset(entries) if not in_commit or _has_tree(data, at) else frozenset()
 
 
 def _has_tree(data: bytes, at: int) -> bool:
@@ -197,22 +194,19 @@ class _Staged:
         self.is_in_commit = False
         self.entries: dict[bytes, bytes] = {}
         self.times: dict[bytes, bytes] = {}
-        for body, version, count, size in _parts(data):
-            meant: list[bytes] = []
-            starts: list[int] = []
-            try:
-                _digest(body, version, count, size)
-                at = _take_entries(meant.append, body, version, count, size, starts)
-            except (_NotUnderstood, ValueError, IndexError):
-                continue
-            flags_at = 4 + size
-            if any(each[flags_at] & _STAGES for each in meant) or _RESOLVE_UNDO in body[at:]:
-                return  # there are conflicts in it, or were
-            paths = [each[flags_at + (4 if each[flags_at] & _EXTENDED else 2) : -1] for each in meant]
-            self.version, self.size, self.is_in_commit = version, size, _has_tree(data, at)
-            self.entries = dict(zip(paths, meant, strict=True))
-            self.times = dict(zip(paths, (body[each : each + _OBJECT_AT] for each in starts), strict=True))
+        understood = _understood(data)
+        if understood is None:
             return
+        body, version, count, size = understood[1]
+        meant: list[bytes] = []
+        starts: list[int] = []
+        at, flags_at = _take_entries(meant.append, body, version, count, size, starts), 4 + size
+        if any(each[flags_at] & _STAGES for each in meant) or _RESOLVE_UNDO in body[at:]:
+            return  # there are conflicts in it, or were
+        paths = [each[flags_at + (4 if each[flags_at] & _EXTENDED else 2) : -1] for each in meant]
+        self.version, self.size, self.is_in_commit = version, size, _has_tree(data, at)
+        self.entries = dict(zip(paths, meant, strict=True))
+        self.times = dict(zip(paths, (body[each : each + _OBJECT_AT] for each in starts), strict=True))
 
 
 def joined(then: bytes, now: bytes, mine: bytes, *, is_all: bool) -> bytes:

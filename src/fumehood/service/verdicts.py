@@ -486,6 +486,7 @@ def _names(later: Sequence[str]) -> frozenset[str]:
 
 # ---- Files of other owners: what only they can change waits.
 
+
 def hold_what_is_not_ours(changes: Sequence[c.Change], layers: Sequence[Layer]) -> None:
     """Keep back changes that we can't make in the project because of whose it is: one would stop all others.
 

@@ -98,10 +98,9 @@ def read_call(raw: object, name: str) -> ToolCall:
         raise BadRequest("the hook's input names no tool", hint="the command was not run")
     client = CLIENTS[name] if name else next((each for each in CLIENTS.values() if _is_of(each, raw)), None)
     event = raw.get(client.event_field if client else "hook_event_name")
-    if client is None and event is None:
-        raise BadRequest("the hook's input names no event", hint="--client says whose call it is")
     if client is None:
-        raise BadRequest(f"the hook does not know the event {event!r}", hint="--client says whose call it is")
+        said = "the hook's input names no event" if event is None else f"the hook does not know the event {event!r}"
+        raise BadRequest(said, hint="--client says whose call it is")
     if client.event_field and event not in (client.before, *client.after):
         raise BadRequest(f"{client.name} has no such event: {event}", hint="fumehood setup writes the right one")
     tool = raw.get(client.tool_field)
