@@ -123,6 +123,20 @@ def test_folds_go_when_nobody_needs_them(sandbox: Sandbox, furnished: Path, stor
     assert not list(folds.iterdir())
 
 
+@pytest.mark.parametrize("begins", [".", ""])  # one that is being made, or was left by a loss of power
+@pytest.mark.parametrize("content", [b"", b"\0" * 40, b"("], ids=["empty", "zeros", "cut"])
+def test_a_fold_that_is_not_whole_is_in_nobody_s_way(
+    sandbox: Sandbox, furnished: Path, store: Store, begins: str, content: bytes
+) -> None:
+    held = sandbox.run("echo held > h", apply="hold")
+    fold = Path(store.places.folded(store.projects.open(str(furnished)).id), f"{begins}fold")
+    fold.mkdir(parents=True)
+    (fold / "members").write_bytes(content)
+    assert sandbox.run("cat h").stdout == "held\n"
+    sandbox.discard(held)
+    assert not fold.exists()
+
+
 # --- settling while another run begins ---
 
 

@@ -336,16 +336,16 @@ def _folds(store: Store, project: int) -> list[StackedTree]:
     """Return the folds that were made since the machine started: a crash may have left others half written."""
     where = store.places.folded(project)
     folds = []
-    names = os.listdir(where) if os.path.isdir(where) else []
+    names = [name for name in os.listdir(where) if not name.startswith(_BEGUN)] if os.path.isdir(where) else []
     now = _boot() if names else ""
     for name in names:
         path = f"{where}/{name}"
         try:
             with open(f"{path}/{_MEMBERS}", "rb") as file:
                 boot, runs, roots = marshal.load(file)  # noqa: S302  (nobody else can write in our state)
-        except FileNotFoundError:
+        except (FileNotFoundError, EOFError, ValueError, TypeError):
             continue
-        if boot == now and not name.startswith(_BEGUN):
+        if boot == now:
             trees = tuple(f"{path}/{number}" for number in range(len(roots)))
             folds.append(StackedTree(runs=runs, roots=roots, trees=trees, name=name))
     return folds
