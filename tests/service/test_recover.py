@@ -150,6 +150,25 @@ def test_a_killed_command_of_a_draft_says_whose_version_it_hides(home, project):
 
 
 @pytest.mark.namespaces
+def test_a_killed_command_s_commit_on_top_of_what_was_discarded_meanwhile_is_not_held(home, project, need):
+    need(shutil.which("git") is not None, "there is no git")
+    set_up = "git init -q; git config user.name a; git config user.email a@b; git commit -q --allow-empty -m first"
+    subprocess.run(["sh", "-c", set_up], cwd=project, check=True)
+    with Sandbox(project) as sandbox:
+        below = sandbox.run("git commit -q --allow-empty -m below", apply="hold")
+        process = began(project, "echo its > its; git commit -q --allow-empty -m on-top")
+        sandbox.discard(below)
+        killed(process)
+        run = sandbox.apply(sandbox.history()[0])
+        left_out = {change.reason for change in run.changes if change.path.startswith(".git/refs")}
+        assert left_out == {"run 1, which it builds on, was discarded meanwhile"}
+        assert (project / "its").read_text() == "its\n"
+        assert sandbox.run("git log --format=%s").stdout == "first\n"
+    checked = subprocess.run(["git", "fsck", "--no-dangling"], cwd=project, capture_output=True, check=True)
+    assert checked.stdout == b""
+
+
+@pytest.mark.namespaces
 def test_what_can_not_be_looked_at_stops_no_other_command_and_can_be_discarded(home, project, monkeypatch):
     """Nested work trees once met Python's own limit there, and then no command of any project worked any more."""
     killed(began(project, "echo its > its"))

@@ -28,7 +28,7 @@ from fumehood.linux.staging import APART, HOME, SETTLED
 from fumehood.linux.steps import NO_WAY, Changed, give_back
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between, planned
-from fumehood.service.conflicts import find_conflicts
+from fumehood.service.conflicts import find_conflicts, leave_groundless
 from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
 from fumehood.service.drafts import drop_layers
 from fumehood.service.held import bring_back, set_apart, throw_away
@@ -176,6 +176,7 @@ def _looked_at(store: Store, run: Run, layers: Sequence[Layer]) -> str:
             # What the host would execute by itself says so, here too.
             change.reason = f"{why}; {change.reason}" if change.flags else why
     find_conflicts(store, run, layers)
+    leave_groundless(store, run)
     return ""
 
 
