@@ -674,6 +674,21 @@ def test_a_branch_that_is_made_over_a_held_index_waits_too(repository: Path) -> 
     assert git(repository, "branch", "--format=%(refname:short)").split() == ["main"]
 
 
+def test_a_work_tree_that_is_made_over_a_held_commit_is_not_known_before_its_head_is_there(repository: Path) -> None:
+    with Sandbox(repository) as sandbox:
+        held = sandbox.run("echo a > a; git add a; git commit -qm a", apply="hold")
+        linked = sandbox.run("git worktree add -q beside")
+        assert linked.state == "held"
+        assert is_sound(repository)
+        assert len(git(repository, "worktree", "list").splitlines()) == 1
+        sandbox.apply(held)
+        sandbox.apply(linked)
+        assert git(repository / "beside", "status", "--porcelain") == ""
+        sandbox.undo(linked)
+        assert len(git(repository, "worktree", "list").splitlines()) == 1
+    assert is_sound(repository)
+
+
 def test_a_repository_whose_directory_is_a_root_of_its_own_waits_as_one(
     store: Store, repository: Path, test_directory: Path
 ) -> None:

@@ -147,7 +147,7 @@ HOLD_PATH, HOLD_ALL = "hold-path", "hold-all"
 CHANGED_SINCE = "it changed in the project after the run began"
 
 # Of a git directory: what tells where its branches and its work tree are, and what is under way in it.
-_FILES = ("HEAD", "index", "packed-refs", "shallow", "AUTO_MERGE", "SQUASH_MSG")
+_FILES = ("HEAD", "index", "packed-refs", "shallow", "AUTO_MERGE", "SQUASH_MSG", "gitdir", "commondir")
 _BEGINNINGS = ("sharedindex.", "MERGE_", "BISECT_")
 _TREES = ("refs", "logs", "reftable", "rebase-merge", "rebase-apply", "sequencer")
 # What each command of git's writes anew, for nobody but itself.
