@@ -399,6 +399,31 @@ def holding(point):
     return found
 
 
+def launched():
+    """The launcher's children."""
+    launcher = shared()._process.pid
+    return set(Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split())
+
+
+def kept_namespaces(process):
+    """The mount namespaces that a process keeps from ending."""
+    links = [os.readlink(path) for path in Path(f"/proc/{process}/fd").iterdir()]
+    return {link for link in links if link.startswith("mnt:")}
+
+
+def test_what_waits_for_the_next_launch_keeps_no_mounts_of_a_command_that_runs(sandbox):
+    """Else its overlay outlives it, and all that it wrote is copied, after a wait for that."""
+    with sandbox.start("echo ready; read word") as started:
+        started.stdout.readline()
+        assert eventually(lambda: kept_namespaces(shared()._process.pid))
+        before = launched()
+        sandbox.run("true")
+        assert eventually(lambda: len(launched() - before) == 1)
+        (waiting,) = launched() - before
+        assert eventually(lambda: not kept_namespaces(waiting) & kept_namespaces(shared()._process.pid))
+        started.stdin.write("word\n")
+
+
 def test_other_ways_of_launching_take_turns(home, project):
     wanted = [Policy(capture=way) for way in ("kernel", "copy", "kernel", "fuse", "kernel")]
     for number, policy in enumerate(wanted):

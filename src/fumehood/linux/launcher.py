@@ -24,6 +24,7 @@ _WATCHES = 4  # of sandboxes that have ended
 _IDLE_MS = 60_000  # then what was mounted ahead is let go
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any, NoReturn
 
     _Host = tuple[bytes, tuple[mounts.Operation, ...]]  # what shows the host, written down and as it is
@@ -206,17 +207,22 @@ class _Child:
     """A process that waits to be told which sandbox to become; `host` is what showed the host last.
 
     One that is made like the last launch is in namespaces of its own already, with the host's views mounted: a spare,
-    which saves the next launch that work.
+    which saves the next launch that work. It lets go of the mounts of `others`: else they would last while it waits.
     """
 
-    def __init__(self, host: _Host, like: launch.Plan | None = None) -> None:
+    def __init__(
+        self, host: _Host, like: launch.Plan | None = None, others: Sequence[launch.RunningSandbox] = ()
+    ) -> None:
         self.entered = launch.NONE if like is None else like.entered
+        self._others = others
         self._orders, waiting = _socket.socketpair()
         self._sandbox = launch.forked(lambda ends: self._wait(waiting, ends, host, like))
         waiting.close()
 
     def _wait(self, waiting: _socket.socket, ends: launch.Ends, host: _Host, like: launch.Plan | None) -> NoReturn:
         self._orders.close()
+        for sandbox in self._others:
+            sandbox.release()
         libc.end_with(ends.attendant, _SIGKILL)
         ready = None if like is None else launch.made_ready(like)
         head, streams = launch.receive_descriptors(waiting, 4, 5)
@@ -378,6 +384,6 @@ class _Service:
             # The next launch is likely to be as the last one was.
             plan, self._host = _unpacked(self._last, self._host)
             try:
-                self._spare = _Child(self._host, plan)
+                self._spare = _Child(self._host, plan, [other for other, _ in self._sandboxes.values()])
             except OSError:
                 return  # too many processes, or open files: the next launch says so, if it is still so
