@@ -3,6 +3,7 @@
 import mmap
 import os
 import random
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -318,6 +319,33 @@ def test_what_a_person_does_with_what_was_settled_stays(going, project):
     hers = snapshot(project)
     assert command.ended().state == "empty"
     assert snapshot(project) == hers
+
+
+def test_a_directory_that_another_removes_after_a_checkpoint_does_not_come_back(going, sandbox, project):
+    (project / "d").mkdir()
+    (project / "d/old").touch()
+    before = snapshot(project)
+    command = going("echo f > d/f; mkdir d/e; echo g > d/e/g", "true")
+    command.part()
+    command.checkpoint()
+    sandbox.run("rm -r d")
+    assert command.ended().state == "empty"
+    assert not list(project.iterdir())
+    for _ in range(2):
+        sandbox.undo()
+    assert snapshot(project) == before
+
+
+def test_what_was_settled_and_removed_since_does_not_come_with_what_is_new_beside_it(going, sandbox, project):
+    command = going("mkdir -p d/e; echo g > d/e/g; echo f > d/f", "echo n > d/n")
+    command.part()
+    command.checkpoint()
+    shutil.rmtree(project / "d")
+    end = command.ended()
+    assert {change.path: change.verdict for change in end.changes} == {"d": "applied", "d/n": "applied"}
+    assert sorted(str(path.relative_to(project)) for path in project.rglob("*")) == ["d", "d/n"]
+    sandbox.undo()
+    assert not list(project.iterdir())
 
 
 def test_what_both_change_after_a_checkpoint_is_a_conflict(going, project):

@@ -51,12 +51,17 @@ class Settled:
     def __init__(self) -> None:
         self._entries: dict[tuple[int, str], tuple[tuple[int, ...] | None, str | None]] = {}
         self._made: set[tuple[int, str]] = set()
+        self._around: set[tuple[int, str]] = set()
         self._originals: dict[tuple[int, str], str] = {}
 
     def add(self, entries: Iterable[Entry], originals: Iterable[Original]) -> None:
         """Take note of what a checkpoint has settled, or of the originals that it is about to move."""
         for root, path, layer, left, is_made in entries:
             self._entries[root, path] = layer, left
+            for above in c.above(path):
+                if (root, above) in self._around:
+                    break  # and so are those above that
+                self._around.add((root, above))
             if is_made:
                 self._made.add((root, path))
         self._originals.update(((root, path), stamp) for root, path, stamp in originals)
@@ -66,9 +71,9 @@ class Settled:
         entry = self._entries.get((root, path))
         return entry is not None and entry[0] == identity(status)
 
-    def is_made(self, root: int, path: str) -> bool:
-        """Tell whether a directory came into the project by a checkpoint."""
-        return (root, path) in self._made
+    def is_around(self, root: int, path: str) -> bool:
+        """Tell whether a directory, or something in it, was settled by a checkpoint."""
+        return (root, path) in self._made or (root, path) in self._around
 
     def is_left(self, root: int, path: str, live: os.stat_result) -> bool:
         """Tell whether what the project has at a path was put there by a checkpoint, and is still that.

@@ -410,18 +410,29 @@ class _Scan:
                         waiting.append(f"{here}/{name}")
 
     def _leave_out_shells(self, first: int) -> None:
-        """Leave out directories that a checkpoint had made and a person removed, where nothing in them is new."""
+        """Leave out directories of what a checkpoint has settled and others removed, where nothing in them is new."""
         if self._settled is None:
             return
         needed: set[str] = set()
         kept: list[c.Change] = []
         for change in reversed(self.changes[first:]):  # what lies in a directory comes after it
             is_added = change.kind == c.DIRECTORY and change.before is None
-            if is_added and change.path not in needed and self._settled.is_made(self._root, change.path):
+            is_shell = is_added and change.path not in needed and self._settled.is_around(self._root, change.path)
+            if is_shell and self._is_taken_out(change.path):
                 continue
             needed.add(split(change.path)[0])
             kept.append(change)
         self.changes[first:] = reversed(kept)
+
+    def _is_taken_out(self, path: str) -> bool:
+        """Take an empty directory out of the layer: it would come with the one around it. Tell whether it is out."""
+        try:
+            with Closing(self._layer.reach(split(path)[0])) as directory:
+                if not self._is_in_use:
+                    os.rmdir(split(path)[1], dir_fd=directory)
+        except OSError:
+            return False  # the command has closed one of them, so what was settled in it is still there
+        return True
 
     def is_settled(self, path: str, status: os.stat_result) -> bool:
         """Tell whether an entry of the layer is what a checkpoint put into the project."""
