@@ -243,3 +243,35 @@ def test_a_tarball_of_very_many_entries_takes_no_memory_for_each(
     finally:
         os.close(top)
     assert max(kept) <= 1
+
+
+def told_of_all(count: int) -> bytes:
+    """A header that tells of all members, of so many things."""
+    return tarfile.TarInfo.create_pax_global_header({f"THING.{count}.{each}": "x" for each in range(60)})
+
+
+HEADS = {
+    "a header for the next member": entry("x", tarfile.XHDTYPE, size=2 << 20).tobuf() + bytes(2 << 20),
+    "a long name": entry("x", tarfile.GNUTYPE_LONGNAME, size=2 << 20).tobuf() + b"n" * (2 << 20),
+    "the pieces of a sparse file": damaged_at(
+        entry("sparse", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT), "sparse",
+        lambda header: header.__setitem__(482, 1),
+    ) + ((b"%011o\0" % 1) * 42 + b"\1" * 8) * (2 << 11),
+    "many headers for all members": b"".join(
+        told_of_all(each) + entry(f"d{each}", tarfile.DIRTYPE).tobuf() for each in range(3)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS.keys())
+def test_what_tells_of_a_member_is_not_read_without_end(head: bytes, tmp_path: Path) -> None:
+    content = tarball(("before", b"1", 0o644)).rstrip(b"\0")
+    content += bytes(-len(content) % 512)
+    (tmp_path / "a.tar").write_bytes(content + head + tarball(("after", b"1", 0o644)))
+    (tmp_path / "target").mkdir()
+    top = open_top(str(tmp_path / "target"))
+    try:
+        with pytest.raises(FumehoodError, match=r"unpacked: (what tells of a member is|too much is told)"):
+            unpack(str(tmp_path / "a.tar"), top)
+    finally:
+        os.close(top)

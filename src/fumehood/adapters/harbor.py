@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import stat
 import tarfile
 from pathlib import Path
 from typing import Any
 
-from harbor.environments.base import BaseEnvironment, ExecResult, transfer_tar_filter
+from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 
 from fumehood import FumehoodError, Policy, Question, Run, Sandbox
 from fumehood.adapters import fresh_project, notes, printed, read, throw_away, write
 from fumehood.core.policy import Rootfs
 from fumehood.core.report import NOT_OURS, joined
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import open_top
+from fumehood.rootfs.unpack import Member, Unpacking
 
 _LARGEST = 1 << 30  # bytes of a file or an archive that is brought out
 _UNPACK = 'mkdir -p -- "$1" && exec tar -xf - -C "$1"'
@@ -145,6 +149,10 @@ def _place(target: Path, data: bytes) -> None:
 
 
 def _unpack(data: bytes, target: Path) -> None:
+    """Unpack what came out of the trial. Its `tar` is the trial's own, so it may be anything."""
     target.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        archive.extractall(target, filter=transfer_tar_filter)  # noqa: S202
+    with (
+        Closing(open_top(os.path.realpath(target))) as top,
+        tarfile.open(fileobj=io.BytesIO(data), mode="r:", tarinfo=Member) as archive,
+    ):
+        Unpacking(top, is_followed=True).all_of(archive)

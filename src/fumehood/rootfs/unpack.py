@@ -4,6 +4,9 @@ Everything is reached from the target's descriptor without following a link; whe
 worked out where that leads within the target, as other unpackers do. Owners, set-uid bits, devices and extended
 attributes are not taken over: a tree has one owner, and the sandbox makes its own devices. Image archives, as
 `docker save`, `podman save` or `skopeo copy` write them, have layers with their whiteouts.
+
+Nobody outside a sandbox follows the links of a root tree. In a directory that others read, none leads out of it
+(`Unpacking`, `is_followed`).
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import IO, Any, Self
 
 from fumehood.errors import FumehoodError, Unavailable
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import entries, look, open_below, remove_tree, split
+from fumehood.linux.nofollow import entries, look, make_parents, open_below, remove_tree, split
 from fumehood.rootfs.download import ARCHITECTURES, FULL
 
 _MOST_BYTES = 64 << 30
@@ -32,6 +35,8 @@ _MOST_ENTRIES = 4_000_000
 _MOST_IN_IMAGE = 10_000  # layers and documents
 _DEEPEST = 200
 _LATEST = 1 << 33
+_LONGEST_HEAD = 1 << 20  # bytes that tell of one member: names, times, attributes
+_MOST_FOR_ALL = 100  # things that are told of all members at once
 _PIECE = 1 << 20
 _NOTHING = bytes(_PIECE)
 _TARGET = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -60,32 +65,60 @@ class Hostile(FumehoodError):
     """A tarball names something outside the directory it is unpacked to."""
 
 
-class _Member(tarfile.TarInfo):
+class _Head:
+    """What tells of a member, on its way to tarfile, which reads it whole: a small file can hold gigabytes of it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._left = _LONGEST_HEAD
+
+    def read(self, size: int) -> bytes:
+        """Read some of it."""
+        self._left -= size
+        if self._left < 0:
+            raise tarfile.ReadError(f"what tells of a member is longer than {_LONGEST_HEAD >> 20} MiB")
+        return bytes(self._file.read(size))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class Member(tarfile.TarInfo):
     """A member that can be read: what can't, tarfile would take for the end, and all that follows would be missing."""
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         """Read the next one; only the block that ends a tarball ends it."""
+        file = archive.fileobj
+        archive.fileobj = _Head(file)
         try:
             member = super().fromtarfile(archive)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined] # typeshed leaves it out
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"it breaks off, or is damaged, at byte {archive.offset}") from error
+        finally:
+            archive.fileobj = file
+        if len(archive.pax_headers) > _MOST_FOR_ALL:
+            raise tarfile.ReadError(f"too much is told of all members at byte {archive.offset}")
         if member.size < 0:
             raise tarfile.ReadError(f"the size of a member is less than nothing at byte {archive.offset}")
         return member
 
 
 def _opened(file: IO[bytes]) -> tarfile.TarFile:
-    return tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member)
+    return tarfile.open(fileobj=file, mode="r:*", tarinfo=Member)
 
 
 class Unpacking:
-    """One target directory that tarballs are unpacked to, one after the other."""
+    """One target directory that tarballs are unpacked to, one after the other.
 
-    def __init__(self, target: int) -> None:
+    `is_followed`: programs outside follow its links. Then nothing is written through one, and none leads out.
+    """
+
+    def __init__(self, target: int, *, is_followed: bool = False) -> None:
         self._top = target
+        self._is_followed = is_followed
         self._bytes = 0
         self._entries = 0
         self._parent: tuple[str, int] | None = None
@@ -124,7 +157,8 @@ class Unpacking:
             above = self._directory(parent, path)
             remove_tree(above, name)
         if member.issym():
-            os.symlink(_checked_target(member.linkname, path), name, dir_fd=above)
+            checked = _inner_target if self._is_followed else _checked_target
+            os.symlink(checked(member.linkname, path), name, dir_fd=above)
         elif member.islnk():
             self._link(member, above, name, path)
         else:
@@ -158,9 +192,11 @@ class Unpacking:
             folder = open_inside(self._top, parent)
         except OSError as error:
             raise no_file from error
+        # A link leads elsewhere by another name of it.
+        kinds = (stat.S_IFREG,) if self._is_followed else (stat.S_IFREG, stat.S_IFLNK)
         with Closing(folder):
             status = look(folder, source)
-            if status is None or not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+            if status is None or stat.S_IFMT(status.st_mode) not in kinds:
                 raise no_file
             os.link(source, name, src_dir_fd=folder, dst_dir_fd=above, follow_symlinks=False)
 
@@ -169,12 +205,16 @@ class Unpacking:
         if self._parent is None or self._parent[0] != parent:
             self._leave()
             try:
-                self._parent = parent, open_inside(self._top, parent, makes=True)
+                if self._is_followed:
+                    make_parents(self._top, parent)
+                    self._parent = parent, open_below(self._top, parent)
+                else:
+                    self._parent = parent, open_inside(self._top, parent, makes=True)
             except OSError as error:
                 if error.errno == errno.ENOTDIR:
                     reason = "below something that is not a directory"
                 elif error.errno == errno.ELOOP:
-                    reason = "through links that lead nowhere"
+                    reason = "through a link" if self._is_followed else "through links that lead nowhere"
                 else:
                     raise
                 raise Hostile(f"the tarball writes {path!r} {reason}", hint=_HINT) from error
@@ -267,6 +307,16 @@ def _checked_target(target: str, path: str) -> str:
         if depth < 0:
             raise Hostile(f"the tarball links {path!r} to {target!r}, which leads out of it", hint=_HINT)
     return target
+
+
+def _inner_target(target: str, path: str) -> str:
+    """Return the target of a link that leads out of its directory for nobody, whatever other links are on its way."""
+    names = target.split("/")
+    while names and names[0] in ("..", "."):
+        names.pop(0)
+    if ".." in names or target.startswith("/") or target.split("/").count("..") > path.count("/"):
+        raise Hostile(f"the tarball links {path!r} to {target!r}, which may lead out of it", hint=_HINT)
+    return _checked_target(target, path)
 
 
 def unpack(source: str, target: int, machine: str = "") -> None:

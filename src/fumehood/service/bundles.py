@@ -30,6 +30,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_below, open_top
 from fumehood.linux.signing import BUNDLE, sign, signer_of
+from fumehood.rootfs.unpack import Member
 from fumehood.service.differences import each_difference, git_mode, header, mode_lines, opened_versions
 from fumehood.service.store import Store
 from fumehood.store.projects import Project
@@ -374,7 +375,7 @@ def read(path: str, directory: str, signers: str = "") -> ChangeBundle:
     A signature that is not one of this bundle is refused; whose it is, is said by the file of allowed signers.
     """
     try:
-        with tarfile.open(path, "r:") as image:
+        with tarfile.open(path, "r:", tarinfo=Member) as image:
             return _read(image, directory, signers)
     except (
         tarfile.TarError, ValueError, KeyError, TypeError, EOFError, RecursionError, zlib.error, gzip.BadGzipFile,
