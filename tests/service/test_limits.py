@@ -58,6 +58,33 @@ def test_a_fork_bomb_ends_with_the_run(limited, project, script):
     assert "limits.processes" in run.for_model()
 
 
+def test_what_is_written_to_the_playground_counts(limited, project):
+    with Sandbox(project) as sandbox:
+        assert sandbox.run("head -c 60M /dev/zero > ~/playground/kept").exit_code == 0
+
+    run = limited(written=50 * MIB).run("head -c 20M /dev/zero > ~/playground/new; sleep 0.5", timeout=LONG_S)
+    assert details(run) == []  # what was there before does not count
+
+    run = limited(written=50 * MIB).run(
+        "while :; do head -c 20M /dev/zero >> ~/playground/new; sleep 0.2; done", timeout=LONG_S
+    )
+    assert details(run) == ["written: 50 MiB"]
+
+
+def test_what_was_there_besides_does_not_hide_what_a_layer_took_from_the_start(test_directory):
+    layer, besides = test_directory / "layer", test_directory / "besides"
+    for place in (layer, besides):
+        place.mkdir()
+        (place / "file").write_bytes(os.urandom(2 * MIB))
+    room = Room([str(layer)], MIB, empty=True, besides=[str(besides)])
+    assert getattr(room.look(lambda: 0), "detail", None) == "written: 1 MiB"
+    room.close()
+
+    room = Room([str(besides)], MIB, empty=False, besides=[str(layer)])
+    assert room.look(lambda: 0) is None
+    room.close()
+
+
 def test_a_directory_that_can_only_be_listed_is_not_measured(test_directory):
     closed = test_directory / "closed"
     closed.mkdir()
@@ -163,6 +190,23 @@ def test_the_last_entries_of_a_disk_are_not_for_commands(limited, project, test_
     (detail,) = details(run)
     assert detail.startswith("written: the disk has room for only "), run.output
     assert run.state == "held"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a small disk")
+def test_the_last_of_the_playgrounds_own_disk_is_not_for_commands(limited, test_directory, monkeypatch):
+    disk = test_directory / "disk"
+    disk.mkdir()
+    libc.mount(b"none", os.fsencode(disk), b"tmpfs", 0, b"size=100m,mode=700")
+    monkeypatch.setenv("XDG_DATA_HOME", str(disk))
+    try:
+        sandbox = limited()
+        run = sandbox.run("head -c 99M /dev/zero > ~/playground/new; sleep 30", timeout=LONG_S)
+        sandbox.close()
+    finally:
+        libc.umount(os.fsencode(disk), libc.MNT_DETACH)
+
+    (detail,) = details(run)
+    assert detail.startswith("written: the disk has only "), run.output
 
 
 def test_a_hole_in_a_file_takes_no_room(limited, project):

@@ -151,29 +151,53 @@ _LARGEST_RESERVE = 1 << 30
 _RESERVED = 50  # of all that a disk has, the last fiftieth is not for commands
 
 
-class Room:
-    """What the layers of one run take on their disk; `empty` tells that they were so at the beginning.
+class Disk:
+    """What is left on the disk that a directory lies on, and how much of it is not for commands."""
 
-    What is free on the disk is asked each time, and costs nothing. Only where so much of it went that the run may
-    have reached its limit, and now and then, are the layers themselves measured: the blocks of each entry, and the
+    def __init__(self, top: int) -> None:
+        self._top = top
+        disk = os.fstatvfs(top)
+        free, free_entries = self.left()
+        reserve = min(_LARGEST_RESERVE, disk.f_blocks * disk.f_frsize // _RESERVED)
+        # A disk that was nearly full before is the person's affair, save for what the end of a run needs.
+        self._reserve = reserve if free > reserve else min(limits.END_BYTES, free) // 2
+        entries = disk.f_files // _RESERVED
+        least = min(limits.END_ENTRIES, free_entries) // 2  # some have no fixed number of entries: they say 0
+        self._reserved_entries = entries if free_entries > entries else least
+
+    def left(self) -> tuple[int, int]:
+        """Return the bytes and the entries that are free."""
+        disk = os.fstatvfs(self._top)
+        return disk.f_bavail * disk.f_frsize, disk.f_favail
+
+    def full(self, free: int, entries: int) -> Blocked | None:
+        """Tell that what is left is not for commands."""
+        if free < self._reserve:
+            return limits.disk_full(f"only {limits.size_told(free)} left")
+        return limits.disk_full(f"room for only {entries} more files") if entries < self._reserved_entries else None
+
+
+class Room:
+    """What the layers of one run take on disks, and what it writes besides; `empty`: the layers were so at first.
+
+    What is free on a disk is asked each time, and costs nothing. Only where so much of it went that the run may
+    have reached its limit, and now and then, are the directories themselves measured: the blocks of each entry, and the
     entry itself, of which a disk has only so many.
     """
 
-    def __init__(self, places: Sequence[str], limit: int, *, empty: bool) -> None:
-        self._tops = Descriptors(map(open_top, places))
+    def __init__(self, places: Sequence[str], limit: int, *, empty: bool, besides: Sequence[str] = ()) -> None:
+        self._tops = Descriptors(map(open_top, (*places, *besides)))
+        self._layers = len(places)
         self._limit = limit
-        self._before: int | None = 0 if empty else None
+        # Of the layers, and of what was there besides; None until that is measured for the first time.
+        self._before: list[int | None] = [0 if empty else None, None if besides else 0]
         self._measured = 0
-        disk = os.fstatvfs(self._tops[0])
-        self._free, self._free_entries = self._left(disk)
-        reserve = min(_LARGEST_RESERVE, disk.f_blocks * disk.f_frsize // _RESERVED)
-        # A disk that was nearly full before is the person's affair, save for what the end of a run needs.
-        self._reserve = reserve if self._free > reserve else min(limits.END_BYTES, self._free) // 2
-        entries = disk.f_files // _RESERVED
-        least = min(limits.END_ENTRIES, self._free_entries) // 2  # some have no fixed number of entries: they say 0
-        self._reserved_entries = entries if self._free_entries > entries else least
+        self._disks = [Disk(top) for top in {os.fstat(top).st_dev: top for top in self._tops}.values()]
+        left = [disk.left() for disk in self._disks]
+        self._free, self._free_entries = sum(free for free, _ in left), sum(entries for _, entries in left)
         self._walk: Iterator[int] | None = None
-        self._sum = 0
+        self._sums = [0, 0]
+        self._part = 0  # which of them is being measured
         self._spent = 0.0
         self._next = 0.0
 
@@ -182,11 +206,13 @@ class Room:
 
         `unlinked` counts files without a name; where that needs several looks, it returns None meanwhile.
         """
-        free, entries = self._left(os.fstatvfs(self._tops[0]))
-        if free < self._reserve:
-            return limits.disk_full(f"only {limits.size_told(free)} left")
-        if entries < self._reserved_entries:
-            return limits.disk_full(f"room for only {entries} more files")
+        free = entries = 0
+        for disk in self._disks:
+            left = disk.left()
+            full = disk.full(*left)
+            if full is not None:
+                return full
+            free, entries = free + left[0], entries + left[1]
         if self._limit and self._is_reached(free, entries, unlinked):
             return limits.hit(limits.WRITTEN, self._limit)
         return None
@@ -194,12 +220,12 @@ class Room:
     def _is_reached(self, free: int, entries: int, unlinked: Callable[[], int | None]) -> bool:
         gone = max(0, self._free - free) + max(0, self._free_entries - entries) * ENTRY
         if self._walk is None and (self._measured + gone >= self._limit or time.monotonic() >= self._next):
-            self._walk, self._sum, self._spent = self._sizes(), 0, 0.0
+            self._walk, self._sums, self._spent = self._sizes(), [0, 0], 0.0
         if self._walk is None:
             return False
         if not self._step(self._walk):
             # So much it is at least, whatever the rest may be.
-            return self._before is not None and self._sum - self._before >= self._limit
+            return self._written() >= self._limit
         if self._measured + gone >= self._limit:
             nameless = unlinked()
             if nameless is None:
@@ -213,15 +239,16 @@ class Room:
         self._walk = None
         self._tops.close()
 
-    @staticmethod
-    def _left(disk: os.statvfs_result) -> tuple[int, int]:
-        return disk.f_bavail * disk.f_frsize, disk.f_favail
+    def _written(self) -> int:
+        """Return what is measured by now, less what was there before."""
+        both = zip(self._sums, self._before, strict=True)
+        return sum(max(0, now - before) for now, before in both if before is not None)
 
     def _step(self, walk: Iterator[int]) -> bool:
         """Measure for a moment; tell whether all is measured."""
         began = time.monotonic()
         for size in walk:
-            self._sum += size
+            self._sums[self._part] += size
             if time.monotonic() - began > _BUDGET_S:
                 self._spent += time.monotonic() - began
                 return False
@@ -229,15 +256,15 @@ class Room:
         self._spent += now - began
         self._next = now + max(_REST_S, _REST_SHARE * self._spent)
         self._walk = None
-        if self._before is None:
-            self._before = self._sum
-        self._measured = self._sum - self._before
+        self._before = [now if before is None else before for now, before in zip(self._sums, self._before, strict=True)]
+        self._measured = self._written()
         return True
 
     def _sizes(self) -> Iterator[int]:
         """Yield what each entry takes: a file with several names once, a hole nothing."""
         linked: set[tuple[int, int]] = set()
-        for top in self._tops:
+        for number, top in enumerate(self._tops):
+            self._part = int(number >= self._layers)
             waiting = [""]
             with Parents(top, bounded=False) as parents:
                 while waiting:
@@ -278,12 +305,12 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 class Warden:
     """Looks after one sandbox; `init` is its first process, `places` are the directories that take its writes.
 
-    `overlays` are paths at which it may see one.
+    `besides` are others that it may write, with what was there before. `overlays` are paths at which it may see one.
     """
 
     def __init__(
         self, limits: Limits, init: int, places: Sequence[str], *, empty: bool = True, stop_mark: str = "",
-        checkpoint: Callable[[int], None] | None = None, overlays: Sequence[str] = (),
+        checkpoint: Callable[[int], None] | None = None, overlays: Sequence[str] = (), besides: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._stop_mark = stop_mark
         self._overlays = overlays
@@ -298,7 +325,7 @@ class Warden:
         self._open = OpenFiles(self._processes, self._tmpfs)
         self._is_open_known = False  # what is open was looked at in this turn
         self._kernel: KernelMemory | None = None
-        self._room = Room(places, limits.written, empty=empty)
+        self._room = Room(places, limits.written, empty=empty, besides=besides)
         self._cgroup = Cgroup.around(init, descendants, self._memory, limits.processes)
         self._reserve = _reserve_of(Machine())
         self.due = 0.0

@@ -333,9 +333,10 @@ class Execution:
         besides = [*(world.scratch.directories if world.scratch else ()), *([seat.tmp] if seat and seat.tmp else ())]
         besides += [world.thrown] if world.thrown else []
         besides += [world.tree.upper] if world.tree is not None and world.tree.is_writable else []
+        besides += [world.playground.source] if world.playground is not None and world.playground.is_writable else []
         try:
             return Warden(
-                self._limits, init, [*places, *besides], empty=not is_copy and not besides, stop_mark=self._stop_mark,
+                self._limits, init, places, empty=not is_copy, besides=besides, stop_mark=self._stop_mark,
                 checkpoint=None if self._checkpoints is None else self._checkpoints(), overlays=overlays,
             )  # fmt: skip
         except NotYet:
