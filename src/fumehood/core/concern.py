@@ -331,7 +331,7 @@ def _by_parts(*rows: tuple[Because, str]) -> dict[tuple[str, ...], Because]:
 
 HELD_DIRECTORIES = _table(
     (_HOOK, ".husky .githooks .git-hooks"),
-    (_SHELL, ".direnv .shadowenv.d"),
+    (_SHELL, ".direnv .shadowenv.d .flox"),
     (
         _EDITOR,
         """.vscode .vs .idea .zed .fleet .devcontainer .helix .nova .theia .externaltoolbuilders .vim .nvim .lapce
@@ -341,12 +341,16 @@ HELD_DIRECTORIES = _table(
         _AGENT,
         """.claude .cursor .gemini .codex .windsurf .continue .roo .kilocode .opencode .kiro .amazonq .augment .qwen
         .factory .junie .trae .agents .agent .goose .crush .cline .pi .amp .openhands .rovodev .warp .zencoder .copilot
-        .iflow .qoder .codebuddy .commandcode .mux .vibe .kode .neovate .pochi .adal .cortex .kilo""",
+        .iflow .qoder .codebuddy .commandcode .mux .vibe .kode .neovate .pochi .adal .cortex .kilo .wt""",
     ),
     (_HOOKS, ".lefthook .lefthook-local .trunk"),
 )
 HELD_NAMES = _table(
-    (_SHELL, ".envrc .rvmrc .autoenv .autoenv.zsh .autoenv_leave.zsh"),
+    (
+        _SHELL,
+        """.envrc .rvmrc .autoenv .autoenv.zsh .autoenv_leave.zsh devenv.nix devenv.yaml devenv.lock devenv.local.nix
+        devenv.local.yaml activate-hermit activate-hermit.fish hermit.hcl""",
+    ),
     (
         _EDITOR,
         """.devcontainer.json .exrc .vimrc .nvimrc .nvim.lua .lvimrc .dir-locals.el .dir-locals-2.el .ycm_extra_conf.py
@@ -360,7 +364,7 @@ HELD_NAMES = _table(
         _AGENT,
         """.mcp.json mcp.json .claude.json .aider.conf.yml .aider.model.settings.yml opencode.json opencode.jsonc
         crush.json .crush.json .roomodes .continuerc.json .kilocodemodes .opencode.json
-        kilo.json kilo.jsonc""",
+        kilo.json kilo.jsonc gptme.toml conductor.json .workmux.yaml .workmux.yml""",
     ),
     (REPOSITORY, "lazygit.yml .lazygit.yml"),
 )
@@ -373,13 +377,13 @@ _SCRIPTED_MANAGERS = words("simple-git-hooks lintstagedrc huskyrc lint-staged.co
 _MANAGER_ENDINGS = words("yml yaml toml json jsonc json5 pkl dist local config")
 HOOKS_REASON = _HOOKS
 HELD_SUFFIXES = {"code-workspace": _EDITOR, "sublime-project": _EDITOR}
-# Files of other version controls, by the end of their path.
+# Files by the end of their path: of other version controls, and where the name alone says too little.
 HELD_ENDS = _by_parts((
     REPOSITORY,
     """.hg/hgrc .hg/hgrc-not-shared .hg/sharedpath .sl/config .sl/hgrc .sl/sharedpath .git/sl/config .jj/repo
     .jj/repo/config.toml .jj/repo/config-id .jj/workspace-config.toml .jj/workspace-config-id
     .jj/repo/store/git_target _darcs/prefs/defaults _darcs/prefs/prefs""",
-))  # fmt: skip
+), (_SHELL, "bin/hermit"), (_AGENT, ".config/wt.toml"))  # fmt: skip
 HELD_END_NAMES = frozenset(end[-1] for end in HELD_ENDS)
 # What agents' directories have in common, whatever the agent is called: names in a directory that begins with a dot.
 AGENT_PARTS = frozenset((
@@ -414,7 +418,7 @@ FLAGGED_NAMES = _table(
         fabfile.py tasks.py pytest.ini manage.py build.rs cargo.toml build.gradle build.gradle.kts settings.gradle
         settings.gradle.kts gradle.properties gradlew gradlew.bat gradle-wrapper.properties gradle-wrapper.jar pom.xml
         mvnw build.xml build.sbt mix.exs rebar.config composer.json package.swift pubspec.yaml flake.nix shell.nix
-        default.nix devenv.nix build.zig dune-project stack.yaml directory.build.props directory.build.targets
+        default.nix build.zig dune-project stack.yaml directory.build.props directory.build.targets
         nuget.config procfile vagrantfile skaffold.yaml tiltfile earthfile""",
     ),
     (_PYTHON, "sitecustomize.py usercustomize.py"),
@@ -430,7 +434,7 @@ FLAGGED_NAMES = _table(
     (
         _WORDS,
         """claude.md claude.local.md agents.md agent.md agents.override.md gemini.md qwen.md .cursorrules .windsurfrules
-        .clinerules .goosehints copilot-instructions.md warp.md .openhands_instructions""",
+        .clinerules .goosehints copilot-instructions.md warp.md .openhands_instructions .rules""",
     ),
     (
         _STARTUP,
