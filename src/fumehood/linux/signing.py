@@ -13,6 +13,7 @@ import subprocess
 from fumehood.core.report import printable, short
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, Unavailable
+from fumehood.linux.bwrap import programs
 from fumehood.linux.libc import Closing
 
 BUNDLE, JOB, RESULT = "fumehood-bundle", "fumehood-job", "fumehood-result"  # what a signature can be for
@@ -73,14 +74,14 @@ def _name(where: str, purpose: str, data: bytes, signers: str, file: int) -> str
 
 
 def _keygen(*arguments: str, data: bytes, descriptor: int = -1) -> subprocess.CompletedProcess[bytes]:
-    try:
-        return subprocess.run(
-            ["ssh-keygen", "-Y", *arguments], input=data, capture_output=True, check=False,
-            pass_fds=() if descriptor < 0 else (descriptor,),
-            start_new_session=True,  # without a terminal: nobody is asked for a passphrase
-        )  # fmt: skip
-    except FileNotFoundError as error:
-        raise Unavailable("ssh-keygen is not here, which signs and checks", hint="install openssh-client") from error
+    program = next(iter(programs("ssh-keygen")), "")
+    if not program:
+        raise Unavailable("ssh-keygen is not here, which signs and checks", hint="install openssh-client")
+    return subprocess.run(
+        [program, "-Y", *arguments], input=data, capture_output=True, check=False,
+        pass_fds=() if descriptor < 0 else (descriptor,),
+        start_new_session=True,  # without a terminal: nobody is asked for a passphrase
+    )  # fmt: skip
 
 
 def _said(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -63,6 +63,15 @@ class Store:
         """Where commands write besides the roots of their project: our own directories, and other projects."""
         return (*self.places.own(), *self.projects.paths())
 
+    def own_path(self) -> str:
+        """Return PATH for programs that we start outside: less directories in which a command can have put one."""
+        from fumehood.core.masks import is_in
+
+        extra = (os.fsdecode(path) for (path,) in self.database.rows("SELECT DISTINCT path FROM roots"))
+        written = (*self.written(), *extra)
+        folders = (each for each in os.environ.get("PATH", os.defpath).split(":") if each.startswith("/"))
+        return ":".join(each for each in folders if not is_in(os.path.realpath(each), written)) or os.defpath
+
     def recover(self) -> None:
         """Take back what a process that died had left half done, and keep what its command wrote."""
         raise NotImplementedError

@@ -358,7 +358,7 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
         changed = [each.fields() for each in differences(*wanted, here=here(), hidden_by=policy)]
         return context.say({**about, "differences": changed}, lambda: None)
 
-    with Paged(wanted=not options.no_pager):
+    with Paged(context.store.own_path(), wanted=not options.no_pager):
         objects = 0
         for each in each_difference(*wanted, here=here(), hidden_by=policy):
             if not paths and objects_of(f"/{each.path}"):
@@ -472,12 +472,13 @@ _SHOWN = (0, 1)  # what git exits with: nothing differs, or something does
 
 def show(store: Store, run: Run, paths: Sequence[str], *, here: str, tool: str) -> list[str]:
     """Show each file of a run in the tool, one after the other; returns a line for each path that is not a file."""
-    git = shutil.which("git")
+    path = store.own_path()
+    git = shutil.which("git", path=path)
     if git is None:
         raise Unavailable("a difftool is found and started by git, which is not here", hint="fumehood diff without it")
     left_out = []
     with tempfile.TemporaryDirectory(prefix="fumehood-diff-") as place:
-        environment = {**os.environ, "GIT_CEILING_DIRECTORIES": os.path.dirname(place)}
+        environment = {**os.environ, "PATH": path, "GIT_CEILING_DIRECTORIES": os.path.dirname(place)}
         for number, change in enumerate(chosen(run, paths, here=here)):
             if change.kind != c.FILE or change.change == c.MODE:
                 left_out.append(f"{change.change} {change.kind} {printable(change.path)}")
@@ -510,9 +511,10 @@ _USUAL = "command -v less >/dev/null && exec less; exec cat"
 
 
 class Paged:
-    """Has standard output read through a pager for a `with` block, where it goes to a terminal."""
+    """Has standard output read through a pager on this PATH for a `with` block, where it goes to a terminal."""
 
-    def __init__(self, *, wanted: bool = True) -> None:
+    def __init__(self, path: str, *, wanted: bool = True) -> None:
+        self._path = path
         self._pager = os.environ.get("PAGER", _USUAL).strip()
         is_read = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
         self._is_on = wanted and is_read and self._pager not in _NONE
@@ -523,7 +525,7 @@ class Paged:
             return
         hidden = ("LESSOPEN", "LESSCLOSE")  # programs that less would start
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        environment = {"LESS": "FRX", **environment, "LESSSECURE": "1"}
+        environment = {"LESS": "FRX", **environment, "LESSSECURE": "1", "PATH": self._path}
         command = ["/bin/sh", "-c", self._pager]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/", env=environment)
         assert self._process.stdin is not None
