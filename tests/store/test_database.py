@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import resource
 import signal
 import sqlite3
 import stat
@@ -216,6 +217,19 @@ def test_one_that_is_only_out_of_reach_is_not_to_be_set_aside(path, monkeypatch)
 
 
 # --- used ---
+
+
+def test_a_limit_of_files_sizes_is_named_as_what_is_in_its_way(path):
+    Database(path).close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20 << 10, hard))
+    try:
+        with pytest.raises(StoreDamaged, match="disk I/O error") as error:
+            Database(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "no file may be larger than 20 KiB here" in error.value.hint
+    Database(path).close()
 
 
 def test_a_transaction_is_kept_whole_or_not_at_all(path):

@@ -274,8 +274,18 @@ def unusable(path: str, error: sqlite3.DatabaseError) -> FumehoodError:
     _refuse_if_full(path, error)
     mend = "fumehood doctor --mend sets it aside and rebuilds what can be rebuilt from there"
     look = f"check that you may read and write it and {os.path.dirname(path)}, and that no other program locks it"
+    if (most := _largest_file()) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
+        look = f"no file may be larger than {size_told(most)} here, and it may have to be: ulimit -f shows that limit"
     way_on = mend if _tells_of_damage(error) or os.path.isdir(path) else look
     return StoreDamaged(f"the database {path} can't be used: {error}", hint=f"{_where(path)}; {way_on}")
+
+
+def _largest_file() -> int:
+    """Return how large this process may make a file; 0 where nobody has limited it."""
+    import resource
+
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return max(most, 0)
 
 
 def _tells_of_damage(error: sqlite3.DatabaseError) -> bool:
