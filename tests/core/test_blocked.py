@@ -41,6 +41,8 @@ SAID = {
     "Error: EXDEV: cross-device link not permitted, rename 'old' -> 'new'": ("rename", "directory"),
     "fatal: hardlink different from source at 'b/.git/objects/98/8f'": ("link", "file"),
     "cp: preserving permissions for 'b': Invalid argument": ("rules", "of access for other users or groups"),
+    "error: gpg failed to sign the data": ("signature", "your keys"),
+    "error: Couldn't load public key key.pub: No such file or directory?": ("signature", "your keys"),
 }  # fmt: skip
 NOTHING = [
     "cat: /home/ada/project/notes.txt: No such file or directory",

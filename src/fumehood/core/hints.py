@@ -40,7 +40,7 @@ _LIMITS = (
 )  # fmt: skip
 _SIGNALS = {128 + 24: CPU, 128 + 25: FILE_SIZE}
 # What an overlay can't do to what was there before: rename a directory, make a hard link that is the same file. And
-# nobody else has an id in a sandbox, to be named by.
+# nobody else has an id in a sandbox, to be named by, nor are a person's keys there.
 _RENAMED = "a command can't rename one that was there before it, nor move it by a rename between the project and /tmp"
 _OVERLAID = (
     (re.compile(r"cross-device link|EXDEV", re.IGNORECASE), "rename", "directory",
@@ -48,6 +48,8 @@ _OVERLAID = (
     (re.compile(r"hardlink different from source"), "link", "file", "clone by copies: git clone --no-hardlinks"),
     (re.compile(r"preserving permissions for .*Invalid argument"), "rules", "of access for other users or groups",
      "a command can't give a file rules (ACLs) that name others; what it makes gets its directory's: cp -r, not cp -a"),
+    (re.compile(r"failed to sign the data|Couldn't load public key|signing failed: "), "signature", "your keys",
+     "they are out of a command's reach; git commit --no-gpg-sign, and sign outside: git commit --amend -S"),
 )  # fmt: skip
 _NO_SOCKETS = "services of this machine are out of a command's reach; start one in the command, or run it outside"
 
