@@ -461,3 +461,24 @@ def test_a_work_tree_that_is_out_of_sight_is_not_pruned(home):
         git(repository, "worktree", "remove", str(worktree))
         assert sandbox.run("git worktree prune").state == "applied"
     assert not (repository / ".git/worktrees").exists()
+
+
+@sandboxed
+def test_a_repository_out_of_sight_that_a_variable_names_is_offered_too(home, project, monkeypatch):
+    repository = home / "project.git"
+    git(home, "init", "-q", "--bare", str(repository))
+    monkeypatch.setenv("GIT_DIR", str(repository))
+    monkeypatch.setenv("GIT_WORK_TREE", str(project))
+    with Sandbox(project) as sandbox:
+        (blocked,) = sandbox.run("git status").blocked
+        assert blocked.hint.endswith(f"fumehood roots add {repository}")
+        (blocked,) = sandbox.run("git status; touch /etc/x; true").blocked
+        assert blocked.detail == str(repository)
+        (blocked,) = sandbox.run("touch /etc/x").blocked
+        assert blocked.detail == "/etc/x"
+    store = OpenedStore()
+    store.projects.add_root(store.projects.open(str(project)), str(repository))
+    store.close()
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("git -c user.name=a -c user.email=a@b commit -q --allow-empty -m one && git log --format=%s")
+        assert (run.stdout, run.blocked) == ("one\n", ()), run.output

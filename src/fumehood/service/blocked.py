@@ -38,8 +38,8 @@ _OF_THE_SYSTEM = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/nix", "/proc", "/run", "/sbin", "/sys", "/usr",
     "/var/cache", "/var/lib", "/var/log", "/var/spool",
 )  # fmt: skip
-# The last are git's own words where the repository of a work tree is out of sight, as in the home.
-_REFUSALS = ("ead-only", "EROFS", "temporary object directory", "not a git repository: /")
+_NOT_THERE = "not a git repository: "  # git's own words where the repository is out of sight, as in the home
+_REFUSALS = ("ead-only", "EROFS", "temporary object directory", f"{_NOT_THERE}/", f"{_NOT_THERE}'/")
 _ASKING = "fumehood ask"  # what a command of a session can type
 
 
@@ -103,7 +103,7 @@ def _refused(
     """Tell what a command could not write."""
     if not any(words in text for text in (run.stdout, run.stderr) for words in _REFUSALS):
         return ()
-    if missing := _missing_root(run, can_ask=can_ask):
+    if missing := _missing_root(run, world, can_ask=can_ask):
         return missing
     from fumehood.core.hints import refused_writes
 
@@ -150,15 +150,17 @@ def _unreached(run: Run, network: Network, hosts: tuple[str, ...], tries: int, a
     return failed or ((denied_network(run.command, run.output, network, hosts, asking),) if tries else ())
 
 
-def _missing_root(run: Run, *, can_ask: bool) -> tuple[Blocked, ...]:
-    """Offer the directory that a command in a git work tree could not write: its real git directory.
+def _missing_root(run: Run, world: World, *, can_ask: bool) -> tuple[Blocked, ...]:
+    """Offer the directory that a command in a git work tree could not write: its real git directory, or GIT_DIR.
 
     To one that ended well, where git has named it, as in `git commit; git log`.
     """
     from fumehood.service.projects import git_directory
 
-    directory = git_directory(run.project)
-    if directory is None or directory in run.roots or not (run.exit_code or f"{directory}/" in run.output):
+    named = world.environment.get("GIT_DIR", "")
+    is_missed = os.path.isabs(named) and f"{_NOT_THERE}'{named}'" in run.output
+    directory = named if is_missed else git_directory(run.project)
+    if directory is None or directory in run.roots or not (run.exit_code or is_missed or f"{directory}/" in run.output):
         return ()
     line = f"{_ASKING} --write {quoted(directory)}" if can_ask else f"fumehood roots add {directory}"
     hint = f"this is a git work tree, which keeps its history there; {line}"
