@@ -19,6 +19,7 @@ pytestmark = pytest.mark.namespaces
 IS_ROOT = os.geteuid() == 0
 as_root = pytest.mark.skipif(not IS_ROOT, reason="only for root are changes of owner pretended")
 OTHER_USER, OTHER_GROUP = 1001, 1002
+STRANGER = 54321  # has no name
 Need = Callable[[bool, str], None]
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -239,3 +240,28 @@ def test_the_capabilities_say_that_owners_are_not_changed(ownership: str, cli: C
     wanted = f"Owners are not changed: giving a file to another user or group {end}\n"
     assert (wanted in text) == IS_ROOT
     assert '"ownership": "' + (ownership if IS_ROOT else "refuse") + '"' in cli("capabilities", "--json").stdout
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root is refused here what it may do outside")
+@pytest.mark.parametrize("whose", [0, STRANGER])
+def test_root_is_told_whose_a_path_of_the_project_is_that_commands_may_not_write(
+    whose: int, home: Path, project: Path
+) -> None:
+    project.parent.chmod(0o755)
+    packages, mine = project / "packages", project / "mine"
+    for directory in (packages / "one", mine):
+        directory.mkdir(parents=True)
+        (directory / "f").write_text("1\n")
+    for path in (project, mine, mine / "f"):
+        os.chown(path, whose, whose)
+    theirs = STRANGER - whose
+    for path in (packages, packages / "one", packages / "one/f"):
+        os.chown(path, theirs, theirs)
+    (mine / "f").chmod(0o400)
+    with Sandbox(project) as sandbox:
+        for command in ("echo 2 >> packages/one/f", "rm -r packages", "python3 -c 'open(\"packages/new\", \"w\")'"):
+            (blocked,) = sandbox.run(command).blocked
+            assert (blocked.what, blocked.detail) == ("write", str(packages))
+            assert blocked.hint.endswith(f"chown -R {whose} {packages}")
+        assert sandbox.run("echo 2 >> mine/f").blocked == ()
+        assert sandbox.run("ls packages; cat /root/secret").blocked == ()

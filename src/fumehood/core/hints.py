@@ -228,11 +228,11 @@ def unseen_paths(
     return tuple(paths)
 
 
-def missed_words(text: str) -> tuple[str, ...]:
-    """Return the words of complaints that something is not there: one of them may be its name."""
+def missed_words(text: str, complaints: Sequence[str] = _MISSING_FILE) -> tuple[str, ...]:
+    """Return the words of complaints that something is not there, or of others: one of them may be its name."""
     words: dict[str, None] = {}
     for line in text[-LOOKED_AT:].splitlines():
-        if len(line) <= _LONGEST_LINE and any(each in line.lower() for each in _MISSING_FILE):
+        if len(line) <= _LONGEST_LINE and any(each in line.lower() for each in complaints):
             for word in _colourless(line).split():
                 words[word.strip("".join(_QUOTES) + _AFTER)] = None
     return tuple(word for word in words if word)[:_MOST_ASKED]

@@ -12,7 +12,18 @@ from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, NOT_YET, OLD_FILES, 
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import replace
-from fumehood.linux.capture import BWRAP, COPY, KERNEL, LABELS, Stranger, choose, everywhere, is_carried, still_there
+from fumehood.linux.capture import (
+    BWRAP,
+    COPY,
+    KERNEL,
+    LABELS,
+    Stranger,
+    choose,
+    everywhere,
+    is_carried,
+    still_there,
+    user_name,
+)
 from fumehood.linux.libc import Closing, read
 from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
 from fumehood.store.database import shortage
@@ -73,6 +84,7 @@ def what_was_blocked(
 
         blocked += missed_profiles(withheld)
     if run.exit_code:
+        blocked += _of_somebody_else(run, complaints)
         _suspect(blocked, run, place.policy, world, ended, can_ask=seat is not None)
     if ended.left_at_home:
         blocked.append(_thrown_away(ended.left_at_home))
@@ -295,3 +307,34 @@ def _refused_by_owners(places: Places, project: Project, run: Run, host: Host, w
         then = "run it again: the next run knows the group"
     hint = f"{LABELS[way]} could not change it; {then}. fumehood doctor says how to fix it for good"
     return tuple(Blocked(what="write", detail=each.description, hint=hint) for each in strangers[:_MOST_TOLD])
+
+
+_CLOSED = ("permission denied", "operation not permitted")
+
+
+def _of_somebody_else(run: Run, complaints: str) -> tuple[Blocked, ...]:
+    """Say to root, who may write everything outside, whose a path of the project is that a command was refused."""
+    if os.geteuid() != 0 or not any(words in complaints.lower() for words in _CLOSED):
+        return ()
+    from fumehood.core.hints import missed_words
+
+    me = os.stat(run.project).st_uid
+    named = [os.path.normpath(os.path.join(run.cwd, word)) for word in missed_words(complaints, _CLOSED)]
+    theirs = dict.fromkeys(filter(None, (_outermost_of_others(path, run.roots, me) for path in named)))
+    blocked = []
+    for path, user in list(theirs)[:_MOST_TOLD]:
+        whose = f"it belongs to {user_name(user)}, and commands run as {user_name(me)} here"
+        hint = f"{whose}; to give it to them: chown -R {me} {quoted(path)}"
+        blocked.append(Blocked(what="write", detail=path, hint=hint))
+    return tuple(blocked)
+
+
+def _outermost_of_others(path: str, roots: Sequence[str], me: int) -> tuple[str, int] | None:
+    """Return the outermost directory on the way to a path of a root that is not ours, and whose it is."""
+    root = next((root for root in roots if path.startswith(f"{root}/")), path)
+    outermost = None
+    while path != root:
+        if os.path.lexists(path) and (user := os.lstat(path).st_uid) != me:
+            outermost = path, user
+        path = os.path.dirname(path)
+    return outermost
