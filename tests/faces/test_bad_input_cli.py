@@ -21,6 +21,7 @@ from snapshots import snapshot
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+Need = Callable[[bool, str], None]
 
 
 @pytest.fixture(autouse=True)
@@ -393,6 +394,17 @@ def test_and_so_it_is_where_a_run_can_make_nothing(cli: Cli, project: Path) -> N
     for _ in ("nothing of ours is there yet", "all is"):
         assert refused(cli("run", "--", "true", command=shell))[1].startswith("your umask 0777 takes what you make")
         assert cli("run", "--", "true").returncode == 0, "nothing was left closed"
+
+
+def test_a_machine_without_proc_is_told_what_is_missing(cli: Cli, applied: str, need: Need) -> None:
+    """As in a chroot in which nobody has mounted anything."""
+    hide = 'mount -t tmpfs none /proc && exec "$@"'
+    line = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", hide, "sh"]
+    tried = subprocess.run([*line, "true"], capture_output=True, text=True, check=False)
+    need(not tried.returncode, f"/proc can't be hidden here: {tried.stderr}")
+    bare = [*line, *command_line()]
+    assert refused(cli("undo", command=bare))[1].startswith("nothing is mounted at /proc, as in a bare chroot: mount")
+    assert "\n  nothing is mounted at /proc, as in a bare chroot" in cli("doctor", command=bare).stdout
 
 
 def test_a_name_of_blanks_is_seen(cli: Cli) -> None:

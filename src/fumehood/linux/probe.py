@@ -188,6 +188,8 @@ def diagnose(complaints: list[str], machine: Host) -> tuple[str, str]:
 
 def barrier(said: str, machine: Host) -> tuple[str, str]:
     """Name what keeps programs from making user namespaces here, and how it is lifted."""
+    if not os.path.exists("/proc/self"):
+        return "nothing is mounted at /proc, as in a bare chroot", as_root("mount -t proc proc /proc")
     return (
         _outer_bubblewrap(said, machine) or _powerless_root(machine) or _kernel_setting(machine)
         or _outer_container(said, machine) or ("", "")
