@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from fumehood.linux.home_settings import PackageSettings, package_settings
+from fumehood.linux.home_settings import PackageSettings, package_settings, version_settings
 from patience import let_time_pass
 
 PIP = """
@@ -186,6 +187,39 @@ CC=PLANT135
 GOBIN=HOME/PLANT136
 PLANT137=x
 """
+MERCURIAL = """
+# PLANT151
+%include HOME/PLANT152
+[ui]
+username = Zoe <zoe@example.org>
+ssh = ssh -i HOME/PLANT153
+[extensions]
+rebase =
+mine = HOME/PLANT154.py
+[auth]
+corp.prefix = https://hg.example.org/PLANT155
+corp.password = PLANT156
+[hooks]
+commit = PLANT157
+[alias]
+tip2 = log -l 2
+push-it = push https://zoe:PLANT158@hg.example.org/x
+[ui]
+quiet = no
+"""
+JJ = """
+# PLANT171
+[user]
+name = "Zoe"
+email = "zoe@example.org"
+[signing]
+key = "PLANT172"
+[git]
+push = "PLANT173"
+[aliases]
+l = ["log", "-n", "3"]
+publish = ["util", "exec", "--", "curl", "--token", "PLANT174"]
+"""
 FILES = {
     ".config/pip/pip.conf": PIP, ".config/uv/uv.toml": UV, ".npmrc": NPM, ".yarnrc": YARN_CLASSIC, ".yarnrc.yml": YARN,
     ".cargo/config.toml": CARGO, ".m2/settings.xml": MAVEN, ".config/go/env": GO,
@@ -210,9 +244,12 @@ class Person:
     def settings(self, *writable: str) -> PackageSettings:
         return package_settings(str(self.home), self.variables, writable)
 
+    def version_settings(self) -> PackageSettings:
+        return version_settings(str(self.home), self.variables)
+
     def shown(self) -> dict[str, str]:
         """Write the settings to the home that a command gets; returns them."""
-        texts = {each.path: each.text for each in self.settings().files}
+        texts = {each.path: each.text for each in (*self.settings().files, *self.version_settings().files)}
         for name, text in texts.items():
             (self.bare / name).parent.mkdir(parents=True, exist_ok=True)
             (self.bare / name).write_text(text)
@@ -254,11 +291,12 @@ def pip_fixture() -> list[str]:
     return [sys.executable, "-m", "pip", "config"]
 
 
-def test_no_secret_is_in_what_is_shown(person: Person) -> None:
-    person.write(FILES)
-    made = person.settings()
-    assert sorted(each.path for each in made.files) == sorted(FILES)
-    for each in made.files:
+@pytest.mark.parametrize("files", [FILES, {".hgrc": MERCURIAL, ".config/jj/config.toml": JJ}])
+def test_no_secret_is_in_what_is_shown(files: dict[str, str], person: Person) -> None:
+    person.write(files)
+    made = [*person.settings().files, *person.version_settings().files]
+    assert sorted(each.path for each in made) == sorted(files)
+    for each in made:
         assert "PLANT" not in each.text.upper(), each.path
         assert "ada" not in each.text, each.path
         assert each.text, each.path
@@ -373,6 +411,31 @@ def test_go_finds_the_same_proxy(person: Person) -> None:
     assert said == ["https://go.example.org/proxy,direct", "*.corp.example.org,github.com/corp/auth", "-mod=mod"]
 
 
+def test_mercurial_knows_the_same_person_and_extensions(person: Person) -> None:
+    hg = program("hg")
+    person.write({".hgrc": MERCURIAL})
+    person.shown()
+    assert person.told(person.bare, [hg, "config", "ui.username"]) == "Zoe <zoe@example.org>"
+    said = person.told(person.bare, [hg, "config", "ui", "extensions", "alias"]).splitlines()
+    assert {"ui.quiet=no", "extensions.rebase=", "alias.tip2=log -l 2"} <= set(said)
+    assert "mine" not in "".join(said)
+    person.write({".config/hg/hgrc": "[ui]\nusername = Ann <ann@example.org>\n"})
+    (person.home / ".hgrc").unlink()
+    assert person.shown() == {".config/hg/hgrc": "[ui]\nusername = Ann <ann@example.org>\n\n"}
+    person.variables = {"HGRCPATH": ""}
+    assert person.shown() == {}
+
+
+def test_jj_is_told_the_same_person(person: Person) -> None:
+    person.write({".config/jj/config.toml": JJ})
+    assert tomllib.loads(person.shown()[".config/jj/config.toml"]) == {
+        "user": {"name": "Zoe", "email": "zoe@example.org"}, "aliases": {"l": ["log", "-n", "3"]}
+    }  # fmt: skip
+    person.variables = {"JJ_CONFIG": f"{person.home}/other.toml"}
+    person.write({"other.toml": '[user]\nname = "Ann"\n'})
+    assert person.shown() == {"other.toml": '[user]\nname = "Ann"\n'}
+
+
 @pytest.mark.parametrize("version", ["1", "4"])
 def test_yarn_finds_the_same_registries(version: str, person: Person) -> None:
     yarn = program("yarn")
@@ -407,6 +470,7 @@ BROKEN = {
     ".yarnrc.yml": [
         "a: [", "- PLANT", "npmScopes: {a: " * 3000, "x: 2001-99-99", "logFilters: &a [*a]", "a: !!python/x b"
     ],
+    ".hgrc": ["[ui\nusername = PLANT", "username = PLANT", "[ui]\nPLANT\n"],
     ".cargo/config.toml": ["[source", "registry.index = 'PLANT"],
     ".m2/settings.xml": ["<settings>", "PLANT", '<!DOCTYPE x [<!ENTITY a "PLANT">]><settings>&a;</settings>'],
 }  # fmt: skip
@@ -415,7 +479,7 @@ BROKEN = {
 @pytest.mark.parametrize(("path", "text"), [(path, text) for path, texts in BROKEN.items() for text in texts])
 def test_of_a_file_that_no_manager_would_read_nothing_is_shown(path: str, text: str, person: Person) -> None:
     person.write({path: text})
-    (shown,) = person.settings().files
+    (shown,) = (*person.settings().files, *person.version_settings().files)
     assert shown.text == ""
     assert shown.dropped[0].startswith("all of it: ")
 
@@ -455,8 +519,9 @@ def test_what_commands_can_write_is_not_read(person: Person) -> None:
 def test_a_home_without_settings_loads_no_parser(tmp_path: Path) -> None:
     source = str(Path(__file__).parents[2] / "src")
     code = f"""import sys; sys.path.insert(0, {source!r})
-from fumehood.linux.home_settings import package_settings
+from fumehood.linux.home_settings import package_settings, version_settings
 assert package_settings({str(tmp_path)!r}, {{}}).files == ()
+assert version_settings({str(tmp_path)!r}, {{}}).files == ()
 slow = {{"re", "tomllib", "tomlkit", "yaml", "xml.etree", "configparser", "typing", "json"}}
 print(sorted(slow & set(sys.modules)))"""
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)

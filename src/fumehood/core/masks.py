@@ -379,7 +379,7 @@ MOVED_SECRETS = (
 _SETTINGS = (
     "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "PIP_CONFIG_FILE", "UV_CONFIG_FILE", "UV_NO_CONFIG", "GOENV",
     "npm_config_userconfig", "NPM_CONFIG_USERCONFIG", "npm_config_globalconfig", "NPM_CONFIG_GLOBALCONFIG",
-    "YARN_RC_FILENAME", "CARGO_HOME",
+    "YARN_RC_FILENAME", "CARGO_HOME", "HGRCPATH", "JJ_CONFIG",
 )  # fmt: skip
 _VARIABLES = tuple(
     dict.fromkeys(

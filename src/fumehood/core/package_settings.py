@@ -1,4 +1,4 @@
-"""What a command may see of package managers' settings: addresses without credentials, and plain options.
+"""What a command may see of the settings of package managers, hg and jj: addresses without credentials, plain options.
 
 Each manager has a table of settings that are no secret; the rest is left out, and so is what has a secret for a value
 or names a file in the home. What looks like a secret is guessed, and the guesses err on the side of yes.
@@ -10,7 +10,7 @@ from fumehood.core.environment import looks_secret
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
     from xml.etree.ElementTree import Element
 
@@ -271,6 +271,16 @@ GO = _schema(
     "GOPATH GOMODCACHE",
 )  # fmt: skip
 
+# Version controls: who the author of a commit is, and the commands that a person has given themselves.
+MERCURIAL: Schema = {
+    "ui": _schema("", "username merge tweakdefaults verbose quiet"),
+    **{name: {_ANY: OPTION} for name in ("alias", "diff", "experimental", "extensions", "phases", "revsetalias")},
+}
+JJ: Schema = {
+    "user": _schema("", "name email"),
+    **{name: {_ANY: OPTION} for name in ("aliases", "revset-aliases", "revsets", "template-aliases", "templates")},
+}
+
 
 class Malformed(Exception):
     """A settings file that its own manager would not read, or nobody should; the message says why."""
@@ -398,21 +408,34 @@ def shown_of(manager: str, data: bytes, homes: Sequence[str]) -> tuple[str, tupl
 
 
 def _pip(text: str, sieve: Sieve) -> str:
+    return _sections(text, {_ANY: PIP}, lambda name: name.lower().removeprefix("--").replace("_", "-"), sieve)
+
+
+def _mercurial(text: str, sieve: Sieve) -> str:
+    """Read sections that may come again; lines as `%include` are left out, because they name other files."""
+    lines = text.splitlines(keepends=True)
+    for line in lines:
+        if line.startswith("%"):
+            sieve.drop(line.strip())
+    settings = "".join(line for line in lines if not line.startswith("%"))
+    return _sections(settings, MERCURIAL, str, sieve, delimiters=("=",), strict=False)
+
+
+def _sections(text: str, kinds: Schema, named: Callable[[str], str], sieve: Sieve, **rules: Any) -> str:
     import configparser
     import io
 
-    parser = configparser.RawConfigParser()
+    parser, shown = configparser.RawConfigParser(**rules), configparser.RawConfigParser()
+    parser.optionxform = shown.optionxform = str  # type: ignore[assignment]
     try:
         parser.read_string(text)
     except configparser.Error as error:
         raise Malformed(f"it can't be read ({type(error).__name__})") from error
-    shown = configparser.RawConfigParser()
     for section in parser.sections():
-        if not _PLAIN.issuperset(section):
+        within = kinds.get(section, kinds.get(_ANY))
+        if within is None or isinstance(within, str) or not _PLAIN.issuperset(section):
             sieve.drop(section)
-            continue
-        named = {name.removeprefix("--").replace("_", "-"): value for name, value in parser.items(section)}
-        if kept := sieve.table(named, PIP, section):
+        elif kept := sieve.table({named(name): value for name, value in parser.items(section)}, within, section):
             shown[section] = kept
     written = io.StringIO()
     shown.write(written)
@@ -541,4 +564,5 @@ def _unquoted(text: str) -> str:
 _READERS: Mapping[str, Any] = {
     "pip": _pip, "npm": _npm, "yarn": _yarn, "yarn classic": _yarn_classic, "maven": _maven, "go": _go,
     "uv": lambda text, sieve: _toml(text, UV, sieve), "cargo": lambda text, sieve: _toml(text, CARGO, sieve),
+    "mercurial": _mercurial, "jj": lambda text, sieve: _toml(text, JJ, sieve),
 }  # fmt: skip

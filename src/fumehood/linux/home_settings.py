@@ -1,4 +1,4 @@
-"""Settings of package managers and of git for a command that does not see the home, less what is secret in them."""
+"""Settings of package managers and version controls for a command that does not see the home, less secret ones."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SettingsFile(Value):
 
 
 class PackageSettings(Value):
-    """The files of all managers, and every file that was looked at for them."""
+    """The files of all managers, or version controls, and every file that was looked at for them."""
 
     files: tuple[SettingsFile, ...]
     watched: Snapshot
@@ -45,11 +45,22 @@ def package_settings(
     What lies there is left as it is, and never read as if the person had written it. `user` is whom it runs as.
     """
     watch = Watch(user)
+    return _made(_places(home, environment, watch), home, writable, watch)
+
+
+def version_settings(
+    home: str, environment: Mapping[str, str], writable: Sequence[str] = (), user: int | None = None
+) -> PackageSettings:
+    """Make those of other version controls than git in the same way."""
+    return _made(_version_controls(home, environment), home, writable, Watch(user))
+
+
+def _made(places: Iterator[tuple[str, str]], home: str, writable: Sequence[str], watch: Watch) -> PackageSettings:
     homes = tuple(dict.fromkeys((home, os.path.realpath(home))))
     ours = tuple({path: None for each in writable for path in (each, os.path.realpath(each))})
     files: list[SettingsFile] = []
     dropped: tuple[str, ...]
-    for path, manager in dict(_places(home, environment, watch)).items():
+    for path, manager in dict(places).items():
         if not watch.look(path) or is_in(path, ours):
             continue
         text, dropped = "", ("all of it: it lies where commands can write",)
@@ -82,6 +93,15 @@ def _places(home: str, environment: Mapping[str, str], watch: Watch) -> Iterator
     yield from _whole("cargo", f"{cargo}/config", *([] if watch.look(f"{cargo}/config") else [f"{cargo}/config.toml"]))
     yield from _whole("maven", f"{home}/.m2/settings.xml")
     yield from _whole("go", environment.get("GOENV") or f"{config}/go/env")
+
+
+def _version_controls(home: str, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the same of version controls other than git: without them, commits are nobody's."""
+    config = environment.get("XDG_CONFIG_HOME") or f"{home}/.config"
+    if "HGRCPATH" not in environment:
+        yield from _whole("mercurial", f"{home}/.hgrc", f"{config}/hg/hgrc")
+    named = environment.get("JJ_CONFIG", "")
+    yield from _whole("jj", *([named] if named else [f"{home}/.jjconfig.toml", f"{config}/jj/config.toml"]))
 
 
 def _whole(manager: str, *paths: str) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 KEPT = "hostview-"  # how the names begin of what is kept in the cache
-FORMAT = "4"  # to be changed with how the host is shown: what was kept before is then looked for again
+FORMAT = "5"  # to be changed with how the host is shown: what was kept before is then looked for again
 _FOR_CAPABILITIES = frozenset({"kcore", "kmsg"})  # nobody opens these without
 _KERNEL_FOLDERS = ("/proc", "/proc/tty", "/proc/driver", "/proc/fs", "/proc/bus", "/proc/sysvipc")
 
