@@ -183,7 +183,10 @@ def test_uv_syncs(sandbox, project, untouched):
 # What was fetched before lies there, and builds write there: their locks, what they fetch, what they install.
 FETCHED = {
     ".m2/repository": "mvn mvnw", ".gradle/caches": "gradle gradlew", ".gradle/wrapper": "gradlew",
-    ".local/share/pnpm/store": "pnpm", ".yarn/berry": "yarn",
+    ".local/share/pnpm/store": "pnpm", ".yarn/berry": "yarn", ".bun/install/cache": "bun make", ".cache/deno": "deno",
+    ".cache/pypoetry/artifacts": "poetry", ".cache/composer": "composer", ".ivy2/cache": "sbt", ".sbt/boot": "sbt",
+    ".nuget/packages": "dotnet", ".pub-cache/hosted": "dart", ".hex/packages": "mix", ".cabal/store": "cabal",
+    ".stack/snapshots": "stack", ".cache/ccache": "ccache meson",
 }  # fmt: skip
 
 

@@ -104,6 +104,16 @@ _YARN = ("YARN_CACHE_FOLDER=~/.cache/yarn", "YARN_GLOBAL_FOLDER=~/.yarn/berry")
 _PNPM = "~/.local/share/pnpm/store"
 _MAVEN = "~/.m2/repository"
 _GRADLE = tuple(f"{home}/{part}" for home in ("~/.gradle", "$GRADLE_USER_HOME") for part in ("caches", "wrapper"))
+_BUN = ("BUN_INSTALL_CACHE_DIR=~/.bun/install/cache", "$BUN_INSTALL/install/cache")
+_DENO = "DENO_DIR=~/.cache/deno"
+_COMPOSER = "COMPOSER_CACHE_DIR=~/.cache/composer"
+_POETRY = ("~/.cache/pypoetry/artifacts", "~/.cache/pypoetry/cache")
+_SBT = ("~/.ivy2/cache", "~/.ivy2/local", "~/.sbt/boot", "COURSIER_CACHE=~/.cache/coursier/v1")
+_NUGET = "~/.nuget/packages"
+_PUB = ("~/.pub-cache/hosted", "$PUB_CACHE/hosted")
+_HEX = ("~/.hex/packages", "$HEX_HOME/packages")
+_HASKELL = ("~/.cabal/packages", "~/.cabal/store", "~/.stack/programs", "~/.stack/snapshots")
+_CCACHE = "CCACHE_DIR=~/.cache/ccache"
 # Without the host, npm would try for more than a minute before it says so.
 _NPM_DEFAULTS = (
     ("npm_config_update_notifier", "false"),
@@ -120,12 +130,13 @@ _GIT_DEFAULTS = (
 
 # For what may call any of the others.
 TOOLS = Profile(
-    match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox"),
+    match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox", "meson"),
     scratch=(
-        _NPM, *_YARN, _PNPM, *_PIP, _UV, *_CARGO, *_GO, _MAVEN, *_GRADLE, _PRE_COMMIT, "CCACHE_DIR=~/.cache/ccache",
+        _NPM, *_YARN, _PNPM, *_BUN, _DENO, *_PIP, _UV, *_POETRY, *_CARGO, *_GO, _MAVEN, *_GRADLE, *_SBT, _COMPOSER,
+        _NUGET, *_PUB, *_HEX, *_HASKELL, _PRE_COMMIT, _CCACHE,
     ),
     defaults=(*_NPM_DEFAULTS, *_UV_DEFAULTS, *_GIT_DEFAULTS),
-)
+)  # fmt: skip
 
 SHIPPED: tuple[Profile, ...] = (
     Profile(match=("npm", "npx"), scratch=(_NPM,), defaults=_NPM_DEFAULTS),
@@ -137,6 +148,16 @@ SHIPPED: tuple[Profile, ...] = (
     Profile(match=("go",), scratch=_GO),
     Profile(match=("mvn", "mvnw", "mvnd"), scratch=(_MAVEN,)),
     Profile(match=("gradle", "gradlew"), scratch=_GRADLE),
+    Profile(match=("bun", "bunx"), scratch=_BUN),
+    Profile(match=("deno",), scratch=(_DENO,)),
+    Profile(match=("poetry",), scratch=(*_PIP, *_POETRY)),
+    Profile(match=("composer",), scratch=(_COMPOSER,)),
+    Profile(match=("sbt",), scratch=_SBT),
+    Profile(match=("dotnet",), scratch=(_NUGET,)),
+    Profile(match=("dart", "flutter"), scratch=_PUB),
+    Profile(match=("mix",), scratch=_HEX),
+    Profile(match=("cabal", "stack"), scratch=_HASKELL),
+    Profile(match=("ccache",), scratch=(_CCACHE,)),
     Profile(match=("git",), defaults=_GIT_DEFAULTS),
     # What runs hooks, which may be its own.
     Profile(
