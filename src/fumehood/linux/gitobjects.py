@@ -5,18 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.changes import (
-    ADDED,
-    APPLIED,
-    CONFLICT,
-    DELETED,
-    DISCARDED,
-    FILE,
-    HELD,
-    above,
-    is_later,
-    on_their_own,
-)
+from fumehood.core import changes as c
 from fumehood.core.judge import git_directories, is_list, is_note, objects_of, repository
 from fumehood.core.masks import is_below, is_in
 from fumehood.linux.cache import plain_file
@@ -30,7 +19,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 
-    from fumehood.core import changes as c
     from fumehood.linux.gitindex import SeenIndexes
 
     Refs = dict[tuple[int, str], bytes]  # what names objects, as digests, by root and path
@@ -59,7 +47,7 @@ def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
 
     What it has stays, and counts as needed. An object that somebody wants anew is not deleted.
     """
-    conflicts = [change for change in changes if change.verdict == CONFLICT and not is_list(change.path)]
+    conflicts = [change for change in changes if change.verdict == c.CONFLICT and not is_list(change.path)]
     if conflicts:
         gits = git_directories(roots, changes)
         conflicts = [change for change in conflicts if _is_apart(roots, change, gits)]
@@ -68,19 +56,19 @@ def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
         with Closing(open_top(roots[number])) as top:
             mine = [change for change in conflicts if change.root == number]
             for change, entry, is_reached in looks(top, mine):
-                if change.change == DELETED:
+                if change.change == c.DELETED:
                     left.add((number, change.within or change.path))
-                elif entry is None and is_reached and change.change == ADDED:
-                    change.verdict, change.reason = APPLIED, ""  # only the directory around it was there
+                elif entry is None and is_reached and change.change == c.ADDED:
+                    change.verdict, change.reason = c.APPLIED, ""  # only the directory around it was there
                 elif entry is not None and kind_of(entry.st_mode) == change.kind:
                     left.add((number, change.path))
-                    if change.kind == FILE:
+                    if change.kind == c.FILE:
                         freshen(top, change.path)
     for change in changes:
-        above = change.within if change.change == DELETED else None
+        above = change.within if change.change == c.DELETED else None
         if (change.root, change.path) in left or (change.root, above) in left:
-            change.verdict, change.reason = DISCARDED, "the project has its own"
-    return any(change.verdict != CONFLICT for change in conflicts)
+            change.verdict, change.reason = c.DISCARDED, "the project has its own"
+    return any(change.verdict != c.CONFLICT for change in conflicts)
 
 
 def _is_apart(roots: Sequence[str], change: c.Change, gits: Collection[str]) -> bool:
@@ -149,13 +137,13 @@ def takes_in_staged(
     something else of the repository is a conflict, so that the index waits.
     """
     parent, name = split(index.path)
-    if name != INDEX or index.verdict != APPLIED or index.kind != FILE:
+    if name != INDEX or index.verdict != c.APPLIED or index.kind != c.FILE:
         return False
     gits, root = git_directories(roots, changes), roots[index.root]
     git = repository(f"{root}/{index.path}", gits)
     others = [each for each in changes if each is not index]
     others = [each for each in others if git and repository(f"{roots[each.root]}/{each.path}", gits) == git]
-    if not git or any(each.verdict == CONFLICT for each in others):
+    if not git or any(each.verdict == c.CONFLICT for each in others):
         return False
     with Closing(open_top(root)) as live, Closing(open_top(upper)) as layer, Closing(open_top(split(upper)[0])) as room:
         if _is_moved_since(live, parent, _inside(root, git), began_ns):
@@ -180,7 +168,7 @@ def _is_moved_since(top: int, tree: str, git: str, began_ns: int) -> bool:
     for each in dict.fromkeys((tree, git)):
         places += (join(each, name) for name in (_branch(top, places[0]), "packed-refs", _TABLES) if name)
     statuses = (_status(top, each) for each in places)
-    return any(status is not None and is_later(status.st_ctime_ns, began_ns) for status in statuses)
+    return any(status is not None and c.is_later(status.st_ctime_ns, began_ns) for status in statuses)
 
 
 def _ends(log: bytes) -> list[bytes]:
@@ -201,10 +189,10 @@ def freshen(top: int, path: str) -> None:
 def keep_needed(roots: Sequence[str], changes: Sequence[c.Change], began_ns: int) -> None:
     """Let objects stay that a run would remove, where a ref, or an index that names one, was written since it began."""
     for (root, git), group in _by_repository(roots, changes, git_directories(roots, changes)).items():
-        going = [each for each in group if each.change == DELETED and each.verdict == APPLIED] if git else []
+        going = [each for each in group if each.change == c.DELETED and each.verdict == c.APPLIED] if git else []
         if going and _is_written_since(roots, changes, root, git, began_ns):
             for change in going:
-                change.verdict, change.reason = DISCARDED, "it may be needed since"
+                change.verdict, change.reason = c.DISCARDED, "it may be needed since"
 
 
 def without_theirs(
@@ -226,8 +214,8 @@ def without_theirs(
             or _is_lent(git)
         ):  # fmt: skip
             # What git makes of its objects is not brought back beside others.
-            objects = [each for each in group if each.change == ADDED and not is_list(each.path)]
-            taken.update(map(id, _not_there(on_their_own(objects), moved)))
+            objects = [each for each in group if each.change == c.ADDED and not is_list(each.path)]
+            taken.update(map(id, _not_there(c.on_their_own(objects), moved)))
         else:
             taken.update(map(id, _not_there(group, moved)))
     return [change for change in changes if id(change) in taken or not _is_apart(roots, change, gits)]
@@ -248,13 +236,13 @@ def _by_repository(
 def _not_there(group: list[c.Change], moved: Callable[[Sequence[c.Change]], list[str]]) -> list[c.Change]:
     """Leave out what lies there in another version; in a directory that does, each is looked at by itself."""
     while others := set(moved(group)):
-        group = on_their_own([each for each in group if each.path not in others])
+        group = c.on_their_own([each for each in group if each.path not in others])
     return group
 
 
 def _is_written_since(roots: Sequence[str], changes: Sequence[c.Change], root: int, git: str, since_ns: int) -> bool:
     paths = {each.path for each in changes if each.root == root}
-    names = _names(each.path for each in changes if each.root == root and each.change == DELETED)
+    names = _names(each.path for each in changes if each.root == root and each.change == c.DELETED)
     with Closing(open_top(roots[root])) as top:
         written = [
             (path, is_cache) for path, status, is_cache in _naming_objects(top, _inside(roots[root], git))
@@ -266,7 +254,7 @@ def _is_written_since(roots: Sequence[str], changes: Sequence[c.Change], root: i
 
 def _is_needed(roots: Sequence[str], changes: Sequence[c.Change], root: int, git: str, noted: Refs) -> bool:
     paths = {each.path for each in changes if each.root == root}
-    names = _names(each.path for each in changes if each.root == root and each.change == DELETED)
+    names = _names(each.path for each in changes if each.root == root and each.change == c.DELETED)
     others = [
         path for path, says in refs_of(roots[root], git).items()
         if path not in paths and noted.get((root, path)) != says and not _is_log(path)
@@ -347,7 +335,7 @@ def repositories_of(roots: Sequence[str], changes: Sequence[c.Change]) -> set[tu
     repositories = set()
     for change in changes:
         place = f"{roots[change.root]}/{change.path}"
-        git = change.verdict == APPLIED and (objects_of(place, gits) or repository(place, gits))
+        git = change.verdict == c.APPLIED and (objects_of(place, gits) or repository(place, gits))
         if git and (change.within is None or f"{roots[change.root]}/{change.within}".startswith(f"{git}/")):
             repositories.add((change.root, git))
     return repositories
@@ -471,7 +459,7 @@ def keep_work_trees(roots: Sequence[str], changes: Sequence[c.Change]) -> None:
     kept: dict[tuple[int, str], str] = {}
     gits: set[str] = set()
     for change in changes:
-        if change.change != DELETED or not change.path.endswith("/gitdir"):
+        if change.change != c.DELETED or not change.path.endswith("/gitdir"):
             continue
         root, top = roots[change.root], change.within or change.path
         git, kind, *_ = f"{root}/{change.path}".rsplit("/", 3)
@@ -482,17 +470,17 @@ def keep_work_trees(roots: Sequence[str], changes: Sequence[c.Change]) -> None:
                 kept[change.root, top] = f"its work tree is there, out of the command's sight: {os.path.dirname(tree)}"
                 gits.add(git)
     for change in changes if kept else ():
-        if change.change == DELETED and change.verdict in (APPLIED, HELD):
+        if change.change == c.DELETED and change.verdict in (c.APPLIED, c.HELD):
             why = kept.get((change.root, change.within or change.path), "")
             if objects_of(f"{roots[change.root]}/{change.path}", gits) in gits:
                 why = "a work tree that is out of the command's sight may need it"
             if why:
-                change.verdict, change.reason = DISCARDED, why
+                change.verdict, change.reason = c.DISCARDED, why
 
 
 def leave_lost_work_trees(roots: Sequence[str], changes: Sequence[c.Change], uppers: Sequence[str], home: str) -> None:
     """Leave out what git notes of a new work tree that went with the home that a command has for itself."""
-    new = {(change.root, change.path) for change in changes if change.change == ADDED}
+    new = {(change.root, change.path) for change in changes if change.change == c.ADDED}
     lost: dict[tuple[int, str], str] = {}
     for change in changes:
         room, name = split(change.path)
@@ -502,10 +490,10 @@ def leave_lost_work_trees(roots: Sequence[str], changes: Sequence[c.Change], upp
                 lost[change.root, room] = f"its work tree is not kept: {tree}"
     for change in changes if lost else ():
         why = lost.get((change.root, change.path)) or next(
-            (lost[change.root, each] for each in above(change.path) if (change.root, each) in lost), ""
+            (lost[change.root, each] for each in c.above(change.path) if (change.root, each) in lost), ""
         )
         if why:
-            change.verdict, change.reason = DISCARDED, why
+            change.verdict, change.reason = c.DISCARDED, why
 
 
 def _work_tree(root: str, top: str, path: str) -> str:
