@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import marshal
 import os
-import stat
 import time
 
 from fumehood.core import changes as c
@@ -21,6 +20,7 @@ from fumehood.core.report import Run, first_of, how_many, printable
 from fumehood.core.request import APPLY, DISCARD, HOLD, Request, loopback_of
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
+from fumehood.linux.cache import plain_file
 from fumehood.linux.copying import copy_entry, copy_whole, copy_with_content
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import freshen, may_stay
@@ -160,15 +160,10 @@ def _content(top: str, path: str) -> bytes | None:
     """Return what a file holds, unless it is too long; None where there is none."""
     try:
         with Closing(open_top(top)) as directory:
-            entry = open_below(directory, path, os.O_PATH | os.O_NOFOLLOW)
+            content = plain_file(path, directory, LONGEST + 1)
     except OSError:
         return None
-    with Closing(entry):
-        status = os.fstat(entry)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST:
-            return None
-        with open(f"/proc/self/fd/{entry}", "rb") as file:
-            return file.read()
+    return None if content is None or len(content) > LONGEST else content
 
 
 class Merge(Value):
