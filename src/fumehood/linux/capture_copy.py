@@ -73,11 +73,13 @@ def _generation(directory: int) -> int:
 
 def prepare(layer: Layer) -> None:
     """Copy a root, with the held layers over it, to `layer.merged`; raises OverlayUnavailable."""
-    lowers: list[int] = []
     copying = _Copying(layer.inner)
     try:
-        lowers += map(open_top, layer.lowers)
-        with Closing(os.open(layer.merged, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)) as target, Stack(lowers) as shown:
+        with (
+            Descriptors(map(open_top, layer.lowers)) as lowers,
+            Closing(os.open(layer.merged, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)) as target,
+            Stack(lowers) as shown,
+        ):
             fill(target, shown, copying.make, may_vanish=True)
             with Closing(open_below(lowers[-1], "", LISTING)) as root:
                 copy_belongings(root, target, os.fstat(root))
@@ -91,9 +93,6 @@ def prepare(layer: Layer) -> None:
             f"cannot copy {layer.root}: {error.strerror}: {_subject(error)}",
             hint="a copy needs as much space as the directory itself; fumehood doctor lists other ways",
         ) from error
-    finally:
-        for lower in lowers:
-            os.close(lower)
 
 
 def _subject(error: OSError) -> str:
