@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from sys import intern
 
-from fumehood.core.changes import FILE, MODIFIED, OPENING, SYMLINK, above
+from fumehood.core.changes import FILE, MODIFIED, OPENING, SYMLINK, Change, above
 from fumehood.core.value import Value, words
 from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from fumehood.core.changes import Change
 
 
 # Where a path written by a command leads, told from its text alone.

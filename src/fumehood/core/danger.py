@@ -7,7 +7,7 @@ directory above it slips through.
 from __future__ import annotations
 
 from fumehood.core import concern as tables
-from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, SYMLINK
+from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, SYMLINK, Change
 from fumehood.core.concern import (
     AREAS,
     Concern,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-    from fumehood.core.changes import Change
     from fumehood.core.concern import Because, Own, Protected
 
 __all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "held_by_name", "survey", "suspects", "wants_facts"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, SYMLINK
+from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, SYMLINK, Change
 from fumehood.core.concern import (
     AREAS,
     became_executable,
@@ -22,7 +22,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fumehood.core.changes import Change
     from fumehood.core.concern import Concern, Facts, Ground
     from fumehood.core.gitconfig import Values
 

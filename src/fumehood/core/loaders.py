@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from fumehood.core.changes import ADDED, DELETED, FILE, SYMLINK
+from fumehood.core.changes import ADDED, DELETED, FILE, SYMLINK, Change
 from fumehood.core.concern import (
     INTERPRETERS,
     directory_of,
@@ -28,7 +28,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator
 
-    from fumehood.core.changes import Change
     from fumehood.core.concern import Concern, DirectoryMeaning, Facts, Ground
     from fumehood.core.spelled import Wanted
 

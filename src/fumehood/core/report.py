@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import codecs
 
-from fumehood.core.changes import APPLIED, DELETED, DISCARDED, flags_in_words
+from fumehood.core.changes import APPLIED, DELETED, DISCARDED, Change, flags_in_words
 from fumehood.core.value import Value
 
 TYPE_CHECKING = False
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-    from fumehood.core.changes import Change
     from fumehood.core.network import Connection
     from fumehood.errors import FumehoodError
 

@@ -17,7 +17,7 @@ from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
 from fumehood.linux.layer import Merged, Stack, attributes, is_opaque, mark_in_place, set_opaque, unmark, whiteout
 from fumehood.linux.libc import Closing, Descriptors
-from fumehood.linux.namespaces import mounts_inside
+from fumehood.linux.namespaces import Layer, mounts_inside
 from fumehood.linux.nofollow import Loosened, is_whiteout, join, look, open_top, split
 from fumehood.linux.probe import may_mount
 
@@ -25,8 +25,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Sequence
-
-    from fumehood.linux.namespaces import Layer
 
 
 _PREFIX, _OPAQUE_FILE = ".wh.", ".wh..wh..opq"

@@ -10,7 +10,7 @@ from fumehood.core.judge import git_directories, is_list, is_note, objects_of, r
 from fumehood.core.masks import is_below, is_in
 from fumehood.linux.cache import plain_file
 from fumehood.linux.copying import copy_with_content
-from fumehood.linux.gitindex import LARGEST, has_any, meaning
+from fumehood.linux.gitindex import LARGEST, SeenIndexes, has_any, meaning
 from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, join, kind_of, look, looks, open_below, open_top, split, stamp_of, walk
@@ -18,8 +18,6 @@ from fumehood.linux.nofollow import LISTING, join, kind_of, look, looks, open_be
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
-
-    from fumehood.linux.gitindex import SeenIndexes
 
     Refs = dict[tuple[int, str], bytes]  # what names objects, as digests, by root and path
 

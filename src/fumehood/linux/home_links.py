@@ -12,12 +12,10 @@ import time
 
 from fumehood.core.concern import PACKAGES, shown
 from fumehood.linux.cache import TICK_NS, keep, recalled
-from fumehood.linux.ways_in import entries
+from fumehood.linux.ways_in import Ways, entries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fumehood.linux.ways_in import Ways
-
     Seen = tuple[int, int, list[str], list[str]]  # when it changed, its inode; names of links, and of directories
 
 _MOST = 300  # directories that are looked at

@@ -16,13 +16,11 @@ from fumehood.core.environment import has_known_token
 from fumehood.core.masks import HOME, is_below
 from fumehood.core.package_settings import addresses_in, may_hold_secret
 from fumehood.core.value import Value
-from fumehood.linux.cache import Lookup, plain_file
+from fumehood.linux.cache import Lookup, Snapshot, plain_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from fumehood.linux.cache import Snapshot
 
 _MOST_SAMPLED = 50  # files that tell whether a directory holds programs
 _MOST_INSTALLATIONS = 1000  # looked into for secrets

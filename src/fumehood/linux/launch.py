@@ -10,7 +10,7 @@ import sys
 from fumehood.core.value import Value
 from fumehood.linux import bwrap, confine, libc, namespaces, site
 from fumehood.linux.bwrap import BUNDLED, CONFINEMENT, FILTER_FD, GUARD_FD, NAMESPACES, NO_NETWORK, TMP, provide
-from fumehood.linux.mounts import DATA_FD, is_bubblewraps, writable
+from fumehood.linux.mounts import DATA_FD, Operation, is_bubblewraps, writable
 from fumehood.linux.site import Site
 
 TYPE_CHECKING = False
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import Any, NoReturn
 
-    from fumehood.linux.mounts import Operation
     from fumehood.linux.process import Exit, Running
 
     # Standard input, output and error; the channel that listeners are handed out by, where there are any, and the

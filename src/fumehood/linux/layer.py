@@ -8,7 +8,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.linux.gitindex import NAME as INDEX
-from fumehood.linux.gitindex import meaning_in, note_contents, same_content
+from fumehood.linux.gitindex import SeenIndexes, meaning_in, note_contents, same_content
 from fumehood.linux.libc import Closable, Closing, listxattr
 from fumehood.linux.nofollow import (
     PATH_ONLY,
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from fumehood.linux.checkpoints import Settled
-    from fumehood.linux.gitindex import SeenIndexes
 
 ORIGIN = "user.overlay.origin"
 IN_PLACE = "user.overlay.in-place"  # our own: this is the project's file itself, written, and no replacement

@@ -8,7 +8,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.changes import MKDIR, PUT, RMDIR, SWAP, TAKE
+from fumehood.core.changes import MKDIR, PUT, RMDIR, SWAP, TAKE, Step
 from fumehood.core.judge import JOURNALS, database
 from fumehood.core.report import printable
 from fumehood.linux import libc
@@ -32,8 +32,6 @@ from fumehood.linux.nofollow import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from fumehood.core.changes import Step
 
 
 # ---- Bring layers and project onto one file system for the time of a swap, where they are on two.

@@ -7,7 +7,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE
+from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, Step
 from fumehood.linux import libc, staging
 from fumehood.linux.copying import copy_directory
 from fumehood.linux.layer import ORIGIN, remove_attributes, unmark, whiteout
@@ -34,8 +34,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
     from typing import TypeVar
-
-    from fumehood.core.changes import Step
 
     T = TypeVar("T")
 

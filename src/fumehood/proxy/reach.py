@@ -17,14 +17,13 @@ import urllib.request
 from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, shown, special
 from fumehood.core.network import NOT_GRANTED, UNANSWERED
 from fumehood.core.value import Value
-from fumehood.proxy.relay import Gone, Wire, send_at_once
+from fumehood.proxy.relay import Entry, Gone, Wire, send_at_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fumehood.core.hosts import Address
-    from fumehood.proxy.relay import Entry
 
 _CONNECT_S = 20.0
 _LONGEST_ANSWER = 1 << 16

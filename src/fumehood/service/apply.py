@@ -9,7 +9,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import PUT, RMDIR, SWAP, TAKE, plan, sharing
+from fumehood.core.changes import PUT, RMDIR, SWAP, TAKE, Step, plan, sharing
 from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open, hold_together
 from fumehood.core.report import first_of, printable
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
@@ -27,8 +27,6 @@ from fumehood.store.history import APPLYING, SETTLING
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Sized
-
-    from fumehood.core.changes import Step
 
 
 _NAMED = 5  # paths named in a refusal

@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from itertools import chain, cycle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fumehood.core.request import encoded
 from fumehood.errors import BadRequest, plain_error, raised_by
 from fumehood.service.layers import require_there
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any, TypeVar
-
     Check = Callable[[Any], bool]
     Kind = tuple[Check, str]
     Class = TypeVar("Class", bound=type)

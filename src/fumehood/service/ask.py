@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from fumehood.core import questions
 from fumehood.core.inside import WRITE, Widening
@@ -36,7 +36,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Awaitable, Callable, Sequence
-    from typing import TypeVar
 
     from fumehood.service.store import Store
     from fumehood.store.projects import Project

@@ -6,12 +6,12 @@ import asyncio
 import inspect
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from io import RawIOBase, UnsupportedOperation
-from typing import TYPE_CHECKING, TypedDict
+from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
 
 from fumehood.core.network import FULL, NONE
 from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request, encoded
@@ -29,9 +29,6 @@ from fumehood.service.running import Wishes
 from fumehood.service.started import Started, Underway, terminal_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import IO, Any, Unpack
-
     from fumehood.core.questions import Question
     from fumehood.core.report import Run
     from fumehood.linux.streams import Wish

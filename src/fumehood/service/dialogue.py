@@ -16,7 +16,7 @@ import weakref
 from collections import deque
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fumehood.errors import BadRequest
 from fumehood.linux.process import CHANGES, KILL, STOP
@@ -24,7 +24,6 @@ from fumehood.linux.terminal import ProgramTerminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     from fumehood.core.report import Run
     from fumehood.linux.streams import Sink

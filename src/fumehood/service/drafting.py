@@ -14,7 +14,7 @@ import tarfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fumehood.core import changes as c
 from fumehood.core.report import ReportedChange, Run, printable
@@ -33,7 +33,6 @@ from fumehood.store.places import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from fumehood.core.policy import Limits
     from fumehood.service.commands import Command, Paths

@@ -11,7 +11,7 @@ from binascii import crc32
 
 from fumehood.core.changes import APPLIED, BOOKKEEPING, SECOND, Change, needs_layer
 from fumehood.core.masks import is_below
-from fumehood.core.report import printable, typed
+from fumehood.core.report import Run, printable, typed
 from fumehood.errors import BadRequest, FumehoodError, Unfinished, own_umask
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE, KERNEL
@@ -22,17 +22,15 @@ from fumehood.linux.namespaces import Layer, look_anew
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_directory, remove_tree
 from fumehood.store.history import RUNNING
 from fumehood.store.places import Places, has_entries
-from fumehood.store.projects import identity_of
+from fumehood.store.projects import Identity, identity_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from fumehood.core.report import Run
     from fumehood.linux.checkpoints import Settled
     from fumehood.linux.gitobjects import Refs
     from fumehood.service.store import Store
-    from fumehood.store.projects import Identity
 
 _PARTS = ("upper", "work", "merged")
 _NEW = ".new"  # ends the name of a directory that is not ready

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from copy import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fumehood.core.inside import Widening, widenings
 from fumehood.core.limits import OUTPUT, is_of
@@ -36,7 +36,6 @@ from fumehood.store.places import new_id, new_mark, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any, Self, Unpack
 
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Question

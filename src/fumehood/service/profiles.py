@@ -11,7 +11,7 @@ from fumehood.core.masks import HOMES, UNSEEN, is_in
 from fumehood.core.network import FULL
 from fumehood.core.policy import Policy, Profile, fits
 from fumehood.core.report import Blocked
-from fumehood.core.request import HOST
+from fumehood.core.request import HOST, Request
 from fumehood.core.shell import may_be_kept, simple
 from fumehood.core.value import Value
 from fumehood.linux.capture import BWRAP, KERNEL
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-    from fumehood.core.request import Request
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 

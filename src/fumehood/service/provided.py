@@ -14,14 +14,13 @@ from fumehood.linux.cache import plain_file, replace
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
-from fumehood.store.places import new_id
+from fumehood.store.places import Places, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from fumehood.rootfs.tree import RootTree
-    from fumehood.store.places import Places
 
 
 # ---- Names for a command without a network: its machine's own is found, every other is asked for where no route leads.

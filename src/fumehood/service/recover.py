@@ -12,10 +12,10 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import MKDIR, WAITING, staying
+from fumehood.core.changes import MKDIR, WAITING, Step, staying
 from fumehood.core.judge import judge
 from fumehood.core.network import HOSTS
-from fumehood.core.report import printable
+from fumehood.core.report import Run, printable
 from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, TooDeep, plain_error
@@ -47,9 +47,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fumehood.core.changes import Step
     from fumehood.core.concern import Concern
-    from fumehood.core.report import Run
     from fumehood.linux.namespaces import Layer
 
 STOPPED_APPLYING = "Fumehood was stopped while applying; nothing was applied"

@@ -16,9 +16,9 @@ from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_l
 from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
 from fumehood.linux.libc import InterruptsHeld, remove_file
 from fumehood.linux.mounts import Operation, Text, is_bubblewraps
-from fumehood.linux.namespaces import from_inside
+from fumehood.linux.namespaces import Layer, from_inside
 from fumehood.linux.nofollow import LISTING
-from fumehood.linux.probe import host
+from fumehood.linux.probe import Host, host
 from fumehood.linux.streams import CLOSED, Stream, can_be_given_again, on_terminal, piped
 from fumehood.service.layers import init_file
 from fumehood.service.permission import Permissions
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from fumehood.core.questions import Decision, Question
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.launch import Starter, Streams
-    from fumehood.linux.namespaces import Layer
-    from fumehood.linux.probe import Host
     from fumehood.linux.process import Guard, Outcome, Partner, QuestionsOpen, Running, Watched
     from fumehood.linux.streams import Sink, Stdio, Wish
     from fumehood.linux.terminal import ProgramTerminal, Signals, Terminal

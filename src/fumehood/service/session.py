@@ -29,7 +29,7 @@ from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_top, remove_directory, remove_tree
 from fumehood.service import inside
 from fumehood.service.loopback import Loopback
-from fumehood.store.places import make_private
+from fumehood.store.places import Places, make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from fumehood.service.inside import Door
     from fumehood.service.store import Store
     from fumehood.store.database import Days
-    from fumehood.store.places import Places
     from fumehood.store.projects import Project
 
 

@@ -15,7 +15,7 @@ from fumehood.core.policy import EVERYWHERE, Policy
 from fumehood.errors import BadConfiguration
 from fumehood.linux import cache
 from fumehood.linux.libc import Closing
-from fumehood.store.places import home, make_private
+from fumehood.store.places import Places, home, make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.core.config import Checked
-    from fumehood.store.places import Places
 
     Settings = dict[str, dict[str, Any]]
 

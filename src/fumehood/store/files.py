@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.changes import ABSENT, APPLIED
+from fumehood.core.changes import ABSENT, APPLIED, Change
 from fumehood.core.value import Value
 from fumehood.store import records
 from fumehood.store.schema import CHANGES
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
-    from fumehood.core.changes import Change
     from fumehood.store.database import Database
 
     Noted = tuple[int, bytes, str, int, int, bytes]

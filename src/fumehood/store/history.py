@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.changes import APPLIED, needs_layer
+from fumehood.core.changes import APPLIED, Change, needs_layer
 from fumehood.core.report import Blocked, Run, printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
 from fumehood.store import records
-from fumehood.store.database import note_day
+from fumehood.store.database import Database, note_day
 from fumehood.store.records import changes_of_rows
 from fumehood.store.schema import CHANGES
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from typing import Any
 
-    from fumehood.core.changes import Change
     from fumehood.store.audit import Audit
-    from fumehood.store.database import Database
     from fumehood.store.places import Places
 
     Printed = tuple[bytes | None, int]

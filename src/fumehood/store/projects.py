@@ -13,7 +13,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux import libc
 from fumehood.linux.namespaces import why_no_root
 from fumehood.store.audit import IN_SESSION
-from fumehood.store.places import home, make_private
+from fumehood.store.places import Places, home, make_private
 from fumehood.store.records import packed, unpacked
 
 TYPE_CHECKING = False
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.store.database import Database
-    from fumehood.store.places import Places
 
 
 # ---- Which directory it is, whatever its path: device, inode, and when it was made.

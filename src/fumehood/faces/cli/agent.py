@@ -10,7 +10,7 @@ import sys
 from fumehood.core.agents import known_agents
 from fumehood.core.config_keys import shown as as_toml
 from fumehood.core.report import printable
-from fumehood.core.request import BACKGROUND_AFTER, HOST, shown
+from fumehood.core.request import BACKGROUND_AFTER, HOST, Request, shown
 from fumehood.errors import BadRequest
 from fumehood.faces.cli import run
 from fumehood.faces.cli.output import here, text_of
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fumehood.core.policy import Policy
-    from fumehood.core.request import Request
     from fumehood.service.ask import Ask
 
 MORE = frozenset({"--keep", "--as"})

@@ -6,10 +6,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from fumehood.core.report import how_many, printable
+from fumehood.core.report import Run, how_many, printable
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, FumehoodError, lacking
-from fumehood.faces.cli.commands import Context, add_act
+from fumehood.faces.cli.commands import Add, Context, add_act
 from fumehood.faces.cli.output import seconds, tell_error, whole_number
 from fumehood.faces.cli.telling import numbered, tell_run
 from fumehood.service.fleet import PACKAGES
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from fumehood.core.report import Run
-    from fumehood.faces.cli.commands import Add
     from fumehood.service.fleet.sender import FleetSender
 
 _ITEM = "{}"

@@ -9,8 +9,8 @@ from fumehood.core.report import first_of, printable
 from fumehood.core.request import DISCARD, HOLD
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.output import here
-from fumehood.store.edits import EditSeat, keep_seat, note_end, open_edits, seat_of
-from fumehood.store.places import Alone
+from fumehood.store.edits import EditSeat, OpenEdit, keep_seat, note_end, open_edits, seat_of
+from fumehood.store.places import Alone, Places
 from fumehood.store.places import places as all_places
 
 TYPE_CHECKING = False
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.edits import Becomes
     from fumehood.faces.cli.hook_clients import ToolCall
-    from fumehood.store.edits import OpenEdit
-    from fumehood.store.places import Places
 
 # What the fields of the clients' tools are called that hold a whole file, or a piece, what it becomes, and where.
 _WHOLE = ("content", "file_text", "contents")

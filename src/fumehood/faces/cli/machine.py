@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from fumehood.core.report import how_many, printable
 from fumehood.core.wording import fitted
@@ -20,7 +20,7 @@ from fumehood.faces.cli.output import Paint, confirmed, whole_number
 from fumehood.faces.cli.screen import Progress, Ticking
 from fumehood.linux import doctor
 from fumehood.linux.doctor import Ability
-from fumehood.rootfs.tree import mark_of
+from fumehood.rootfs.tree import Installed, mark_of
 from fumehood.service import recover
 from fumehood.service.clean import DAYS, NAMED, Freed, clean
 from fumehood.service.explain import Examination, examined
@@ -28,9 +28,6 @@ from fumehood.service.opened import OpenedStore
 from fumehood.service.projects import clear, layer_of, remove, reset, size_of
 from fumehood.store.config import policy_for
 from fumehood.store.projects import Project, Workspace
-
-if TYPE_CHECKING:
-    from fumehood.rootfs.tree import Installed
 
 _WIDEST = 60  # columns of a command
 _ROOTFS = """  fumehood rootfs install

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from typing import Any, TypeVar
 
     from fumehood.core.policy import Policy
-    from fumehood.errors import FumehoodError
     from fumehood.linux.streams import Sink
     from fumehood.service.ask import Ask
     from fumehood.store.projects import Project
