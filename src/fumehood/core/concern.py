@@ -137,9 +137,6 @@ def _leading_out(change: Change, place: str, text: str, facts: Facts, ground: Gr
 
 # Tell which changes would reach the Fumehood that runs now, the next time it is started.
 
-_MODULES = (".py", ".pyc", ".so")
-_METADATA = (".egg-info", ".dist-info")
-
 
 class Own(Value):
     """What of the roots Fumehood itself loads, by a root's number and the path in it ("" is the root itself).
@@ -182,9 +179,9 @@ def _is_module(path: str, names: frozenset[str]) -> bool:
     first, _, rest = path.partition("/")
     if first == "__pycache__":
         first, rest = rest, ""
-    if first.endswith(_METADATA):
+    if first.endswith((".egg-info", ".dist-info")):
         return rest == "entry_points.txt"
-    return (bool(rest) or first.endswith(_MODULES)) and first.partition(".")[0] in names
+    return (bool(rest) or first.endswith((".py", ".pyc", ".so"))) and first.partition(".")[0] in names
 
 
 # Places in the roots that something of the person's leads the host to: see `linux/ways_in`.

@@ -17,7 +17,6 @@ from fumehood.core.policy import HIDDEN, PRETEND, REFUSE, VISIBLE, Policy, Profi
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
-_CHOICE = "one of "
 _UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _NAME = re.compile(r"[A-Za-z_*?\[\]!0-9-]+")
@@ -75,7 +74,7 @@ def _kind(said: str, fits: Callable[[Any], bool], wrong: str = "", write: Callab
 
 def choice(*words: str) -> Kind:
     """One of a few words."""
-    said = _CHOICE + ", ".join(f'"{word}"' for word in words)
+    said = "one of " + ", ".join(f'"{word}"' for word in words)
     return _kind(said, lambda value: value in words and isinstance(value, str))
 
 

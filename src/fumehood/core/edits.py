@@ -46,7 +46,6 @@ _BEGIN, _END = "*** Begin Patch", "*** End Patch"
 _ADD, _DELETE, _UPDATE, _MOVE = "*** Add File: ", "*** Delete File: ", "*** Update File: ", "*** Move to: "
 _HEADERS = (_ADD, _DELETE, _UPDATE)
 _LAST_LINES = "*** End of File"
-_OF_UPDATES = ("", " ", "+", "-", "@")
 
 # Exactly what Codex itself takes for a patch in place of running it. In each of these a shell would expand nothing, so
 # that even one that ran the line would do no more than give the same text to a program of that name.
@@ -106,7 +105,7 @@ def _planned(header: str, body: Sequence[str]) -> list[Planned] | None:
 def _update(path: str, body: Sequence[str]) -> list[Planned] | None:
     """Return what a part of a patch does that changes a file, and perhaps moves it."""
     moves = [line.rstrip() for line in body if line.startswith(_MOVE)]
-    if any(line[:1] not in _OF_UPDATES and line.rstrip() not in (_LAST_LINES, *moves) for line in body):
+    if any(line[:1] not in ("", " ", "+", "-", "@") and line.rstrip() not in (_LAST_LINES, *moves) for line in body):
         return None
     if not moves:
         return [Planned(path=path, becomes=_updated(body))]

@@ -121,7 +121,6 @@ _READ_ONLY = re.compile("read-only file system|EROFS", re.IGNORECASE)
 _QUOTED = re.compile(r"""(?<!\w)(?:'(.+?)'|"(.+?)"|`(.+?)['`]|\u2018(.+?)\u2019)(?!\w)""")  # "can't" begins nothing
 _BARE = re.compile(r"(?<!\S)/[^\s:;,()]+")
 _OF_APK = ("Unable to lock database", "apk database")  # it does not say where that is
-_APK_DATABASE = "/lib/apk/db"
 # git says neither what was refused there nor why.
 _NO_ROOM_FOR_OBJECTS = "unable to create temporary object directory"
 _PUSHED_TO = re.compile("^error: failed to push some refs to '(?:file://)?([^:]+)'$")
@@ -160,7 +159,7 @@ def refused_writes(
 def _refused_in(line: str, writable: Sequence[str]) -> list[str]:
     """Find the paths that a complaint is about; of several, those that can't be written."""
     if any(words in line for words in _OF_APK):
-        return [_APK_DATABASE]
+        return ["/lib/apk/db"]
     paths = [next(filter(None, each)) for each in _QUOTED.findall(line)]
     parts: list[str] = _READ_ONLY.split(line)[0].rstrip(": ").split(": ")
     last = parts[-1]

@@ -22,7 +22,6 @@ END_BYTES, END_ENTRIES = 2 << 20, 256
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _TIMES = (("day", 86_400), ("hour", 3_600), ("minute", 60))
 _SIZES = (MEMORY, FILE_SIZE, WRITTEN, OUTPUT)
-_SECONDS = (CPU, TIME)
 _ENDED = "the command was ended and its changes are held"
 _EFFECTS = {
     FILES: "a process could open no more files", FILE_SIZE: "a file could grow no further",
@@ -75,7 +74,7 @@ def amount_told(name: str, amount: float) -> str:
     """Write a limit's amount as a person says it."""
     if name in _SIZES:
         return size_told(int(amount))
-    return time_told(amount) if name in _SECONDS else str(int(amount))
+    return time_told(amount) if name in (CPU, TIME) else str(int(amount))
 
 
 def time_told(seconds: float) -> str:

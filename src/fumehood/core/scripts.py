@@ -6,7 +6,6 @@ from fumehood.core.value import words
 
 _CODE_WORDS = words("import export from require eval new function async await get set class")
 _DATA = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$ \t,:{}[].-")
-_LINE_ENDS = ("\r", "\u2028", "\u2029")
 
 
 def new_code(old: str, new: str) -> str | None:
@@ -26,7 +25,7 @@ def new_code(old: str, new: str) -> str | None:
 
 def script_lines(text: str) -> list[str]:
     """Split where the language ends a line, and a comment with it."""
-    for end in _LINE_ENDS:
+    for end in ("\r", "\u2028", "\u2029"):
         text = text.replace(end, "\n")
     return text.split("\n")
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 _MOST_VALUES = 20_000  # with aliases, a short text can stand for more than any memory holds
 _DEEPEST, _MOST_DOTS = 100, 500
-_MERGED = "<<"
 _YAML, _BINARY = "tag:yaml.org,2002:", "tag:yaml.org,2002:binary"
 
 
@@ -67,7 +66,7 @@ def _wanted(tree: Tree, place: Place, is_wanted: Wanted) -> Iterator[tuple[Place
             yield from _wanted(each, (*place, ""), is_wanted)
     else:
         for key, value in tree:
-            here = (*place, "" if key == _MERGED else key)
+            here = (*place, "" if key == "<<" else key)
             if is_wanted(key, place):
                 yield here, _written(value)
             else:

@@ -147,7 +147,6 @@ _HTTP = words(
 )
 _PEOPLE = words("user author committer branch")  # whose values are names: Pat and Key are such
 _SWITCHES = words("true false yes no on off 1 0")
-_OFF = words("false no off 0")
 _LISTS = (("core.excludesfile", "ignore"), ("core.attributesfile", "attributes"))
 _JUDGED_LATER = frozenset(("safe.directory", *(key for key, _ in _LISTS)))
 
@@ -239,7 +238,7 @@ class _Judge:
         if section == "pager":
             return value is None or text.lower() in _SWITCHES
         if (section, name) == ("core", "fsmonitor"):
-            return text.lower() in _OFF
+            return text.lower() in ("false", "no", "off", "0")
         is_address = section in ("url", "remote") or name.endswith(("url", "uri"))
         is_secret = may_hold_secret(text) if is_address else announces_secret(text)
         if is_secret or holds_secret(text):

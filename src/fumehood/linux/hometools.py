@@ -29,7 +29,6 @@ _MOST_SINGLE = 64  # programs that are shown as files, for each is a mount
 _MOST_SHOWN = 256
 _MOST_FOLDERS = 400  # of one root, or of a collection of environments
 _MOST_PROGRAMS = 1000  # followed in all
-_USUAL_ENVIRONMENTS = (".venv", "venv", "env")
 _OF_TASKS = (".direnv", ".hatch", ".nox", ".tox", ".venvs")  # have an environment for each of some tasks
 _NOT_LOOKED_INTO = frozenset({".git", "node_modules"})
 _LONGEST_RECORD, _LONGEST_SCRIPT = 1 << 20, 1 << 14
@@ -353,7 +352,7 @@ class _Search:
     def show_bases(self, root: str) -> None:
         """Show the Pythons that virtual environments in a root are based on."""
         # Those at their usual places: to list the root would cost another search for every file that is made there.
-        folders = [f"{root}/{name}" for name in _USUAL_ENVIRONMENTS]
+        folders = [f"{root}/{name}" for name in (".venv", "venv", "env")]
         for name in _OF_TASKS:
             names = sorted(self._disk.listing(f"{root}/{name}").items())
             inner = [each for each, kind in names if kind == "d" and each not in _NOT_LOOKED_INTO]

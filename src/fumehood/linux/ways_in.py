@@ -550,7 +550,6 @@ def _line(path: str) -> str:
 # Each is told from the others' being there too: one that a run takes away must not make the next run's "new".
 _PARTS = ("HEAD", "config", "objects", "refs")
 _CONFIGS = ("config", "config.worktree")
-_ADDRESSES = ("remotes", "branches")
 
 
 def had_repository(live: Parents, root: str, path: str) -> bool:
@@ -566,7 +565,7 @@ def had_repository(live: Parents, root: str, path: str) -> bool:
         directories.append("/".join(parts[:-1]))
         if lower[-3:-2] == ["worktrees"]:
             directories.append("/".join(parts[:-3]))  # a work tree, new or not, is of the repository that it lies in
-    directories += ["/".join(parts[:at]) for at, part in enumerate(lower[:-1]) if part in _ADDRESSES]
+    directories += ["/".join(parts[:at]) for at, part in enumerate(lower[:-1]) if part in ("remotes", "branches")]
     return any(_was_repository(live, root, directory) for directory in directories)
 
 

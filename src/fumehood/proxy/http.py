@@ -33,7 +33,6 @@ _OWN = frozenset(
 )  # fmt: skip
 # What is answered with the request itself, which may have a login of the person's in it by then. Some proxies read
 # methods in any case.
-_ECHOED = (b"TRACE", b"TRACK")
 
 
 class BadMessage(Exception):
@@ -97,7 +96,7 @@ class ProxyConnection:
             return self._refuse(400, f"{UNREADABLE}: {error}")
         except h11.RemoteProtocolError:  # whose text has the line that it stumbled over
             return self._refuse(400, f"{UNREADABLE}: it is not HTTP/1, or its head is too long")
-        if request.method.upper() in _ECHOED:
+        if request.method.upper() in (b"TRACE", b"TRACK"):
             return self._refuse(405, "TRACE shows what a proxy was sent, and is not passed on", host, port)
         return self._pass_on(server, request, host, port, path)
 

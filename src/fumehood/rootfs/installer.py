@@ -368,7 +368,6 @@ TIERS = {
     2: ("findutils", "curl", "wget", "git", "tar", "unzip", "jq", "gawk", "nodejs", "npm"),
 }
 _MANAGERS = ("/sbin/apk", "/usr/sbin/apk", "/usr/bin/apk")
-_PARTS = ("main", "community")
 _ISOLATION = (
     "--unshare-user", "--uid", "0", "--gid", "0", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
     "--unshare-cgroup", "--cap-drop", "ALL", "--die-with-parent", "--new-session",
@@ -404,7 +403,7 @@ def _point_at(tree: int, mirror: str, version: str, keys: Sequence[str]) -> None
         lines = _read(tree, "etc/apk/repositories").splitlines()
         lines = [line.replace(MIRROR, mirror).replace(MIRROR.replace("https:", "http:"), mirror) for line in lines]
         if not any(line.strip() and not line.lstrip().startswith("#") for line in lines):
-            lines += [f"{mirror}/{branch_of(version)}/{part}" for part in _PARTS]
+            lines += [f"{mirror}/{branch_of(version)}/{part}" for part in ("main", "community")]
         _write(tree, "etc/apk/repositories", "".join(f"{line}\n" for line in lines).encode())
     for key in keys:
         with open(key, "rb") as file:

@@ -48,8 +48,6 @@ MOST_TEXT = 32 << 20  # characters of all texts together, where all are kept in 
 _BEGINNING = 8192  # bytes in which a NUL tells that a long file is binary
 _MOST_OPEN = 64  # directories
 _WITH_CONTENT = (c.FILE, c.SYMLINK)
-_GIT_MODES = {0o644, 0o755}
-_ENTRY = os.O_PATH | os.O_NOFOLLOW
 _OWN = ("user.", "system.posix_acl_")  # attributes that a command may give, and that are applied
 _CHANGED_SINCE = "changed since; shown against what is there now"
 
@@ -357,7 +355,7 @@ def _gone(stamp: c.Stamp, what: str) -> _Version:
 
 def _read(top: int, path: str, wanted: c.Stamp | None, read: Reader) -> _Version | None:
     """Read what lies at a path, or None where it is not the wanted version; follows nothing, waits for nothing."""
-    with Closing(open_below(top, path, _ENTRY)) as entry:
+    with Closing(open_below(top, path, os.O_PATH | os.O_NOFOLLOW)) as entry:
         stamp = stamp_of(os.fstat(entry))
         if wanted is not None and not wanted.alike(stamp):
             return None
@@ -459,7 +457,7 @@ def header(name: str) -> str:
 
 def _mode_note(name: str, old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
     """Say how a mode changed where git's own lines can't."""
-    if old is None or new is None or old.mode == new.mode or {old.mode, new.mode} == _GIT_MODES:
+    if old is None or new is None or old.mode == new.mode or {old.mode, new.mode} == {0o644, 0o755}:
         return []
     slash = "/" if new.kind == c.DIRECTORY else ""
     return [f"mode {old.mode:04o} → {new.mode:04o}: {quoted(name + slash)}\n"]

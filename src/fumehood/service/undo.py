@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
 UNDONE = "undone"
-_STANDING = ("applied", "held")
 _LATEST = 50  # runs of an agent among which the one in a draft is that it takes back
 _NAMED = 5  # paths named in a refusal
 _ONCE = 2  # a layer is that of a run, and perhaps of an undo of it
@@ -424,7 +423,7 @@ def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
         names_of_later.append(run.of)  # it began before and ended after it
     later = [store.history.find(name) for name in dict.fromkeys(reversed(names_of_later))]
     names = {each.run for each in later}
-    return [each.name for each in later if each.state in _STANDING and each.of not in names]
+    return [each.name for each in later if each.state in ("applied", "held") and each.of not in names]
 
 
 def _went_in_later(store: Store, run: Run, paths: Sequence[str]) -> Iterator[str]:

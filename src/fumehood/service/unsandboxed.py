@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fumehood.service.layers import Claim
 
 UNCAPTURED = "it ran without a sandbox: what it wrote was not captured and can't be undone"
-_CONTAINER = "container"
 
 
 def run_bare(place: Workplace, host: Host, claim: Claim, request: Request, wishes: Wishes) -> Run:
@@ -129,4 +128,4 @@ def _question(
 
 def _is_good_enough(host: Host, policy: Policy) -> bool:
     """Return True if a person declared the container around us to be the sandbox, and there is one."""
-    return policy.sandbox == _CONTAINER and bool(host.container)
+    return policy.sandbox == "container" and bool(host.container)

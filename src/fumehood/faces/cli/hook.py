@@ -29,8 +29,6 @@ SHELL, EDIT_BEFORE, EDIT_AFTER, OTHER, DONE = "shell", "edit before", "edit afte
 _FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
 _VALUES = frozenset({"--project", "--draft", "--allow-host", "--root", "--timeout"})
 _ASKED = frozenset({"--client", "--session", "--allow-tool"})
-_BLOCK = 2
-_SAYS_NOTHING = ("", "{}\n")
 _NULL = os.makedev(1, 3)
 _LONGEST = 120 * 1024  # what one argument may be, less what the client puts around it
 _IN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@-")
@@ -83,7 +81,7 @@ def _deliver(answer: str) -> None:
         # What could not be written would be tried once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise FumehoodError(f"the answer can't be written: {error.strerror}", hint="the command was not run") from error
-    if answer not in _SAYS_NOTHING and _is_nowhere():
+    if answer not in ("", "{}\n") and _is_nowhere():
         raise FumehoodError("nobody reads the answer", hint="the command was not run; standard output must be open")
 
 
@@ -101,7 +99,7 @@ def _blocked(error: FumehoodError) -> int:
         sys.stderr.flush()
     except OSError:
         pass  # the exit code says it
-    return _BLOCK
+    return 2  # forbids it
 
 
 def parse(arguments: Sequence[str]) -> HookOptions:

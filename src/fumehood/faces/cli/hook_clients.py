@@ -273,7 +273,6 @@ _CURSOR = Client(
 CLIENTS = {each.name: each for each in (_CODEX, _CLAUDE, _GEMINI, _COPILOT, _OPENCODE, _CURSOR)}
 
 
-_COMMANDS = ("command", "cmd")
 _SHELL_NAMES = tuple(f"{folder}{name}" for folder in ("", "/bin/", "/usr/bin/") for name in ("sh", "bash", "zsh"))
 
 # What a field is called that holds what is run, and what such a field's name ends in where it is only about that.
@@ -327,7 +326,7 @@ def refuse_what_runs(call: ToolCall, allowed: Sequence[str]) -> None:
 def command_of(call: ToolCall) -> Command:
     """Return the command that a shell of the client's would run, or say why it can't be rewritten."""
     fields = call.input if isinstance(call.input, dict) else {}
-    field = next((field for field in _COMMANDS if fields.get(field)), None)
+    field = next((field for field in ("command", "cmd") if fields.get(field)), None)
     if field is None:
         raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
     # Another shell, or variables that a shell acts on, would count before our line does.

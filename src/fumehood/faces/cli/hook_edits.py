@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 # What the fields of the clients' tools are called that hold a whole file, or a piece, what it becomes, and where.
 _WHOLE = ("content", "file_text", "contents")
 _PIECES = (("old_string", "new_string"), ("old_str", "new_str"), ("oldString", "newString"))
-_SEVERAL = "edits"
 _EVERYWHERE = ("replace_all", "replaceAll", "allow_multiple")
-_REMOVES = frozenset({"Delete"})
 _NAMED = 5
 _MOST_OPEN = 16  # edits that wait to be recorded: each is looked at before and after the next
 
@@ -53,14 +51,14 @@ def planned_by(call: ToolCall) -> list[Planned]:
     # A client may take the blanks away, and mean another file.
     if not isinstance(path, str) or not path or path != path.strip() or "\0" in path:
         raise BadRequest("the edit names no file", hint="give the whole path of one")
-    return [Planned(path=path, becomes=_becomes(fields), is_removed=call.tool in _REMOVES)]
+    return [Planned(path=path, becomes=_becomes(fields), is_removed=call.tool == "Delete")]
 
 
 def _becomes(fields: dict[str, object]) -> Becomes | None:
     """Tell what a file will hold by the fields of an edit; None where they say it in no way, or in two."""
     ways: list[Becomes] = [written(text) for name in _WHOLE if isinstance(text := fields.get(name), str)]
     ways += _replaced(fields)
-    if isinstance(several := fields.get(_SEVERAL), list):
+    if isinstance(several := fields.get("edits"), list):
         ways.append(_in_turn([_replaced(each) if isinstance(each, dict) else [] for each in several]))
     return ways[0] if len(ways) == 1 else None
 

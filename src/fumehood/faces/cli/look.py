@@ -58,7 +58,6 @@ _SIGNS, _PLAIN_SIGNS = "●✗↶│─╮╯", "*x<|-.'"
 _NARROW = 100  # columns below which a time is told without its year and seconds
 _DIFF_COLOURS = {"+++": "bold", "---": "bold", "diff ": "bold", "+": "green", "-": "red", "@@": "cyan"}
 _FOLLOWS_S = 0.2
-_BY_RUN = "by run "
 
 
 def add_log(add: Add) -> None:
@@ -279,7 +278,7 @@ def _show(context: Context) -> int:
 
 def _by_names(text: str, name_of: Callable[[str], str]) -> str:
     """Call runs in a text that is recorded, by their ids, what people call them."""
-    before, by, name = text.rpartition(_BY_RUN)
+    before, by, name = text.rpartition("by run ")
     return f"{before}{by}{name_of(name)}" if by else text
 
 
@@ -506,7 +505,6 @@ def _written(place: str, name: str, versions: tuple[bytes, bytes]) -> list[str]:
     return files
 
 
-_NONE = ("", "cat")
 _USUAL = "command -v less >/dev/null && exec less; exec cat"
 
 
@@ -517,7 +515,7 @@ class Paged:
         self._path = path
         self._pager = os.environ.get("PAGER", _USUAL).strip()
         is_read = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        self._is_on = wanted and is_read and self._pager not in _NONE
+        self._is_on = wanted and is_read and self._pager not in ("", "cat")
 
     def __enter__(self) -> None:
         self._before, self._process = sys.stdout, None

@@ -337,8 +337,6 @@ class Progress:
 
 # ---- Questions.
 
-_TTY = "/dev/tty"
-_BELL = "\a"
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _EXACT_S = 10  # seconds below which their fractions are shown
 _QUIET_S = 0.5  # without a key before one is an answer: what is typed sooner was meant for what was there before
@@ -390,7 +388,7 @@ class AtTerminal:
 
 def _opened() -> int | None:
     try:
-        tty = os.open(_TTY, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        tty = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
@@ -418,7 +416,7 @@ def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) 
                         os.read(resumed, 4096)
                     left = max(0.0, deadline - time.monotonic())
                     is_drawn_on = os.environ.get("TERM", "dumb") != "dumb"
-                    sign = _BELL + (_READABLE if is_drawn_on else "")
+                    sign = "\a" + (_READABLE if is_drawn_on else "")
                     _write(tty, sign + _question_text(asked.question, columns(tty)))
                     is_quiet = wait_for_quiet(tty, closed, resumed, seconds=left / 4)
                     _write(tty, _keys_text(asked.question, left) if is_quiet else "  >")

@@ -48,7 +48,6 @@ _HEADERS = [
     (b"referrer-policy", b"same-origin"), (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]  # fmt: skip
-_SAFE = frozenset({"GET", "HEAD"})
 _WELCOME = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>Fumehood</title>'
     '<link rel="icon" href="/static/icon.svg" type="image/svg+xml">'
@@ -332,7 +331,7 @@ class Gate:
             is_ours = headers.get("origin", origins[0]) in origins and _same(token, self._api_token)
             return None if is_ours else PlainTextResponse("A token is needed.\n", 401)
         # A browser that does not say where a form comes from is too old to be told from another site.
-        if scope["method"] not in _SAFE and headers.get("origin") not in origins:
+        if scope["method"] not in ("GET", "HEAD") and headers.get("origin") not in origins:
             return PlainTextResponse("This came from another site.\n", 403)
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if path == "/" and token:
