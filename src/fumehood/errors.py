@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,9 +133,6 @@ def plain_error(error: Exception) -> FumehoodError:
         return error
     hint = "FUMEHOOD_DEBUG=1 shows where it happened"
     if isinstance(error, OSError) and error.strerror:
-        import errno
-        import os
-
         name = os.fsdecode(error.filename) if isinstance(error.filename, bytes) else error.filename
         where = f": {name!r}" if name else ""
         hints = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 from itertools import pairwise
 
 TYPE_CHECKING = False
@@ -230,8 +231,6 @@ def _has_authorization(text: str) -> bool:
         if scheme.lower() == "bearer" and len(value) >= 12 and not value.startswith(_REFERENCES):
             return True
         if scheme.lower() == "basic" and len(value) >= _SHORTEST:
-            import binascii
-
             try:
                 if b":" in binascii.a2b_base64(value + "=="):
                     return True

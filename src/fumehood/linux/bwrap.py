@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 
 from fumehood.core.value import Value
 from fumehood.errors import Unavailable
@@ -85,8 +87,6 @@ def _bundled() -> list[str]:
 
     Only where packages are installed: `sys.path` also names directories that commands write.
     """
-    import sys
-
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     installed = [folder for folder in sys.path if folder.endswith(("/site-packages", "/dist-packages"))]
     paths: dict[str, None] = {}
@@ -242,8 +242,6 @@ class Layers:
 
     def _takes_devices(self) -> bool:
         """Return True if we can make the device by which it is shown what earlier commands deleted."""
-        import stat
-
         try:
             os.mknod(f"{self.base}/device", stat.S_IFCHR)
         except PermissionError:
@@ -252,8 +250,6 @@ class Layers:
 
     def missing(self, *, fuse: bool = False) -> str:
         """Say what the exercised layer lacks, or "" if it holds everything that was done."""
-        import stat
-
         try:
             gone = os.lstat(f"{self.upper}/gone")
             is_whiteout = stat.S_ISCHR(gone.st_mode) and gone.st_rdev == 0

@@ -9,6 +9,7 @@ copy:   a copied tree, compared with the project afterwards
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from itertools import islice
 
@@ -151,8 +152,6 @@ def _strangers(root: str, parent: str, directory: int, names: Sequence[str]) -> 
 
 def user_name(user: int) -> str:
     """Name a user, by number where the system has no name."""
-    import pwd
-
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:

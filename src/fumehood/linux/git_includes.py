@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import stat
 
 from fumehood.core.changes import above
@@ -184,8 +185,6 @@ def expanded(path: str, home: str) -> str | None:
         return path
     user, slash, rest = path[1:].partition("/")
     if user:
-        import pwd
-
         try:
             home = pwd.getpwnam(user).pw_dir
         except (KeyError, ValueError):

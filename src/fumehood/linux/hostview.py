@@ -6,6 +6,7 @@ from has changed.
 
 from __future__ import annotations
 
+import marshal
 import os
 from binascii import crc32
 
@@ -49,8 +50,6 @@ class HostViews:
 
     def _looked_over(self, sight: Sight) -> HostView:
         """Look the host over, unless an earlier process did so and nothing has changed since."""
-        import marshal
-
         key = f"{FORMAT} {sight!r} {_mounts_in_sight(sight)!r}".encode(errors="surrogateescape")
         path = f"{self._directory}/{KEPT}{crc32(key):08x}"
         kept = cache.recalled(path)

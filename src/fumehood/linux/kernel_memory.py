@@ -6,6 +6,7 @@ there and hands the descriptors out: they stay with the namespaces that they wer
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
@@ -197,8 +198,6 @@ def _is_entered(init: int, name: str, kind: int) -> bool:
     That takes the rights of the namespace of users that it belongs to. Who has those has them in all below it too, so
     that the outermost comes first: the network's, which may be the launcher's own.
     """
-    import fcntl
-
     try:
         if _is_ours(init, name):
             return True

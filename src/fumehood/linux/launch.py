@@ -5,6 +5,7 @@ from __future__ import annotations
 import _socket
 import fcntl
 import os
+import pwd
 import sys
 
 from fumehood.core.value import Value
@@ -586,8 +587,6 @@ def owner_of(project: str) -> Owner | None:
     status = os.stat(project)
     if status.st_uid == 0:
         return None
-    import pwd
-
     try:
         entry = pwd.getpwuid(status.st_uid)
     except KeyError:

@@ -10,6 +10,7 @@ Every sandbox is a fork of it, which pays for each module: that is why `_socket`
 from __future__ import annotations
 
 import _socket
+import atexit
 import gc
 import marshal
 import os
@@ -161,8 +162,6 @@ def shared() -> Launcher:
             _shared.close()
             _shared = None
         if _shared is None:
-            import atexit
-
             _shared = Launcher()
             # It would end with us in any case; but then Python complains of what was left open.
             atexit.register(_shared.close)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _socket
 import errno
+import fcntl
 import os
 import select
 import stat
@@ -84,8 +85,6 @@ def enter_inner(*, privileged: bool, groups: tuple[int, ...] = ()) -> None:
 def join_network(network: int, *, privileged: bool) -> None:
     """Move this process into a network namespace, and into the user namespace that it belongs to."""
     if not privileged:
-        import fcntl
-
         around = fcntl.ioctl(network, _NS_GET_USERNS)
         libc.setns(around, libc.CLONE_NEWUSER)
         os.close(around)
@@ -126,8 +125,6 @@ def look_anew(process: int, paths: Sequence[str]) -> None:
 
 def _outermost(process: int) -> int:
     """Open the user namespace around a process that is a child of ours."""
-    import fcntl
-
     own, around = os.stat("/proc/self/ns/user"), os.open(f"/proc/{process}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
     while not os.path.samestat(os.fstat(parent := fcntl.ioctl(around, _NS_GET_PARENT)), own):
         os.close(around)
@@ -377,8 +374,6 @@ def listeners(places: Sequence[tuple[str, int]], resolvers: Sequence[str] = (), 
 
 
 def _bring_up_loopback() -> None:
-    import fcntl
-
     any_socket = _socket.socket()  # `socket` takes longer to load than all else that a launch does
     name = b"lo".ljust(16, b"\0")
     answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFFLAGS, name + bytes(24))
@@ -394,7 +389,6 @@ def _bring_up_loopback() -> None:
 
 def _add_address(number: int, address: str, mask: str) -> None:
     """Give loopback one more address; of a range, every one is then its own."""
-    import fcntl
     import socket
     import struct
 

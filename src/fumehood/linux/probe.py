@@ -6,6 +6,7 @@ Also what is around this process, and what keeps sandboxes from starting.
 from __future__ import annotations
 
 import os
+import pwd
 import sys
 
 from fumehood.core.value import Value
@@ -456,8 +457,6 @@ def mapped_groups() -> tuple[int, ...]:
 
 def granted_groups() -> tuple[int, ...]:
     """Return which of our groups the system's table lets us map."""
-    import pwd
-
     try:
         names = {str(os.getuid()), pwd.getpwuid(os.getuid()).pw_name}
     except KeyError:

@@ -25,6 +25,7 @@ from fumehood.linux.capture import (
     user_name,
 )
 from fumehood.linux.libc import Closing, read
+from fumehood.linux.mounts import View
 from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
 from fumehood.store.database import shortage
 from fumehood.store.history import Reach
@@ -194,7 +195,6 @@ def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, end
             hint = f'to let commands use it: devices = ["{path}"] in the configuration (fumehood config path)'
             blocked.append(Blocked(what="device", detail=path, hint=hint))
     if output and run.exit_code and not run.timed_out and world.tree is None:
-        from fumehood.linux.mounts import View
         from fumehood.service.provided import secrets_elsewhere
 
         home = world.environment.get("HOME", "/")

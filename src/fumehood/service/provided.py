@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 from binascii import crc32
 
@@ -174,7 +175,6 @@ class Account(Value):
 def account(user: int, group: int) -> Account:
     """Return who a user of the host's is; who has no name there gets one."""
     import grp
-    import pwd
 
     own = (os.environ.get(name, "") for name in ("USER", "LOGNAME")) if user == os.geteuid() else ()
     name = next((each for each in own if each.replace("-", "_").replace(".", "_").isidentifier()), _NOBODY)

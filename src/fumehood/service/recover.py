@@ -35,6 +35,7 @@ from fumehood.service.held import bring_back, set_apart, throw_away
 from fumehood.service.projects import remove_left
 from fumehood.service.settle import FAILED, HELD, meet_in_draft, state_of
 from fumehood.service.store import Store
+from fumehood.service.verdicts import concerns
 from fumehood.store import records
 from fumehood.store.audit import RECOVERED
 from fumehood.store.backups import DIRECTORY, parsed
@@ -182,8 +183,6 @@ def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Conc
     """Find out which changes the host would act on by itself; whoever reviews them is told."""
     if not run.changed:
         return {}
-    from fumehood.service.verdicts import concerns
-
     rules = policy_for(store.places, run.roots).rules
     uppers = [layer.upper for layer in layers]
     return concerns(run.changed, run.roots, uppers, rules, elsewhere=store.written)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import sys
 
@@ -435,8 +436,6 @@ class Surroundings:
         """Return where a user is at home: what HOME says, and what the system knows, where tools may be installed."""
         homes = self._homes.get((user, variable))
         if homes is None:
-            import pwd
-
             try:
                 listed = pwd.getpwuid(user).pw_dir
             except KeyError:

@@ -7,6 +7,7 @@ was loaded from: a command that could change that would act on the host the next
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import sys
 
@@ -224,8 +225,6 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
 
 def _homes(roots: Sequence[str]) -> tuple[str, ...]:
     """Return the homes of those who work on the roots: ours, and the owner's where root runs this for them."""
-    import pwd
-
     homes = [home()]
     for owner in {os.stat(root).st_uid for root in roots} - {os.geteuid()}:
         try:

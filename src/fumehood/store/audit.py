@@ -7,6 +7,7 @@ same transaction, so that neither is there without the other.
 from __future__ import annotations
 
 import os
+import pwd
 import time
 
 from fumehood.core.network import Connection
@@ -106,8 +107,6 @@ class Audit:
         uid = os.getuid()
         if self._user is not None and self._user[0] == uid:
             return self._user
-        import pwd
-
         try:
             name = pwd.getpwuid(uid).pw_name
         except KeyError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import time
 
 from fumehood.core.value import Value
@@ -162,8 +163,6 @@ def _own_home() -> str:
     """
     named = home()
     if os.geteuid() == 0 and os.path.isdir(named) and (owner := os.stat(named).st_uid) != 0:
-        import pwd
-
         try:
             if os.path.realpath(pwd.getpwuid(owner).pw_dir) == os.path.realpath(named):
                 return pwd.getpwuid(0).pw_dir
