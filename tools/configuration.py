@@ -60,9 +60,9 @@ environment.set = { TF_IN_AUTOMATION = "1" }
 limits.memory = "2 GiB"
 ```
 
-Fumehood has profiles for `npm`, `yarn`, `pnpm`, `bun`, `deno`, `pip`, `uv`, `poetry`, `cargo`, `go`, Maven, Gradle, `sbt`,
-`dotnet`, `composer`, `dart`, `mix`, `cabal`, `stack`, `ccache`, `git` (with `pre-commit`) and for `make` and its like, which
-get the caches of all of them; yours add to them."""
+Fumehood has profiles for `npm`, `yarn`, `pnpm`, `bun`, `deno`, `pip`, `uv`, `poetry`, `cargo`, `go`, Maven, Gradle,
+`sbt`, `dotnet`, `composer`, `dart`, `mix`, `cabal`, `stack`, `ccache`, `git` (with `pre-commit`) and for `make` and its
+like, which get the caches of all of them; yours add to them."""
 
 AGENTS = """\
 What `fumehood agent NAME` gives an agent that runs whole in the hood. `fumehood agent` without a name prints every

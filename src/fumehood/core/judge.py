@@ -147,7 +147,8 @@ HOLD_PATH, HOLD_ALL = "hold-path", "hold-all"
 CHANGED_SINCE = "it changed in the project after the run began"
 
 # Of a git directory: what tells where its branches and its work tree are, and what is under way in it.
-_FILES = ("HEAD", "index", "packed-refs", "shallow", "AUTO_MERGE", "SQUASH_MSG", "gitdir", "commondir")
+_FILES = ("HEAD", "index", "packed-refs", "shallow", "AUTO_MERGE", "SQUASH_MSG")
+_POINTERS = ("/gitdir", "/commondir")  # of a linked work tree: git knows it by these, and needs its HEAD then
 _BEGINNINGS = ("sharedindex.", "MERGE_", "BISECT_")
 _TREES = ("refs", "logs", "reftable", "rebase-merge", "rebase-apply", "sequencer")
 # What each command of git's writes anew, for nobody but itself.
@@ -421,7 +422,10 @@ class Waiting:
         tree = self._inside.topmost(root, path)
         if tree is not None:
             return self._trees[root, tree]
-        return self._repositories.get(_state_of(change, _place(self._roots, root, path), self._gits))
+        place = _place(self._roots, root, path)
+        if place.endswith(_POINTERS):
+            place = f"{place.rpartition('/')[0]}/HEAD"
+        return self._repositories.get(_state_of(change, place, self._gits))
 
 
 def hold_what_builds_on(changes: Sequence[c.Change], waiting: Waiting) -> None:

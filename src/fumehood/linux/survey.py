@@ -230,8 +230,8 @@ class _Survey:
         elsewhere += [variables.get("GIT_CONFIG_GLOBAL", "")] if git.dropped_keys else []
         shown = (*self._hidden_homes, *roots)
         self._hidden |= {os.path.realpath(path) for path in elsewhere if os.path.isabs(path) and not is_in(path, shown)}
-        for each in (git, *others):
-            self._watched.add(each.watched)
+        for watched in (git.watched, *(each.watched for each in others)):
+            self._watched.add(watched)
         for name, text in texts.items():
             target = f"{home}/{name}"
             if is_in(target, [path for path, _ in tools.folders]):
