@@ -219,6 +219,22 @@ def test_what_an_undo_by_force_replaced_stands_until_the_next_undo(sandbox: Sand
     assert (project / "a").read_text() == "the person's"
 
 
+@pytest.mark.parametrize("later", ["echo later > a", "rm a"])
+def test_a_run_below_one_that_was_taken_out_by_force_and_brought_back_can_be_undone(
+    sandbox: Sandbox, project: Path, later: str
+) -> None:
+    (project / "a").write_text("old\n")
+    before = snapshot(project)
+    run, on_top = sandbox.run("echo new > a"), sandbox.run(later)
+    sandbox.undo(run, force=True)
+    assert (project / "a").read_text() == "old\n"
+    sandbox.redo(run)
+    sandbox.undo(on_top)
+    assert (project / "a").read_text() == "new\n"
+    sandbox.undo(run)
+    assert snapshot(project) == before
+
+
 def test_what_pieces_of_a_redo_by_force_saved_is_what_an_undo_of_the_whole_brings_back(
     sandbox: Sandbox, project: Path
 ) -> None:

@@ -209,7 +209,7 @@ def as_it_stands(store: Store, run: Run) -> Run:
     mine: set[tuple[int, str]] = set()
     for change in run.changed:
         user, moved, stands = last.get((change.root, change.path), (run, change, True))
-        if change.verdict != c.APPLIED or (c.moves_alike(change, moved) if stands else run.act != "undo"):
+        if change.verdict != c.APPLIED or (_is_the_same(run, change, moved) if stands else run.act != "undo"):
             moved = change  # a run itself is always told when it is taken back; its redo is not
         elif not stands:
             moved = c.Change(change.root, change.path, change.change, change.kind, verdict=c.DISCARDED,
@@ -227,6 +227,23 @@ def as_it_stands(store: Store, run: Run) -> Run:
     standing = copy(run)
     standing.changed = c.by_path(changes)
     return standing
+
+
+def _is_the_same(run: Run, change: c.Change, moved: c.Change) -> bool:
+    """Tell whether what was moved last is what a run itself moved, or that has come back since.
+
+    By force, an undo and its redo take what a later run left out of the project and back: then that can be undone.
+    """
+    if c.moves_alike(change, moved):
+        return True
+    one, other = change.before, moved.before
+    if one is not other and not (one and other and one.alike(other)):
+        return False
+    try:
+        status = os.lstat(f"{run.roots[change.root]}/{change.path}")
+    except (FileNotFoundError, NotADirectoryError):
+        status = None
+    return has_left(change, status)
 
 
 def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
