@@ -375,6 +375,15 @@ def test_settings_are_checked_before_they_are_written(page: WebPage, home: Path)
     assert "# mine" in page.get("/settings")
 
 
+@pytest.mark.parametrize("act", ["apply", "discard"])
+def test_of_a_run_that_changed_nothing_it_is_said_that_it_holds_nothing(cli: Any, page: WebPage, act: str) -> None:
+    cli("run", "--", "true")
+    (run,) = page.call("GET", "/api/runs")["runs"]
+    seen = page.call("GET", f"/api/runs/{run['run']}")["seen"]
+    answer = page.call("POST", f"/api/runs/{run['run']}/{act}", {"seen": seen})
+    assert answer["error"].endswith(" holds nothing: it is empty")
+
+
 def test_every_address_of_the_interface_is_described_and_answers(cli: Any, page: WebPage, project: Path) -> None:
     cli("run", "--", "echo a > a")
     described = page.call("GET", "/api/openapi.json")

@@ -68,6 +68,21 @@ def test_a_root_that_is_gone_is_named_with_what_to_do(project, second, add_root)
 
 
 @sandboxed
+def test_a_draft_in_a_root_that_is_gone_is_not_applied(project, second, add_root):
+    add_root(second)
+    with Sandbox(project) as sandbox:
+        draft = sandbox.draft("line")
+        draft.run(f"echo 1 > a; echo 2 > {second}/b")
+        second.rename(f"{second}.away")
+        with pytest.raises(BadRequest, match=f"^{second} is not there any more$"):
+            draft.apply()
+        assert os.listdir(project) == []
+        os.rename(f"{second}.away", second)
+        draft.apply()
+    assert (second / "b").read_text() == "2\n"
+
+
+@sandboxed
 def test_a_project_that_is_gone_is_named(sandbox, project):
     run = sandbox.run("echo 1 > a")
     shutil.rmtree(project)

@@ -352,6 +352,7 @@ def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: laye
     members = store.history.held(project.id, draft.id)
     roots = tuple(dict.fromkeys(root for name in reversed(members) for root in store.history.roots(name)))
     roots = roots or project.roots
+    layering.require_there(roots)
     run = Run(
         run=claim.run, project=project.path, command=f"draft apply {draft.name}", cwd=project.path, state=HELD,
         started_at=time.time(), mode=DRAFT, roots=roots, name=f"draft {draft.name}",

@@ -224,6 +224,8 @@ def _expected(store: Store, run: Run, chosen: Chosen) -> str:
     """Return the digest of what the paths mean, if all that the run holds is still what was shown."""
     if not chosen.seen or chosen.act not in ("apply", "discard"):
         return chosen.expected
+    if not run.changed:
+        return "nothing"  # was shown, and this is the digest of nothing that it may hold by now
     digest = decide.shown_digest(run, chosen.paths, here=run.project, forth=chosen.act == "apply")
     _refuse_another(store, run, chosen)  # what it holds was read only now
     return digest
