@@ -15,6 +15,7 @@ import pytest
 from faulty import BEFORE, CHANGE
 from fumehood import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict, Policy, Run, Sandbox
 from fumehood.core.hunks import merged
+from fumehood.linux.layer import Merged, Stack
 from fumehood.linux.libc import Closing
 from fumehood.service import drafting, drafts
 from fumehood.service.apply import take_over
@@ -64,6 +65,28 @@ def test_what_a_person_saves_while_a_draft_is_applied_stays_and_is_named(
     with pytest.raises(ApplyFailed, match=r"^nothing was applied: gone changed meanwhile$"):
         draft.apply()
     assert [str(path.relative_to(project)) for path in project.rglob("*")] == ["gone", "gone/mine"]
+
+
+@pytest.mark.parametrize("is_draft", [True, False])
+def test_a_directory_that_a_person_moves_while_it_is_compared_is_no_error(
+    sandbox: Sandbox, project: Path, monkeypatch: pytest.MonkeyPatch, is_draft: bool
+) -> None:
+    (project / "d").mkdir()
+    (project / "d/old").write_text("old\n")
+    draft = sandbox.draft("line")
+    if is_draft:
+        draft.run("echo new > d/new")
+    reach = Stack.reach
+
+    def after_a_move(stack: Stack, path: str) -> Merged:
+        if path == "d" and not (project / "moved").exists():
+            (project / "d").rename(project / "moved")
+        return reach(stack, path)
+
+    monkeypatch.setattr(Stack, "reach", after_a_move)
+    run = draft.apply(force=True) if is_draft else sandbox.run("echo new > d/new")
+    assert run.state == "applied"
+    assert {str(path.relative_to(project)) for path in project.rglob("*")} == {"d", "d/new", "moved", "moved/old"}
 
 
 def test_all_runs_of_a_draft_are_applied_as_one_that_one_undo_takes_back(sandbox: Sandbox, project: Path) -> None:

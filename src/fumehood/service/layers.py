@@ -27,6 +27,7 @@ from fumehood.store.projects import Identity, identity_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
+    from typing import Any
 
     from fumehood.linux.checkpoints import Settled
     from fumehood.linux.gitobjects import Refs
@@ -38,6 +39,7 @@ _BELOW = "below"
 _ACCESS_RULES = ("system.posix_acl_access", "system.posix_acl_default")  # what is made in a directory inherits them
 _CLOCK_S = 0.02  # the times of files lag behind the clock by less
 INIT = "init"  # which process was the first in the sandbox
+_MOVES = 3  # of directories, by others, while one layer is read
 SETTLED = "settled"  # what checkpoints of its command have put into the project
 _REFS = "refs"  # what those of repositories said before its objects came
 GONE = ".gone"  # ends the name of a run's directory that only waits to be removed
@@ -327,10 +329,8 @@ def scanned(
     for number, layer in enumerate(layers):
         if _is_untouched(layer):
             continue
-        from fumehood.linux.layer import scan
-
         with Descriptors(map(open_top, (layer.upper, *_left_of(layer)))) as tops:
-            changes = scan(number, *tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
+            changes = _read(number, tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
             is_linked = any(change.before is not None and change.before.links > 1 for change in changes)
             if is_linked and whole and not is_in_use:
                 from fumehood.linux.held_layers import keep_links
@@ -338,6 +338,18 @@ def scanned(
                 changes = keep_links(changes, *tops)
             scanned_changes += changes
     return scanned_changes
+
+
+def _read(number: int, tops: Sequence[int], **options: Any) -> list[Change]:
+    """Read a layer, once more where somebody just moved a directory that it is compared with."""
+    from fumehood.linux.layer import scan
+
+    for _ in range(_MOVES):
+        try:
+            return scan(number, *tops, **options)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+    return scan(number, *tops, **options)
 
 
 def _is_untouched(layer: Layer) -> bool:
