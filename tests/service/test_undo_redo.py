@@ -9,11 +9,23 @@ from pathlib import Path
 import pytest
 
 from fumehood import BadRequest, Sandbox, UndoRefused
+from fumehood.service.overview import Chosen, perform
+from fumehood.service.store import Store
 from snapshots import snapshot
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize("act", ["undo", "discard"])
+def test_a_run_that_is_forgotten_meanwhile_and_run_again_is_said_to_be_none(
+    sandbox: Sandbox, store: Store, act: str
+) -> None:
+    run = store.history.find(sandbox.run("true").run)
+    store.history.withdraw(run, "another changed what it changed")
+    with pytest.raises(BadRequest, match=f"no run {run.run}"):
+        perform(store, run, Chosen(act=act))
 
 
 def test_undo_goes_back_run_by_run_and_redo_forth_again(sandbox: Sandbox, project: Path) -> None:

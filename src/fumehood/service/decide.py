@@ -517,12 +517,13 @@ def recorded(store: Store, project: Project, run: Run) -> Run:
     """Return a run of this project as it is now that nobody else can apply or undo."""
     if run.project != project.path:
         raise BadRequest(f"run {run.name} belongs to another project: {run.project}", hint="see fumehood log")
+    now = store.history.find(run.run)  # it may be forgotten since, and run again
     if store.history.project_of(run.run) != project.id:
         raise BadRequest(
             f"run {run.name} belongs to the directory that was at {run.project} before: it stays as it is",
             hint="fumehood diff shows it; fumehood projects list shows both directories",
         )
-    return store.history.find(run.run)
+    return now
 
 
 def throw_away_unseen(store: Store, name: str) -> None:
