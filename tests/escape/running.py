@@ -398,6 +398,8 @@ def _calls(name: str, words: str, number: str, arguments: str, plain: str | None
 # Numbers for aarch64 and x86_64.
 _calls("io_uring", "Sets up an io_uring, which a filter doesn't see into", "(425, 425)",
        "4, ctypes.create_string_buffer(256)", None)
+_calls("slots_of_the_whole_machine", "Takes of the machine's few slots for asynchronous reading", "(0, 206)",
+       "1, ctypes.create_string_buffer(8)", SUCCEEDS)
 _calls("keyring_of_the_kernel", "Looks for keys in the person's keyring", "(219, 250)", "0, -4, 0", SUCCEEDS)
 _calls("user_faults", "Holds up the kernel with userfaultfd", "(282, 323)", "1", None)
 _calls("measures_others", "Opens a performance counter", "(241, 298)",

@@ -1,6 +1,7 @@
 """Bombs go off in the hood, small ones: the run ends, the report says why, and the host goes on."""
 
 import os
+import resource
 
 import pytest
 
@@ -103,6 +104,15 @@ def test_threads_count_as_processes(limited):
     run = limited(processes=50).run([PYTHON, "-c", code], timeout=LONG_S)
 
     assert details(run) == ["processes: 50"]
+
+
+def test_signals_that_wait_are_left_to_the_persons_own_programs(limited):
+    code = "import resource; print(resource.getrlimit(11))"
+    mine, _ = resource.getrlimit(11)  # RLIMIT_SIGPENDING, for which Python has no name
+
+    run = limited().run([PYTHON, "-c", code])
+
+    assert run.stdout.strip() == str((mine // 4, mine // 4))
 
 
 def test_a_memory_bomb_ends_with_the_run(limited):

@@ -13,7 +13,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fumehood.core.policy import Limits
 
-_CPU, _FSIZE, _CORE, _NPROC, _NOFILE = 0, 1, 4, 6, 7  # the same on every architecture but MIPS, SPARC, Alpha
+# The same on every architecture but MIPS, SPARC, Alpha.
+_CPU, _FSIZE, _CORE, _NPROC, _NOFILE, _SIGPENDING = 0, 1, 4, 6, 7, 11
+_PARTS = 4  # of what a user has, one is for a command
 _BEYOND = 2  # times the number of processes at which the warden ends a run, the kernel refuses a further one
 _LIKELY_VICTIM = b"800"
 KEPT = "filter-"  # how the names begin of what is kept in the cache
@@ -135,6 +137,8 @@ def set_limits(wanted: tuple[tuple[int, int], ...], *, count_processes: bool) ->
     for number, value in wanted:
         if number != _NPROC or count_processes:
             libc.lower_limit(number, value, at_once=number == _CORE)
+    # Signals that wait, and timers, are counted for each user whatever the namespace: the person's programs need some.
+    libc.lower_limit_to_part(_SIGPENDING, _PARTS)
 
 
 def end_first() -> None:

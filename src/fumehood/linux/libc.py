@@ -226,6 +226,14 @@ def lower_limit(number: int, value: int, *, at_once: bool = False) -> None:
     _check(_libc.setrlimit(number, pair), "setrlimit")
 
 
+def lower_limit_to_part(number: int, part: int) -> None:
+    """Lower a resource limit of this process, for good, to one of so many parts of what it is."""
+    pair = (c_ulong * 2)()
+    _check(_libc.getrlimit(number, pair), "getrlimit")
+    pair[0] = pair[1] = pair[0] // part
+    _check(_libc.setrlimit(number, pair), "setrlimit")
+
+
 def default_signals() -> None:
     """Return the next program the signals it expects: Python ignores two of them, and some may be held."""
     for number in (_SIGPIPE, _SIGXFSZ):
