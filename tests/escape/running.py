@@ -302,6 +302,17 @@ def socket_of_the_machine(case: Case) -> str:
     return python("import socket\nsocket.socket(40, socket.SOCK_STREAM); print('ESCAPED')")
 
 
+@attack(RUNNING, plain=None)
+def protocol_that_nobody_uses(case: Case) -> str:
+    """Has the kernel load a protocol of IP that hardly anybody uses."""
+    return python(
+        "import socket\n"
+        "for kind, protocol in ((1, 132), (2, 136), (6, 33), (2, 115), (1, 256)):\n"
+        "    try: socket.socket(socket.AF_INET, kind, protocol); print('ESCAPED')\n"
+        "    except OSError as error: print(error.errno)"
+    )
+
+
 # --- other processes ---
 
 

@@ -27,6 +27,8 @@ X32_BIT = 0x40000000  # the second ABI of x86_64: the same calls under other num
 _NEW_NAMESPACES = 0x7E020080
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+# Netlink's, and those of IP that every kernel has: ping for IPv6, and TCP by several ways at once, are beyond them.
+_PROTOCOLS = (*range(32), 58, 262)
 _ROOT, _UNCHANGED = 0, 0xFFFFFFFF  # ids that a change of owner means as they are
 _DATAGRAM, _RAW, _TYPE = 2, 3, 0xF  # among Unix sockets, the second is another name for the first
 
@@ -82,6 +84,9 @@ RULES: tuple[CallRule, ...] = (
     CallRule(calls=("socket", "socketpair"), error=EAFNOSUPPORT,
          why="only these are kept apart by namespaces: through others (vsock) lies the machine's host",
          when=(Argument(index=0, test="none of", values=(_UNIX, _INET, _INET6, _NETLINK)),)),
+    CallRule(calls=("socket",), error=EAFNOSUPPORT,
+         why="has the kernel load protocols that hardly anybody uses, and that broke often (SCTP, DCCP, SMC)",
+         when=(Argument(index=2, test="none of", values=_PROTOCOLS),)),
     CallRule(calls=("open_by_handle_at",), error=EPERM, why="opens files without a path"),
     CallRule(calls=("swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday", "clock_settime", "vhangup",
                 "iopl", "ioperm", "nfsservctl", "lookup_dcookie", "uselib"), error=EPERM,
