@@ -174,6 +174,34 @@ def test_another_user_who_sees_the_link_gets_nothing_by_it(home: Path, monkeypat
             assert done.stdout.startswith(said), done
 
 
+_SHOW = """
+import os, sys, urllib.error, urllib.request
+os.setuid(int(sys.argv[1]))
+for method in ("GET", "POST"):
+    asked = urllib.request.Request(sys.argv[2], method=method, headers={"Cookie": sys.argv[3], "Origin": sys.argv[4]})
+    try:
+        print(urllib.request.urlopen(asked).status)
+    except urllib.error.HTTPError as error:
+        print(error.code, error.read().decode())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_another_user_whom_the_browser_has_sent_its_cookie_gets_nothing_by_it(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cookies don't know ports: whoever serves something at another one, which the person opens, is sent it."""
+    monkeypatch.setenv("SUDO_UID", "54321")
+    with WebPage() as page:
+        page.enter()
+        address = f"http://{page.host}"
+        for user, refused in ((54320, 2), (54321, 0)):
+            line = [sys.executable, "-I", "-c", _SHOW, str(user), f"{address}/questions", page.cookie, address]
+            done = subprocess.run(line, capture_output=True, text=True, timeout=LONG_S, check=False)
+            assert done.stdout.count("403 This page is for the user") == refused, done
+            assert done.stdout.startswith("403" if refused else "200"), done
+
+
 def test_a_browser_that_is_waited_for_finds_the_page(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page was served only when the browser had ended."""
     code = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).status)"

@@ -58,6 +58,7 @@ _ANOTHER = (
     "This link is for the user of this machine who started `fumehood web`, and for no other. Where a tunnel is\n"
     "another user's, start it with --host NAME: the name by which the tunnel is reached.\n"
 )
+_ANOTHERS = "This page is for the user of this machine who started `fumehood web`, and for no other.\n"
 _USED = (
     "This browser is not known here: the link was used already. A browser that is known makes another one, under\n"
     "Settings; or end `fumehood web`, start it again, and open the link that it prints.\n"
@@ -285,9 +286,10 @@ def _picture(house: House, request: Request) -> Response:
 # ---- Who may use the page: this machine's own person, by a link that works once, and no other page's script.
 #
 # The link's token becomes a strict cookie. Other users of this machine see it where a browser is started with the link,
-# so a connection of theirs gets nothing for it. Host and Origin are compared with the address that is served, so a name
-# that leads here (DNS rebinding) gets nothing, nor does another site's form or script. Nothing may be loaded from
-# elsewhere, and no script or style may stand in the page itself, so text that a command wrote stays text.
+# and are sent the cookie if that browser opens what they serve at another port: a connection of theirs gets nothing for
+# either. Host and Origin are compared with the address that is served, so a name that leads here (DNS rebinding) gets
+# nothing, nor does another site's form or script. Nothing may be loaded from elsewhere, and no script or style may
+# stand in the page itself, so text that a command wrote stays text.
 
 class Gate:
     """Lets in whoever came by the link; the interface for programs has a token of its own."""
@@ -335,11 +337,14 @@ class Gate:
             return PlainTextResponse("This came from another site.\n", 403)
         token = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if path == "/" and token:
-            if self._users is not None and not _users_of(scope["client"][1], self._port) <= self._users:
-                return PlainTextResponse(_ANOTHER, 403)
-            return self._welcome(token)
-        is_known = path.startswith("/static/") or self._has_cookie(headers)
-        return None if is_known else self._unknown()
+            return self._welcome(token) if self._is_own_user(scope) else PlainTextResponse(_ANOTHER, 403)
+        if path.startswith("/static/") or (self._has_cookie(headers) and self._is_own_user(scope)):
+            return None
+        return PlainTextResponse(_ANOTHERS, 403) if self._has_cookie(headers) else self._unknown()
+
+    def _is_own_user(self, scope: Scope) -> bool:
+        """Return False if a request comes from another user of this machine."""
+        return self._users is None or _users_of(scope["client"][1], self._port) <= self._users
 
     def _unknown(self) -> PlainTextResponse:
         return PlainTextResponse(_STRANGE if self._house.token else _USED, 403)
