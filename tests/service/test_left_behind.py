@@ -95,6 +95,7 @@ def test_who_changes_a_file_is_told_once_that_a_server_goes_on_with_the_old_one(
     run = agent.run("echo new > page")
     assert told(run, "old-files") == [server.command]
     assert "start it again" in run.for_model()
+    assert ("with CHOKIDAR_USEPOLLING=1 " in run.for_model()) == (server.capture == "kernel"), "only then it would help"
     assert agent.run("rm page").blocked == ()
 
 

@@ -52,6 +52,7 @@ _OF_THE_SYSTEM = (
 )  # fmt: skip
 _NOT_THERE = "not a git repository: "  # git's own words where the repository is out of sight, as in the home
 _REFUSALS = ("ead-only", "EROFS", "temporary object directory", f"{_NOT_THERE}/", f"{_NOT_THERE}'/")
+_POLLING = "CHOKIDAR_USEPOLLING=1 WATCHPACK_POLLING=true WATCHFILES_FORCE_POLLING=true"
 _ASKING = "fumehood ask"  # what a command of a session can type
 
 
@@ -236,6 +237,8 @@ def _not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocke
             yield Blocked(what=NOT_YET, detail=path, hint=hint)
         sees = "it sees this, but no watcher of its hears of it" if other.capture == KERNEL else "it does not see this"
         hint = f"run {name} still runs: {sees}; start it again if it goes on with the old files"
+        if other.capture == KERNEL:
+            hint += f", with {_POLLING} before it, by which most watchers look by themselves"
         goes_on = run.started_at - other.started_at > _GOES_ON_S
         if goes_on and not is_addition and not store.history.has_told(run, hint):
             yield Blocked(what=OLD_FILES, detail=other.command, hint=hint)
