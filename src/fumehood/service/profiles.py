@@ -6,6 +6,7 @@ And scratch: directories that its program may write during a run, its caches abo
 from __future__ import annotations
 
 import os
+from _blake2 import blake2b  # without OpenSSL, which `hashlib` loads for 4 ms
 
 from fumehood.core.masks import HOMES, UNSEEN, is_in
 from fumehood.core.network import FULL
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
 
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
-
-try:
-    from _blake2 import blake2b  # without OpenSSL, which `hashlib` loads for 4 ms
-except ImportError:
-    from hashlib import blake2b
 
 # ---- Scratch: kept for the project, or thrown away.
 #

@@ -5,16 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
 from fumehood.core.report import printable
 from fumehood.core.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 # A colour's numbers are short; one of thousands of digits could not even be read.
 _SEQUENCE = re.compile(r"\x1b\[([0-9;]{0,60})m|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")

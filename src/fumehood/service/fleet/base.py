@@ -15,11 +15,15 @@ import shutil
 import stat
 import time
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from redis import Redis
 
 from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
 from fumehood.core.masks import HOME, is_below, is_in, masks
 from fumehood.core.patterns import MARKERS, is_skipped
+from fumehood.core.policy import Policy
 from fumehood.core.report import printable
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
@@ -31,14 +35,7 @@ from fumehood.service.fleet.jobs import KEPT_S, digest
 from fumehood.service.profiles import digest_of
 from fumehood.store.places import Alone, Places, home, make_private
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
-    from redis import Redis
-
-    from fumehood.core.policy import Policy
-
-    Ignored = tuple[tuple[int, Any], ...]
+Ignored = tuple[tuple[int, Any], ...]
 
 
 # ---- Where contents wait, compressed. What is fetched is compared with its name: a store can lose, but not change it.

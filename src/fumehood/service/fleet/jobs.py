@@ -10,11 +10,12 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from ssl import SSLCertVerificationError
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis import Redis
 from redis.backoff import ExponentialBackoff
@@ -36,10 +37,6 @@ from fumehood.core.request import checked
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, Refused, Unavailable
 from fumehood.linux.signing import signer_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 FUNCTION = "fumehood.job"  # the one that a worker knows; there is no module of that name
 QUEUE = "fumehood"

@@ -11,8 +11,9 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rq import Retry, Worker
 from rq.command import send_stop_job_command
@@ -22,23 +23,19 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from fumehood.core.changes import FILE
+from fumehood.core.policy import Policy
 from fumehood.core.report import Blocked, Run, printable
 from fumehood.errors import BadRequest
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
 from fumehood.service.drafting import BROKEN, FAILED, NUMBER, PASSED, SAME, Best, Candidate, measured, scored, settled
 from fumehood.service.fleet import jobs
 from fumehood.service.fleet.base import Base, Missing, opened, send, survey
+from fumehood.service.store import Store
 from fumehood.store.places import Alone, make_private, new_id
+from fumehood.store.projects import Project
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from fumehood.core.policy import Policy
-    from fumehood.service.store import Store
-    from fumehood.store.projects import Project
-
-    Command = str | Sequence[str]
-    Outcome = dict[str, Any]
+Command = str | Sequence[str]
+Outcome = dict[str, Any]
 
 _LOST_S = 2.0  # how often jobs are looked for that Redis may have forgotten
 _FOR_FETCHING_S = 600  # besides a command's own time: the base may have to be fetched first

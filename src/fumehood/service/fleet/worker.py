@@ -16,14 +16,16 @@ import time
 from contextlib import closing
 from fnmatch import fnmatchcase
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from redis import Redis
 from redis.exceptions import RedisError
 from rq import Queue, Worker
 from rq.exceptions import AbandonedJobError
 from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
+from fumehood.core.policy import Policy
 from fumehood.core.report import Run, printable, short
 from fumehood.core.request import DISCARD, HOLD
 from fumehood.errors import BadRequest, FumehoodError, NoDirectory, Refused, Unavailable, plain_error
@@ -39,11 +41,6 @@ from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
 from fumehood.store.places import places
-
-if TYPE_CHECKING:
-    from redis import Redis
-
-    from fumehood.core.policy import Policy
 
 _MOST_OUTPUT = 1 << 20  # bytes of each output in a report
 _MOST_PIECES = 1000  # of an output in its stream
