@@ -144,8 +144,6 @@ class World(Value):
             if self.playground is None:
                 raise BadRequest("there is no playground", hint=self.no_playground)
             return self.playground.target
-        if "\0" in asked:
-            raise BadRequest(f"{asked!r} is not a directory", hint="name the working directory")
         return self.outside(os.path.normpath(os.path.join(project, asked)))
 
     def outside(self, path: str) -> str:
