@@ -42,6 +42,18 @@ def test_a_value_tells_a_secret_whatever_it_is_called(value):
     assert value not in kept.values()
 
 
+@pytest.mark.parametrize(
+    "value", ["Basic YWRhOmh1bnRlcjI=", "ada:hunter2@db.example.org", "ada:hunter2@10.0.0.5", "ada:hunter2@db/shop"]
+)
+def test_a_login_is_a_secret_without_a_header_a_port_or_a_scheme(value):
+    assert looks_secret("INNOCENT", value)
+
+
+@pytest.mark.parametrize("value", ["Basic knowledge", "Basic für alle", "lib:core@1.2", "lib:core@latest"])
+def test_words_and_versions_that_are_written_like_a_login_are_none(value):
+    assert not looks_secret("INNOCENT", value)
+
+
 def test_ordinary_variables_pass():
     kept, dropped = inherited(PLAIN)
     assert dropped == ()

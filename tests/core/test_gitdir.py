@@ -127,6 +127,18 @@ def test_commands_in_an_unfinished_rebase_are_held() -> None:
         assert is_held(file(".git/worktrees/w/rebase-merge/git-rebase-todo", line))
 
 
+def test_a_program_that_an_unfinished_rebase_or_pick_would_merge_with_is_held() -> None:
+    strategy, picks = ".git/rebase-merge/strategy", ".git/sequencer/opts"
+    assert wants_facts(added(strategy))
+    assert wants_facts(added(picks))
+    assert file(strategy, b"ort\n") is None
+    assert file(picks, b"[options]\n\tstrategy = recursive\n\tedit = true\n") is None
+    for name in (b"evil", b"./evil", b"ort\nevil"):
+        assert is_held(file(strategy, name))
+    assert is_held(file(picks, b"[options]\n\tstrategy = ort\n\tstrategy = evil\n"))
+    assert is_held(file(picks, b"[options\n"))
+
+
 def test_old_style_remotes_are_flagged() -> None:
     assert is_flagged(file(".git/remotes/origin", b"URL: https://evil"))
 
