@@ -332,11 +332,6 @@ class Template(Value):
 
     def values(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments with their defaults; raises BadRequest where they are not what the schema says."""
-        if not hasattr(arguments, "items"):  # some models' interfaces hand them on as a text
-            raise BadRequest(
-                f"the arguments of {self.name} must be an object, not {arguments!r:.100}",
-                hint="where they come as JSON, json.loads them first",
-            )
         values = {name: each["default"] for name, each in self.properties.items() if "default" in each}
         # Models send null for what they leave out.
         values |= {name: value for name, value in arguments.items() if value is not None}

@@ -347,8 +347,6 @@ def _check_framing(request: h11.Request) -> None:
     names = [name for name, _ in request.headers]
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version != b"1.1"):
         raise BadMessage("the length of the request is told in two ways")
-    if names.count(b"host") > 1:
-        raise BadMessage("there is more than one Host")
 
 
 def _kept(message: h11.Request | h11.Response) -> Headers:
