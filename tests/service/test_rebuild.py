@@ -181,6 +181,21 @@ def test_a_new_database_without_anything_beside_it_says_nothing(cli):
 
 
 @pytest.mark.namespaces
+def test_what_a_draft_holds_comes_back_in_a_draft_of_that_name(home, project):
+    with Sandbox(project) as sandbox:
+        sandbox.draft("try").run("echo new > made")
+    lose()
+    store, mended = rebuild(OpenedStore)
+    store.close()
+    assert (mended.runs, mended.left) == (1, ())
+    with Sandbox(project) as sandbox:
+        (draft,) = sandbox.drafts()
+        assert draft.name == "try"
+        draft.apply()
+    assert (project / "made").read_text() == "new\n"
+
+
+@pytest.mark.namespaces
 def test_what_has_no_record_of_its_own_is_named_and_left(sandbox, project, store):
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a")
