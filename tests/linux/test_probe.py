@@ -127,6 +127,17 @@ def test_fuse_overlayfs_is_found_where_the_device_can_be_used(look: Look) -> Non
     assert "fuse" in look().captures, look().refusals
 
 
+def test_fuse_overlayfs_is_not_used_where_its_mount_would_stay(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state.mkdir(parents=True)
+    # As it was on a machine without /etc/mtab, which fusermount3 reads.
+    monkeypatch.setattr(probe, "_in_child", lambda *_arguments: "")
+    monkeypatch.setattr(bwrap.Layers, "missing", lambda *_arguments, **_options: "")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path.endswith("/merged"))
+    monkeypatch.setattr(probe, "_unmount", lambda _merged: ["/bin/sh", "-c", "echo no /etc/mtab >&2; exit 1"])
+    refused = probe.try_fuse("/usr/bin/fuse-overlayfs", str(state), False, [])
+    assert refused == "what it mounts can't be unmounted: no /etc/mtab"
+
+
 def test_a_state_directory_with_odd_bytes_in_its_name_works(cache: Path, home: Path) -> None:
     odd = os.fsdecode(os.fsencode(home) + b"/a,b:c\\d\n\xff")
     found = probe.host(str(cache), odd)

@@ -431,11 +431,14 @@ def try_fuse(program: str, scratch_dir: str, privileged: bool, sandbox: list[str
         return "fuse-overlayfs is not installed"
     with bubblewrap.Layers(scratch_dir) as layers:
         inside = [*sandbox, "--bind", layers.merged, layers.merged, "--", *layers.exercise(layers.merged)]
+        stays = ""
         try:
-            return _in_child(program, layers.base, privileged, inside) or layers.missing(fuse=True)
+            refused = _in_child(program, layers.base, privileged, inside) or layers.missing(fuse=True)
         finally:
             if os.path.ismount(layers.merged):
-                bubblewrap.attempt(_unmount(layers.merged))
+                stays = bubblewrap.attempt(_unmount(layers.merged))
+        # A run's mount would stay as well, with nothing behind it: so it is where fusermount3 finds no /etc/mtab.
+        return refused or (stays and f"what it mounts can't be unmounted: {stays}")
 
 
 def _unmount(merged: str) -> list[str]:
