@@ -108,6 +108,27 @@ def test_on_a_kernel_with_the_first_landlock_there_is_no_guard(monkeypatch):
     assert "Linux 5.19" in said.detail
 
 
+def test_no_file_elsewhere_is_cut_short(program, test_directory):
+    need(libc.landlock_version() >= confine.TRUNCATING_SINCE, "this kernel's Landlock lets files be cut short")
+    allowed, other = test_directory / "allowed", test_directory / "other"
+    allowed.mkdir()
+    for file in (allowed / "file", other):
+        file.write_text("x")
+    line = f"python3 -c 'import os; os.truncate(\"{allowed}/file\", 0); os.truncate(\"{other}\", 0)'"
+    done = guarded(program, [str(allowed)], line)
+    assert "Permission denied" in done.stderr
+    assert [(allowed / "file").read_text(), other.read_text()] == ["", "x"]
+
+
+@pytest.mark.parametrize(("version", "is_lacking"), [(2, True), (3, False), (6, False)])
+def test_doctor_says_where_the_guard_lets_files_be_cut_short(version, is_lacking, monkeypatch):
+    monkeypatch.setattr(confine, "_guard", b"the program")
+    monkeypatch.setattr(libc, "landlock_version", lambda: version)
+    said = doctor.guarding()
+    assert said.works
+    assert ("cutting files short (Linux 6.2)" in said.detail) == is_lacking
+
+
 @pytest.mark.parametrize("version", [0, 1, 5])
 def test_the_whole_network_is_refused_where_landlock_has_no_scopes(version, monkeypatch):
     monkeypatch.setattr(libc, "landlock_version", lambda: version)

@@ -68,8 +68,8 @@ def _compiled(*, unix_sockets: bool, pretends_owners: bool) -> bytes:
 # A command gets one ruleset, never two: any further one that does not grant it denies moving files to another
 # directory.
 
-# Versions of the interface: Linux 5.19 and 6.12.
-MOVING_SINCE, _SCOPES_SINCE = 2, 6
+# Versions of the interface: Linux 5.19, 6.2 and 6.12.
+MOVING_SINCE, TRUNCATING_SINCE, _SCOPES_SINCE = 2, 3, 6
 GUARD, SCOPE, NONE = "guard", "scope", "none"
 
 _guard: bytes | None = None

@@ -297,7 +297,8 @@ def guarding() -> Ability:
     detail = f"not in force: no program for {confine.machine()}, or none can be run from memory (vm.memfd_noexec)"
     if works:
         scopes = ", signals and abstract sockets" if confine.can_scope() else ""
-        detail = f"in force: writing{scopes}, by Landlock"
+        less = "" if libc.landlock_version() >= confine.TRUNCATING_SINCE else " but for cutting files short (Linux 6.2)"
+        detail = f"in force: writing{less}{scopes}, by Landlock"
     elif libc.landlock_version() < 1:
         detail = "not in force: there is no Landlock here"
     elif libc.landlock_version() < confine.MOVING_SINCE:
