@@ -348,6 +348,26 @@ def test_what_was_settled_and_removed_since_does_not_come_with_what_is_new_besid
     assert not list(project.iterdir())
 
 
+@pytest.mark.parametrize("rest", ["echo n > d/n", "echo n > d/e/n"])
+def test_a_command_that_wrote_again_where_another_removed_its_checkpoint_can_be_taken_back(
+    going, sandbox, project, rest
+):
+    (project / "d").mkdir()
+    (project / "d/old").touch()
+    before = snapshot(project)
+    command = going("mkdir d/e; echo g > d/e/g; echo f > d/f", rest)
+    command.part()
+    checkpoint = command.checkpoint()
+    other = sandbox.run("rm -r d")
+    end = command.ended()
+    with pytest.raises(UndoRefused) as refused:
+        sandbox.undo(other)
+    assert refused.value.hint.startswith(f"first: fumehood undo {end.number}")
+    for run in (end, other, checkpoint):
+        sandbox.undo(run)
+    assert snapshot(project) == before
+
+
 def test_what_both_change_after_a_checkpoint_is_a_conflict(going, project):
     command = going("echo one > one", "echo two >> one; echo n > n")
     command.part()

@@ -25,7 +25,7 @@ from fumehood.service import decide, now
 from fumehood.service.layers import INIT, paths_in
 from fumehood.service.permission import widened
 from fumehood.service.store import Store
-from fumehood.service.undo import in_turn, to_redo, undo
+from fumehood.service.undo import in_turn, on_top, to_redo, undo
 from fumehood.store.audit import Missed
 from fumehood.store.config import file_of, text_of
 from fumehood.store.history import CHECKPOINT, LAST, Reach
@@ -276,13 +276,28 @@ def redo_session(store: Store, project: Project, name: str, *, by: str = "", for
 
 
 def undo_command(store: Store, project: Project, run: Run, *, by: str = "", force: bool = False) -> list[Run]:
-    """Take back a command, with all that checkpoints of it settled while it ran: all of it, or nothing."""
+    """Take back a command, with all that checkpoints of it settled while it ran: all of it, or nothing.
+
+    Its end alone where that lies on runs that lie on its checkpoints: these can't go before it.
+    """
     settled = store.history.checkpoints_of(run) if run.act == "run" else []
     standing = (each for each in (run, *settled) if settled and each.state in ("applied", "held"))
     runs = [each for each in standing if any(change.verdict == APPLIED for change in each.changed)]
     if not runs:  # by itself, it also says why there is nothing to undo
         return [undo(store, project, run, by=by, force=force)]
-    return _all_or_none(store, project, f"run {run.name} was not undone", runs, by, force=force)
+    try:
+        return _all_or_none(store, project, f"run {run.name} was not undone", runs, by, force=force)
+    except UndoRefused:
+        if force or run not in runs or not _is_on_both_sides(store, runs):
+            raise
+        return [undo(store, project, run, by=by)]
+
+
+def _is_on_both_sides(store: Store, runs: Sequence[Run]) -> bool:
+    """Tell whether another run lies between some of a command's, its end the first of them."""
+    own = {each.run for each in runs}
+    others = {other.run: other for each in runs[1:] for other in on_top(store, each) if other.run not in own}
+    return any(top.run == runs[0].run for other in others.values() for top in on_top(store, other))
 
 
 def redo_command(

@@ -393,7 +393,7 @@ def _moved(run: Run, changes: Sequence[c.Change]) -> list[str]:
 def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
     """Say which paths have moved on, and by which runs."""
     lost = [each for each in moved if not any(os.path.isdir(os.path.dirname(f"{root}/{each}")) for root in run.roots)]
-    later = _built_upon(store, run, [*moved[:_NAMED], *dict.fromkeys(split(each)[0] for each in lost[:_NAMED])])
+    later = [each.name for each in _built_upon(store, run, moved, lost)]
     by = f", by run{'s' if len(later) > 1 else ''} {first_of(later, _NAMED)}" if later else ""
     hint = f"see fumehood diff {run.name}; --force takes it back and saves what is there now"
     if lost:
@@ -407,11 +407,18 @@ def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
     )
 
 
-def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
-    """Return the later runs that changed some paths too, the latest first.
+def on_top(store: Store, run: Run) -> list[Run]:
+    """Return the runs that an undo of one is refused for, the latest first."""
+    moved = _moved(run, _planned(store, as_it_stands(store, run), (), "", "").changed)
+    return _built_upon(store, run, moved, moved)
+
+
+def _built_upon(store: Store, run: Run, moved: Sequence[str], lost: Sequence[str]) -> list[Run]:
+    """Return the later runs that changed some paths too, or the directories of those that are lost, the latest first.
 
     Neither those that came to nothing, nor what was taken back meanwhile, nor the undo that did so.
     """
+    paths = [*moved[:_NAMED], *dict.fromkeys(split(each)[0] for each in lost[:_NAMED])]
     names_of_later = [
         name
         for path in paths
@@ -423,7 +430,7 @@ def _built_upon(store: Store, run: Run, paths: Sequence[str]) -> list[str]:
         names_of_later.append(run.of)  # it began before and ended after it
     later = [store.history.find(name) for name in dict.fromkeys(reversed(names_of_later))]
     names = {each.run for each in later}
-    return [each.name for each in later if each.state in ("applied", "held") and each.of not in names]
+    return [each for each in later if each.state in ("applied", "held") and each.of not in names]
 
 
 def _went_in_later(store: Store, run: Run, paths: Sequence[str]) -> Iterator[str]:
