@@ -353,6 +353,25 @@ def test_beyond_the_budget_the_oldest_go_but_none_of_the_last_day_and_none_that_
 
 
 @on_real_layers
+def test_what_takes_much_does_not_cost_a_person_their_small_originals(
+    sandbox: Sandbox, project: Path, store: Store
+) -> None:
+    (project / "mine").write_text("mine")
+    small = sandbox.run("rm mine")
+    runs = []
+    for _ in range(3):
+        (project / "large").write_bytes(os.urandom(3_000_000))
+        runs.append(sandbox.run("echo x > large"))
+    pass_days(store, 2)
+    store.database.rows("UPDATE runs SET day = day + 2 WHERE id = ?", (runs[2].run,))
+    assert cleaned(store, 2, budget=7_000_000) == Freed(), "what is of the last day costs nothing that is older"
+    assert cleaned(store, 2, budget=4_000_000).not_undoable == (runs[0].run,)
+    assert cleaned(store, 2, budget=100_000).not_undoable == (runs[1].run,)
+    sandbox.undo(small)
+    assert (project / "mine").read_text() == "mine"
+
+
+@on_real_layers
 def test_what_was_cleaned_is_in_the_audit_trail(sandbox: Sandbox, project: Path, store: Store) -> None:
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a")

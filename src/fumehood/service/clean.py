@@ -47,6 +47,7 @@ _SHORT = 16  # letters of an id, as reports show it
 NAMED = 5
 _FLEET_DAYS = 8  # at least; by then, neither a job nor its result is in Redis any more
 _ANY_DAY = 1 << 62  # after every recorded one
+_BITS_ALIKE = 4  # sizes that differ by less than so many binary digits are about the same
 
 
 class Freed(Value):
@@ -229,7 +230,11 @@ class _Cleaning:
             connection.executemany("UPDATE runs SET space = ? WHERE id = ?", sizes)
 
     def _beyond_budget(self, on_disk: Sequence[str]) -> list[_OldLayer]:
-        """Return the oldest layers that may go, until those left fit into the budget; the last day is always kept."""
+        """Return layers that may go, until those left fit into the budget; the last day is kept, and does not count.
+
+        The oldest go first, among those that take about as much: a command that writes a great deal would else cost a
+        person all the small originals that they have.
+        """
         mine = "" if self._project is None else f"AND project = {int(self._project)}"
         sizes = f"SELECT {{}} FROM runs WHERE space >= 0 {mine}"
         ((total,),) = self._store.database.rows(sizes.format("coalesce(sum(space), 0)"))
@@ -239,11 +244,12 @@ class _Cleaning:
         layers = [layer for name, layer in _layers(self._store, on_disk).items() if name in space]
         going = [layer for layer in layers if self._may_go(layer, self._days)]
         chosen = {layer.name for layer in going}
-        total = sum(space[layer.name] for layer in layers if layer.name not in chosen)
-        for layer in sorted(layers, key=lambda layer: layer.latest):
+        older = [layer for layer in layers if layer.name not in chosen and self._is_old(layer.day, 1)]
+        total = sum(space[layer.name] for layer in older)
+        for layer in sorted(older, key=lambda layer: (-(space[layer.name].bit_length() // _BITS_ALIKE), layer.latest)):
             if total <= self._budget:
                 break
-            if layer.name not in chosen and space[layer.name] and self._may_go(layer, 1):
+            if space[layer.name] and self._may_go(layer, 1):
                 going.append(layer)
                 total -= space[layer.name]
         return going
