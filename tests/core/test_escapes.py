@@ -109,6 +109,29 @@ def test_after_a_program_that_was_ended_keys_send_what_they_always_do():
     assert plain.feed(b"\x1b[>1u\x1b[>4;2m") + plain.close() == b""
 
 
+MODES_OF_NOBODY = {
+    "VT52, in which our own sequences are text": b"\x1b[?2l",
+    "the same among others": b"\x1b[?1000;2l",
+    "a keyboard that is locked": b"\x1b[2h",
+    "letters that are shown twice": b"\x1b[12l",
+    "Enter as two letters": b"\x1b[20h",
+    "a window of another size": b"\x1b[?40h\x1b[?3h",
+    "keys as those of Windows": b"\x1b[?9001h",
+    "a mode that was saved before": b"\x1b[?1003s\x1b[?1003r",
+    "one that is not known yet": b"\x1b[?31337h",
+}
+
+
+@pytest.mark.parametrize("sequence", MODES_OF_NOBODY.values(), ids=MODES_OF_NOBODY.keys())
+def test_modes_that_no_program_needs_are_not_set_on_a_screen_either(sequence):
+    assert Filter(screen=True).feed(b"a" + sequence + b"b") == b"ab"
+
+
+@pytest.mark.parametrize("sequence", [b"\x1b[?12;25h", b"\x1b[34l", b"\x1b[?1034h", b"\x1b[4h", b"\x1b[?1002;1006h"])
+def test_modes_that_programs_set_are_set_on_a_screen(sequence):
+    assert Filter(screen=True).feed(b"a" + sequence + b"b") == b"a" + sequence + b"b"
+
+
 def test_a_sequence_that_never_ends_does_not_eat_memory():
     filter_ = Filter()
     for _ in range(100):

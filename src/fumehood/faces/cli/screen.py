@@ -61,10 +61,14 @@ _SHIFTS = frozenset("\x0e\x0f")
 # Modes that a program which was ended leaves on, and the person then has to live with.
 _LEFT_ON = (
     "1", "5", "9", "47", "69", "1000", "1001", "1002", "1003", "1004", "1005", "1006", "1015", "1016", "1047", "1049",
-    "2004", "2026", "2031", "2048",
+    "2004", "2026", "2031", "2048", "66",
 )  # fmt: skip
 _OTHER_SCREEN = frozenset({"47", "1047", "1049"})
 _ON_BEFORE = ("25", "7")  # those that are on where nobody says otherwise: the cursor is shown, long lines go on
+# Besides these, modes that programs set and that harm nobody. Others are dropped: they lock the keyboard, change what
+# it sends, resize the window, or have the terminal read our own sequences as something else (VT52).
+_MODES = frozenset((*_LEFT_ON, *_ON_BEFORE, "4", "6", "12", "45", "1007", "1034", "1036", "1039", "1048", "2027"))
+_ANSI_MODES = frozenset(("4", "34"))  # without a question mark: letters are put in between, what the cursor looks like
 # What has keys send something else, or letters put in between, with what undoes it.
 _UNDONE_BY = {"\x1b=": "\x1b>", "\x1b[4h": "\x1b[4l", "\x1b[>4;1m": "\x1b[>4m", "\x1b[>4;2m": "\x1b[>4m"}
 _KEYBOARD = re.compile(r"\x1b\[([<>])(\d{0,4})u")  # kitty's: each screen has a stack of what its keys send
@@ -162,12 +166,23 @@ class Filter:
             return True
         if not self._screen or (f"{between}{final}" if between else "") not in _SCREEN_BETWEEN:
             return False
-        if final in "hl" and parameters.startswith("?"):
-            for mode in (each.lstrip("0") for each in parameters[1:].split(";")):
-                (self._modes.add if (final == "h") != (mode in _ON_BEFORE) else self._modes.discard)(mode)
-        elif final == "r" and not between:
+        if final in "hl":
+            return self._sets_harmless(parameters, final)
+        if final in "rs" and parameters.startswith("?"):
+            return False  # would set what was set once, unseen by us
+        if final == "r" and not between:
             self._scrolls_a_part = parameters != ""
         return bool(between) or final in _SCREEN_FINALS
+
+    def _sets_harmless(self, parameters: str, final: str) -> bool:
+        """Return True if a program may set these modes; keeps which of them."""
+        is_private = parameters.startswith("?")
+        modes = [each.lstrip("0") for each in parameters[is_private:].split(";")]
+        if not (_MODES if is_private else _ANSI_MODES).issuperset(modes):
+            return False
+        for mode in modes if is_private else ():
+            (self._modes.add if (final == "h") != (mode in _ON_BEFORE) else self._modes.discard)(mode)
+        return True
 
 
 # ---- A line that tells what is under way.
