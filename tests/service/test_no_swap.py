@@ -34,8 +34,8 @@ def project(request, test_directory, home):
     return project
 
 
-def do(project, act, *more):
-    line = [*REFUSED, *more, sys.executable, "-P", "-c", DO, project, act]
+def do(project, act, *more, code=DO):
+    line = [*REFUSED, *more, sys.executable, "-P", "-c", code, project, act]
     return subprocess.run(line, check=False, capture_output=True, text=True)
 
 
@@ -56,6 +56,20 @@ def test_all_is_applied_and_taken_back(project, more):
     assert snapshot(project) == before
     assert do(project, "redo", *more).stderr == ""
     assert snapshot(project) == after
+
+
+def test_so_it_is_where_each_name_of_a_file_has_a_number_of_its_own(project):
+    """As with sshfs."""
+    code = f"from fumehood.linux import staging; staging._is_same = lambda one, other: False; {DO}"
+    before = snapshot(project)
+    with Sandbox(project) as sandbox:
+        run = sandbox.run(COMMAND, apply="hold")
+    assert do(project, "apply", code=code).stderr == ""
+    with Sandbox(project) as sandbox:
+        assert {change.verdict for change in sandbox.find(run.run).changes} == {"applied"}
+    assert (project / "a").read_text() == (project / "d/e/f").read_text() == "new\n"
+    assert do(project, "undo", code=code).stderr == ""
+    assert snapshot(project) == before
 
 
 def test_a_file_is_at_its_name_at_every_moment(project, home):

@@ -219,6 +219,7 @@ def _resemble(here: int, there: int, step: Step) -> None:
 # death.
 
 ASIDE = ".fumehood-swap"  # in the first directory, while it is done in pieces
+_TRIES = 3
 _NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -284,8 +285,13 @@ def _exchange_in_pieces(one: int, other: int, name: str) -> None:
 
 
 def _is_linked_aside(one: int, other: int, name: str) -> bool:
-    """Give an entry of the second directory another name in the first; False where it can't have one."""
-    while _is_linked(other, name, one, ASIDE):
+    """Give an entry of the second directory another name in the first; False where it can't have one.
+
+    Where every name has an inode number of its own, as with sshfs, nobody can tell whether it is the same file.
+    """
+    for _ in range(_TRIES):
+        if not _is_linked(other, name, one, ASIDE):
+            return False
         now, aside = look(other, name), look(one, ASIDE)
         if now is not None and aside is not None and _is_same(now, aside):
             return True
@@ -298,7 +304,10 @@ def _move_in_pieces(source: int, target: int, name: str) -> None:
     # A link refuses to replace anything, which a rename does not.
     if not is_directory and _is_linked(source, name, target, name):
         try:
-            os.unlink(name, dir_fd=source)
+            if _have_two_numbers(look(source, name), look(target, name)):
+                os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)  # the entry takes its number along
+            if look(source, name) is not None:
+                os.unlink(name, dir_fd=source)
         except OSError:
             os.unlink(name, dir_fd=target)
             raise
@@ -321,6 +330,13 @@ def _is_linked(source: int, name: str, target: int, other: str) -> bool:
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
     return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _have_two_numbers(one: os.stat_result | None, other: os.stat_result | None) -> bool:
+    """Tell whether two names of one file have inode numbers of their own, as with sshfs."""
+    if one is None or other is None or _is_same(one, other):
+        return False
+    return (one.st_mode, one.st_size, one.st_mtime_ns) == (other.st_mode, other.st_size, other.st_mtime_ns)
 
 
 # ---- Give files of a layer inodes of their own, where they share one with something that is or stays elsewhere.
