@@ -1,5 +1,6 @@
 """Copies are whole, whatever the file system can't do; what was copied is compared without reading its holes."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -9,9 +10,10 @@ import pytest
 
 from conftest import need
 from fumehood.core import changes as c
-from fumehood.linux.copying import copy_versions
+from fumehood.linux.copying import copy_entry, copy_versions
 from fumehood.linux.gitindex import same_content
-from fumehood.linux.nofollow import stamp_of
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import open_top, stamp_of
 from patience import let_time_pass
 
 COPY = """
@@ -82,3 +84,19 @@ def test_only_the_version_that_was_judged_is_copied(test_directory):
         copy_versions([change], source, other)
     for top in (source, one, other):
         os.close(top)
+
+
+def test_a_link_to_nothing_is_copied_where_its_time_can_not_be_set(tmp_path, monkeypatch):
+    """As with sshfs, which follows it."""
+    (tmp_path / "link").symlink_to("nothing")
+
+    def follow(path, **_options):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+
+    monkeypatch.setattr(os, "utime", follow)
+    with Closing(open_top(str(tmp_path))) as top:
+        copy_entry(top, "link", top, "copy")
+        os.mkfifo(tmp_path / "fifo")
+        with pytest.raises(FileNotFoundError):
+            copy_entry(top, "fifo", top, "gone")
+    assert os.readlink(tmp_path / "copy") == "nothing"

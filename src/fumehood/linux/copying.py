@@ -174,7 +174,12 @@ def copy_entry(
             give_owner(target, status, target_dir)
             # The umask has cut it. In a directory of ours: nobody can have put a symlink there.
             os.chmod(target, stat.S_IMODE(status.st_mode), dir_fd=target_dir)
-        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=target_dir, follow_symlinks=False)
+        try:
+            os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=target_dir, follow_symlinks=False)
+        except FileNotFoundError:
+            if not stat.S_ISLNK(status.st_mode):
+                raise
+            # sshfs follows the link, which may lead to nothing; its own time can't be set there.
     if shared is not None:
         shared.note(status.st_ino, at)
 
