@@ -100,3 +100,12 @@ def test_a_link_to_nothing_is_copied_where_its_time_can_not_be_set(tmp_path, mon
         with pytest.raises(FileNotFoundError):
             copy_entry(top, "fifo", top, "gone")
     assert os.readlink(tmp_path / "copy") == "nothing"
+
+
+def test_who_owns_a_link_already_is_not_asked_for_again(tmp_path, monkeypatch):
+    """As with sshfs, which follows it."""
+    (tmp_path / "link").symlink_to("nothing")
+    monkeypatch.setattr(os, "chown", lambda *_arguments, **_options: pytest.fail("nothing is to be given"))
+    with Closing(open_top(str(tmp_path))) as top:
+        copy_entry(top, "link", top, "copy")
+    assert os.readlink(tmp_path / "copy") == "nothing"

@@ -117,6 +117,9 @@ def give_owner(entry: int | str, status: os.stat_result, directory: int | None =
     Only root can give both. Others can give a group that they are in, and else leave their own.
     """
     is_root, by_name = os.geteuid() == 0, isinstance(entry, str)
+    made = os.stat(entry, dir_fd=directory, follow_symlinks=not by_name)
+    if (made.st_uid, made.st_gid) == (status.st_uid, status.st_gid):
+        return
     try:
         os.chown(entry, status.st_uid if is_root else -1, status.st_gid, dir_fd=directory, follow_symlinks=not by_name)
     except OSError as error:
