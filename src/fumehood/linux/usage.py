@@ -44,23 +44,13 @@ class Processes:
                 ticks += sum(map(int, fields[11:15]))
         return tasks, pages, ticks
 
-    def tables_and_swapped(self) -> tuple[int, int]:
-        """Count the tables of pages, which may be large where the pages are not, and what was swapped out."""
-        tables = swapped = 0
+    def sums(self, file: str, *keys: bytes) -> list[int]:
+        """Add up the bytes that a file of the kernel's says of each process, key by key."""
+        totals = [0] * len(keys)
         for directory, name in self._all():
-            text = read(f"{name}/status", directory)
-            tables += _kilobytes(text, b"\nVmPTE:")
-            swapped += _kilobytes(text, b"\nVmSwap:")
-        return tables, swapped
-
-    def own_and_mapped(self) -> tuple[int, int]:
-        """Count memory that is the processes' own, and files in memory that they map; what they share counts once."""
-        own = mapped = 0
-        for directory, name in self._all():
-            text = read(f"{name}/smaps_rollup", directory)
-            own += _kilobytes(text, b"\nPss_Anon:") + _kilobytes(text, b"\nSwapPss:")
-            mapped += _kilobytes(text, b"\nPss_Shmem:")
-        return own, mapped
+            text = read(f"{name}/{file}", directory)
+            totals = [total + _kilobytes(text, key) for total, key in zip(totals, keys, strict=True)]
+        return totals
 
     def only_mapped(self, device: int, counted: Container[int]) -> int:
         """Count files in memory without a name that are mapped, and neither open nor System V's.
@@ -241,7 +231,7 @@ class Machine:
         return max(0, self.total - seen) + self._of("SwapTotal") - self._of("SwapFree")
 
     def _of(self, name: str) -> int:
-        return _kilobytes(self._text, b"\n%s:" % name.encode())
+        return _kilobytes(self._text, name.encode())
 
 
 def descendants(init: int) -> list[int]:
@@ -297,5 +287,5 @@ def _leads_to(directory: int | None, path: str, target: str) -> bool:
 
 
 def _kilobytes(text: bytes, key: bytes) -> int:
-    number = text.partition(key)[2].split(None, 1)[:1]
+    number = text.partition(b"\n%b:" % key)[2].split(None, 1)[:1]
     return int(number[0]) * 1024 if number else 0

@@ -404,11 +404,14 @@ class Warden:
             return None
         opened = self._opened()
         segments, kernels = self._kernels(opened.sockets)
-        tables, swapped = self._processes.tables_and_swapped()
+        # The tables of pages may be large where the pages are not.
+        tables, swapped = self._processes.sums("status", b"VmPTE", b"VmSwap")
         files, besides = tmpfs + opened.in_memory() + segments, tables + kernels
         if resident + swapped + files + besides < self._memory:
             return None
-        own, mapped = self._processes.own_and_mapped()
+        # What processes share counts once; files in memory that they map are told apart.
+        in_memory, swapped, mapped = self._processes.sums("smaps_rollup", b"Pss_Anon", b"SwapPss", b"Pss_Shmem")
+        own = in_memory + swapped
         if own + besides + max(files, mapped) < self._memory <= own + besides + files + mapped:
             files += self._processes.only_mapped(opened.device, opened.memory)
         # Most files that are mapped are among those that were counted.
