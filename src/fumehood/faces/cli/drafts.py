@@ -21,7 +21,7 @@ from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
 from fumehood.faces.cli.look import tell_differences, write_difference
-from fumehood.faces.cli.output import tell_error, whole_number
+from fumehood.faces.cli.output import WIDEST, tell_error, whole_number
 from fumehood.faces.cli.screen import Ticking
 from fumehood.faces.cli.telling import by_directory, deletions, tell_run
 from fumehood.service import bundles, drafts
@@ -36,7 +36,6 @@ _EXAMPLES = """  fumehood draft new idea
   fumehood run --draft idea -- 'make fix'
   fumehood draft diff idea
   fumehood draft apply idea"""
-_WIDEST = 60
 _TO_CHOOSE = (
     "choose in the draft: fumehood run --draft {draft} -- COMMAND   then: fumehood draft apply {draft}\n"
     "or take what it has where nothing is marked: fumehood draft apply {draft} --force"
@@ -184,7 +183,7 @@ def _log(context: Context, draft: DraftRecord) -> int:
             print(f"nothing has run in draft {draft.name} yet; fumehood run --draft {draft.name} -- COMMAND")
         for run in runs:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
-            print(f"#{run.number}  {paint()(when, 'dim')}  {run.state:9}  {fitted(printable(run.command), _WIDEST)}")
+            print(f"#{run.number}  {paint()(when, 'dim')}  {run.state:9}  {fitted(printable(run.command), WIDEST)}")
 
     return context.say({"draft": draft.name, "runs": rows}, show)
 

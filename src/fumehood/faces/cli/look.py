@@ -33,7 +33,7 @@ from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
-from fumehood.faces.cli.output import GuardedText, ModelText, Paint, here, sink_to, whole_number, width
+from fumehood.faces.cli.output import WIDEST, GuardedText, ModelText, Paint, here, sink_to, whole_number, width
 from fumehood.faces.cli.telling import SIGNS, STATES, by_directory, event_line, headline, line_of, numbered
 from fumehood.service.differences import Difference, contents, differences, each_difference
 from fumehood.service.layers import MEND, unknown
@@ -50,7 +50,6 @@ _OF_A_RUN = """run number project command cwd state reason act of exit_code sess
     sandboxed capture network"""
 _PATHS = 20  # of each run in the log for programs; `show --json` has them all
 _LOOKED_AT = 500  # changes of a run that are compared with those of others
-_WIDEST = 60  # columns of a command where no terminal says how wide it may be
 _LEAST = 16  # columns of a command or a path, however narrow the terminal
 _MOST_LINES = 8  # of a graph, beside each other
 # What a graph is drawn with: a run, one that was undone, an undo, lines down and across, one that opens, and closes.
@@ -145,7 +144,7 @@ class _Lines:
             ("" if run.sandboxed else " UNSANDBOXED", "red"),
             ("" if run.layer or run.state != "applied" else " backups cleaned away", "dim"), (after, "dim"),
         ]  # fmt: skip
-        room = max(self._width - sum(len(text) for text, _ in pieces + ends), _LEAST) if self._width else _WIDEST
+        room = max(self._width - sum(len(text) for text, _ in pieces + ends), _LEAST) if self._width else WIDEST
         pieces += [(fitted(printable(run.command), room), ""), *ends]
         return "".join(colour(text, shade) if text and shade else text for text, shade in pieces)
 

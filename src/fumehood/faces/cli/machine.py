@@ -16,7 +16,7 @@ from fumehood.core.report import how_many, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadConfiguration, BadRequest
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
-from fumehood.faces.cli.output import Paint, confirmed, whole_number
+from fumehood.faces.cli.output import WIDEST, Paint, confirmed, whole_number
 from fumehood.faces.cli.screen import Progress, Ticking
 from fumehood.linux import doctor
 from fumehood.linux.doctor import Ability
@@ -29,7 +29,6 @@ from fumehood.service.projects import clear, layer_of, remove, reset, size_of
 from fumehood.store.config import policy_for
 from fumehood.store.projects import Project, Workspace
 
-_WIDEST = 60  # columns of a command
 _ROOTFS = """  fumehood rootfs install
   fumehood rootfs install --tier 2 --package py3-numpy
   fumehood rootfs install --from my-image.tar --name mine
@@ -403,7 +402,7 @@ def _in_words(context: Context, freed: Freed) -> str:
     """Say what a cleaning removes; the first runs that it names, by what people know them by."""
     runs = map(context.store.history.find, freed.not_undoable[:NAMED])
     lines = [
-        f"  #{run.number}  {fitted(printable(run.command), _WIDEST)}"
+        f"  #{run.number}  {fitted(printable(run.command), WIDEST)}"
         + (f"  in {printable(run.project)}" if context.options.all else "")
         for run in runs
     ]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fumehood.linux.streams import Sink
     from fumehood.service.store import Store
 
+WIDEST = 60  # columns of a command where no terminal says how wide it may be
 _CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
 
 
