@@ -34,7 +34,11 @@ _TRIAL_SECONDS = 60.0
 _MFD_NOEXEC_SEAL, _MFD_EXEC, _EINVAL = 0x8, 0x10, 22
 
 # Leaves one of each mark that a layer is read by: new content, a whiteout, an opaque directory.
-_EXERCISE = 'cd "$1" && echo new > changed && rm gone && rm -r dir && mkdir dir && echo new > dir/new'
+_EXERCISE = """
+cd "$1" && echo new > changed && rm gone && rm -r dir && mkdir dir && echo new > dir/new &&
+rm -r twice && mkdir twice && rmdir twice || exit
+if [ -e twice ]; then echo 'a directory that was replaced and then removed came back' >&2; exit 1; fi
+"""
 
 
 class Bwrap(Value):
@@ -181,8 +185,8 @@ def attempt(argv: list[str]) -> str:
     status, out, err = _outcome(argv)
     if status == 0:
         return ""
-    lines = (err.strip() or out.strip()).splitlines()
-    # Two, because fuse-overlayfs has the last word but fusermount3 knows the reason.
+    # Two, because fuse-overlayfs has the last word but fusermount3 knows the reason; what it always says is no reason.
+    lines = [line for line in (err.strip() or out.strip()).splitlines() if "argument ignored" not in line]
     return "; ".join(lines[-2:]) or f"{argv[0]}: exit status {status}"
 
 
@@ -220,9 +224,9 @@ class Layers:
         self.lower, self.upper, self.work, self.merged = (
             f"{self.base}/{name}" for name in ("lower", "upper", "work", "merged")
         )
-        for folder in (self.lower, self.upper, self.work, self.merged, f"{self.lower}/dir"):
+        for folder in (self.lower, self.upper, self.work, self.merged, f"{self.lower}/dir", f"{self.lower}/twice"):
             os.mkdir(folder)
-        for name in ("changed", "gone", "dir/old"):
+        for name in ("changed", "gone", "dir/old", "twice/old"):
             with open(f"{self.lower}/{name}", "w") as file:
                 file.write("old\n")
         return self
