@@ -1,5 +1,6 @@
 """The four ways of capturing give one change set: each scenario is run by all of them, on real mounts."""
 
+import errno
 import os
 import signal
 import socket
@@ -348,6 +349,19 @@ def test_every_way_finds_the_same_changes(
     if run.changes:
         hood.undo(run)
     assert tree(project) == before
+
+
+@pytest.mark.parametrize("way", ["copy"], indirect=True)
+def test_a_copy_finds_them_where_a_layer_can_have_no_marks(
+    way: str, hood: Sandbox, project: Path, test_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in tmpfs before Linux 6.6.
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(capture_copy, "keeps_attributes", lambda _place: False)
+    monkeypatch.setattr(capture_copy, "set_opaque", refuse)
+    test_every_way_finds_the_same_changes(TOGETHER, way, hood, project, test_directory)
 
 
 def test_a_discarded_run_leaves_nothing_behind(hood: Sandbox, project: Path) -> None:

@@ -28,7 +28,7 @@ from fumehood.linux.layer import (
     unmark,
     whiteout,
 )
-from fumehood.linux.libc import Closable, Closing, Descriptors
+from fumehood.linux.libc import Closable, Closing, Descriptors, keeps_attributes
 from fumehood.linux.nofollow import LISTING, Loosened, is_whiteout, join, open_below, open_top, set_mode, split
 
 TYPE_CHECKING = False
@@ -205,6 +205,7 @@ class _Distilling(Closable):
         self._originals = Stack(self._tops[2:])
         self._made: dict[str, int] = {"": stat.S_IMODE(os.fstat(self._merged.top).st_mode)}
         self._open: tuple[str, int] | None = None
+        self._has_marks = keeps_attributes(layer.upper)
 
     def close(self) -> None:
         """Let go of the directories."""
@@ -252,12 +253,19 @@ class _Distilling(Closable):
         return inside
 
     def _is_same_directory(self, here: int, name: str, path: str, status: os.stat_result, was: _Was) -> bool:
-        if not (stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(was.mode)) or status.st_ino != was.inode:
+        """Tell whether what is in a directory must be compared one by one.
+
+        Where the layer can have no mark that hides what was there, so must that of one which took its place.
+        """
+        if not (stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(was.mode)):
             return False
         with Closing(self._merged.open(path)) as directory:
-            if _generation(directory) != was.size:
-                return False
-        if was.how == _STAND_IN:
+            is_another = status.st_ino != was.inode or _generation(directory) != was.size
+        if is_another and (self._has_marks or was.how != _COPIED):
+            return False
+        if is_another:
+            self._layer_directory(path)
+        elif was.how == _STAND_IN:
             self._merged.modes[path] = stat.S_IMODE(was.mode)  # that of what it stands for
         elif status.st_mode != was.mode or self._has_other_attributes(here, name, path):
             self._layer_directory(path)
@@ -331,7 +339,7 @@ class _Distilling(Closable):
         if path in self._merged.modes:
             self._upper.modes[path] = self._merged.modes.pop(path)
         self._clean_tree(path)
-        if was is not None:
+        if was is not None and (self._has_marks or stat.S_ISDIR(was.mode)):
             with Closing(open_below(target, name, LISTING)) as directory:
                 set_opaque(directory)
 

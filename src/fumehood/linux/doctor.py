@@ -210,24 +210,12 @@ def _overlay_barrier(refused: str, machine: Host, state_dir: str) -> tuple[str, 
     if refused.startswith("making namespaces") or setting(RESTRICTED) == "1":
         return barrier(refused, machine)
     kind = file_system(state_dir)
-    if (refused.startswith("mounting") and kind.startswith(_NO_LAYERS)) or not _keeps_attributes(state_dir):
+    if (refused.startswith("mounting") and kind.startswith(_NO_LAYERS)) or not libc.keeps_attributes(state_dir):
         reason = f"{state_dir} is on {kind}, which can't hold layers ({refused})"
         if machine.container in ("docker", "podman"):
             return reason, f"{machine.container} run -v fumehood:{shlex.quote(state_dir)} …"
         return reason, "export XDG_STATE_HOME=/a/directory/on/ext4/xfs/or/btrfs"
     return "", ""
-
-
-def _keeps_attributes(directory: str) -> bool:
-    """Return True if what lies there can have attributes of a user's own, by which layers say what was deleted.
-
-    In tmpfs it can since Linux 6.6.
-    """
-    try:
-        os.getxattr(directory, "user.overlay.opaque")
-    except OSError as error:
-        return error.errno != errno.EOPNOTSUPP
-    return True
 
 
 def _own_overlay(machine: Host) -> Ability:

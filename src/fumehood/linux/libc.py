@@ -436,6 +436,15 @@ def remove_file(path: str) -> bool:
     return True
 
 
+def keeps_attributes(place: str) -> bool:
+    """Return True if what lies there can have attributes of a user's own. In tmpfs it can since Linux 6.6."""
+    try:
+        os.getxattr(place, "user.overlay.opaque")
+    except OSError as error:
+        return error.errno != errno.EOPNOTSUPP
+    return True
+
+
 def listxattr(place: int | str, *, follow_symlinks: bool = True) -> list[str]:
     """List the extended attributes of something; none on a file system that knows no such thing, as sshfs does not."""
     try:
