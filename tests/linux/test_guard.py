@@ -27,7 +27,8 @@ def guarded(program, places, line, through=()):
     made = Path(places[0]).parent / "guard"
     made.write_bytes(program)
     made.chmod(0o755)
-    command = [*through, str(made), *places, "--", "/bin/sh", "-c", line]
+    # As bubblewrap does: without it, only root may restrict itself.
+    command = ["setpriv", "--no-new-privs", *through, str(made), *places, "--", "/bin/sh", "-c", line]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG_S)
 
 
