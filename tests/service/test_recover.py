@@ -169,6 +169,20 @@ def test_a_killed_command_s_commit_on_top_of_what_was_discarded_meanwhile_is_not
 
 
 @pytest.mark.namespaces
+def test_what_a_checkpoint_of_a_killed_command_settled_does_not_wait_while_others_run(home, project):
+    process = began(project, "echo one > settled; echo two > new")
+    with Sandbox(project) as sandbox:
+        (running,) = sandbox.running()
+        sandbox.checkpoint(running)
+        with sandbox.start("read word") as other:
+            (project / "settled").unlink()
+            killed(process)
+            assert [run.state for run in sandbox.history() if run.run == running.run] == ["empty"]
+            other.kill()
+    assert sorted(os.listdir(project)) == ["new", "ready"]
+
+
+@pytest.mark.namespaces
 def test_what_can_not_be_looked_at_stops_no_other_command_and_can_be_discarded(home, project, monkeypatch):
     """Nested work trees once met Python's own limit there, and then no command of any project worked any more."""
     killed(began(project, "echo its > its"))

@@ -216,7 +216,10 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         state == RUNNING and name != run.run and layering.is_claimed(store.places, name)
         for name, state, *_ in store.history.unfinished()
     ):
-        # One that it has handed something could go on writing that.
+        # One that it has handed something could go on writing that. What checkpoints have settled is told from what is
+        # new by the layer's own files, so it is taken out of these before.
+        if layering.is_checkpointed(layers):
+            layering.scanned(layers)
         renew(overlaid)
     return ""
 
