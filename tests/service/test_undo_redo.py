@@ -247,6 +247,18 @@ def test_a_run_below_one_that_was_taken_out_by_force_and_brought_back_can_be_und
     assert snapshot(project) == before
 
 
+def test_a_directory_below_one_that_was_taken_out_by_force_and_brought_back_can_be_undone(
+    sandbox: Sandbox, project: Path
+) -> None:
+    run, on_top = sandbox.run("mkdir d; echo a > d/a"), sandbox.run("mkdir d/e; echo b > d/e/b")
+    sandbox.undo(run, force=True)
+    sandbox.redo(run)
+    assert (project / "d/e/b").read_text() == "b\n"
+    sandbox.undo(on_top)
+    sandbox.undo(run)
+    assert not list(project.iterdir())
+
+
 def test_what_pieces_of_a_redo_by_force_saved_is_what_an_undo_of_the_whole_brings_back(
     sandbox: Sandbox, project: Path
 ) -> None:

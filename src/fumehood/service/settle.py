@@ -217,10 +217,11 @@ def as_it_stands(store: Store, run: Run) -> Run:
         changes.append(moved)
         if moved.verdict == c.APPLIED:
             mine.add((change.root, change.path))
-    # By force goes also what somebody had put into a directory meanwhile.
+    # By force goes also what somebody had put into a directory meanwhile, unless that is taken back since.
     changes += [
         moved for place, (_, moved, stands) in last.items()
         if stands and moved.within is not None and place not in mine and (moved.root, moved.within) in mine
+        and (moved.after is None or os.path.lexists(f"{run.roots[moved.root]}/{moved.path}"))
     ]  # fmt: skip
     from copy import copy
 
