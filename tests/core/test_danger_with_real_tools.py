@@ -383,9 +383,10 @@ SHELL = "printf '#!/bin/sh\\n: > ../mark\\n'"
          "rubocop --cache false a.rb || true", ".rubocop.yml"),
         ("luacheck", "touch a.lua", "echo 'io.open(\"../mark\", \"w\")' > .luacheckrc", "luacheck a.lua || true",
          ".luacheckrc"),
+        # rustup's own stand-in: another `rustc` may be there too, as Debian's is.
         ("rustup", f"mkdir -p t/bin t/lib; {SHELL} > t/bin/rustc; chmod +x t/bin/rustc",
-         'printf "[toolchain]\\npath = \\"$PWD/t\\"\\n" > rust-toolchain.toml', "rustc --version",
-         "rust-toolchain.toml"),
+         'printf "[toolchain]\\npath = \\"$PWD/t\\"\\n" > rust-toolchain.toml',
+         '"$(dirname "$(command -v rustup)")/rustc" --version', "rust-toolchain.toml"),
         ("cargo", f"cargo init -q --name a --vcs none; {SHELL} > w; chmod +x w",
          "mkdir .cargo; printf '[build]\\nrustc-wrapper = \"./w\"\\n' > .cargo/config.toml",
          "cargo check -q --offline || true", ".cargo/config.toml"),
