@@ -114,7 +114,7 @@ def reason_of(error: BaseException) -> str:
 
 
 MORE_FILES = "allow more open files: ulimit -n 1024"
-MOUNT_PROC = "nothing is mounted at /proc, as in a bare chroot: mount -t proc proc /proc"
+NO_PROC, MOUNT_PROC = "nothing is mounted at /proc, as in a bare chroot", "mount -t proc proc /proc"
 
 
 def own_umask() -> str:
@@ -141,7 +141,7 @@ def plain_error(error: Exception) -> FumehoodError:
         }  # fmt: skip
         why = own_umask() if error.errno == errno.EACCES else ""
         if name and str(name).startswith("/proc/self/") and not os.path.exists("/proc/self"):
-            why = MOUNT_PROC
+            why = f"{NO_PROC}: {MOUNT_PROC}"
         plain = Unforeseen(f"{error.strerror}{where}", hint=why or hints.get(error.errno or 0, hint))
     elif isinstance(error, UnicodeError):
         plain = Unforeseen("a text is not valid Unicode", hint=hint)

@@ -10,7 +10,7 @@ import pwd
 import sys
 
 from fumehood.core.value import Value
-from fumehood.errors import Unavailable
+from fumehood.errors import MOUNT_PROC, NO_PROC, Unavailable
 from fumehood.linux import bwrap as bubblewrap
 from fumehood.linux import cache, libc
 from fumehood.linux.bwrap import Bwrap
@@ -190,7 +190,7 @@ def diagnose(complaints: list[str], machine: Host) -> tuple[str, str]:
 def barrier(said: str, machine: Host) -> tuple[str, str]:
     """Name what keeps programs from making user namespaces here, and how it is lifted."""
     if not os.path.exists("/proc/self"):
-        return "nothing is mounted at /proc, as in a bare chroot", as_root("mount -t proc proc /proc")
+        return NO_PROC, as_root(MOUNT_PROC)
     return (
         _outer_bubblewrap(said, machine) or _powerless_root(machine) or _kernel_setting(machine)
         or _outer_container(said, machine) or ("", "")

@@ -337,7 +337,11 @@ def _outermost_of_others(path: str, roots: Sequence[str], me: int) -> tuple[str,
     root = next((root for root in roots if path.startswith(f"{root}/")), path)
     outermost = None
     while path != root:
-        if os.path.lexists(path) and (user := os.lstat(path).st_uid) != me:
+        try:
+            user = os.lstat(path).st_uid
+        except (OSError, ValueError):
+            user = me  # it is gone, or only a word of a complaint
+        if user != me:
             outermost = path, user
         path = os.path.dirname(path)
     return outermost
