@@ -10,14 +10,15 @@ import argparse
 import heapq
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(CHECKOUT / "src"), str(CHECKOUT / "tests"), str(CHECKOUT / "tests/fleet")]
+from measures import REPOSITORY, median_ms
+
+sys.path[:0] = [str(REPOSITORY / place) for place in ("src", "tests", "tests/fleet")]
 
 from machines import Machines, packages  # noqa: E402 - found through the line above
 
@@ -32,14 +33,9 @@ from fumehood import Sandbox  # noqa: E402
 SIZES = (2000, 20_000)  # files of a base, and bytes of each
 
 
-def timed(work, times: int) -> float:
+def median_s(act: Callable[[], object], times: int) -> float:
     """The median of some calls, in seconds."""
-    took = []
-    for _ in range(times):
-        began = time.perf_counter()
-        work()
-        took.append(time.perf_counter() - began)
-    return statistics.median(took)
+    return median_ms(act, times=times)[0] / 1000
 
 
 def fill(project: Path) -> None:
@@ -55,19 +51,19 @@ def measure_one(machines: Machines, project: Path, sandbox: Sandbox) -> dict[str
     """Send jobs one after the other to one worker; returns the figures."""
     figures: dict[str, float] = {}
     sandbox.run("true")
-    figures["local_s"] = timed(lambda: sandbox.run("true"), 10)
+    figures["local_s"] = median_s(lambda: sandbox.run("true"), 10)
     sender = sandbox.fleet(machines.url)
     machines.start_worker()
-    figures["first_s"] = timed(lambda: sender.run("true"), 1)
+    figures["first_s"] = median_s(lambda: sender.run("true"), 1)
     figures["first_bytes"] = sender.sent
     sender.run("true")
     figures["second_bytes"] = sender.sent - figures["first_bytes"]
     (project / "d0/0").write_text("changed")
     sender.run("true")
     figures["changed_bytes"] = sender.sent - figures["first_bytes"] - figures["second_bytes"]
-    figures["survey_s"] = timed(sender.plan, 3)
-    figures["run_s"] = timed(lambda: sender.run("true", fresh=False), 10)
-    figures["change_s"] = timed(lambda: sender.run("echo x > new", fresh=False), 10)
+    figures["survey_s"] = median_s(sender.plan, 3)
+    figures["run_s"] = median_s(lambda: sender.run("true", fresh=False), 10)
+    figures["change_s"] = median_s(lambda: sender.run("echo x > new", fresh=False), 10)
     return figures
 
 

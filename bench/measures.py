@@ -9,6 +9,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -204,6 +205,44 @@ def cold(room: Path) -> Iterator[Figure]:
         yield Figure("the same against Codex", ours, "ms", "codex sandbox true, the native binary", other, 1.0)
 
 
+def first_use(room: Path) -> Iterator[Figure]:
+    """Run the first command with nothing cached, against an environment with the same packages made by hand."""
+    project = project_in(room)
+    lock = REPOSITORY / "requirements/run.txt"
+    by_hand = ["sh", "-c", f"python3 -m venv x && x/bin/pip install -q -r '{lock}'"]
+
+    def in_a_new_home(line: list[str], cwd: Path | None = None) -> None:
+        with tempfile.TemporaryDirectory(dir=room) as home:
+            caches = {"HOME": home, "PIP_CACHE_DIR": f"{home}/pip", "UV_CACHE_DIR": f"{home}/uv"}
+            subprocess.run(line, cwd=cwd or home, env=os.environ | caches, capture_output=True, check=True)
+
+    ours, other = median_ms(
+        lambda: in_a_new_home([*fumehood_command(), "true"], project), lambda: in_a_new_home(by_hand), times=3
+    )
+    tool = "uv" if shutil.which("uv") else "pip"
+    yield Figure(f"the first `fumehood run -- true`, with {tool}", ours / 1000, "s", "venv and pip", other / 1000, 1.3)
+
+
+# How each runs a command that may write the current directory and nothing else.
+PEERS = {
+    "sandbox-runtime (srt)": ["srt", "true"],
+    "codex sandbox": ["codex", "sandbox", "true"],
+    "try": ["try", "-n", "true"],
+    "firejail": ["firejail", "--quiet", "--noprofile", "--net=none", "true"],
+    "bwrap": ["bwrap", "--ro-bind", "/", "/", "--unshare-all", "--dev", "/dev", "--proc", "/proc", "true"],
+}
+
+
+def peers(room: Path) -> Iterator[Figure]:
+    """Start `true` in each, cold."""
+    project = project_in(room)
+    found = {name: argv for name, argv in PEERS.items() if shutil.which(argv[0])}
+    acts = [quiet([*fumehood_command(), "true"], cwd=project), *(quiet(argv, cwd=project) for argv in found.values())]
+    ours, *theirs = median_ms(*acts, times=20)
+    for name, value in zip(found, theirs, strict=True):
+        yield Figure(f"cold `true` in {name}", value, "ms", "fumehood", ours)
+
+
 def alpine(room: Path) -> Iterator[Figure]:
     """A command in a root tree of its own, against the same in the host's root."""
     from fumehood import Sandbox
@@ -354,6 +393,8 @@ MEASURES: dict[str, Callable[[Path], Iterator[Figure]]] = {
     "warm": warm,
     "hardening": hardening,
     "cold": cold,
+    "first-use": first_use,
+    "peers": peers,
     "alpine": alpine,
     "large": large,
     "apply": apply,

@@ -16,21 +16,17 @@ import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-sys.path.insert(0, str(HERE.parent / "src"))
+from agents import hook, mcp
+from drafts import drafts
+from history import history, many
+from measures import MEASURES, REPOSITORY, Figure
+from network import network
 
-from agents import hook, mcp  # noqa: E402 - found through the lines above
-from drafts import drafts  # noqa: E402
-from first_use import first_use  # noqa: E402
-from history import history, many  # noqa: E402
-from measures import MEASURES, Figure  # noqa: E402
-from network import network  # noqa: E402
-from peers import peers  # noqa: E402
+sys.path.append(str(REPOSITORY / "tools"))
+from page import write, written
 
 EVERY = {
-    **MEASURES, "drafts": drafts, "first-use": first_use, "history": history, "many": many, "hook": hook, "mcp": mcp,
-    "network": network, "peers": peers,
+    **MEASURES, "drafts": drafts, "history": history, "many": many, "hook": hook, "mcp": mcp, "network": network,
 }  # fmt: skip
 
 
@@ -58,25 +54,22 @@ def main() -> int:
         subprocess.run(["chmod", "-R", "u+rwx", scratch], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(scratch, ignore_errors=True)
     if options.write:
-        write(figures, whole=not options.only)
+        write_table(figures, whole=not options.only)
     return 0 if all(figure.is_kept for figure in figures) else 1
 
 
-def write(figures: list[Figure], *, whole: bool) -> None:
+def write_table(figures: list[Figure], *, whole: bool) -> None:
     """Replace the table in the documentation."""
-    page = HERE.parent / "docs" / "benchmarks.md"
-    begin, end = "<!-- figures -->\n", "<!-- end of figures -->\n"
     ruled = "| what | figure | against | ratio | limit |\n| --- | ---: | ---: | ---: | ---: |\n"
-    head, _, rest = page.read_text().partition(begin)
-    before, _, tail = rest.partition(end)
     # Measured alone, a figure takes its own row's place.
-    kept = [] if whole else before.partition(ruled)[2].splitlines(keepends=True)
-    rows = {_what(row): row for row in (*kept, *(figure.row() for figure in figures))}
-    page.write_text(f"{head}{begin}{machine()}\n\n{ruled}{''.join(rows.values())}{end}{tail}")
+    rows = {} if whole else rows_of(written("benchmarks.md", "figures").partition(ruled)[2])
+    rows |= rows_of("".join(figure.row() for figure in figures))
+    write("benchmarks.md", "figures", f"{machine()}\n\n{ruled}{''.join(rows.values())}")
 
 
-def _what(row: str) -> str:
-    return row.split("|")[1].strip()
+def rows_of(table: str) -> dict[str, str]:
+    """Return the rows of a table by what they are about."""
+    return {row.split("|")[1].strip(): row for row in table.splitlines(keepends=True) if row.strip()}
 
 
 def machine() -> str:

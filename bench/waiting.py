@@ -19,21 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from measures import REPOSITORY, median_ms
+
 _TIMES = 9
 _MAKE = {
     "deep": "import os\nfor n in range({}): os.mkdir('d'); os.chdir('d'); open('f', 'w').close()",
     "flat": "import os\nfor n in range({}): os.mkdir(f'd{{n}}'); open(f'd{{n}}/f', 'w').close()",
 }
-
-
-def median(act: Callable[[], object]) -> float:
-    """Milliseconds that something takes, the middle one of some times."""
-    taken = []
-    for _ in range(_TIMES):
-        began = time.perf_counter()
-        act()
-        taken.append(time.perf_counter() - began)
-    return sorted(taken)[_TIMES // 2] * 1000
 
 
 def held(sandbox: Any, counts: list[int]) -> None:
@@ -44,8 +36,8 @@ def held(sandbox: Any, counts: list[int]) -> None:
             line = f"echo {waiting} > f{waiting}; echo {waiting} >> f; mkdir -p d{waiting % 7}/{waiting}"
             assert sandbox.run(line, apply=False).state == "held"
             waiting += 1
-        nothing = median(lambda: sandbox.run("true"))
-        writing = median(lambda: sandbox.run("echo w >> written"))
+        (nothing,) = median_ms(lambda: sandbox.run("true"), times=_TIMES)
+        (writing,) = median_ms(lambda: sandbox.run("echo w >> written"), times=_TIMES)
         print(f"{count:5} held: true {nothing:7.1f} ms, a write {writing:7.1f} ms", flush=True)
 
 
@@ -73,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=("held", "deep"))
     parser.add_argument("counts", type=int, nargs="+")
-    parser.add_argument("--source", default=str(Path(__file__).parents[1] / "src"))
+    parser.add_argument("--source", default=str(REPOSITORY / "src"))
     parser.add_argument("--capture", default="")
     asked = parser.parse_args()
     room = Path(tempfile.mkdtemp(prefix="fumehood-waiting-", dir="/var/tmp"))

@@ -10,6 +10,7 @@ block out, `<!-- needs: programs -->` names what must be installed.
 
 import ast
 import importlib.util
+import inspect
 import os
 import re
 import shlex
@@ -17,19 +18,27 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache
+from inspect import get_annotations
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 
 import fumehood
 from forked import command_line
-from fumehood.faces.cli.commands import WITH_WORDS
+from fumehood.core import changes, network
+from fumehood.core.config_keys import SECTIONS
+from fumehood.core.report import Blocked, ReportedChange, Run
+from fumehood.faces.cli.commands import NAMES, WITH_WORDS, parser_of
+from fumehood.faces.cli.completion import BY_HAND, Shape, shape_of
+from fumehood.faces.cli.run import _FLAGS, _VALUES
 from patience import LONG_S
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -37,6 +46,8 @@ PAGES = {
     str(path.relative_to(CHECKOUT)): path
     for path in (CHECKOUT / "README.md", CHECKOUT / "CHANGELOG.md", *sorted((CHECKOUT / "docs").rglob("*.md")))
 }
+MANUAL_PAGE = CHECKOUT / "docs/fumehood.1"
+JSON_TYPES = {"str": "string", "int": "number", "float": "number", "bool": "true or false", "None": "null"}
 MADE_IN_THE_SITE = "changelog.md"  # from CHANGELOG.md, by tools/manual.py
 RUN = ("console", "sh")
 # What is in a block of these is read and not typed; each name is one that the site can colour.
@@ -48,6 +59,7 @@ TYPED_WORDS = re.compile(r"(?<![\w./\[-])fumehood (?!\[fumehood)([a-z][a-z-]*)(?
 LIKE_A_COMMAND = re.compile(r"\$ |(?:fumehood|make|sh) [a-z]|[A-Z_]+=\S+ \w")
 OURS_ENDS = re.compile(r" -- | --$|&&|;| \| |\)| >")
 AN_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+OUT_OF_SIGHT = {"run": _FLAGS | _VALUES}  # some are the hook's, and the help leaves them out
 
 
 class Block(NamedTuple):
@@ -264,17 +276,18 @@ def test_every_link_leads_to_a_file_and_a_heading(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_command_and_option_that_is_named_exists(name: str) -> None:
-    commands = every_command()
     page = read(name)
     code = [*re.findall(r"`([^`]+)`", page.prose), *(block.text for block in page.blocks if block.language != "python")]
     code += [line for line in page.prose.splitlines() if line.startswith("    ")]
     for found in (each for text in code for each in TYPED_WORDS.finditer(text)):
         command, rest = found[1], found[2]
-        assert command in commands, f"{name}: there is no command {command}: {found[0]!r}"
+        assert command in NAMES, f"{name}: there is no command {command}: {found[0]!r}"
         ours = OURS_ENDS.split(rest)[0]
-        unknown = set(AN_OPTION.findall(ours)) - commands[command].options
+        takes = shapes()[command]
+        options = {option for each in takes.options for option in each.names} | {*AN_OPTION.findall(takes.text)}
+        unknown = set(AN_OPTION.findall(ours)) - options - OUT_OF_SIGHT.get(command, set())
         assert not unknown, f"{name}: {command} does not take {', '.join(unknown)}"
-        acts = commands[command].acts
+        acts = takes.arguments[0].choices if takes.arguments else ()
         word = (ours.split() or [""])[0]
         if acts and re.match(r"[a-z]", word):
             assert set(re.split(r"[|\\]+", word)) <= set(acts), f"{name}: there is no {found[0].strip()!r}"
@@ -282,7 +295,7 @@ def test_every_command_and_option_that_is_named_exists(name: str) -> None:
 
 def test_the_readme_names_every_command() -> None:
     text = " ".join(re.findall(r"`[^`]+`", read("README.md").prose))
-    missing = [name for name in every_command() if not re.search(rf"[`| ]{name}\b", text)]
+    missing = [name for name in NAMES if not re.search(rf"[`| ]{name}\b", text)]
     assert not missing, f"the README's table has nothing about {', '.join(missing)}"
 
 
@@ -293,18 +306,102 @@ def test_the_site_has_every_page_and_no_other() -> None:
     assert sorted(named) == sorted([*there, MADE_IN_THE_SITE]), "each page of docs/ is named under `nav` in mkdocs.yml"
 
 
-@pytest.mark.parametrize(("page", "by"), [("commands", "command_line"), ("report", "report")])
-def test_what_is_made_from_the_code_is_as_the_code_is(page: str, by: str) -> None:
-    made = tool(by).page()
-    assert (CHECKOUT / f"docs/{page}.md").read_text() == made, f"write it again: sh tools/python tools/{by}.py"
+# ---- What is made from the code, or says what is in it.
+
+@pytest.mark.parametrize(
+    ("page", "section", "by", "makes"),
+    [
+        ("commands.md", "commands", "command_pages", lambda made: made.page()),
+        ("reference.md", "reference", "reference", lambda made: made.reference()),
+        *(
+            ("configuration.md", name, "reference", lambda made, name=name: made.tables_of_keys()[name])
+            for name in ("keys", *(section.name for section in SECTIONS))
+        ),
+    ],
+)
+def test_what_is_made_from_the_code_is_as_the_code_is(
+    page: str, section: str, by: str, makes: Callable[[Any], str]
+) -> None:
+    written = tool("page").filled(page, section, makes(tool(by)))
+    assert (CHECKOUT / "docs" / page).read_text() == written, f"write it again: sh tools/python tools/{by}.py"
+
+
+def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
+    text = (CHECKOUT / "docs/reference.md").read_text()
+    assert all(f"`{name}`" in text or f"`fumehood.{name}`" in text for name in fumehood.__all__ if name[0] != "_")
+    assert "\n\nNone\n" not in text, "a public name has no docstring"
+
+
+def test_the_manual_page_is_what_the_commands_say_of_themselves() -> None:
+    text = tool("command_pages").manual_page()
+    assert MANUAL_PAGE.read_text() == text, "write it again: sh tools/python tools/command_pages.py"
+    assert all(f"\n.SS {name}\n" in text for name in NAMES)
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not here")
+def test_groff_has_nothing_to_complain_of() -> None:
+    line = ["groff", "-man", "-Tutf8", "-ww", "-z", str(MANUAL_PAGE)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("mandoc") is None, reason="mandoc is not here")
+def test_mandoc_has_nothing_to_complain_of() -> None:
+    line = ["mandoc", "-Tlint", "-Wwarning", str(MANUAL_PAGE)]
+    assert subprocess.run(line, capture_output=True, text=True, check=False).stdout == ""
+
+
+def test_the_report_page_has_every_field_in_order_with_its_type_and_meaning() -> None:
+    source = ast.parse(textwrap.dedent(inspect.getsource(Run.__init__)))
+    kept = {
+        node.target.attr.lstrip("_"): ast.unparse(node.annotation) for node in ast.walk(source)
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Attribute)
+    }  # fmt: skip
+    kept |= {"output": "str", "draft": "str | None"}  # what is reported differs from what is kept
+    in_report = Run(run="", project="", command="", cwd="", state="").as_dict()
+    fields_by_heading = {
+        "A run": {name: kept.get(name, "tuple") for name in in_report}, "A change": get_annotations(ReportedChange),
+        "Something blocked": get_annotations(Blocked), "A connection": get_annotations(network.Connection),
+    }  # fmt: skip
+    page = (CHECKOUT / "docs/report.md").read_text()
+    for heading, fields in fields_by_heading.items():
+        part = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+        rows = re.findall(r"^\| `(\w+)` \| (.*?) \| \S.* \|$", part, re.MULTILINE)
+        assert rows == [(name, in_json(str(annotation))) for name, annotation in fields.items()]
+
+
+def in_json(annotation: str) -> str:
+    if not annotation.replace(" | ", "").isalpha():
+        return "list"
+    return " or ".join(JSON_TYPES.get(part, "list") for part in annotation.split(" | "))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ("network", network.MODES),
+        ("change", (changes.ADDED, changes.MODIFIED, changes.DELETED, changes.MODE, changes.TYPE)),
+        (
+            "kind",
+            (changes.FILE, changes.DIRECTORY, changes.SYMLINK, changes.FIFO, changes.SOCKET, changes.DEVICE),
+        ),
+        ("verdict", (changes.APPLIED, changes.HELD, changes.CONFLICT, changes.DISCARDED, changes.UNSUPPORTED)),
+    ],
+    ids=lambda row: row[0],
+)
+def test_the_report_page_names_every_value_of_a_field(row: tuple[str, Sequence[str]]) -> None:
+    name, values = row
+    listed = ", ".join(f"`{value}`" for value in values)
+    page = (CHECKOUT / "docs/report.md").read_text()
+    assert re.search(rf"^\| `{name}` \| string \| .*: {re.escape(listed)} \|$", page, re.MULTILINE)
 
 
 def test_every_example_of_the_help_is_understood() -> None:
-    module = tool("command_line")
-    for name, parser in module.argparse_parsers().items():
-        assert module.examples(parser), f"fumehood {name} has no example"
-        for line in module.examples(parser):
-            typed = TYPED_WORDS.search(line)
+    for name in set(NAMES) - {*BY_HAND, "help"}:
+        lines = shapes()[name].examples.splitlines()
+        assert lines, f"fumehood {name} has no example"
+        for line in lines:
+            typed = TYPED_WORDS.search(re.sub(r"(?<=\S) {2,}.*", "", line))  # what follows says what it does
             assert typed is not None, line
             if typed[1] == name:
                 words = shlex.shlex(typed[2], posix=True, punctuation_chars=True)
@@ -312,7 +409,7 @@ def test_every_example_of_the_help_is_understood() -> None:
                 ours = list(takewhile(lambda word: word[0] not in ";|&()<>", words))
                 if name in WITH_WORDS and "--" in ours:
                     ours = ours[: ours.index("--")]
-                _options, unknown = parser.parse_known_args(ours)
+                _options, unknown = parser_of(name).parse_known_args(ours)
                 assert not unknown, line
 
 
@@ -334,8 +431,9 @@ def test_what_a_browser_would_fetch_from_elsewhere_is_noticed(tmp_path: Path) ->
 
 
 @cache
-def every_command() -> Any:
-    return tool("command_line").every_command()
+def shapes() -> dict[str, Shape]:
+    """What every command takes, by name."""
+    return {name: shape for name in NAMES if (shape := shape_of(name)) is not None}
 
 
 @cache
@@ -344,5 +442,6 @@ def tool(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with mock.patch.object(sys, "path", [str(CHECKOUT / "tools"), *sys.path]):
+        spec.loader.exec_module(module)
     return module

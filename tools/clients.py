@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from environment import CHECKOUT, cache_directory, environment_of, one_at_a_time, prepare
-from page import write
+from page import where_made, write
 
 PACKAGES = CHECKOUT / "tools/clients/package.json"
 
@@ -51,7 +51,8 @@ def main() -> int:
         rows.append(f"| {' '.join(filter(None, (name, version)))} | {passed} of {suite['tests']} |")
     print("\n".join(rows))
     if "--write" in sys.argv and not status:
-        write("clients", ["| real client, scripted model | tests passed |", "| --- | ---: |", *rows])
+        head = f"{where_made()}| real client, scripted model | tests passed |\n| --- | ---: |\n"
+        write("conformance.md", "clients", head + "\n".join(rows))
     return status
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from clients import node_environment, node_tools
 from environment import CHECKOUT, cache_directory
-from page import write
+from page import where_made, write
 
 EXPECTED = CHECKOUT / "tools/clients/expected.toml"
 SPECIFICATIONS = ("2025-11-25", "2026-07-28")
@@ -46,7 +46,8 @@ def main() -> int:
             differences += found
     print("\n".join([*rows, *(f"NOT EXPECTED: {each}" for each in differences)]))
     if "--write" in sys.argv and not differences:
-        write("mcp", ["| suite | passed | expected to differ |", "| --- | ---: | ---: |", *rows])
+        head = f"{where_made()}| suite | passed | expected to differ |\n| --- | ---: | ---: |\n"
+        write("conformance.md", "mcp", head + "\n".join(rows))
     return 1 if differences else 0
 
 

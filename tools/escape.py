@@ -6,11 +6,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from page import where_made
+from page import where_made, write
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-PAGE = CHECKOUT / "docs" / "security.md"
-BEGIN, END = "<!-- attacks -->\n", "<!-- end of attacks -->\n"
 SECTIONS = ("While the command runs", "While changes are taken over", "After the changes landed")
 BESIDES = "Tested besides"
 
@@ -26,15 +24,14 @@ def main(arguments: list[str]) -> int:
         line = [sys.executable, str(CHECKOUT / "tools/run_tests.py"), "tests/escape", "-q", "--no-header", *arguments]
         status = subprocess.run(line, env=environment, check=False, cwd=CHECKOUT).returncode
         table = collected(Path(folder))
-    lines = rendered(table)
-    print("".join(lines))
+    text = rendered(table)
+    print(text)
     inside = ("hood", "hood root", "tree", "tree root")
     escaped = [words for (_, words), ends in table.items() if "succeeds" in [ends.get(where) for where in inside]]
     attacks = sum(section != BESIDES for section, _ in table)
     print(f"{attacks} attacks; in the hood {len(escaped)} succeed")
-    if not arguments and PAGE.exists():
-        text = PAGE.read_text()
-        PAGE.write_text(text.partition(BEGIN)[0] + BEGIN + "".join(lines) + END + text.partition(END)[2])
+    if not arguments:
+        write("security.md", "attacks", text)
     return status or len(escaped)
 
 
@@ -51,21 +48,22 @@ def collected(folder: Path) -> Table:
     return table
 
 
-def rendered(table: Table) -> list[str]:
+def rendered(table: Table) -> str:
     """Write the table, section by section."""
-    lines = [f"{where_made()}\n"]
+    lines = [where_made()]
     for section in SECTIONS:
         rows = sorted((words, ends) for (place, words), ends in table.items() if place == section)
-        lines.append(f"\n### {section}: {len(rows)}\n\n")
+        lines.append(f"### {section}: {len(rows)}\n\n")
         lines.append("| attack | plain bwrap | Fumehood | in an Alpine root |\n| --- | --- | --- | --- |\n")
         lines += [
             f"| {words} | {cell(ends, 'plain')} | {cell(ends, 'hood')} | {cell(ends, 'tree')} |\n"
             for words, ends in rows
         ]
+        lines.append("\n")
     besides = [(words, ends) for (place, words), ends in table.items() if place == BESIDES]
     held = sorted(words for words, ends in besides if "succeeds" not in ends.values())
-    lines.append(f"\n### {BESIDES}: {len(held)}\n\nEach of these sentences held.\n\n")
-    return [*lines, *(f"- {words}\n" for words in held), "\n"]
+    lines.append(f"### {BESIDES}: {len(held)}\n\nEach of these sentences held.\n\n")
+    return "".join([*lines, *(f"- {words}\n" for words in held)])
 
 
 def cell(ends: dict[str, str], where: str) -> str:

@@ -1,22 +1,37 @@
-"""Put figures into docs/conformance.md, between the marks of their section."""
+"""Put what a program makes into a page of docs/: between the marks of its section. The rest is written by hand."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/conformance.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def where_made() -> str:
     """The line above figures that says on which kind of machine they were made."""
-    return f"On {os.uname().machine}:"
+    return f"On {os.uname().machine}:\n\n"
 
 
-def write(section: str, lines: Sequence[str]) -> None:
-    """Replace what stands between a section's marks."""
+def _apart(page: str, section: str) -> tuple[str, str, str]:
+    """Return a page up to a section, what stands in that, and the rest; both marks stay outside."""
     begin, end = f"<!-- {section} -->\n", f"<!-- end of {section} -->\n"
-    text = PAGE.read_text()
-    if begin not in text or end not in text:
-        raise SystemExit(f"{PAGE} has no place for {section}")
-    head, tail = text.partition(begin)[0], text.partition(end)[2]
-    PAGE.write_text(head + begin + "".join(f"{line}\n" for line in (where_made(), "", *lines)) + end + tail)
+    before, _, rest = (DOCS / page).read_text().partition(begin)
+    inside, mark, after = rest.partition(end)
+    if not mark:
+        raise SystemExit(f"docs/{page} has no place for {section}")
+    return before + begin, inside, mark + after
+
+
+def written(page: str, section: str) -> str:
+    """Return what stands between a section's marks now."""
+    return _apart(page, section)[1]
+
+
+def filled(page: str, section: str, text: str) -> str:
+    """Return a page with another text there."""
+    before, _, after = _apart(page, section)
+    return f"{before}\n{text.strip()}\n\n{after}"
+
+
+def write(page: str, section: str, text: str) -> None:
+    """Write such a page."""
+    (DOCS / page).write_text(filled(page, section, text))

@@ -15,12 +15,7 @@ from pathlib import Path
 
 import realhome
 import second_user
-from page import where_made
-
-CHECKOUT = Path(__file__).resolve().parent.parent
-PAGE = CHECKOUT / "docs" / "security.md"
-BEGIN, END = "<!-- programs -->\n", "<!-- end of programs -->\n"
-sys.path.insert(0, str(CHECKOUT / "src"))
+from page import where_made, write
 
 # Name, Debian package, what must be there, the line to run, which prints "works".
 PROGRAMS: tuple[tuple[str, str, str, str], ...] = (
@@ -97,9 +92,8 @@ def main(arguments: list[str]) -> int:
         print(f"\n{who}, on {platform.machine()}")
         print("".join(f"{name:60} {ended}\n" for name, ended in rows.items()), end="")
     ends = [ended for rows in columns.values() for ended in rows.values()]
-    if PAGE.exists() and len(columns) > 1 and not any("not here" in ended for ended in ends):
-        text = PAGE.read_text()
-        PAGE.write_text(text.partition(BEGIN)[0] + BEGIN + rendered(columns) + END + text.partition(END)[2])
+    if len(columns) > 1 and not any("not here" in ended for ended in ends):
+        write("security.md", "programs", rendered(columns))
     return sum(ended.startswith("fails") for ended in ends)
 
 
@@ -137,7 +131,7 @@ def rows_of(asked: dict) -> Rows:
 def rendered(columns: dict[str, Rows]) -> str:
     """Write the tables, one for the system's programs and one for those of a home."""
     head = f"| {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}\n"
-    lines = [f"{where_made()}\n\n| program {head}"]
+    lines = [f"{where_made()}| program {head}"]
     for name in next(iter(columns.values())):
         if name == realhome.TOOLS[0][0]:
             lines.append(f"\nInstalled in the home, which a command does not see but for them:\n\n| tool {head}")

@@ -1,35 +1,22 @@
-"""Write docs/reference.md from the code's own names, signatures and docstrings: sh tools/python tools/reference.py."""
+"""Write docs/reference.md from the code's own names, signatures and docstrings, and docs/configuration.md's tables.
+
+sh tools/python tools/reference.py
+"""
 
 import ast
 import inspect
-import re
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-CHECKOUT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(CHECKOUT / "src"))
-
-import fumehood  # noqa: E402 - found only now
-from fumehood.core.value import Value  # noqa: E402
+import fumehood
+from fumehood.core.config_keys import KEYS, SECTIONS
+from fumehood.core.value import Value
+from page import write
 
 _WIDTH = 100
 _LONGEST_DEFAULT = 40
-_HEAD = """# Reference of the Python face
-
-Made from the code by `tools/reference.py`; [python.md](python.md) tells what belongs together. Names that are not here
-are Fumehood's own, and may change.
-
-In signatures, `Path` is a string or an `os.PathLike`, `Paths` one or several; `Command` a string, which is a shell
-line, or a sequence of strings and paths; `Ask` a function, sync or async, that gets a `Question` and returns True,
-False or one of its `options`, or a sequence of such; `OnOutput` a function of a stream's name and a text, `OnChange`
-one of a kind and a path; `Variables` one that returns names with values; `Progress` one of a line, bytes here and
-bytes in all; `RunOptions` are the keyword arguments of `run`, `StartOptions` the same without `on_output` and `stdin`.
-The fields of a `Policy` are the [keys of the configuration](configuration.md).
-"""
 _SHORTER = {
     "Answering | Ask | Sequence[Answering | Ask]": "Ask", "str | os.PathLike[str]": "Path", "builtins.": "",
     "Unpack[RunOptions]": "RunOptions", "Unpack[StartOptions]": "StartOptions",
@@ -37,11 +24,11 @@ _SHORTER = {
 
 
 def reference() -> str:
-    """Return the text of docs/reference.md."""
+    """Return what docs/reference.md has of the public names."""
     names = [name for name in fumehood.__all__ if not name.startswith("_")]
     values = {name: getattr(fumehood, name) for name in names}
     errors = {name: each for name, each in values.items() if isinstance(each, type) and issubclass(each, Exception)}
-    parts = [_HEAD]
+    parts: list[str] = []
     for name, each in values.items():
         if isinstance(each, ModuleType):
             parts.append(f"\n## `fumehood.{name}`\n")
@@ -52,6 +39,22 @@ def reference() -> str:
     parts.append("| error | meaning |\n| --- | --- |\n")
     parts += [f"| `{name}` | {' '.join((each.__doc__ or '').split())} |\n" for name, each in errors.items()]
     return "".join(parts)
+
+
+def tables_of_keys() -> dict[str, str]:
+    """Return docs/configuration.md's tables by section: all keys, then those of `[[profile]]` and the like."""
+    rows = ["| key | takes | default | meaning |\n| --- | --- | --- | --- |\n"]
+    for key in KEYS:
+        mark, default = " *" if key.global_only else "", key.kind.write(key.default)
+        rows.append(f"| `{key.name}`{mark} | {_escaped(key.kind.said)} | `{default}` | {_escaped(key.doc)} |\n")
+    tables = {"keys": "".join(rows)}
+    for section in SECTIONS:
+        rows = ["| key | takes | meaning |\n| --- | --- | --- |\n"]
+        for key in section.keys:
+            mark = " (needed)" if key.name in section.needed else ""
+            rows.append(f"| `{key.name}`{mark} | {_escaped(key.kind.said)} | {_escaped(key.doc)} |\n")
+        tables[section.name] = "".join(rows)
+    return tables
 
 
 def _described(name: str, each: Any) -> str:
@@ -152,8 +155,14 @@ def _run_fields(run: type) -> Iterator[str]:
 
 
 def _cell(text: str) -> str:
-    return f"`{re.sub(r'[|]', chr(92) + '|', text)}`"
+    return f"`{_escaped(text)}`"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":
-    (CHECKOUT / "docs/reference.md").write_text(reference())
+    write("reference.md", "reference", reference())
+    for section, table in tables_of_keys().items():
+        write("configuration.md", section, table)

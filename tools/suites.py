@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from environment import CHECKOUT, environment_of, is_whole, place_of
-from page import write
+from page import where_made, write
 
 # Not /tmp, which commands in the hood see as their own.
 SCRATCH = "/var/tmp"
@@ -68,7 +68,8 @@ def main() -> int:
         passed, differ, _ = SUITES[name].wanted
         print(f"{name} must have {passed} that pass and {differ} that differ as expected")
     if "--write" in sys.argv and not wrong and len(names) == len(SUITES):
-        write("suites", ["| suite | passed | expected to differ |", "| --- | ---: | ---: |", *rows])
+        head = f"{where_made()}| suite | passed | expected to differ |\n| --- | ---: | ---: |\n"
+        write("conformance.md", "suites", head + "\n".join(rows))
     return int(bool(wrong))
 
 

@@ -1,6 +1,6 @@
 """Every key of the configuration: the kind of value that it takes, and what it means.
 
-The manual is made from that by tools/configuration.py, which has the text about each array of tables.
+The tables of docs/configuration.md are made from that by tools/reference.py.
 
 To add a key: a field with its default in `policy.py`, and a line in `KEYS` under the same name.
 """
