@@ -53,7 +53,7 @@ TESTS = {
         "service/test_one_repository.py", "service/test_git_day.py", "service/test_git_index.py",
         "service/test_roots.py",
     ),
-    "core/jsonc": ("core/test_jsonc.py", "faces/test_connect.py"),
+    "core/settings_text": ("core/test_settings_text.py", "faces/test_connect.py"),
     "linux/renames": ("service/test_no_swap.py", "linux/test_steps.py"),
 }  # fmt: skip
 NOT_COPIED = (".git", "__pycache__", ".hypothesis", ".*_cache", ".venv", "build", "dist", "node_modules")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fumehood.core.changes import DELETED, FILE, MODIFIED, SYMLINK, TYPE, Change
-from fumehood.core.danger import Concern, Facts, Ground, concern, wants_facts
-from fumehood.core.loaders import environments_of
+from fumehood.core.danger import Concern, Facts, Ground, concern, environments_of, wants_facts
 from judging import NO_RULES, ROOT, added, is_held, modified, stamp
 
 GROUND = Ground(roots=(ROOT,), environments=frozenset({(0, ".venv"), (0, "")}))

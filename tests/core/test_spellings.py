@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from fumehood.core.changes import ADDED, FILE, Change
 from fumehood.core.danger import Facts, concern
-from fumehood.core.scripts import new_code
-from fumehood.core.spelled import Unclear, values_at
+from fumehood.core.linter_settings import new_code
+from fumehood.core.settings_text import Unclear, values_at
 from judging import NO_RULES, ROOT, file, is_held, stamp
 
 JSON_NAMES = (".eslintrc.json", ".prettierrc", ".prettierrc.json5", ".markdownlint-cli2.jsonc")

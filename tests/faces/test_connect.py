@@ -14,7 +14,7 @@ import pytest
 import fumehood
 from at_terminal import Terminal
 from conftest import command_line, need
-from fumehood.core import jsonc
+from fumehood.core import settings_text
 from fumehood.faces.cli.hook_clients import CLIENTS
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -185,7 +185,7 @@ def test_what_a_person_changed_after_the_setup_stays_when_it_is_removed(cli: Cli
     cli("setup", "claude", "--yes")
     path.write_text(path.read_text().replace('"opus"', '"sonnet"'))
     done = cli("setup", "claude", "--yes", "--remove")
-    assert jsonc.parse(path.read_text()).plain() == jsonc.parse(CLAUDE).plain() | {"model": "sonnet"}
+    assert settings_text.parse(path.read_text()).plain() == settings_text.parse(CLAUDE).plain() | {"model": "sonnet"}
     assert [each.read_text() for each in path.parent.glob("*.before-fumehood-*")] == [CLAUDE], done.stdout
 
 

@@ -225,21 +225,29 @@ class Inside:
 
     def __init__(self, directories: Collection[tuple[int, str]]) -> None:
         self._directories = directories
-        self._topmost: dict[tuple[int, str], str | None] = {}
+        self._around: dict[tuple[int, str], tuple[str | None, str | None]] = {}
 
     def topmost(self, root: int, path: str) -> str | None:
         """Return the topmost of them above a path, or None."""
-        if not self._directories:
-            return None
+        return self._ends(root, path)[0]
+
+    def nearest(self, root: int, path: str) -> str | None:
+        """Return the nearest of them above a path, or None."""
+        return self._ends(root, path)[1]
+
+    def _ends(self, root: int, path: str) -> tuple[str | None, str | None]:
         asked = []
-        for each in above(path):
-            if (root, each) in self._topmost:
+        ends: tuple[str | None, str | None] = (None, None)
+        for each in above(path) if self._directories else ():
+            if (root, each) in self._around:
+                ends = self._around[root, each]
                 break
             asked.append(each)
         for each in reversed(asked):
-            higher = self._topmost.get((root, each.rpartition("/")[0]))
-            self._topmost[root, each] = higher or (each if (root, each) in self._directories else None)
-        return self._topmost.get((root, path.rpartition("/")[0]))
+            if (root, each) in self._directories:
+                ends = (ends[0] or each, each)
+            self._around[root, each] = ends
+        return ends
 
 
 def by_path(changes: Iterable[Change]) -> list[Change]:

@@ -1,34 +1,141 @@
-"""What the judge of dangerous changes is told and answers; the names that it knows; concerns that need none of them.
-
-Those are links that lead out of the project, what Fumehood itself is loaded from, and places that something of the
-person's leads the host to.
-"""
+"""What the judge of dangerous changes is given and answers, and where a path that a command wrote leads."""
 
 from __future__ import annotations
 
-from sys import intern
-
-from fumehood.core.changes import FILE, MODIFIED, OPENING, SYMLINK, Change, above
-from fumehood.core.value import Value, words
+from fumehood.core.changes import Change, Inside, above
+from fumehood.core.value import Value
 from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from fumehood.core.tool_files import Because
+
+shown = brief  # a command's own words as part of a reason: fit for a person's terminal, and not too long
+
+
+class Concern(Value):
+    """Why a change is held for a person, or taken over with a flag."""
+
+    held: bool
+    reason: str
+    flag: str
+
+
+def held(flag: str, reason: str) -> Concern:
+    """Say that a change waits for a person."""
+    return Concern(held=True, reason=reason, flag=flag)
+
+
+def flagged(flag: str, reason: str) -> Concern:
+    """Say that a change is taken over, and why a person may want to look."""
+    return Concern(held=False, reason=reason, flag=flag)
+
+
+class Facts(Value):
+    """What was read about one change, only where it was asked for."""
+
+    target: str = ""  # a symlink's text, in its new version
+    leads: tuple[str, ...] = ()  # where that leads by links of the roots on its way
+    old: bytes | None = None  # the content before, or a link's text; None: there was none, or it could not be read
+    new: bytes | None = None  # the content after
+    whole: bool = True  # False: a version was longer than what is read
+    root: str = ""  # the root's absolute path
+    repository_was_there: bool = False  # the git directory that a configuration or a `.git` belongs to is no new one
+
+    @property
+    def content(self) -> bytes | None:
+        """The content after, or None where it could not be read whole."""
+        return self.new if self.whole else None
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether a file was written again with what it already held."""
+        return self.whole and self.old is not None and self.old == self.new
+
+
+UNREAD = Facts(whole=False, repository_was_there=True)  # in place of facts that could not be had: they count against
+
+
+def became_executable(change: Change) -> bool:
+    """Return True if a file can be run that could not be before."""
+    before, after = change.before, change.after
+    return before is None or after is None or bool(after.mode & ~before.mode & 0o111)
+
+
+class Protected:
+    """Single paths and whole directories that something of the person's leads the host to, each with the reason.
+
+    They are found by `linux/ways_in`, and known by the number of their root.
+    """
+
+    def __init__(self, roots: Sequence[str]) -> None:
+        self.roots = tuple(roots)
+        self._paths: dict[tuple[int, str], Because] = {}
+        self._directories: dict[tuple[int, str], Because] = {}
+        self._inside = Inside(self._directories)
+        self._leading: dict[tuple[int, str], Because] = {}  # directories above single paths
+
+    def add(self, path: str, because: Because, *, whole: bool = False) -> None:
+        """Protect an absolute path, if it lies in a root; `whole`, with all that is or will be in it."""
+        spot = within(path, self.roots)
+        if spot is not None and spot[1]:
+            self._paths.setdefault(spot, because)
+            for each in above(spot[1]):
+                if (spot[0], each) in self._leading:
+                    break  # so are those above it
+                self._leading[spot[0], each] = because
+            if whole:
+                self._directories.setdefault(spot, because)
+
+    def why(self, root: int, path: str, *, is_link: bool) -> Because | None:
+        """Return why a path is protected, or None.
+
+        A link put in the place of a directory brings another one's files to all names below it.
+        """
+        because = self._paths.get((root, path)) or self._directories.get((root, self._inside.nearest(root, path) or ""))
+        return because or (self._leading.get((root, path)) if is_link else None)
+
+
+class Own(Value):
+    """What of the roots Fumehood itself loads, by a root's number and the path in it ("" is the root itself).
+
+    `places` are its own with all that is in them. In the directories of `searched`, which Python looks through
+    for modules, only modules of the names that stand beside them are: a project may well be on that way.
+    """
+
+    places: frozenset[tuple[int, str]]
+    searched: tuple[tuple[int, str, frozenset[str]], ...] = ()
+
+
+class Ground(Value):
+    """What is known about the roots as a whole; see `danger.survey`.
+
+    `repositories` are directories that are git repositories without being called `.git`, by a root's number and a path
+    in it ("" is the root itself). `own` is what Fumehood itself is loaded from, where that lies in the roots.
+    `environments` are virtual environments that were there before, `commands` what new programs in them would be run in
+    place of, by name. `written` is where commands write besides the roots, and nothing is judged; `aliases` are other
+    names of directories above the roots, with the real ones. `linked` are files, by root and inode, that a run gave
+    several names.
+    """
+
+    roots: tuple[str, ...] = ()
+    repositories: frozenset[tuple[int, str]] = frozenset()
+    protected: Protected | None = None
+    own: Own | None = None
+    environments: frozenset[tuple[int, str]] = frozenset()
+    commands: Mapping[str, str] | None = None
+    written: tuple[str, ...] = ()
+    aliases: tuple[tuple[str, str], ...] = ()
+    linked: frozenset[tuple[int, int]] = frozenset()
+
 
 # Where a path written by a command leads, told from its text alone.
 
-# Programs and libraries that only the system's owner changes.
-_SYSTEM = (
-    "/usr/", "/bin/", "/sbin/", "/lib/", "/lib32/", "/lib64/", "/libx32/", "/opt/",
-    "/nix/store/", "/gnu/store/", "/etc/alternatives/",
-)  # fmt: skip
-INTERPRETERS = ("python", "pypy", "graalpy")
 # Where anybody may leave a program, and what is another file for each process.
-_ANYBODYS = ("/tmp/", "/var/tmp/", "/dev/", "/proc/")  # noqa: S108 - as the text of a link has it
+ANYBODYS = ("/tmp/", "/var/tmp/", "/dev/", "/proc/")  # noqa: S108 - as the text of a link has it
 _MOST_LINKS, _LONGEST = 40, 32768  # on one way, as the kernel has it; letters of the path where that leads
-shown = brief  # a command's own words as part of a reason: fit for a person's terminal, and not too long
 
 
 def lands(directory: str, text: str) -> str | None:
@@ -100,494 +207,4 @@ def is_anybodys(place: str, roots: tuple[str, ...], ground: Ground) -> bool:
     """Return True if commands or anybody can write a path, or it is not sure where that leads."""
     place = by_real_name(place, ground)
     is_absolute = place.startswith("/") and ".." not in place
-    return not is_absolute or place.startswith(_ANYBODYS) or within(place, (*roots, *ground.written)) is not None
-
-
-def link_concern(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
-    """Judge where a symlink leads."""
-    if facts is None or not facts.target or not facts.root:
-        return held("outside-link", "where this link leads could not be read")
-    place = lands(directory_of(change, facts), facts.target)
-    if place is None:
-        return held("outside-link", f"where this link leads can't be told from its text, {shown(facts.target)}")
-    mild = _leading_out(change, by_real_name(place, ground), facts.target, facts, ground)
-    for end in facts.leads if mild is None else ():
-        further = _leading_out(change, end, f"{facts.target}, which is {end}", facts, ground)
-        if further is not None and further.held:
-            return further
-        mild = mild or further
-    return mild
-
-
-def _leading_out(change: Change, place: str, text: str, facts: Facts, ground: Ground) -> Concern | None:
-    target = shown(text)
-    if within(place, roots_of(facts, ground)) is not None:
-        return None
-    if within(place, ground.written) is not None:
-        return held("outside-link", f"leads to where commands write without being judged, {target}")
-    ends = (change.path.split("/")[-2:], place.split("/")[-2:])
-    is_interpreter = all(len(end) == 2 and end[0] == "bin" and end[1].startswith(INTERPRETERS) for end in ends)
-    if is_interpreter and not place.startswith(_ANYBODYS):
-        # As virtual environments have one: `bin/python…` to another `bin/python…`.
-        return flagged("interpreter-link", f"runs the interpreter {target}")
-    if place.startswith(_SYSTEM) or place == "/dev/null":
-        return flagged("system-link", f"leads to the system's {target}")
-    return held("outside-link", f"leads out of the project, to {target}")
-
-
-# Tell which changes would reach the Fumehood that runs now, the next time it is started.
-
-
-class Own(Value):
-    """What of the roots Fumehood itself loads, by a root's number and the path in it ("" is the root itself).
-
-    `places` are its own with all that is in them. In the directories of `searched`, which Python looks through
-    for modules, only modules of the names that stand beside them are: a project may well be on that way.
-    """
-
-    places: frozenset[tuple[int, str]]
-    searched: tuple[tuple[int, str, frozenset[str]], ...] = ()
-
-
-def is_own(change: Change, own: Own) -> bool:
-    """Return True if a change is to one of our own places, to something in it, or to the way there."""
-    path = f"{change.path}/" if change.path else ""
-    for root, place in own.places:
-        own_place = f"{place}/" if place else ""
-        if root == change.root and (path.startswith(own_place) or own_place.startswith(path)):
-            return True
-    return any(
-        root == change.root and path.startswith(f"{folder}/" if folder else "")
-        and _is_module(change.path[len(folder) :].lstrip("/"), names)
-        for root, folder, names in own.searched
-    )  # fmt: skip
-
-
-def own_concern(change: Change, facts: Facts | None, own: Own) -> Concern | None:
-    """Hold what is our own, its removal and its mode too; None if it is not, or was written again as it was."""
-    if not is_own(change, own):
-        return None
-    before, after = change.before, change.after
-    has_its_mode = before is not None and after is not None and before.mode == after.mode
-    if change.kind == FILE and change.change == MODIFIED and has_its_mode and is_unchanged(facts):
-        return None
-    return held("own-source", "Fumehood itself is loaded from here, outside of the sandbox, when you use it next")
-
-
-def _is_module(path: str, names: frozenset[str]) -> bool:
-    """Return True if a path in a directory of modules is one of these modules, or names code for a library to load."""
-    first, _, rest = path.partition("/")
-    if first == "__pycache__":
-        first, rest = rest, ""
-    if first.endswith((".egg-info", ".dist-info")):
-        return rest == "entry_points.txt"
-    return (bool(rest) or first.endswith((".py", ".pyc", ".so"))) and first.partition(".")[0] in names
-
-
-# Places in the roots that something of the person's leads the host to: see `linux/ways_in`.
-
-class Protected:
-    """Single paths and whole directories, by the number of their root, each with the reason."""
-
-    def __init__(self, roots: Sequence[str]) -> None:
-        self._roots = tuple(roots)
-        self._paths: dict[tuple[int, str], Because] = {}
-        self._directories: dict[tuple[int, str], Because] = {}
-        self._asked: dict[tuple[int, str], Because | None] = {}
-        self._leading: dict[tuple[int, str], Because] = {}  # directories above single paths
-
-    def add(self, path: str, because: Because, *, whole: bool = False) -> None:
-        """Protect an absolute path, if it lies in a root; `whole`, with all that is or will be in it."""
-        spot = within(path, self._roots)
-        if spot is not None and spot[1]:
-            self._paths.setdefault(spot, because)
-            for each in above(spot[1]):
-                if (spot[0], each) in self._leading:
-                    break  # so are those above it
-                self._leading[spot[0], each] = because
-            if whole:
-                self._directories.setdefault(spot, because)
-
-    def why(self, root: int, path: str, *, is_link: bool) -> Because | None:
-        """Return why a path is protected, or None.
-
-        A link put in the place of a directory brings another one's files to all names below it.
-        """
-        because = self._paths.get((root, path)) or self._above(root, path.rpartition("/")[0])
-        return because or (self._leading.get((root, path)) if is_link else None)
-
-    def _above(self, root: int, directory: str) -> Because | None:
-        """Return why all in a directory is protected; thousands of changes share a few directories."""
-        if not directory or not self._directories:
-            return None
-        new = []
-        while directory and (root, directory) not in self._asked:
-            new.append(directory)
-            directory = directory.rpartition("/")[0]
-        because = self._asked.get((root, directory))
-        for each in reversed(new):
-            because = self._asked[root, each] = self._directories.get((root, each)) or because
-        return because
-
-
-# What the judge of dangerous changes is told, and what it answers.
-
-class Facts(Value):
-    """What was read about one change, only where it was asked for."""
-
-    target: str = ""  # a symlink's text, in its new version
-    leads: tuple[str, ...] = ()  # where that leads by links of the roots on its way
-    old: bytes | None = None  # the content before, or a link's text; None: there was none, or it could not be read
-    new: bytes | None = None  # the content after
-    whole: bool = True  # False: a version was longer than what is read
-    root: str = ""  # the root's absolute path
-    repository_was_there: bool = False  # the git directory that a configuration or a `.git` belongs to is no new one
-
-
-class Concern(Value):
-    """Why a change is held for a person, or taken over with a flag."""
-
-    held: bool
-    reason: str
-    flag: str
-
-
-class Ground(Value):
-    """What is known about the roots as a whole; see `danger.survey`.
-
-    `repositories` are directories that are git repositories without being called `.git`, by a root's number and a path
-    in it ("" is the root itself). `own` is what Fumehood itself is loaded from, where that lies in the roots.
-    `environments` are virtual environments that were there before, `commands` what new programs in them would be run in
-    place of, by name. `written` is where commands write besides the roots, and nothing is judged; `aliases` are other
-    names of directories above the roots, with the real ones. `linked` are files, by root and inode, that a run gave
-    several names.
-    """
-
-    roots: tuple[str, ...] = ()
-    repositories: frozenset[tuple[int, str]] = frozenset()
-    protected: Protected | None = None
-    own: Own | None = None
-    environments: frozenset[tuple[int, str]] = frozenset()
-    commands: Mapping[str, str] | None = None
-    written: tuple[str, ...] = ()
-    aliases: tuple[tuple[str, str], ...] = ()
-    linked: frozenset[tuple[int, int]] = frozenset()
-
-
-def held(flag: str, reason: str) -> Concern:
-    """Say that a change waits for a person."""
-    return Concern(held=True, reason=reason, flag=flag)
-
-
-def flagged(flag: str, reason: str) -> Concern:
-    """Say that a change is taken over, and why a person may want to look."""
-    return Concern(held=False, reason=reason, flag=flag)
-
-
-def is_unchanged(facts: Facts | None) -> bool:
-    """Return True if a file was written again with what it already held."""
-    return facts is not None and facts.whole and facts.old is not None and facts.old == facts.new
-
-
-def became_executable(change: Change) -> bool:
-    """Return True if a file can be run that could not be before."""
-    before, after = change.before, change.after
-    return before is None or after is None or bool(after.mode & ~before.mode & 0o111)
-
-
-def became_open(change: Change) -> bool:
-    """Return True if others may write what they could not before.
-
-    The group counts where it is given more: what is new there may be as the person's own umask has it.
-    """
-    before, after = change.before, change.after
-    if after is None or change.kind == SYMLINK:
-        return False
-    return OPENING in change.flags or bool(after.mode & 0o002 if before is None else after.mode & ~before.mode & 0o022)
-
-
-_EDITOR = ("editor-settings", "an editor acts on this as soon as the project is opened")
-_AGENT = ("agent-settings", "an agent acts on this as soon as it is started here")
-_HOOK = ("git-hook", "git runs this hook by itself where it is set up")
-_SHELL = ("shell-settings", "a shell runs this when the directory is entered")
-REPOSITORY = ("repository-settings", "names programs that the version control runs by itself")
-_HOOKS = ("hook-manager", "names commands that git hooks run by themselves where their manager is installed")
-
-Because = tuple[str, str]
-
-
-def _table(*rows: tuple[Because, str]) -> dict[str, Because]:
-    return {name: because for because, names in rows for name in names.split()}
-
-
-def _by_parts(*rows: tuple[Because, str]) -> dict[tuple[str, ...], Because]:
-    return {tuple(path.split("/")): because for path, because in _table(*rows).items()}
-
-
-HELD_DIRECTORIES = _table(
-    (_HOOK, ".husky .githooks .git-hooks"),
-    (_SHELL, ".direnv .shadowenv.d .flox"),
-    (
-        _EDITOR,
-        """.vscode .vs .idea .zed .fleet .devcontainer .helix .nova .theia .externaltoolbuilders .vim .nvim .lapce
-        .nlsp-settings .obsidian .bsp .lsp .sourcekit-lsp .ropeproject .crossnote .jedi""",
-    ),
-    (
-        _AGENT,
-        """.claude .cursor .gemini .codex .windsurf .continue .roo .kilocode .opencode .kiro .amazonq .augment .qwen
-        .factory .junie .trae .agents .agent .goose .crush .cline .pi .amp .openhands .rovodev .warp .zencoder .copilot
-        .iflow .qoder .codebuddy .commandcode .mux .vibe .kode .neovate .pochi .adal .cortex .kilo .wt""",
-    ),
-    (_HOOKS, ".lefthook .lefthook-local .trunk"),
-)
-HELD_NAMES = _table(
-    (
-        _SHELL,
-        """.envrc .rvmrc .autoenv .autoenv.zsh .autoenv_leave.zsh devenv.nix devenv.yaml devenv.lock devenv.local.nix
-        devenv.local.yaml activate-hermit activate-hermit.fish hermit.hcl""",
-    ),
-    (
-        _EDITOR,
-        """.devcontainer.json .exrc .vimrc .nvimrc .nvim.lua .lvimrc .dir-locals.el .dir-locals-2.el .ycm_extra_conf.py
-        .gdbinit .lldbinit .local.vimrc .lazy.lua .neoconf.json coc-settings.json hie.yaml buildserver.json
-        rust-analyzer.toml .rust-analyzer.toml omnisharp.json .kateproject .kateproject.local .luacheckrc .lintr
-        .lintr.r .rprofile .renviron .rdata rust-project.json .rust-project.json .merlin .lite_project.lua .latexmkrc
-        latexmkrc .formatter.exs .credo.exs .php-cs-fixer.php .php-cs-fixer.dist.php .factorypath .mdlrc .tflint.hcl
-        .pyre_configuration .pyre_configuration.local""",
-    ),
-    (
-        _AGENT,
-        """.mcp.json mcp.json .claude.json .aider.conf.yml .aider.model.settings.yml opencode.json opencode.jsonc
-        crush.json .crush.json .roomodes .continuerc.json .kilocodemodes .opencode.json
-        kilo.json kilo.jsonc gptme.toml conductor.json .workmux.yaml .workmux.yml""",
-    ),
-    (REPOSITORY, "lazygit.yml .lazygit.yml"),
-)
-# Managers of git hooks, by what their settings are called without a dot, an ending and `local`.
-_MANAGERS = words(
-    """lefthook pre-commit-config pre-commit-hooks overcommit simple-git-hooks captainhook grumphp prek rusty-hook hkrc
-    lintstagedrc huskyrc lint-staged.config husky.config"""
-)
-_SCRIPTED_MANAGERS = words("simple-git-hooks lintstagedrc huskyrc lint-staged.config husky.config")
-_MANAGER_ENDINGS = words("yml yaml toml json jsonc json5 pkl dist local config")
-HOOKS_REASON = _HOOKS
-HELD_SUFFIXES = {"code-workspace": _EDITOR, "sublime-project": _EDITOR}
-# Files by the end of their path: of other version controls, and where the name alone says too little.
-HELD_ENDS = _by_parts((
-    REPOSITORY,
-    """.hg/hgrc .hg/hgrc-not-shared .hg/sharedpath .sl/config .sl/hgrc .sl/sharedpath .git/sl/config .jj/repo
-    .jj/repo/config.toml .jj/repo/config-id .jj/workspace-config.toml .jj/workspace-config-id
-    .jj/repo/store/git_target _darcs/prefs/defaults _darcs/prefs/prefs""",
-), (_SHELL, "bin/hermit"), (_AGENT, ".config/wt.toml"))  # fmt: skip
-HELD_END_NAMES = frozenset(end[-1] for end in HELD_ENDS)
-# What agents' directories have in common, whatever the agent is called: names in a directory that begins with a dot.
-AGENT_PARTS = frozenset((
-    "hooks", "mcp", "settings", "skills", "agents", "subagents", "commands", "plugins", "plugin", "extensions", "tools",
-    "toolboxes", "lsp", "copilot",
-))  # fmt: skip
-# Directories of tools that write such names by themselves, of sites and of what runs elsewhere.
-NOT_AGENTS = frozenset((
-    ".cache", ".expo", ".yarn", ".terraform", ".m2", ".mvn", ".npm", ".gradle", ".build", ".bundle", ".tox", ".nox",
-    ".venv", ".astro", ".netlify", ".pulumi", ".vagrant", ".next", ".nuxt", ".vitepress", ".vuepress", ".storybook",
-    ".circleci", ".buildkite", ".platform", ".ddev", ".well-known",
-))  # fmt: skip
-AGENT_REASON = _AGENT
-
-_BUILD = ("build-script", "runs when the project is built or its tools are started")
-_PYTHON = ("startup-file", "python runs this at every start that finds it")
-_CONTAINER = ("container", "runs when the project's containers are built or started")
-_CI = ("ci-workflow", "runs where the project's checks run")
-_PACKAGES = ("package-settings", "decides where packages come from and what runs when they are installed")
-_TOOLS = ("tool-versions", "decides which tools and variables are in force in this directory")
-_VARIABLES = ("variables-file", "sets variables for programs that are started here")
-_WORDS = ("agent-instructions", "an agent follows what this says")
-_STARTUP = ("startup-file", "a shell or an interpreter that is started here may run this")
-
-FLAGGED_NAMES = _table(
-    (
-        _BUILD,
-        """makefile gnumakefile bsdmakefile makefile.am makefile.in configure configure.ac cmakelists.txt
-        cmakepresets.json meson.build build.ninja sconstruct sconscript wscript build workspace module.bazel build.bazel
-        workspace.bazel .bazelrc justfile .justfile taskfile.yml taskfile.yaml magefile.go rakefile gemfile guardfile
-        package.json gulpfile.js gruntfile.js setup.py setup.cfg pyproject.toml conftest.py tox.ini noxfile.py dodo.py
-        fabfile.py tasks.py pytest.ini manage.py build.rs cargo.toml build.gradle build.gradle.kts settings.gradle
-        settings.gradle.kts gradle.properties gradlew gradlew.bat gradle-wrapper.properties gradle-wrapper.jar pom.xml
-        mvnw build.xml build.sbt mix.exs rebar.config composer.json package.swift pubspec.yaml flake.nix shell.nix
-        default.nix build.zig dune-project stack.yaml directory.build.props directory.build.targets
-        nuget.config procfile vagrantfile skaffold.yaml tiltfile earthfile""",
-    ),
-    (_PYTHON, "sitecustomize.py usercustomize.py"),
-    (_CONTAINER, "dockerfile containerfile docker-compose.yml docker-compose.yaml compose.yml compose.yaml"),
-    (
-        _CI,
-        """.gitlab-ci.yml .travis.yml azure-pipelines.yml bitbucket-pipelines.yml .drone.yml .woodpecker.yml
-        appveyor.yml .appveyor.yml .cirrus.yml cloudbuild.yaml jenkinsfile .gitpod.yml .replit""",
-    ),
-    (_PACKAGES, ".npmrc .yarnrc .yarnrc.yml .pnpmfile.cjs pnpm-workspace.yaml bunfig.toml pip.conf .condarc uv.toml"),
-    (_TOOLS, ".tool-versions mise.toml .mise.toml mise.local.toml .mise.local.toml .rtx.toml .prototools"),
-    (_VARIABLES, ".env .flaskenv"),
-    (
-        _WORDS,
-        """claude.md claude.local.md agents.md agent.md agents.override.md gemini.md qwen.md .cursorrules .windsurfrules
-        .clinerules .goosehints copilot-instructions.md warp.md .openhands_instructions .rules""",
-    ),
-    (
-        _STARTUP,
-        """.bashrc .bash_profile .bash_login .bash_logout .profile .zshrc .zshenv .zprofile .zlogin .login .cshrc
-        .tcshrc .irbrc .pryrc .pdbrc .pythonrc .pythonrc.py .gitconfig .inputrc .ghci .ghcid .ocamlinit .utoprc
-        .octaverc .perldb .iex.exs .erlang""",
-    ),
-)
-FLAGGED_SUFFIXES = _table(
-    (_BUILD, "mk mak cmake gemspec csproj vcxproj bzl gradle"), (_CONTAINER, "dockerfile"), (_PYTHON, "pth")
-)
-FLAGGED_PREFIXES = _table(
-    (_BUILD, "makefile."), (_CONTAINER, "dockerfile. containerfile. docker-compose."), (_CI, "jenkinsfile."),
-    (_VARIABLES, ".env."),
-)  # fmt: skip
-# `vite.config.ts`, `.eslintrc.js` and their kin are programs.
-SCRIPT_ENDINGS = frozenset(("js", "cjs", "mjs", "ts", "cts", "mts"))
-SCRIPT_REASON = _BUILD
-FLAGGED_DIRECTORIES = _table(
-    (_CI, ".circleci .buildkite .teamcity .woodpecker .semaphore .tekton"),
-    (_PACKAGES, ".yarn"),
-    (_WORDS, ".clinerules"),
-)
-# Two names that follow each other, the second perhaps the file itself.
-FLAGGED_PAIRS = _by_parts(
-    (_CI, ".github/workflows .github/actions .gitea/workflows .forgejo/workflows .gitlab/ci"),
-    (_BUILD, ".cargo/config .cargo/config.toml .mvn/maven.config .mvn/jvm.config .mvn/extensions.xml .mvn/wrapper"),
-    (_TOOLS, ".config/mise .config/mise.toml"),
-)
-# Other people's packages: what a project would act on, nobody acts on in there.
-PACKAGES = frozenset(("node_modules", "site-packages", "dist-packages"))
-
-
-# What the directories above a path already say about it.
-#
-# Thousands of changes share a few directories, so each directory is looked at once.
-
-# Branches and objects: files of any name, and none that git acts on.
-AREAS = frozenset(("refs", "logs", "objects"))
-_IN_REPOSITORIES = frozenset(("hooks", "info", "remotes", "branches", "rebase-merge", "rebase-apply", "sequencer"))
-_HFS_IGNORES = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
-_MANY = 4096
-_TELLING = {*HELD_DIRECTORIES, *FLAGGED_DIRECTORIES, *(name for _, name in FLAGGED_PAIRS)}
-
-_meanings: dict[str, DirectoryMeaning] = {}
-
-
-class DirectoryMeaning:
-    """One directory: its names in lower case, and what they mean for every file in it."""
-
-    __slots__ = ("above_own", "flagged", "held", "in_git", "is_dull", "is_packaged", "is_store", "parent", "parts")
-
-    def __init__(self, directory: str) -> None:
-        self.parts = tuple(map(intern, directory.lower().split("/"))) if directory else ()  # most are the same
-        self.parent = self.parts[-1] if self.parts else ""
-        # Asked first: of a directory that is a thousand deep, most names mean nothing, or are the same.
-        different = set(self.parts)
-        git = [at for at, name in enumerate(self.parts) if is_dot_git(name)] if any(map(is_dot_git, different)) else []
-        self.in_git = bool(git)
-        self.is_dull = len(git) == 1 and not AREAS.isdisjoint(self.parts[git[0] + 1 : git[0] + 2])
-        self.is_store = self.parts[-2:-1] == ("objects",)
-        self.is_packaged = not PACKAGES.isdisjoint(different)
-        self.held = self.flagged = None
-        is_telling = not _TELLING.isdisjoint(different) or any(name[:1] == "." for name in different)
-        if is_telling and not (self.in_git or self.is_packaged):
-            parts = in_project(self.parts)
-            self.held = held_by_directory(parts)
-            self.flagged = _flagged_by_directory(parts)
-        names = [] if git or _IN_REPOSITORIES.isdisjoint(different) else directory.split("/")
-        own = [at for at, name in enumerate(names) if name.lower() in _IN_REPOSITORIES]
-        self.above_own = tuple("/".join(names[:at]) for at in own)
-
-
-def surroundings(directory: str) -> DirectoryMeaning:
-    """Return what is known of a directory, "" for the root's top."""
-    meaning = _meanings.get(directory)
-    if meaning is None:
-        if len(_meanings) >= _MANY:
-            _meanings.clear()
-        meaning = _meanings[directory] = DirectoryMeaning(directory)
-    return meaning
-
-
-def is_dot_git(name: str) -> bool:
-    """Return True if a name in lower case is `.git`, on the file systems of other systems too."""
-    if name == ".git":
-        return True
-    if name.isascii():
-        if "git" not in name:
-            return False
-    else:
-        name = name.translate(dict.fromkeys(map(ord, _HFS_IGNORES)))
-    return name.partition(":")[0].rstrip(". ") in (".git", "git~1")
-
-
-def in_project(parts: Sequence[str]) -> Sequence[str]:
-    """Leave out where an agent keeps whole work trees: in them, everything counts as in the project itself."""
-    begin = 0
-    for at in range(len(parts) - 2):
-        if at >= begin and parts[at] == ".claude" and parts[at + 1] == "worktrees":
-            begin = at + 3
-    return parts[begin:]
-
-
-def held_by_directory(parts: Sequence[str]) -> Because | None:
-    """Return why everything below directories of these names is held, or None."""
-    before = ""
-    for part in parts:
-        if (because := HELD_DIRECTORIES.get(part)) is not None:
-            return because
-        if is_agents(before, part):
-            return AGENT_REASON
-        before = part
-    return None
-
-
-def is_hook_manager(name: str, parent: str) -> bool:
-    """Return True if a name in lower case is one of the settings of a manager of git hooks, whatever its ending."""
-    stem, _, rest = name.removeprefix(".").partition(".")
-    stem = stem.removesuffix("-local").removeprefix("local-")
-    endings = rest.split(".") if rest else []
-    if stem == "hk":  # is a place too, whose names and numbers lie in many a directory
-        return endings[-1:] == ["pkl"] or (len(endings) == 1 and rest in _MANAGER_ENDINGS and parent in ("", ".config"))
-    manager = stem if stem in _MANAGERS or endings[:1] != ["config"] else f"{stem}.config"
-    if manager not in _MANAGERS:
-        return False
-    if not endings:
-        return manager.endswith("rc")
-    scripts = SCRIPT_ENDINGS if manager in _SCRIPTED_MANAGERS else ()
-    return all(ending in _MANAGER_ENDINGS or ending in scripts for ending in endings)
-
-
-def settings_name(name: str, around: DirectoryMeaning) -> str:
-    """Return the name by which settings are known that a tool also reads by others: mise has one for each occasion.
-
-    In `.config`, many look for theirs without the dot.
-    """
-    stem, _, ending = name.removeprefix(".").partition(".")
-    if name == "config.yml" and around.parts[-2:] == (".config", "rubocop"):
-        return ".rubocop.yml"
-    if not ending.startswith("config.") and (stem == "cspell" or (around.parent == ".config" and stem.endswith("rc"))):
-        return f".{stem}.{ending}" if ending else f".{stem}"
-    if not name.endswith(".toml"):
-        return name
-    folder = around.parts[-2:-1] if around.parent == "conf.d" else around.parts[-1:]
-    is_in_folder = folder in (("mise",), (".mise",)) and (stem == "config" or around.parent == "conf.d")
-    return "mise.toml" if stem == "mise" or is_in_folder else name
-
-
-def is_agents(directory: str, name: str) -> bool:
-    """Return True if a name is one that an agent's directory has, whatever the agent is called."""
-    if directory[:1] != "." or directory in NOT_AGENTS or len(directory) < 2:
-        return False
-    stem = name.partition(".")[0]
-    return stem in AGENT_PARTS or stem.startswith("mcp")
-
-
-def _flagged_by_directory(parts: Sequence[str]) -> Because | None:
-    pairs = zip(("", *parts), parts, strict=False)
-    reasons = (FLAGGED_DIRECTORIES.get(part) or FLAGGED_PAIRS.get((before, part)) for before, part in pairs)
-    return next((because for because in reasons if because is not None), None)
+    return not is_absolute or place.startswith(ANYBODYS) or within(place, (*roots, *ground.written)) is not None

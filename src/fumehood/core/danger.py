@@ -1,45 +1,57 @@
 """Tell which changes the host would act on by itself, and which run when a person builds.
 
 A path is judged by its final name alone, so that neither a file that did not exist yet nor a renamed
-directory above it slips through.
+directory above it slips through. Git directories (`gitdir`) and settings that load code (`linter_settings`) have rules
+of their own; those for links, virtual environments and what Fumehood itself is loaded from stand at the end.
 """
 
 from __future__ import annotations
 
-from fumehood.core import concern as tables
-from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, SYMLINK, Change
+import sys
+
+from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, MODIFIED, OPENING, SYMLINK, Change
 from fumehood.core.concern import (
-    AREAS,
+    ANYBODYS,
+    UNREAD,
     Concern,
-    DirectoryMeaning,
     Facts,
     Ground,
     became_executable,
-    became_open,
+    by_real_name,
+    directory_of,
     flagged,
     held,
-    is_agents,
-    is_dot_git,
-    is_hook_manager,
-    is_own,
-    is_unchanged,
-    link_concern,
-    own_concern,
-    settings_name,
-    surroundings,
+    is_anybodys,
+    lands,
+    roots_of,
+    shown,
+    within,
 )
-from fumehood.core.loaders import environment_concern, is_program, is_what_cloning_writes, loading_concern, may_load
+from fumehood.core.linter_settings import is_what_cloning_writes, loading_concern, may_load
 from fumehood.core.policy import Rules
-from fumehood.core.wording import brief as shown
+from fumehood.core.tool_files import (
+    AREAS,
+    HELD_END_NAMES,
+    REPOSITORY,
+    DirectoryMeaning,
+    is_dot_git,
+    meaning_of,
+    name_and_around,
+    settings_name,
+    why_flagged,
+    why_held,
+)
+from fumehood.core.value import words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Container, Iterable
     from typing import Any
 
-    from fumehood.core.concern import Because, Own, Protected
+    from fumehood.core.concern import Own, Protected
+    from fumehood.core.tool_files import Because
 
-__all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "held_by_name", "survey", "suspects", "wants_facts"]
+__all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "survey", "suspects", "wants_facts"]
 
 _SET_ID = 0o6000
 _NOTHING_KNOWN = Ground()
@@ -51,82 +63,71 @@ _OBJECT = 38
 
 def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
     """Return True if judging a change needs the file's content or the link's target."""
+    name, around = name_and_around(change.path)
     if change.change == DELETED:
-        return change.kind != DIRECTORY and _is_loss_to_git(change, ground)
-    if ground.own is not None and change.kind == FILE and is_own(change, ground.own):
+        return change.kind != DIRECTORY and _is_loss_to_git(change, name, around, ground)
+    if ground.own is not None and change.kind == FILE and _is_own(change, ground.own):
         return change.change != ADDED
     if change.kind != FILE:
         return change.kind == SYMLINK
-    directory, _, name = change.path.rpartition("/")
-    name, around = name.lower(), surroundings(directory)
     if _may_be_git(name, around, ground):
         from fumehood.core.gitdir import git_wants
 
         if git_wants(change, (*around.parts, name), ground):
             return True
-    loads = may_load(settings_name(name, around), around)
-    if loads or name in tables.HELD_END_NAMES or (ground.environments and is_program(change, ground)):
+    if may_load(settings_name(name, around), around) or name in HELD_END_NAMES:
+        return True
+    if ground.environments and _program_name(change, ground.environments):
         return True
     # A file that was only touched, or switched away and back, needs no person.
-    return change.change != ADDED and (_held_by_name(name, around) or _protected(change, ground)) is not None
+    return change.change != ADDED and (why_held(name, around) or _why_protected(change, ground)) is not None
 
 
 def concern(change: Change, facts: Facts | None, extra: Rules, ground: Ground = _NOTHING_KNOWN) -> Concern | None:
     """Return why a change must be held or flagged, or None.
 
     Facts that `wants_facts` asked for and that could not be had count against the change. Deleting is dangerous
-    only where git loses settings; a person's own globs hold it all the same.
+    only where git loses settings; a person's own globs (`extra`) hold it all the same.
     """
-    graver = _whatever_its_kind(change, facts, ground)
-    if graver is not None:
-        return graver
+    facts = facts or UNREAD
+    name, around = name_and_around(change.path)
+    if ground.own is not None and (own := _own_concern(change, facts, ground.own)) is not None:
+        return own
+    if change.change == DELETED:
+        if _is_loss_to_git(change, name, around, ground):
+            from fumehood.core.gitdir import loss_concern
+
+            loss = loss_concern(change, (*around.parts, name), facts, ground)
+            if loss is not None:
+                return loss
+    elif _became_open(change) and _must_stay_closed(change, name, around, ground):
+        return held("opened", "others could write this, and the host acts on what is in it")
     if change.kind == DIRECTORY:
-        return None
+        if change.change != ADDED or not around.in_git or around.is_dull:
+            return None
+        from fumehood.core.gitdir import stranger_concern
+
+        return stranger_concern(change)
     if extra.hold and (glob := _matching(change.path, extra.hold)) is not None:
         return held("own-rule", f"a rule of yours holds it: {shown(glob)}")
     by_our_rules = None
     if change.change != DELETED and change.kind in (FILE, SYMLINK):
-        by_our_rules = _judged(change, facts, ground)
+        by_our_rules = _judged(change, name, around, facts, ground)
     if by_our_rules is None and extra.flag and (glob := _matching(change.path, extra.flag)) is not None:
         return flagged("own-rule", f"a rule of yours flags it: {shown(glob)}")
     return by_our_rules
 
 
-def _whatever_its_kind(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
-    """Judge what counts for directories and deletions too."""
-    if ground.own is not None and (own := own_concern(change, facts, ground.own)) is not None:
-        return own
-    if change.change != DELETED:
-        if became_open(change) and _must_stay_closed(change, ground):
-            return held("opened", "others could write this, and the host acts on what is in it")
-        if change.kind == DIRECTORY:
-            return _new_in_git(change)
-    elif _is_loss_to_git(change, ground):
-        from fumehood.core.gitdir import loss_concern
-
-        return loss_concern(change, change.path.lower().split("/"), facts, ground)
-    return None
-
-
-def _new_in_git(change: Change) -> Concern | None:
-    around = surroundings(change.path.rpartition("/")[0])
-    if change.change != ADDED or not around.in_git or around.is_dull:
-        return None
-    from fumehood.core.gitdir import stranger_concern
-
-    return stranger_concern(change)
-
-
-def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
+def _judged(change: Change, name: str, around: DirectoryMeaning, facts: Facts, ground: Ground) -> Concern | None:
+    """Judge a file or link that is there afterwards: by its mode, as a part of git, as a link, by its name."""
     before, after = change.before, change.after
     if change.kind == FILE and after is not None:
         had = before.mode if change.change == MODE and before is not None else 0
         if after.mode & ~had & _SET_ID:
             return held("setuid", "would run with its owner's or group's rights, whoever starts it")
-        if after.links > 1 and (change.root, after.inode) in ground.linked and _must_stay_closed(change, ground):
+        is_linked = after.links > 1 and (change.root, after.inode) in ground.linked
+        if is_linked and _must_stay_closed(change, name, around, ground):
             return held("other-name", "has another name now, by which it could be changed unseen")
-    directory, _, name = change.path.rpartition("/")
-    name, around = name.lower(), surroundings(directory)
     mild = None
     if _may_be_git(name, around, ground) or (around.in_git and change.kind == SYMLINK):
         from fumehood.core.gitdir import git_concern
@@ -135,41 +136,55 @@ def _judged(change: Change, facts: Facts | None, ground: Ground) -> Concern | No
         if mild is not None and mild.held:
             return mild
     if change.kind == SYMLINK:
-        link = link_concern(change, facts, ground)
+        link = _link_concern(change, facts, ground)
         if link is not None and link.held:
             return link
         mild = mild or link
     return _by_name(change, name, around, facts, ground) or mild
 
 
-def _by_name(
-    change: Change, name: str, around: DirectoryMeaning, facts: Facts | None, ground: Ground
-) -> Concern | None:
-    because = _held_by_name(name, around)
-    if because is tables.REPOSITORY and is_what_cloning_writes(change, name, facts):
+def _by_name(change: Change, name: str, around: DirectoryMeaning, facts: Facts, ground: Ground) -> Concern | None:
+    because = why_held(name, around)
+    if because is REPOSITORY and is_what_cloning_writes(change, name, facts):
         return None
-    because = because or _protected(change, ground)
+    because = because or _why_protected(change, ground)
     if because is not None:
-        as_before = change.kind == FILE and is_unchanged(facts) and not became_executable(change)
+        as_before = change.kind == FILE and facts.is_unchanged and not became_executable(change)
         return None if as_before else held(*because)
-    by_content = environment_concern(change, facts, ground) if ground.environments else None
+    by_content = _environment_concern(change, facts, ground) if ground.environments else None
     name = settings_name(name, around)
     if by_content is None and may_load(name, around):
         by_content = loading_concern(name, around.parent, facts)
     if by_content is not None:
         return by_content
-    because = _flagged_by_name(name, around)
+    because = why_flagged(name, around)
     return None if because is None else flagged(*because)
 
 
-def _must_stay_closed(change: Change, ground: Ground) -> bool:
+def _why_protected(change: Change, ground: Ground) -> Because | None:
+    if ground.protected is None:
+        return None
+    return ground.protected.why(change.root, change.path, is_link=change.kind == SYMLINK)
+
+
+def _became_open(change: Change) -> bool:
+    """Return True if others may write what they could not before.
+
+    The group counts where it is given more: what is new there may be as the person's own umask has it.
+    """
+    before, after = change.before, change.after
+    if after is None or change.kind == SYMLINK:
+        return False
+    return OPENING in change.flags or bool(after.mode & 0o002 if before is None else after.mode & ~before.mode & 0o022)
+
+
+def _must_stay_closed(change: Change, name: str, around: DirectoryMeaning, ground: Ground) -> bool:
     """Return True if whoever may write a path may have the host run something; a directory's files can be replaced."""
-    if change.path == ".":
+    if change.path == "." or is_dot_git(name):
         return True
-    directory, _, name = change.path.rpartition("/")
-    name, around = name.lower(), surroundings(directory)
-    if is_dot_git(name) or _held_by_name(name, around) is not None or _protected(change, ground) is not None:
+    if why_held(name, around) is not None or _why_protected(change, ground) is not None:
         return True
+    directory = change.path.rpartition("/")[0]
     if around.is_dull or not (around.in_git or (change.root, directory) in ground.repositories):
         return False
     is_dull = name in AREAS or (change.kind != DIRECTORY and name not in _IN_REPOSITORIES)
@@ -183,72 +198,13 @@ def _may_be_git(name: str, around: DirectoryMeaning, ground: Ground) -> bool:
     return name in _GIT_NAMES or is_dot_git(name) or bool(ground.repositories)
 
 
-def _is_loss_to_git(change: Change, ground: Ground) -> bool:
+def _is_loss_to_git(change: Change, name: str, around: DirectoryMeaning, ground: Ground) -> bool:
     """Return True if a deletion is git's business, as hardly any is."""
-    directory, _, name = change.path.rpartition("/")
-    name, around = name.lower(), surroundings(directory)
     if not _may_be_git(name, around, ground):
         return False
     from fumehood.core.gitdir import git_loses
 
     return git_loses(change, (*around.parts, name), ground)
-
-
-def held_by_name(path: str) -> Because | None:
-    """Return why a tool acts on a path by itself, told from its names alone, or None."""
-    directory, _, name = path.rpartition("/")
-    return _held_by_name(name.lower(), surroundings(directory))
-
-
-def _held_by_name(name: str, around: DirectoryMeaning) -> Because | None:
-    if around.in_git or around.is_packaged:
-        # Editors find theirs beside what git has them edit; branches have names of all kinds.
-        if around.in_git and name in tables.HELD_NAMES and AREAS.isdisjoint(around.parts):
-            return tables.HELD_NAMES[name]
-        return _held_by_end(name, around) if name in tables.HELD_END_NAMES else None
-    if around.held is not None:
-        return around.held
-    # A link with a directory's name brings the whole directory.
-    because = tables.HELD_NAMES.get(name) or tables.HELD_DIRECTORIES.get(name)
-    because = because or tables.HELD_SUFFIXES.get(name.rpartition(".")[2])
-    if because is None and is_hook_manager(name, around.parent):
-        because = tables.HOOKS_REASON
-    if because is not None or not around.parts:
-        return because
-    if around.parent[:1] == "." and is_agents(around.parent, name):
-        return tables.AGENT_REASON
-    return _held_by_end(name, around) if name in tables.HELD_END_NAMES else None
-
-
-def _held_by_end(name: str, around: DirectoryMeaning) -> Because | None:
-    """Judge the settings of other version controls; as with git's, who acts on them does not ask where they lie."""
-    ends = ((*around.parts[-length:], name) for length in (1, 2, 3))
-    return next((tables.HELD_ENDS[end] for end in ends if end in tables.HELD_ENDS), None)
-
-
-def _flagged_by_name(name: str, around: DirectoryMeaning) -> Because | None:
-    if around.in_git:
-        return None
-    if around.is_packaged:
-        # Python starts with these, wherever they are from.
-        return _flagged_by_file(name) if name.endswith((".pth", "customize.py")) else None
-    if around.flagged is not None:
-        return around.flagged
-    because = tables.FLAGGED_DIRECTORIES.get(name) or _flagged_by_file(name)
-    return because or (tables.FLAGGED_PAIRS.get((around.parent, name)) if around.parts else None)
-
-
-def _flagged_by_file(name: str) -> Because | None:
-    if (because := tables.FLAGGED_NAMES.get(name)) is not None:
-        return because
-    stem, dot, ending = name.rpartition(".")
-    if not dot:
-        return None
-    if (because := tables.FLAGGED_SUFFIXES.get(ending)) is not None:
-        return because
-    if ending in tables.SCRIPT_ENDINGS and (stem.endswith(".config") or (stem[:1] == "." and stem.endswith("rc"))):
-        return tables.SCRIPT_REASON
-    return tables.FLAGGED_PREFIXES.get(name[: name.find(".", 1) + 1])
 
 
 def _matching(path: str, globs: Iterable[str]) -> str | None:
@@ -266,12 +222,6 @@ def _matching(path: str, globs: Iterable[str]) -> str | None:
     return None
 
 
-def _protected(change: Change, ground: Ground) -> Because | None:
-    if ground.protected is None:
-        return None
-    return ground.protected.why(change.root, change.path, is_link=change.kind == SYMLINK)
-
-
 def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
     """Return the directories, by root and path, in which a `HEAD` would make these changes git's business.
 
@@ -282,11 +232,10 @@ def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
     for change in changes:
         if change.kind == DIRECTORY:
             continue
-        directory, _, name = change.path.rpartition("/")
-        around = surroundings(directory)
+        name, around = name_and_around(change.path)
         directories.update((change.root, above) for above in around.above_own)
-        if name.lower() in _IN_REPOSITORIES and not around.in_git:
-            directories.add((change.root, directory))
+        if name in _IN_REPOSITORIES and not around.in_git:
+            directories.add((change.root, change.path.rpartition("/")[0]))
     return directories
 
 
@@ -309,10 +258,235 @@ def survey(
             (linked if (change.root, after.inode) in names else names).add((change.root, after.inode))
         if change.path[-5:].lower() == "/head" and change.within is not None and change.change != DELETED:
             parent = change.path[:-5]
-            if not surroundings(parent).in_git:
+            if not meaning_of(parent).in_git:
                 every.add((change.root, parent))
-    every.update((number, "") for number, root in enumerate(roots) if surroundings(root.strip("/")).in_git)
+    every.update((number, "") for number, root in enumerate(roots) if meaning_of(root.strip("/")).in_git)
     return Ground(
         roots=roots, repositories=frozenset(every), protected=protected, own=own, environments=frozenset(environments),
         linked=frozenset(linked), **more,
     )  # fmt: skip
+
+
+# Symlinks: where they lead.
+
+# Programs and libraries that only the system's owner changes.
+_SYSTEM = (
+    "/usr/", "/bin/", "/sbin/", "/lib/", "/lib32/", "/lib64/", "/libx32/", "/opt/",
+    "/nix/store/", "/gnu/store/", "/etc/alternatives/",
+)  # fmt: skip
+_INTERPRETERS = ("python", "pypy", "graalpy")
+
+
+def _link_concern(change: Change, facts: Facts, ground: Ground) -> Concern | None:
+    """Judge where a symlink leads."""
+    if not facts.target or not facts.root:
+        return held("outside-link", "where this link leads could not be read")
+    place = lands(directory_of(change, facts), facts.target)
+    if place is None:
+        return held("outside-link", f"where this link leads can't be told from its text, {shown(facts.target)}")
+    mild = _leading_out(change, by_real_name(place, ground), facts.target, facts, ground)
+    for end in facts.leads if mild is None else ():
+        further = _leading_out(change, end, f"{facts.target}, which is {end}", facts, ground)
+        if further is not None and further.held:
+            return further
+        mild = mild or further
+    return mild
+
+
+def _leading_out(change: Change, place: str, text: str, facts: Facts, ground: Ground) -> Concern | None:
+    target = shown(text)
+    if within(place, roots_of(facts, ground)) is not None:
+        return None
+    if within(place, ground.written) is not None:
+        return held("outside-link", f"leads to where commands write without being judged, {target}")
+    ends = (change.path.split("/")[-2:], place.split("/")[-2:])
+    is_interpreter = all(len(end) == 2 and end[0] == "bin" and end[1].startswith(_INTERPRETERS) for end in ends)
+    if is_interpreter and not place.startswith(ANYBODYS):
+        # As virtual environments have one: `bin/python…` to another `bin/python…`.
+        return flagged("interpreter-link", f"runs the interpreter {target}")
+    if place.startswith(_SYSTEM) or place == "/dev/null":
+        return flagged("system-link", f"leads to the system's {target}")
+    return held("outside-link", f"leads out of the project, to {target}")
+
+
+# What Fumehood itself is loaded from: a change to that would reach it the next time it is started.
+
+
+def _is_own(change: Change, own: Own) -> bool:
+    """Return True if a change is to one of our own places, to something in it, or to the way there."""
+    path = f"{change.path}/" if change.path else ""
+    for root, place in own.places:
+        own_place = f"{place}/" if place else ""
+        if root == change.root and (path.startswith(own_place) or own_place.startswith(path)):
+            return True
+    return any(
+        root == change.root and path.startswith(f"{folder}/" if folder else "")
+        and _is_module(change.path[len(folder) :].lstrip("/"), names)
+        for root, folder, names in own.searched
+    )  # fmt: skip
+
+
+def _own_concern(change: Change, facts: Facts, own: Own) -> Concern | None:
+    """Hold what is our own, its removal and its mode too; None if it is not, or was written again as it was."""
+    if not _is_own(change, own):
+        return None
+    before, after = change.before, change.after
+    has_its_mode = before is not None and after is not None and before.mode == after.mode
+    if change.kind == FILE and change.change == MODIFIED and has_its_mode and facts.is_unchanged:
+        return None
+    return held("own-source", "Fumehood itself is loaded from here, outside of the sandbox, when you use it next")
+
+
+def _is_module(path: str, names: frozenset[str]) -> bool:
+    """Return True if a path in a directory of modules is one of these modules, or names code for a library to load."""
+    first, _, rest = path.partition("/")
+    if first == "__pycache__":
+        first, rest = rest, ""
+    if first.endswith((".egg-info", ".dist-info")):
+        return rest == "entry_points.txt"
+    return (bool(rest) or first.endswith((".py", ".pyc", ".so"))) and first.partition(".")[0] in names
+
+
+# What a virtual environment runs: a program that takes another one's place there is held.
+#
+# An environment that is made anew has the same programs as before, and what an installer writes only starts a module.
+# What a new package brings takes nobody's place, unless a program on the person's PATH has its name: who has activated
+# the environment and types `git` means that one.
+
+SETTINGS, _PROGRAMS = "pyvenv.cfg", "bin"
+# What every environment has and people start without a thought: a new one stands for one that was removed before.
+_ITS_OWN = ("python", "pypy", "pip", "activate", "Activate", SETTINGS)
+# Programs that packages bring as they are, and that a project is built and checked with: they are the project's own.
+_BUILDING = words(
+    """actionlint bun ccmake cmake corepack cpack ctest deno go gofmt hadolint just maturin ninja node nodejs npm npx
+    patchelf pnpm ruff shellcheck shfmt ty typos uv uvx yarn zig"""
+)
+_LONGEST_SCRIPT = 2048
+# All that pip, uv and setuptools write into a script besides the function that it calls.
+_SCRIPT_LINES = frozenset((
+    "", "# -*- coding: utf-8 -*-", "import re", "import sys", "if __name__ == '__main__':",
+    r"sys.argv[0] = re.sub(r'(-script\.pyw|\.exe)?$', '', sys.argv[0])",
+    r"sys.argv[0] = re.sub(r'(-script\.pyw?|\.exe)?$', '', sys.argv[0])",
+    "sys.argv[0] = sys.argv[0].removesuffix('.exe')",
+    "if sys.argv[0].endswith('-script.pyw'):", "sys.argv[0] = sys.argv[0][:-11]",
+    "if sys.argv[0].endswith('.exe'):", "elif sys.argv[0].endswith('.exe'):", "sys.argv[0] = sys.argv[0][:-4]",
+))  # fmt: skip
+
+
+def environments_of(changes: Iterable[Change]) -> set[tuple[int, str]]:
+    """Return the directories, by root and path, that are virtual environments if a `pyvenv.cfg` is in them now."""
+    directories = set()
+    for change in changes:
+        if change.change == DELETED:
+            continue
+        if change.kind == SYMLINK and change.before is not None:
+            directories.add((change.root, change.path))
+        directories.update((change.root, environment) for environment, _ in _places(change))
+    return directories
+
+
+def _places(change: Change) -> list[tuple[str, str]]:
+    """Return each environment that a change may be to a program or the settings of, with the name there."""
+    directory, _, name = change.path.rpartition("/")
+    if change.kind not in (FILE, SYMLINK):
+        return []
+    if change.kind == SYMLINK and name == _PROGRAMS:
+        return [(directory, name)]
+    # Python obeys settings beside its program before those that lie above it.
+    places = [(directory, name)] if name == SETTINGS else []
+    if name.startswith("__init__."):  # of a package that scripts beside it would load
+        directory, _, name = directory.rpartition("/")
+    above, _, last = directory.rpartition("/")
+    return [*places, (above, name)] if last == _PROGRAMS else places
+
+
+def _program_name(change: Change, environments: Container[tuple[int, str]]) -> str:
+    """Return what a program or the settings of an environment are called there; "" where a change is to neither."""
+    return next((name for environment, name in _places(change) if (change.root, environment) in environments), "")
+
+
+def new_programs(changes: Iterable[Change], environments: Collection[tuple[int, str]]) -> set[str]:
+    """Return the names of programs that are new in these environments."""
+    if not environments:
+        return set()
+    return {name for each in changes if each.change == ADDED and (name := _program_name(each, environments))}
+
+
+def _environment_concern(change: Change, facts: Facts, ground: Ground) -> Concern | None:
+    """Hold what takes the place of a program, of the environment's or on PATH, or has it use a command's Python."""
+    if change.kind == SYMLINK and (change.root, change.path) in ground.environments:
+        return held("environment-program", "leads to another place than the virtual environment that is here")
+    name = _program_name(change, ground.environments)
+    if not name:
+        return None
+    stands_for_a_module = name.partition(".")[0] in sys.stdlib_module_names
+    is_new = change.change == ADDED and not name.startswith(_ITS_OWN) and not stands_for_a_module
+    replaced = (ground.commands or {}).get(name, "")
+    if (is_new and not replaced) or _is_harmless(change, facts, ground):
+        return None
+    if not is_new:
+        return held("environment-program", "takes the place of what this virtual environment ran before")
+    reason = f"is run in place of {shown(replaced)} while this virtual environment is active"
+    return flagged("environment-program", reason) if name in _BUILDING else held("environment-program", reason)
+
+
+def _is_harmless(change: Change, facts: Facts, ground: Ground) -> bool:
+    """Return True if a program leads to its like or only starts a module, and settings name no Python of a command."""
+    roots, directory = roots_of(facts, ground), directory_of(change, facts)
+    name = change.path.rpartition("/")[2]
+    if change.kind == SYMLINK:
+        if not facts.target or facts.old == facts.target.encode("utf-8", "surrogateescape"):
+            return facts.target != ""
+        # A link to a program that is the same by its name: as `pip`, Python would run `./install`.
+        place = lands(directory, facts.target) or ""
+        target = place.rpartition("/")[2]
+        is_interpreter = name.startswith(_INTERPRETERS) and target.startswith(_INTERPRETERS)
+        if _is_python(facts.target):
+            return is_interpreter
+        return (is_interpreter or name == target) and not is_anybodys(place, roots, ground)
+    if facts.is_unchanged or facts.content is None:
+        return facts.is_unchanged
+    if name == SETTINGS:
+        fresh = _homes(facts.content) - _homes(facts.old or b"")
+        return not any(is_anybodys(home, roots, ground) for home in fresh)
+    return _starts_a_module(facts.content, facts.old or b"", directory)
+
+
+def _is_python(name: str) -> bool:
+    return name.rstrip("0123456789.") in ("python", "pypy")
+
+
+def _homes(content: bytes) -> set[str]:
+    """Return where the settings of an environment say that its Python lies."""
+    text = content.decode("utf-8", "surrogateescape")
+    # Python itself ends a line at a newline only, and its library at a return too.
+    pairs = (line.partition("=") for line in (*text.split("\n"), *text.replace("\r", "\n").split("\n")))
+    return {value.strip() for key, _, value in pairs if key.strip().lower() == "home"}
+
+
+def _starts_a_module(new: bytes, old: bytes, directory: str) -> bool:
+    """Return True if a script is an installer's: the environment's own Python, which calls one function of a module."""
+    if len(new) > _LONGEST_SCRIPT or not new.isascii():
+        return False
+    first, *body = new.decode().split("\n")
+    interpreter = first.removeprefix("#!")
+    if first == "#!/bin/sh" and len(body) > 2 and body[1] == "' '''":  # where the path is long or has a blank
+        interpreter = body[0].removeprefix("'''exec' ").removesuffix(' "$0" "$@"').strip('"')
+        body = body[2:]
+    place, _, name = interpreter.rpartition("/")
+    is_its_own = place == directory and _is_python(name)
+    is_as_before = first == old.decode("utf-8", "replace").partition("\n")[0] and first != "#!/bin/sh"
+    return (is_its_own or is_as_before) and all(map(_is_script_line, body))
+
+
+def _is_script_line(line: str) -> bool:
+    text = line.strip().replace('"', "'")
+    if text in _SCRIPT_LINES:
+        return True
+    if text.startswith("from ") and " import " in text:
+        dotted = text.removeprefix("from ").replace(" import ", ".", 1)
+    elif text.startswith("sys.exit(") and text.endswith("())"):
+        dotted = text.removeprefix("sys.exit(").removesuffix("())")
+    else:
+        return False
+    return all(part.isidentifier() for part in dotted.split("."))

@@ -6,9 +6,8 @@ comment to us. It takes any bytes at all; includes are not followed.
 
 from __future__ import annotations
 
-from fumehood.core.concern import Concern, flagged, held
+from fumehood.core.concern import Concern, flagged, held, shown
 from fumehood.core.value import words
-from fumehood.core.wording import brief as shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

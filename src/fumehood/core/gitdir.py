@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, SYMLINK, Change
-from fumehood.core.concern import (
-    AREAS,
-    became_executable,
-    directory_of,
-    flagged,
-    held,
-    is_dot_git,
-    is_unchanged,
-    lands,
-    roots_of,
-    shown,
-    within,
-)
+from fumehood.core.concern import became_executable, directory_of, flagged, held, lands, roots_of, shown, within
+from fumehood.core.tool_files import AREAS, is_dot_git
 from fumehood.core.value import words
 
 TYPE_CHECKING = False
@@ -76,25 +65,20 @@ def stranger_concern(change: Change) -> Concern | None:
         if not is_dot_git(name.lower()):
             continue
         top, is_itself = names[at + 1], at + 2 == len(names)
+        lower = top.lower()
         is_below_new = change.within is not None and change.within.count("/") <= at + 1
         is_new = change.change == ADDED if is_itself else is_below_new
-        is_file = is_itself and change.kind == FILE
-        if is_new and not _is_written_by_git(top, is_file=is_file) and not (is_file and _is_note(change)):
-            return held("repository-settings", f"git writes no {shown(top)} here, and other tools may act on it")
+        if not is_new or lower in _WRITTEN or lower.startswith(_WRITTEN_BEGINNINGS):
+            continue
+        if is_itself and change.kind == FILE:
+            # `COMMIT_EDITMSG` and its kin, also as an editor names its copies.
+            plain = top.strip(".~#").removesuffix(".swp").removesuffix(".patch")
+            if lower.endswith(".lock") or _CAPITALS.issuperset(plain):
+                continue
+            if lower.endswith(_NOTES) and change.after is not None and not change.after.mode & 0o111:
+                continue
+        return held("repository-settings", f"git writes no {shown(top)} here, and other tools may act on it")
     return None
-
-
-def _is_note(change: Change) -> bool:
-    return change.path.lower().endswith(_NOTES) and change.after is not None and not change.after.mode & 0o111
-
-
-def _is_written_by_git(name: str, *, is_file: bool) -> bool:
-    lower = name.lower()
-    if lower in _WRITTEN or lower.startswith(_WRITTEN_BEGINNINGS):
-        return True
-    # `COMMIT_EDITMSG` and its kin, also as an editor names its copies.
-    plain = name.strip(".~#").removesuffix(".swp").removesuffix(".patch")
-    return is_file and (lower.endswith(".lock") or _CAPITALS.issuperset(plain))
 
 
 def git_tails(change: Change, parts: Sequence[str], ground: Ground) -> list[Sequence[str]]:
@@ -152,13 +136,13 @@ def git_loses(change: Change, parts: Sequence[str], ground: Ground) -> bool:
     return False
 
 
-def loss_concern(change: Change, parts: Sequence[str], facts: Facts | None, ground: Ground) -> Concern | None:
+def loss_concern(change: Change, parts: Sequence[str], facts: Facts, ground: Ground) -> Concern | None:
     """Judge a deletion that `git_loses` told of."""
     if _is_projects_own(parts):
         return held("git-repository", "without it, a repository put there later would pass for a new one")
     if parts[-1] not in _CONFIGS:
         return held("git-remote", "named an address that git sends data to")
-    if facts is None or facts.old is None:
+    if facts.old is None:
         return held("git-config", _UNREAD)
     return _config(change, facts, ground, sure=True)
 
@@ -168,7 +152,7 @@ def _is_projects_own(parts: Sequence[str]) -> bool:
     return len(parts) == 1 and is_dot_git(parts[0])
 
 
-def git_concern(change: Change, parts: Sequence[str], facts: Facts | None, ground: Ground) -> Concern | None:
+def git_concern(change: Change, parts: Sequence[str], facts: Facts, ground: Ground) -> Concern | None:
     """Judge a file or symlink by git's rules."""
     if is_dot_git(parts[-1]):
         return _pointer(change, facts, ground)
@@ -204,30 +188,36 @@ def _places(tail: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
             sure = sure and tail[number] not in AREAS
 
 
-def _in_git(place: Sequence[str], sure: bool, change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
+def _in_git(place: Sequence[str], sure: bool, change: Change, facts: Facts, ground: Ground) -> Concern | None:
     first, name = place[0], place[-1]
-    if len(place) == 1:
-        return _at_top(name, sure, change, facts, ground)
     concern = None
+    if len(place) == 1:
+        if name in _CONFIGS:
+            return _config(change, facts, ground, sure=sure)
+        if name == "commondir":
+            return _common_directory(change, facts)
+        if name == "gitdir" and "worktrees" in change.path.lower():
+            return _work_tree(change, facts, ground)
+        return None
     if first == "hooks":
         is_sample = len(place) == 2 and name.endswith(".sample")
-        is_as_before = is_unchanged(facts) and not became_executable(change)
+        is_as_before = facts.is_unchanged and not became_executable(change)
         if (sure or name in HOOKS) and not is_sample and not is_as_before:
             concern = held("git-hook", "git runs this hook by itself")
-    elif tuple(place) == ("info", "attributes") and not is_unchanged(facts):
+    elif tuple(place) == ("info", "attributes") and not facts.is_unchanged:
         concern = held("git-attributes", "tells git which files to run through its filters")
     elif name in _UNDER_WAY.get(first, ()):
         concern = _rebase(facts) if name == "git-rebase-todo" else _strategy(name, facts)
     elif first in _ADDRESSES and sure:
         # A file that names an address as git did before it had a configuration, and still obeys.
-        if facts is not None and not facts.repository_was_there:
+        if not facts.repository_was_there:
             concern = flagged("git-remote", "names an address for git")
-        elif not is_unchanged(facts):
+        elif not facts.is_unchanged:
             concern = held("git-remote", "decides where git sends data to and gets it from")
     return concern
 
 
-def _at_top(name: str, sure: bool, change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
+def _at_top(name: str, sure: bool, change: Change, facts: Facts, ground: Ground) -> Concern | None:
     if name in _CONFIGS:
         return _config(change, facts, ground, sure=sure)
     if name == "commondir":
@@ -237,12 +227,12 @@ def _at_top(name: str, sure: bool, change: Change, facts: Facts | None, ground: 
     return None
 
 
-def _config(change: Change, facts: Facts | None, ground: Ground, *, sure: bool) -> Concern | None:
+def _config(change: Change, facts: Facts, ground: Ground, *, sure: bool) -> Concern | None:
     """Compare two versions of a configuration by key; not sure, only what git would act on by itself counts."""
     from fumehood.core.gitconfig import changed_keys, everyday_concern, key_concern, runs_by_itself
 
-    new = None if facts is None else b"" if change.change == DELETED else facts.new
-    if facts is None or new is None or not facts.whole:
+    new = b"" if change.change == DELETED and facts.whole else facts.content
+    if new is None:
         return held("git-config", _UNREAD)
     if sure and facts.repository_was_there:
         return everyday_concern(facts.old, new, lambda values: _is_own_work_tree(change, values, facts, ground))
@@ -270,32 +260,36 @@ def _is_own_work_tree(change: Change, values: Values, facts: Facts, ground: Grou
         return False
     if not values:
         return True
-    place = lands(directory_of(change, facts), values[-1] or "")
-    spot = None if place is None else within(place, roots_of(facts, ground))
+    spot = _spot(change, values[-1] or "", facts, ground)
     # A work tree in a git directory would let a checkout write hooks.
     return spot is not None and not any(is_dot_git(name) for name in spot[1].lower().split("/"))
 
 
-def _line(facts: Facts | None) -> str | None:
+def _line(facts: Facts) -> str | None:
     """Return the one line that a file consists of, or None."""
-    if facts is None or facts.new is None or not facts.whole or b"\0" in facts.new:
+    if facts.content is None or b"\0" in facts.content:
         return None
-    text = facts.new.decode("utf-8", "surrogateescape").rstrip("\r\n")
+    text = facts.content.decode("utf-8", "surrogateescape").rstrip("\r\n")
     return None if "\n" in text else text
 
 
-def _pointer(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
+def _spot(change: Change, text: str, facts: Facts, ground: Ground) -> tuple[int, str] | None:
+    """Return the root (number 0 is the change's own once more) and the path in it that a file's text leads to."""
+    place = lands(directory_of(change, facts), text)
+    return None if place is None else within(place, roots_of(facts, ground))
+
+
+def _pointer(change: Change, facts: Facts, ground: Ground) -> Concern | None:
     """Judge a `.git` that is no directory: a work tree's or a submodule's names its place in a git directory."""
     if change.kind == SYMLINK:
         return held("git-redirect", "a .git that is a link leads git elsewhere")
-    if is_unchanged(facts):
+    if facts.is_unchanged:
         return None
-    if facts is not None and facts.repository_was_there:
+    if facts.repository_was_there:
         return held("git-redirect", "a .git file puts another repository in the place of the one that was there")
     text = _line(facts)
-    if facts is not None and text is not None and text.startswith("gitdir: "):
-        place = lands(directory_of(change, facts), text[len("gitdir: ") :])
-        spot = None if place is None else within(place, roots_of(facts, ground))
+    if text is not None and text.startswith("gitdir: "):
+        spot = _spot(change, text.removeprefix("gitdir: "), facts, ground)
         if spot is not None and _is_git_room(spot, facts, ground):
             return None
     return held("git-redirect", "a .git file points git at another repository")
@@ -306,7 +300,6 @@ def _is_git_room(spot: tuple[int, str], facts: Facts, ground: Ground) -> bool:
     number, path = spot
     names = path.lower().split("/")
     rooms = [at for at, name in enumerate(names[:-1]) if name in _NESTING]
-    # Number 0 is the change's own root once more: `roots_of`.
     own = roots_of(facts, ground)[number]
     numbers = [at for at, root in enumerate(ground.roots) if root == own]
     for at in rooms:
@@ -316,52 +309,52 @@ def _is_git_room(spot: tuple[int, str], facts: Facts, ground: Ground) -> bool:
     return False
 
 
-def _common_directory(change: Change, facts: Facts | None) -> Concern | None:
+def _common_directory(change: Change, facts: Facts) -> Concern | None:
     in_worktrees = change.path.lower().split("/")[-3:-2] == ["worktrees"]
-    if is_unchanged(facts) or (in_worktrees and _line(facts) == "../.."):
+    if facts.is_unchanged or (in_worktrees and _line(facts) == "../.."):
         return None
     return held("git-redirect", "commondir leads git to another repository's settings and hooks")
 
 
-def _work_tree(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
-    if is_unchanged(facts):
+def _work_tree(change: Change, facts: Facts, ground: Ground) -> Concern | None:
+    if facts.is_unchanged:
         return None
     text = _line(facts)
-    place = lands(directory_of(change, facts), text) if facts is not None and text else None
-    if facts is not None and place is not None and place.endswith("/.git") and within(place, roots_of(facts, ground)):
+    place = lands(directory_of(change, facts), text) if text else None
+    if place is not None and place.endswith("/.git") and within(place, roots_of(facts, ground)):
         return None
     return held("git-redirect", "gitdir names a work tree outside the project")
 
 
-def _rebase(facts: Facts | None) -> Concern | None:
-    if facts is None or facts.new is None or not facts.whole:
+def _rebase(facts: Facts) -> Concern | None:
+    if facts.content is None:
         return held("git-rebase", _UNREAD)
     before = set((facts.old or b"").splitlines())
-    for line in facts.new.splitlines():
+    for line in facts.content.splitlines():
         if line not in before and line.split(None, 1)[:1] in ([b"exec"], [b"x"]):
             return held("git-rebase", "git runs a command from this list when the rebase goes on")
     return None
 
 
-def _strategy(name: str, facts: Facts | None) -> Concern | None:
+def _strategy(name: str, facts: Facts) -> Concern | None:
     """Judge how a rebase or a cherry-pick that is under way will merge."""
     from fumehood.core.gitconfig import parse
 
-    if facts is None or facts.new is None or not facts.whole:
+    if facts.content is None:
         return held("git-rebase", _UNREAD)
     if name == "opts":
-        entries = parse(facts.new)
+        entries = parse(facts.content)
         if entries is None:
             return held("git-rebase", _UNREAD)
         named = {value or "" for key, value in entries if key == "options.strategy"}
     else:
-        named = {facts.new.decode("utf-8", "replace").strip()}
+        named = {facts.content.decode("utf-8", "replace").strip()}
     if named <= _STRATEGIES | {""}:
         return None
     return held("git-rebase", "names a program for git to merge with when it goes on")
 
 
-def _stray(change: Change, name: str, facts: Facts | None, ground: Ground) -> Concern | None:
+def _stray(change: Change, name: str, facts: Facts, ground: Ground) -> Concern | None:
     """Judge a file that matters if its directory is, or becomes, a bare repository; and `.gitmodules`."""
     if name == "commondir" and change.kind == FILE:
         return _common_directory(change, facts)
@@ -374,16 +367,15 @@ def _stray(change: Change, name: str, facts: Facts | None, ground: Ground) -> Co
     return _config(change, facts, ground, sure=False) if name in _CONFIGS else None
 
 
-def _head(change: Change, facts: Facts | None) -> Concern | None:
+def _head(change: Change, facts: Facts) -> Concern | None:
     """Judge a `HEAD` in a directory that was there before, whose other files are not judged with it.
 
     In a directory that is new as a whole, everything is judged by git's rules: see `danger.survey`.
     """
     if change.kind == SYMLINK:
-        makes = facts is None or facts.target.startswith("refs/")
+        makes = not facts.target or facts.target.startswith("refs/")
     else:
-        new, old = (None, None) if facts is None else (facts.new, facts.old)
-        makes = new is None or (_is_head(new) and not (old is not None and _is_head(old)))
+        makes = facts.new is None or (_is_head(facts.new) and not _is_head(facts.old or b""))
     if makes:
         return held("git-repository", "turns a directory that was there before into a git repository")
     return None
@@ -393,10 +385,10 @@ def _is_head(content: bytes) -> bool:
     return content.startswith(b"ref:") or (len(content) >= 40 and content[:40].isalnum())
 
 
-def _submodules(facts: Facts | None) -> Concern | None:
+def _submodules(facts: Facts) -> Concern | None:
     from fumehood.core.gitconfig import changed_keys, key_concern
 
-    changed = None if facts is None or facts.new is None or not facts.whole else changed_keys(facts.old, facts.new)
+    changed = None if facts.content is None else changed_keys(facts.old, facts.content)
     if changed is None:
         return held("git-submodules", "can't be understood as a list of submodules")
     for key, was, now in changed:
@@ -410,13 +402,13 @@ def _submodules(facts: Facts | None) -> Concern | None:
     return None
 
 
-def _lfs(change: Change, facts: Facts | None) -> Concern | None:
+def _lfs(change: Change, facts: Facts) -> Concern | None:
     """Judge the project's settings for large files; in a directory that is new, their addresses are its own matter."""
     from fumehood.core.gitconfig import changed_keys
 
     if change.within is not None:
         return None
-    changed = None if facts is None or facts.new is None or not facts.whole else changed_keys(facts.old, facts.new)
+    changed = None if facts.content is None else changed_keys(facts.old, facts.content)
     if changed is None:
         return held("git-config", _UNREAD)
     address = next((key for key, _, _ in changed if key.endswith("url")), None)

@@ -259,7 +259,7 @@ def lines_of(text: str) -> Iterator[tuple[str, bool]]:
 
 def tasks_at_opening(text: str, mark: str) -> str:
     """Return those of an editor's tasks that have a mark; all, where one may start others or none can be told."""
-    from fumehood.core.jsonc import parse
+    from fumehood.core.settings_text import parse
 
     try:
         node = parse(text)

@@ -10,7 +10,8 @@ import marshal
 import os
 import time
 
-from fumehood.core.concern import PACKAGES, shown
+from fumehood.core.concern import shown
+from fumehood.core.tool_files import PACKAGES
 from fumehood.linux.cache import TICK_NS, keep, recalled
 from fumehood.linux.ways_in import Ways, entries
 

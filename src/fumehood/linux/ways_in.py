@@ -11,21 +11,19 @@ from __future__ import annotations
 import marshal
 import os
 
-from fumehood.core.concern import (
-    HELD_NAMES,
-    HELD_SUFFIXES,
-    PACKAGES,
-    Protected,
-    is_dot_git,
-    is_hook_manager,
-    settings_name,
-    shown,
-    surroundings,
-    within,
-)
+from fumehood.core.concern import Protected, shown, within
 from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
 from fumehood.core.shell import named_paths
+from fumehood.core.tool_files import (
+    HELD_NAMES,
+    HELD_SUFFIXES,
+    PACKAGES,
+    is_dot_git,
+    is_hook_manager,
+    meaning_of,
+    settings_name,
+)
 from fumehood.core.value import Value
 from fumehood.core.what_runs import (
     begins_as_command,
@@ -47,7 +45,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from fumehood.core.concern import Because
+    from fumehood.core.tool_files import Because
 
 _MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
 _MOST_KEPT = 1000  # of those in which there was something
@@ -135,7 +133,7 @@ class ProjectTree:
             elif entry.is_dir(follow_symlinks=False):
                 if entry.name != ".git" and not self._is_passed_by(entry.name) and can_be_named:
                     yield inner + entry.name
-            elif entry.name.endswith(".toml") and settings_name(entry.name, surroundings(path)) == "mise.toml":
+            elif entry.name.endswith(".toml") and settings_name(entry.name, meaning_of(path)) == "mise.toml":
                 self.mise.append(f"{directory}/{entry.name}")
             elif _may_mean(inner, entry.name) and (because := self._meaning(inner + entry.name)) is not None:
                 self.files.append((f"{directory}/{entry.name}", because))
@@ -291,7 +289,7 @@ def _protect_what_settings_name(ways: Ways, path: str, bases: Sequence[str], hom
     text = text_of(path)
     name = os.path.basename(path).lower()
     if because[0] == "agent-settings" and name.endswith((".json", ".jsonc", ".toml")):
-        from fumehood.core.jsonc import commands_in
+        from fumehood.core.settings_text import commands_in
 
         for line in commands_in(text, is_toml=name.endswith(".toml")):
             protect_line(ways, line, bases, home, because)

@@ -21,9 +21,9 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.agents import Agent, known_agents
 from fumehood.core.inside import BEGAN
-from fumehood.core.jsonc import parse
 from fumehood.core.masks import MOVABLE, is_in
 from fumehood.core.report import named, short
+from fumehood.core.settings_text import parse
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing, read, stat_of

@@ -13,7 +13,6 @@ import sys
 
 from fumehood.core import changes as c
 from fumehood.core.concern import (
-    PACKAGES,
     Concern,
     Facts,
     Ground,
@@ -22,16 +21,15 @@ from fumehood.core.concern import (
     by_real_name,
     directory_of,
     end_of,
-    is_dot_git,
     lands,
     within,
 )
-from fumehood.core.danger import concern, held_by_name, survey, suspects, wants_facts
+from fumehood.core.danger import SETTINGS, concern, environments_of, new_programs, survey, suspects, wants_facts
 from fumehood.core.judge import Waiting, judge, keep_replacements_whole
-from fumehood.core.loaders import SETTINGS, environments_of, new_programs
 from fumehood.core.masks import is_in
 from fumehood.core.report import Run, printable, typed
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
+from fumehood.core.tool_files import PACKAGES, held_by_name, is_dot_git
 from fumehood.linux.capture import user_name
 from fumehood.linux.git_includes import links_and_end
 from fumehood.linux.home_links import protect_home

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fumehood.core import jsonc
+from fumehood.core import settings_text
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -68,7 +68,7 @@ def meaning(path: str, text: str) -> Any:
         return _toml(text).unwrap()
     if path.endswith(".js"):
         return text
-    return jsonc.parse(text).plain() if text.strip() else {}
+    return settings_text.parse(text).plain() if text.strip() else {}
 
 
 def at(value: Any, keys: Sequence[str]) -> Any:
@@ -134,21 +134,21 @@ def _json_hooks(
 
     def remove(text: str) -> str:
         before = text
-        while text.strip() and (places := _hook_places(jsonc.parse(text).plain())):
-            text = jsonc.without(text, places[0][0])
+        while text.strip() and (places := _hook_places(settings_text.parse(text).plain())):
+            text = settings_text.without(text, places[0][0])
         if text == before:
             return text  # what is empty is a person's own
         text = _without_empty(text, *(["hooks", event] for event in matchers), ["hooks"])
-        return "" if version and text.strip() and jsonc.parse(text).plain() == {"version": version} else text
+        return "" if version and text.strip() and settings_text.parse(text).plain() == {"version": version} else text
 
     def add(text: str) -> str:
-        places = _hook_places(jsonc.parse(text).plain()) if text.strip() else []
+        places = _hook_places(settings_text.parse(text).plain()) if text.strip() else []
         whole = _with_options(line, places[0][1] if places else "")
         text = remove(text) or "{}\n"
-        if version and jsonc.parse(text).member("version") is None:
-            text = jsonc.with_member(text, ["version"], version)
+        if version and settings_text.parse(text).member("version") is None:
+            text = settings_text.with_member(text, ["version"], version)
         for event, tools in matchers.items():
-            text = jsonc.with_item(text, ["hooks", event], entry(tools, whole))
+            text = settings_text.with_item(text, ["hooks", event], entry(tools, whole))
         return text
 
     return SettingsEdit(add=add, remove=remove)
@@ -157,8 +157,8 @@ def _json_hooks(
 def _without_empty(text: str, *places: list[str]) -> str:
     """Take out what holds nothing any more, one place after the other."""
     for keys in places:
-        if text.strip() and at(jsonc.parse(text).plain(), keys) in ([], {}):
-            text = jsonc.without(text, [*keys])
+        if text.strip() and at(settings_text.parse(text).plain(), keys) in ([], {}):
+            text = settings_text.without(text, [*keys])
     return text
 
 
@@ -168,30 +168,30 @@ def _json_member(keys: list[str], value: Any) -> SettingsEdit:
     def remove(text: str) -> str:
         if not text.strip():
             return text
-        if not isinstance(value, dict) and at(jsonc.parse(text).plain(), keys) != value:
+        if not isinstance(value, dict) and at(settings_text.parse(text).plain(), keys) != value:
             return text  # a person's own
-        return _without_empty(jsonc.without(text, [*keys]), *([keys[:-1]] if len(keys) > 1 else []))
+        return _without_empty(settings_text.without(text, [*keys]), *([keys[:-1]] if len(keys) > 1 else []))
 
-    return SettingsEdit(add=lambda text: jsonc.with_member(text or "{}\n", keys, value), remove=remove)
+    return SettingsEdit(add=lambda text: settings_text.with_member(text or "{}\n", keys, value), remove=remove)
 
 
 def _json_items(keys: list[str], values: tuple[str, ...]) -> SettingsEdit:
     """Words in a list in JSON."""
 
     def listed(text: str) -> list[Any]:
-        items = at(jsonc.parse(text).plain(), keys) if text.strip() else None
+        items = at(settings_text.parse(text).plain(), keys) if text.strip() else None
         return items if isinstance(items, list) else []
 
     def add(text: str) -> str:
         for value in values:
-            text = text if value in listed(text) else jsonc.with_item(text or "{}\n", keys, value)
+            text = text if value in listed(text) else settings_text.with_item(text or "{}\n", keys, value)
         return text
 
     def remove(text: str) -> str:
         before = text
         for value in values:
             while value in listed(text):
-                text = jsonc.without(text, [*keys, listed(text).index(value)])
+                text = settings_text.without(text, [*keys, listed(text).index(value)])
         return text if text == before else _without_empty(text, *(keys[:depth] for depth in range(len(keys), 0, -1)))
 
     return SettingsEdit(add=add, remove=remove)

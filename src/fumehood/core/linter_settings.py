@@ -1,4 +1,4 @@
-"""Settings that name code for a linter, a compiler or a hook to load; programs of virtual environments.
+"""Settings that name code for a linter, a compiler or a hook to load, in whatever format, scripts too.
 
 Such files change every day, and editors start these tools by themselves. So a change is held only where it brings
 something that loads code. That is told twice: from the text of lines, which no parser can be led astray about, and
@@ -8,28 +8,17 @@ spell anything count.
 
 from __future__ import annotations
 
-import sys
-
-from fumehood.core.changes import ADDED, DELETED, FILE, SYMLINK, Change
-from fumehood.core.concern import (
-    INTERPRETERS,
-    directory_of,
-    flagged,
-    held,
-    is_anybodys,
-    is_unchanged,
-    lands,
-    roots_of,
-)
+from fumehood.core.changes import ADDED, FILE, Change
+from fumehood.core.concern import held, shown
 from fumehood.core.value import words
-from fumehood.core.wording import brief as shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Iterator
+    from collections.abc import Iterator
 
-    from fumehood.core.concern import Concern, DirectoryMeaning, Facts, Ground
-    from fumehood.core.spelled import Wanted
+    from fumehood.core.concern import Concern, Facts
+    from fumehood.core.settings_text import Wanted
+    from fumehood.core.tool_files import DirectoryMeaning
 
 # Keys, and sections in brackets, whose values name code. One with a sign at an end counts anywhere in a line.
 _UNDER_TOOL = words("pyrefly pylsp-mypy")  # sections; not packages of these names
@@ -135,25 +124,39 @@ def may_load(name: str, around: DirectoryMeaning) -> bool:
     return is_named and not around.in_git and not around.is_packaged
 
 
-def loading_concern(name: str, parent: str, facts: Facts | None) -> Concern | None:
+def loading_concern(name: str, parent: str, facts: Facts) -> Concern | None:
     """Hold a file of settings that brings something new that loads code; None if nothing does."""
-    if facts is None or facts.new is None or not facts.whole:
+    if facts.content is None:
         return held("linter-settings", "a tool may load code that this names, and it could not be read")
-    if facts.new == facts.old:
+    if facts.content == facts.old:
         return None
-    if b"\0" in facts.new:
+    if b"\0" in facts.content:
         return held("linter-settings", "a tool may load code that this names, and it is not plain text")
-    new = facts.new.decode("utf-8", "replace")
+    new = facts.content.decode("utf-8", "replace")
     old = (facts.old or b"").decode("utf-8", "replace")
-    line = _new_in(name, parent, old, new)
+    if name == _PACKAGE:
+        line = _new_in_package(old, new)
+    elif name == _OPTIONS:
+        line = _new_option(old, new)
+    elif name == _PACKAGE_IN_YAML:
+        top = _PACKAGE_LINTERS | _PACKAGE_HOOKS
+        line = _new_value(
+            old, new, "yaml", frozenset(map(str.lower, top)),
+            lambda text, above: above is not None and not any(above) and text in top,
+        )  # fmt: skip
+    elif _tool(name) and name.rpartition(".")[2] in _SCRIPTS:
+        before, after = ("\n".join(_script_lines(each)) for each in (old, new))
+        line = new_code(old, new) or _new_block(before, after, _SCRIPTED, ends=True)
+    else:
+        line = _new_in_settings(name, parent, old, new)
     if line is None:
         return None
     return held("linter-settings", f"a linter, compiler or hook loads what this names by itself: {shown(line)}")
 
 
-def is_what_cloning_writes(change: Change, name: str, facts: Facts | None) -> bool:
+def is_what_cloning_writes(change: Change, name: str, facts: Facts) -> bool:
     """Return True if settings of another version control came with a new repository, and run nothing."""
-    if change.change != ADDED or change.within is None or change.kind != FILE or facts is None or facts.new is None:
+    if change.change != ADDED or change.within is None or change.kind != FILE or facts.new is None:
         return False
     if name in _CLONED_CONTENTS:
         return facts.new in _CLONED_CONTENTS[name]
@@ -165,43 +168,23 @@ def is_what_cloning_writes(change: Change, name: str, facts: Facts | None) -> bo
             continue
         if line[0] == "[" and line[-1] == "]" and _IN_KEYS.issuperset(line[1:-1]):
             section = line[1:-1]
-        elif section not in _CLONED_SECTIONS[name] or not _is_plain_setting(line):
+            continue
+        key, equals, value = line.partition("=")
+        is_setting = bool(key.rstrip(" ") and equals) and _CLONED_KEYS.issuperset(key.rstrip(" "))
+        # A value can be nothing else, and begins nothing that goes on below.
+        is_whole = line.isprintable() and '"""' not in value and "'''" not in value and _depth(value) == 0
+        if section not in _CLONED_SECTIONS[name] or not is_setting or not is_whole:
             return False
     return bool(section)
-
-
-def _is_plain_setting(line: str) -> bool:
-    """Return True if a line is a name and a value and can be nothing else, nor begin anything that goes on below."""
-    key, equals, value = line.partition("=")
-    key = key.rstrip(" ")
-    is_whole = '"""' not in value and "'''" not in value and _depth(value) == 0
-    return bool(key and equals) and _CLONED_KEYS.issuperset(key) and line.isprintable() and is_whole
-
-
-def _new_in(name: str, parent: str, old: str, new: str) -> str | None:
-    """Return what is new and loads code, or None."""
-    if name == _PACKAGE:
-        return _new_in_package(old, new)
-    if name == _OPTIONS:
-        return _new_option(old, new)
-    if name == _PACKAGE_IN_YAML:
-        top = _PACKAGE_LINTERS | _PACKAGE_HOOKS
-        return _new_value(
-            old, new, "yaml", frozenset(map(str.lower, top)),
-            lambda text, above: above is not None and not any(above) and text in top,
-        )  # fmt: skip
-    if _tool(name) and name.rpartition(".")[2] in _SCRIPTS:
-        from fumehood.core.scripts import new_code, script_lines
-
-        before, after = ("\n".join(script_lines(each)) for each in (old, new))
-        return new_code(old, new) or _new_block(before, after, _SCRIPTED, ends=True)
-    return _new_in_settings(name, parent, old, new)
 
 
 def _new_in_settings(name: str, parent: str, old: str, new: str) -> str | None:
     """Return what is new among the settings that load code, told from lines and from what a parser makes of them."""
     keys = _NAMES.get(name) or _PAIRS.get((parent, name)) or _SCRIPTED
-    kind, lowered = _format(name, parent), new.lower()
+    lowered, ending = new.lower(), name.removesuffix(".dist").rpartition(".")[2]
+    kind = _FORMATS.get(ending) or ("json or yaml" if _tool(name) else _INI)
+    if (parent, name) in _PAIRS or name == "rust-toolchain":
+        kind = "toml"
     may_hide = "\\" in new or (kind == "yaml" and "!" in new)
     has_pylint = "pylint" in f"{name} {lowered}" or kind == "yaml" or any(letter in lowered for letter in _ESCAPED)
     keys |= _PYLINT if keys is _PYTHON and has_pylint else frozenset()
@@ -233,12 +216,22 @@ def _new_value(old: str, new: str, kind: str, keys: frozenset[str], is_wanted: W
     if is_name and head not in ("", _head(old)):
         return head
     # In NEON, names of classes have a backslash between them, which escapes nothing but in its own ways.
-    return _new_block(old, new, keys) or _unclear_line(old, new, keys, _ESCAPED if kind == "neon" else ("\\",))
+    escapes = _ESCAPED if kind == "neon" else ("\\",)
+    if (block := _new_block(old, new, keys)) is not None:
+        return block
+    # Or it is a line that may have a part in loading code, in whatever way the whole is read.
+    from fumehood.core.settings_text import is_odd
+
+    lines_before = {line.strip() for line in _lines(old)}
+    for line in map(str.strip, _lines(new)):
+        if line and line not in lines_before and (is_odd(line, escapes) or _has_word(line.lower(), keys)):
+            return line
+    return None
 
 
 def _values(text: str, kind: str, is_wanted: Wanted) -> set[tuple[tuple[str, ...], str]] | None:
     """Return the values at keys that are wanted, or None where tools may differ about what a text says."""
-    from fumehood.core.spelled import Unclear, values_at
+    from fumehood.core.settings_text import Unclear, values_at
 
     if not text.strip():
         return set()
@@ -262,25 +255,6 @@ def _begins_table(line: str) -> bool:
     key, rest = line[: min(ends, default=0)].rstrip(), line[min(ends, default=0) + 1 :]
     name = key[1:-1] if key[:1] in ("'", '"') and key[-1:] == key[:1] else key
     return line[:1] in ("[", "{") or (name != "" and _IN_KEYS.issuperset(name.lower()) and rest[:1] in ("", " ", "\t"))
-
-
-def _format(name: str, parent: str) -> str:
-    """Return which format settings have, by the endings of their names and the habits of tools."""
-    ending = name.removesuffix(".dist").rpartition(".")[2]
-    if (parent, name) in _PAIRS or name == "rust-toolchain":
-        return "toml"
-    return _FORMATS.get(ending) or ("json or yaml" if _tool(name) else _INI)
-
-
-def _unclear_line(old: str, new: str, keys: frozenset[str], escapes: tuple[str, ...]) -> str | None:
-    """Return the first new line that may have a part in loading code, in whatever way the whole is read."""
-    from fumehood.core.spelled import is_odd
-
-    before = {line.strip() for line in _lines(old)}
-    for line in map(str.strip, _lines(new)):
-        if line and line not in before and (is_odd(line, escapes) or _has_word(line.lower(), keys)):
-            return line
-    return None
 
 
 def _tool(name: str) -> str:
@@ -346,7 +320,13 @@ def _names_code(line: str, keys: frozenset[str], *, ends: bool = False) -> bool:
         return False
     if "\\" in text and (any(letter in text for letter in _ESCAPED) or (text[0] == '"' and text[-1] == "\\")):
         return True  # a key may be spelled so that it is not seen
-    return any(_has_key(text, key, ends=ends) for key in keys)
+    for key in keys:
+        for following in _after(text, key):
+            rest = following.lstrip().lstrip("\"'").lstrip()
+            is_last = not rest and (ends or len(following) == _MOST_AFTER)
+            if not _is_word(key) or rest[:1] in _MAKE_KEYS or text[0] == "?" or is_last:
+                return True
+    return False
 
 
 def _is_comment(text: str) -> bool:
@@ -368,15 +348,6 @@ def _has_word(text: str, keys: frozenset[str]) -> bool:
     # With a slash and a name behind it, it is another one: `import/order`.
     rests = ((key, rest) for key in keys for rest in _after(text, key))
     return any(not _is_word(key) or rest[:1] != "/" or rest[1:2] not in _IN_KEYS for key, rest in rests)
-
-
-def _has_key(text: str, key: str, *, ends: bool) -> bool:
-    for following in _after(text, key):
-        rest = following.lstrip().lstrip("\"'").lstrip()
-        is_last = not rest and (ends or len(following) == _MOST_AFTER)
-        if not _is_word(key) or rest[:1] in _MAKE_KEYS or text[0] == "?" or is_last:
-            return True
-    return False
 
 
 def _after(text: str, key: str) -> Iterator[str]:
@@ -403,7 +374,7 @@ def _new_in_package(old: str, new: str) -> str | None:
     """Return what is new among a package's settings for linters and hooks; no tool reads one that can't be parsed."""
     import json
 
-    from fumehood.core.spelled import parsed_package
+    from fumehood.core.settings_text import parsed_package
 
     try:
         after = parsed_package(new)
@@ -431,169 +402,88 @@ def _new_in_package(old: str, new: str) -> str | None:
 def _new_option(old: str, new: str) -> str | None:
     """Return an option that loads code, with what follows it, from a file of RuboCop's words for a command line."""
     before, after = (dict.fromkeys(zip(each, [*each, ""][1:], strict=True)) for each in (old.split(), new.split()))
-    return next((" ".join(pair) for pair in after if pair not in before and _is_loading_option(pair[0])), None)
+    for word, following in after:
+        if word[:1] != "-":
+            loads = False
+        elif word[:2] != "--":
+            loads = not _SHORT_LOADING.isdisjoint(word)  # several may be written as one
+        else:
+            loads = any(option.startswith(word.partition("=")[0]) for option in _LONG_LOADING)  # or cut short
+        # A shell's quotes can hide anything.
+        if (word, following) not in before and (loads or any(sign in word for sign in "\\\"'")):
+            return f"{word} {following}"
+    return None
 
 
-def _is_loading_option(word: str) -> bool:
-    if any(sign in word for sign in "\\\"'"):
-        return True  # a shell's quotes, which can hide anything
-    if word[:1] != "-":
-        return False
-    if word[:2] != "--":
-        return not _SHORT_LOADING.isdisjoint(word)  # several may be written as one
-    return any(option.startswith(word.partition("=")[0]) for option in _LONG_LOADING)  # or cut short
+# Settings that are a script in JavaScript or TypeScript: which of its lines are more than data.
+
+_CODE_WORDS = words("import export from require eval new function async await get set class")
+_DATA = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$ \t,:{}[].-")
 
 
-# What a virtual environment runs: a program that takes another one's place there is held.
-#
-# An environment that is made anew has the same programs as before, and what an installer writes only starts a module.
-# What a new package brings takes nobody's place, unless a program on the person's PATH has its name: who has activated
-# the environment and types `git` means that one.
-
-SETTINGS, _PROGRAMS = "pyvenv.cfg", "bin"
-# What every environment has and people start without a thought: a new one stands for one that was removed before.
-_ITS_OWN = ("python", "pypy", "pip", "activate", "Activate", SETTINGS)
-# Programs that packages bring as they are, and that a project is built and checked with: they are the project's own.
-_BUILDING = words(
-    """actionlint bun ccmake cmake corepack cpack ctest deno go gofmt hadolint just maturin ninja node nodejs npm npx
-    patchelf pnpm ruff shellcheck shfmt ty typos uv uvx yarn zig"""
-)
-_LONGEST_SCRIPT = 2048
-# All that pip, uv and setuptools write into a script besides the function that it calls.
-_SCRIPT_LINES = frozenset((
-    "", "# -*- coding: utf-8 -*-", "import re", "import sys", "if __name__ == '__main__':",
-    r"sys.argv[0] = re.sub(r'(-script\.pyw|\.exe)?$', '', sys.argv[0])",
-    r"sys.argv[0] = re.sub(r'(-script\.pyw?|\.exe)?$', '', sys.argv[0])",
-    "sys.argv[0] = sys.argv[0].removesuffix('.exe')",
-    "if sys.argv[0].endswith('-script.pyw'):", "sys.argv[0] = sys.argv[0][:-11]",
-    "if sys.argv[0].endswith('.exe'):", "elif sys.argv[0].endswith('.exe'):", "sys.argv[0] = sys.argv[0][:-4]",
-))  # fmt: skip
-
-
-def environments_of(changes: Iterable[Change]) -> set[tuple[int, str]]:
-    """Return the directories, by root and path, that are virtual environments if a `pyvenv.cfg` is in them now."""
-    directories = set()
-    for change in changes:
-        if change.change == DELETED or change.kind not in (FILE, SYMLINK):
+def new_code(old: str, new: str) -> str | None:
+    """Return the first line of a script that was not in it before and is more than data, or None."""
+    before = {line.strip() for line in _script_lines(old)}
+    has_template, in_comment = "`" in new, False
+    for line in map(str.strip, _script_lines(new)):
+        was_in_comment, in_comment = in_comment, _leaves_comment_open(line, is_open=in_comment)
+        if line in before or not line:
             continue
-        if change.kind == SYMLINK and change.before is not None:
-            directories.add((change.root, change.path))
-        directories.update((change.root, environment) for environment, _ in _places(change))
-    return directories
+        # What looks like a text or a comment is code if it stands in a template, or if it ends a comment around it.
+        is_outside = (was_in_comment and "*/" in line) or (has_template and "${" in line) or line[0] == ":"
+        if is_outside or not _is_data(line):
+            return line
+    return None
 
 
-def _places(change: Change) -> list[tuple[str, str]]:
-    """Return each environment that a change may be to a program or the settings of, with the name there."""
-    directory, _, name = change.path.rpartition("/")
-    if change.kind == SYMLINK and name == _PROGRAMS:
-        return [(directory, name)]
-    # Python obeys settings beside its program before those that lie above it.
-    places = [(directory, name)] if name == SETTINGS else []
-    if name.startswith("__init__."):  # of a package that scripts beside it would load
-        directory, _, name = directory.rpartition("/")
-    above, _, last = directory.rpartition("/")
-    return [*places, (above, name)] if last == _PROGRAMS else places
+def _script_lines(text: str) -> list[str]:
+    """Split where the language ends a line, and a comment with it."""
+    for end in ("\r", "\u2028", "\u2029"):
+        text = text.replace(end, "\n")
+    return text.split("\n")
 
 
-def _name_in(change: Change, environments: Container[tuple[int, str]]) -> str:
-    """Return what a change to an environment is called there; "": it is to none of these."""
-    return next((name for environment, name in _places(change) if (change.root, environment) in environments), "")
+def _leaves_comment_open(line: str, *, is_open: bool) -> bool:
+    """Return True if a line ends within a comment of several lines."""
+    at, quote = 0, ""
+    while at < len(line):
+        if is_open:
+            end = line.find("*/", at)
+            if end < 0:
+                return True
+            at, is_open = end + 2, False
+        elif quote:
+            quote = "" if line[at] == quote else quote
+            at += 1
+        elif line.startswith("//", at):
+            return False
+        elif line.startswith("/*", at):
+            at, is_open = at + 2, True
+        else:
+            quote = line[at] if line[at] in "'\"`" else ""
+            at += 1
+    # A quote that is not closed was none: it stands in an expression.
+    return is_open or (quote != "" and line.rfind("/*") > line.rfind("*/"))
 
 
-def is_program(change: Change, ground: Ground) -> bool:
-    """Return True if a change is to an environment that was there before: its programs, or its settings."""
-    return bool(ground.environments) and change.kind in (FILE, SYMLINK) and _name_in(change, ground.environments) != ""
-
-
-def new_programs(changes: Iterable[Change], environments: Collection[tuple[int, str]]) -> set[str]:
-    """Return the names of programs that are new in these environments."""
-    if not environments:
-        return set()
-    fresh = (change for change in changes if change.change == ADDED and change.kind in (FILE, SYMLINK))
-    return {name for change in fresh if (name := _name_in(change, environments))}
-
-
-def environment_concern(change: Change, facts: Facts | None, ground: Ground) -> Concern | None:
-    """Hold what takes the place of a program, of the environment's or on PATH, or has it use a command's Python."""
-    if change.change == DELETED:
-        return None
-    if change.kind == SYMLINK and (change.root, change.path) in ground.environments:
-        return held("environment-program", "leads to another place than the virtual environment that is here")
-    if not is_program(change, ground):
-        return None
-    name = _name_in(change, ground.environments)
-    stands_for_a_module = name.partition(".")[0] in sys.stdlib_module_names
-    is_new = change.change == ADDED and not name.startswith(_ITS_OWN) and not stands_for_a_module
-    replaced = (ground.commands or {}).get(name, "")
-    if (is_new and not replaced) or (facts is not None and _is_harmless(change, facts, ground)):
-        return None
-    if not is_new:
-        return held("environment-program", "takes the place of what this virtual environment ran before")
-    reason = f"is run in place of {shown(replaced)} while this virtual environment is active"
-    return flagged("environment-program", reason) if name in _BUILDING else held("environment-program", reason)
-
-
-def _is_harmless(change: Change, facts: Facts, ground: Ground) -> bool:
-    roots = roots_of(facts, ground)
-    name = change.path.rpartition("/")[2]
-    if change.kind == SYMLINK:
-        is_as_before = facts.old == facts.target.encode("utf-8", "surrogateescape")
-        return is_as_before or _leads_to_its_like(name, change, facts, ground)
-    if is_unchanged(facts):
+def _is_data(line: str) -> bool:
+    """Return True if a line of a script is data and nothing else: strings, names, brackets, a comment of its own."""
+    if line.startswith("//"):
         return True
-    if facts.new is None or not facts.whole:
+    plain, quote = [], ""
+    for sign in line:
+        if quote:
+            quote = "" if sign == quote else quote
+            if sign == "\\":
+                return False
+        elif sign in "'\"":
+            quote = sign
+            plain.append(" ")
+        else:
+            plain.append(sign)
+    text = "".join(plain)
+    if quote or not _DATA.issuperset(text):
         return False
-    if name == SETTINGS:
-        fresh = _homes(facts.new) - _homes(facts.old or b"")
-        return not any(is_anybodys(home, roots, ground) for home in fresh)
-    return _starts_a_module(facts.new, facts.old or b"", directory_of(change, facts))
-
-
-def _leads_to_its_like(name: str, change: Change, facts: Facts, ground: Ground) -> bool:
-    """Return True if a link leads to a program that is the same by its name: as `pip`, Python would run `./install`."""
-    place = lands(directory_of(change, facts), facts.target) or ""
-    target = place.rpartition("/")[2]
-    is_interpreter = name.startswith(INTERPRETERS) and target.startswith(INTERPRETERS)
-    if _is_python(facts.target):
-        return is_interpreter
-    return (is_interpreter or name == target) and not is_anybodys(place, roots_of(facts, ground), ground)
-
-
-def _is_python(name: str) -> bool:
-    return name.rstrip("0123456789.") in ("python", "pypy")
-
-
-def _homes(content: bytes) -> set[str]:
-    """Return where the settings of an environment say that its Python lies."""
-    text = content.decode("utf-8", "surrogateescape")
-    # Python itself ends a line at a newline only, and its library at a return too.
-    pairs = (line.partition("=") for line in (*text.split("\n"), *text.replace("\r", "\n").split("\n")))
-    return {value.strip() for key, _, value in pairs if key.strip().lower() == "home"}
-
-
-def _starts_a_module(new: bytes, old: bytes, directory: str) -> bool:
-    """Return True if a script is an installer's: the environment's own Python, which calls one function of a module."""
-    if len(new) > _LONGEST_SCRIPT or not new.isascii():
-        return False
-    first, *body = new.decode().split("\n")
-    interpreter = first.removeprefix("#!")
-    if first == "#!/bin/sh" and len(body) > 2 and body[1] == "' '''":  # where the path is long or has a blank
-        interpreter = body[0].removeprefix("'''exec' ").removesuffix(' "$0" "$@"').strip('"')
-        body = body[2:]
-    place, _, name = interpreter.rpartition("/")
-    is_its_own = place == directory and _is_python(name)
-    is_as_before = first == old.decode("utf-8", "replace").partition("\n")[0] and first != "#!/bin/sh"
-    return (is_its_own or is_as_before) and all(map(_is_script_line, body))
-
-
-def _is_script_line(line: str) -> bool:
-    text = line.strip().replace('"', "'")
-    if text in _SCRIPT_LINES:
-        return True
-    if text.startswith("from ") and " import " in text:
-        dotted = text.removeprefix("from ").replace(" import ", ".", 1)
-    elif text.startswith("sys.exit(") and text.endswith("())"):
-        dotted = text.removeprefix("sys.exit(").removesuffix("())")
-    else:
-        return False
-    return all(part.isidentifier() for part in dotted.split("."))
+    for sign in ",:{}[].-":
+        text = text.replace(sign, " ")
+    return _CODE_WORDS.isdisjoint(text.split())
