@@ -308,6 +308,12 @@ def test_settings_of_a_new_repository_that_say_more_than_cloning_does_are_held(p
         assert is_held(concern(new, Facts(new=content, root=ROOT), NO_RULES))
 
 
+@pytest.mark.parametrize("path", CLONED)
+def test_settings_of_a_new_repository_that_are_too_long_to_be_read_whole_are_held(path: str) -> None:
+    new = Change(0, f"x/{path}", ADDED, FILE, after=stamp(), within="x")
+    assert is_held(concern(new, Facts(new=CLONED[path], whole=False, root=ROOT), NO_RULES))
+
+
 @pytest.mark.parametrize("path", [".hg/sharedpath", ".jj/repo", ".hg/hgrc-not-shared", "_darcs/prefs/defaults"])
 def test_what_is_no_table_of_settings_is_never_what_cloning_writes(path: str) -> None:
     new = Change(0, f"x/{path}", ADDED, FILE, after=stamp(), within="x")

@@ -156,14 +156,14 @@ def loading_concern(name: str, parent: str, facts: Facts) -> Concern | None:
 
 def is_what_cloning_writes(change: Change, name: str, facts: Facts) -> bool:
     """Return True if settings of another version control came with a new repository, and run nothing."""
-    if change.change != ADDED or change.within is None or change.kind != FILE or facts.new is None:
+    if change.change != ADDED or change.within is None or change.kind != FILE or facts.content is None:
         return False
     if name in _CLONED_CONTENTS:
-        return facts.new in _CLONED_CONTENTS[name]
+        return facts.content in _CLONED_CONTENTS[name]
     if name not in _CLONED_SECTIONS:
         return False
     section = ""
-    for line in _lines(facts.new.decode("utf-8", "replace")):
+    for line in _lines(facts.content.decode("utf-8", "replace")):
         if not line or (_is_comment(line) and line.isprintable()):
             continue
         if line[0] == "[" and line[-1] == "]" and _IN_KEYS.issuperset(line[1:-1]):
