@@ -56,7 +56,7 @@ def test_links_in_a_circle_come_to_an_end(project: Path, monkeypatch: pytest.Mon
 def test_a_project_on_the_way_to_modules_may_be_changed_but_for_ours(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fumehood.core.concern import is_own
+    from fumehood.core.danger import is_own
     from judging import added
 
     monkeypatch.setattr(sys, "path", [str(project), *sys.path, f"{project}/late"])

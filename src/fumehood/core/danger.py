@@ -66,7 +66,7 @@ def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
     name, around = name_and_around(change.path)
     if change.change == DELETED:
         return change.kind != DIRECTORY and _is_loss_to_git(change, name, around, ground)
-    if ground.own is not None and change.kind == FILE and _is_own(change, ground.own):
+    if ground.own is not None and change.kind == FILE and is_own(change, ground.own):
         return change.change != ADDED
     if change.kind != FILE:
         return change.kind == SYMLINK
@@ -312,7 +312,7 @@ def _leading_out(change: Change, place: str, text: str, facts: Facts, ground: Gr
 # What Fumehood itself is loaded from: a change to that would reach it the next time it is started.
 
 
-def _is_own(change: Change, own: Own) -> bool:
+def is_own(change: Change, own: Own) -> bool:
     """Return True if a change is to one of our own places, to something in it, or to the way there."""
     path = f"{change.path}/" if change.path else ""
     for root, place in own.places:
@@ -328,7 +328,7 @@ def _is_own(change: Change, own: Own) -> bool:
 
 def _own_concern(change: Change, facts: Facts, own: Own) -> Concern | None:
     """Hold what is our own, its removal and its mode too; None if it is not, or was written again as it was."""
-    if not _is_own(change, own):
+    if not is_own(change, own):
         return None
     before, after = change.before, change.after
     has_its_mode = before is not None and after is not None and before.mode == after.mode
