@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.linux.home_settings import PackageSettings, package_settings, version_settings
+from fumehood.linux.home_settings import ToolSettings, tool_settings
 from patience import let_time_pass
 
 PIP = """
@@ -241,15 +241,12 @@ class Person:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text.replace("HOME", str(self.home)))
 
-    def settings(self, *writable: str) -> PackageSettings:
-        return package_settings(str(self.home), self.variables, writable)
-
-    def version_settings(self) -> PackageSettings:
-        return version_settings(str(self.home), self.variables)
+    def settings(self, *writable: str) -> ToolSettings:
+        return tool_settings(str(self.home), self.variables, writable)
 
     def shown(self) -> dict[str, str]:
         """Write the settings to the home that a command gets; returns them."""
-        texts = {each.path: each.text for each in (*self.settings().files, *self.version_settings().files)}
+        texts = {each.path: each.text for each in self.settings().files}
         for name, text in texts.items():
             (self.bare / name).parent.mkdir(parents=True, exist_ok=True)
             (self.bare / name).write_text(text)
@@ -294,7 +291,7 @@ def pip_fixture() -> list[str]:
 @pytest.mark.parametrize("files", [FILES, {".hgrc": MERCURIAL, ".config/jj/config.toml": JJ}])
 def test_no_secret_is_in_what_is_shown(files: dict[str, str], person: Person) -> None:
     person.write(files)
-    made = [*person.settings().files, *person.version_settings().files]
+    made = person.settings().files
     assert sorted(each.path for each in made) == sorted(files)
     for each in made:
         assert "PLANT" not in each.text.upper(), each.path
@@ -479,7 +476,7 @@ BROKEN = {
 @pytest.mark.parametrize(("path", "text"), [(path, text) for path, texts in BROKEN.items() for text in texts])
 def test_of_a_file_that_no_manager_would_read_nothing_is_shown(path: str, text: str, person: Person) -> None:
     person.write({path: text})
-    (shown,) = (*person.settings().files, *person.version_settings().files)
+    (shown,) = person.settings().files
     assert shown.text == ""
     assert shown.dropped[0].startswith("all of it: ")
 
@@ -519,9 +516,8 @@ def test_what_commands_can_write_is_not_read(person: Person) -> None:
 def test_a_home_without_settings_loads_no_parser(tmp_path: Path) -> None:
     source = str(Path(__file__).parents[2] / "src")
     code = f"""import sys; sys.path.insert(0, {source!r})
-from fumehood.linux.home_settings import package_settings, version_settings
-assert package_settings({str(tmp_path)!r}, {{}}).files == ()
-assert version_settings({str(tmp_path)!r}, {{}}).files == ()
+from fumehood.linux.home_settings import tool_settings
+assert tool_settings({str(tmp_path)!r}, {{}}).files == ()
 slow = {{"re", "tomllib", "tomlkit", "yaml", "xml.etree", "configparser", "typing", "json"}}
 print(sorted(slow & set(sys.modules)))"""
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
@@ -533,10 +529,12 @@ def test_every_file_that_was_looked_at_is_watched(person: Person) -> None:
     let_time_pass(person.home)
     before = person.settings().watched
     paths = (*before.files, *before.inodes)
-    assert {os.path.relpath(path, person.home) for path in paths} == {*FILES, ".pip/pip.conf", ".cargo/config"}
+    versions = (".hgrc", ".config/hg/hgrc", ".jjconfig.toml", ".config/jj/config.toml")
+    names = (*FILES, ".pip/pip.conf", ".cargo/config", *versions)
+    assert {os.path.relpath(path, person.home) for path in paths} == {*names}
     assert list(before.files) == [f"{person.home}/.npmrc"]
     assert before.is_current()
-    for name in (*FILES, ".pip/pip.conf", ".cargo/config"):
+    for name in names:
         let_time_pass(person.home)
         before = person.settings().watched
         person.write({f"{name}.new": "x"})

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 
 # Values: a password, a token or a key, told by its shape.
@@ -77,35 +77,34 @@ def holds_secret(text: str) -> bool:
         return True
     if has_words and ":" in text and _has_user_with_password(text):
         return True
-    return len(text) >= _SHORTEST_TOKEN and (_has_token(text) or _is_opaque(text))
+    if len(text) < _SHORTEST_TOKEN:
+        return False
+    if "-----BEGIN " in text and "PRIVATE KEY" in text:
+        return True
+    return (has_words and _has_authorization(text)) or has_known_token(text) or _is_opaque(text)
 
 
 def _has_secret_url(text: str) -> bool:
-    return any(_is_secret_url(*parts) for parts in _urls(text))
-
-
-def _urls(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each URL's authority, and the path with all that follows; both end where the next URL begins."""
     for rest in text.split("://")[1:]:
+        # Both the authority and the path with all that follows end where the next URL begins.
         authority = rest.translate(_AUTHORITY_ENDS).partition(" ")[0]
-        yield authority, rest[len(authority) :].translate(_URL_ENDS).partition(" ")[0]
-
-
-def _is_secret_url(authority: str, path: str) -> bool:
-    who, at, _ = authority.rpartition("@")
-    if at:
-        user, _, password = who.partition(":")
-        if password or _is_key(user):
+        path = rest[len(authority) :].translate(_URL_ENDS).partition(" ")[0]
+        who, at, _ = authority.rpartition("@")
+        if at:
+            user, _, password = who.partition(":")
+            if password or _is_key(user):
+                return True
+        elif "@" in path and ":" in authority and not authority.startswith("["):
+            port = authority.partition(":")[2]
+            if port and not port.isdigit():
+                return True  # it is the first half of a password with a slash in it
+        parts = path.translate(_URL_PARTS).split("/")
+        if any(_is_random(part, 24) for part in parts):
             return True
-    elif "@" in path and ":" in authority and not authority.startswith("["):
-        port = authority.partition(":")[2]
-        if port and not port.isdigit():
-            return True  # it is the first half of a password with a slash in it
-    parts = path.translate(_URL_PARTS).split("/")
-    if any(_is_random(part, 24) for part in parts):
-        return True
-    labels = (*authority.lower().split("."), *(part.lower() for part in parts))
-    return any(label in _HOOKS for label in labels) and any(_is_key(part) or _is_random(part, 16) for part in parts)
+        labels = {*authority.lower().split("."), *(part.lower() for part in parts)}
+        if not labels.isdisjoint(_HOOKS) and any(_is_key(part) or _is_random(part, 16) for part in parts):
+            return True
+    return False
 
 
 def _has_address_with_password(text: str) -> bool:
@@ -166,18 +165,15 @@ def _has_user_with_password(text: str) -> bool:
     for option, value in pairwise(text.translate(_WORD_ENDS).split()):
         if option in _USER_OPTIONS:
             user, _, password = value.partition(":")
-            if user and not user.startswith(_REFERENCES) and _is_no_word(password) and not _is_group(password):
+            # Words and numbers may be joined in the name of a group: www-data, backup-1.
+            is_group = all(part.isalpha() or part.isdecimal() for part in password.split("-"))
+            if user and not user.startswith(_REFERENCES) and _is_no_word(password) and not is_group:
                 return True
     return False
 
 
 def _is_no_word(value: str) -> bool:
     return len(value) > 1 and not value.startswith(_REFERENCES) and not (value.isdecimal() or value.isalpha())
-
-
-def _is_group(value: str) -> bool:
-    """Return True if words and numbers are joined as in the name of a group: www-data, backup-1."""
-    return all(part.isalpha() or part.isdecimal() for part in value.split("-"))
 
 
 def _has_secret_value(text: str, start: int, end: int) -> bool:
@@ -205,17 +201,9 @@ def _has_secret_value(text: str, start: int, end: int) -> bool:
     return value not in SWITCHES and not (value.isdecimal() and len(value) < 4)
 
 
-def _has_token(text: str) -> bool:
-    """Well-known shapes, wherever they stand between separators."""
-    if "-----BEGIN " in text and "PRIVATE KEY" in text:
-        return True
-    return (" " in text and _has_authorization(text)) or has_known_token(text)
-
-
 def has_known_token(text: str) -> bool:
     """Return True if a token of a well-known service is in a text, be that a program's."""
-    is_url = "://" in text
-    for word in text.translate(_APART_IN_URLS if is_url else _APART).split():
+    for word in text.translate(_APART_IN_URLS if "://" in text else _APART).split():
         if len(word) >= _SHORTEST_TOKEN and word.startswith(_STARTS):
             least = max(least for start, least in _SHAPES if word.startswith(start))
             # Unlike words that are joined, a token has many letters and digits in a row.
@@ -333,7 +321,6 @@ _SECRET_ENDS = (
 # Endings of single words: SSHPASS, MYSQL_PWD, DB_PW. The second also names a directory, as OLDPWD does.
 _SECRET_WORD_ENDS, _DIRECTORY = ("PASS", "PWD", "PW"), "PWD"
 _OTHER_WORDS = frozenset({"BYPASS", "COMPASS"})
-_CARRIERS = ("HEADER", "HEADERS", "STR", "STRING")  # EXTRA_HEADERS, CONNECTION_STRING
 # Ways to talk to something outside, or leftovers of the host's session. Of git's settings in variables the values may
 # be secret and the keys look so: all of them go, because git refuses to work with a part.
 _SECRET_STARTS = (
@@ -396,7 +383,9 @@ def looks_secret(name: str, value: str = "") -> bool:
 
 def _named_secret(name: str, value: str) -> bool:
     upper = name.upper()
-    if upper.startswith(_SECRET_STARTS) or upper.endswith(_SECRET_ENDS) or _names_host_of_bundler(upper):
+    is_of_bundler = upper.startswith(_BUNDLER) and not upper.startswith(_BUNDLER_SETTINGS)
+    names_host = is_of_bundler and "__" in upper.removeprefix(_BUNDLER_GEM)
+    if names_host or upper.startswith(_SECRET_STARTS) or upper.endswith(_SECRET_ENDS):
         return upper not in _NOT_SECRET
     words = upper.replace("-", "_").replace(".", "_").split("_")
     names_authorities = value.startswith("/") and not _AUTHORITIES.isdisjoint(words) and _NOT_PUBLIC.isdisjoint(words)
@@ -410,25 +399,16 @@ def _named_secret(name: str, value: str) -> bool:
         return not (words[-1] in _WHERE or value.lower() in SWITCHES or _is_amount(value))
     if any(word.endswith(_SECRET_WORD_ENDS) and word not in _OTHER_WORDS for word in words):
         return not (upper.endswith(_DIRECTORY) and value.startswith("/"))
-    is_code = words[-1] in _LAST_WORDS and value.isdecimal() and len(value) in _CODES
-    return is_code or (upper.endswith(_CARRIERS) and _carries_secret(upper, value))
-
-
-def _names_host_of_bundler(upper: str) -> bool:
-    if not upper.startswith(_BUNDLER) or upper.startswith(_BUNDLER_SETTINGS):
-        return False
-    return "__" in upper.removeprefix(_BUNDLER_GEM)
+    if upper.endswith(("HEADER", "HEADERS")):
+        return ("=" in value or ":" in value) and not value.startswith("/")
+    if upper.endswith(("STR", "STRING")):
+        # CONNECTION_STRING, where its value is not of a form that can be judged.
+        return "CONN" in upper and "=" not in value and "://" not in value
+    return words[-1] in _LAST_WORDS and value.isdecimal() and len(value) in _CODES
 
 
 def _is_amount(value: str) -> bool:
     return value.isdecimal() and len(value) <= 7
-
-
-def _carries_secret(upper: str, value: str) -> bool:
-    """Headers do, wherever there is one; a connection may, where its value is not of a form that can be judged."""
-    if upper.endswith(("HEADER", "HEADERS")):
-        return ("=" in value or ":" in value) and not value.startswith("/")
-    return "CONN" in upper and "=" not in value and "://" not in value
 
 
 # What the C library acts on before a program's own first line: it loads code, or writes files. The same as it forgets

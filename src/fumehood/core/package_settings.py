@@ -407,17 +407,14 @@ def shown_of(manager: str, data: bytes, homes: Sequence[str]) -> tuple[str, tupl
     return shown, tuple(sieve.dropped)
 
 
-def _pip(text: str, sieve: Sieve) -> str:
-    return _sections(text, {_ANY: PIP}, lambda name: name.lower().removeprefix("--").replace("_", "-"), sieve)
-
-
 def _mercurial(text: str, sieve: Sieve) -> str:
     """Read sections that may come again; lines as `%include` are left out, because they name other files."""
-    lines = text.splitlines(keepends=True)
-    for line in lines:
+    settings = ""
+    for line in text.splitlines(keepends=True):
         if line.startswith("%"):
             sieve.drop(line.strip())
-    settings = "".join(line for line in lines if not line.startswith("%"))
+        else:
+            settings += line
     return _sections(settings, MERCURIAL, str, sieve, delimiters=("=",), strict=False)
 
 
@@ -562,7 +559,10 @@ def _unquoted(text: str) -> str:
 
 
 _READERS: Mapping[str, Any] = {
-    "pip": _pip, "npm": _npm, "yarn": _yarn, "yarn classic": _yarn_classic, "maven": _maven, "go": _go,
+    "pip": lambda text, sieve: _sections(
+        text, {_ANY: PIP}, lambda name: name.lower().removeprefix("--").replace("_", "-"), sieve
+    ),
+    "npm": _npm, "yarn": _yarn, "yarn classic": _yarn_classic, "maven": _maven, "go": _go,
     "uv": lambda text, sieve: _toml(text, UV, sieve), "cargo": lambda text, sieve: _toml(text, CARGO, sieve),
     "mercurial": _mercurial, "jj": lambda text, sieve: _toml(text, JJ, sieve),
 }  # fmt: skip

@@ -30,37 +30,26 @@ class SettingsFile(Value):
     dropped: tuple[str, ...]  # what was left out of the person's own, by name, or why all of it was
 
 
-class PackageSettings(Value):
-    """The files of all managers, or version controls, and every file that was looked at for them."""
+class ToolSettings(Value):
+    """The files of package managers and of version controls other than git, and all that was looked at for them."""
 
     files: tuple[SettingsFile, ...]
     watched: Snapshot
 
 
-def package_settings(
+def tool_settings(
     home: str, environment: Mapping[str, str], writable: Sequence[str] = (), user: int | None = None
-) -> PackageSettings:
-    """Make a command's package settings from the person's; `writable` are the directories that commands can write.
+) -> ToolSettings:
+    """Make the settings of a command's tools from the person's; `writable` are the directories that commands can write.
 
     What lies there is left as it is, and never read as if the person had written it. `user` is whom it runs as.
     """
     watch = Watch(user)
-    return _made(_places(home, environment, watch), home, writable, watch)
-
-
-def version_settings(
-    home: str, environment: Mapping[str, str], writable: Sequence[str] = (), user: int | None = None
-) -> PackageSettings:
-    """Make those of other version controls than git in the same way."""
-    return _made(_version_controls(home, environment), home, writable, Watch(user))
-
-
-def _made(places: Iterator[tuple[str, str]], home: str, writable: Sequence[str], watch: Watch) -> PackageSettings:
     homes = tuple(dict.fromkeys((home, os.path.realpath(home))))
     ours = tuple({path: None for each in writable for path in (each, os.path.realpath(each))})
     files: list[SettingsFile] = []
     dropped: tuple[str, ...]
-    for path, manager in dict(places).items():
+    for path, manager in dict(_places(home, environment, watch)).items():
         if not watch.look(path) or is_in(path, ours):
             continue
         text, dropped = "", ("all of it: it lies where commands can write",)
@@ -72,11 +61,11 @@ def _made(places: Iterator[tuple[str, str]], home: str, writable: Sequence[str],
                 dropped = (f"all of it: {error}",)
         name = os.path.relpath(path, home) if is_in(path, (home,)) else path
         files.append(SettingsFile(path=name, text=text, dropped=dropped))
-    return PackageSettings(files=tuple(files), watched=watch.snapshot)
+    return ToolSettings(files=tuple(files), watched=watch.snapshot)
 
 
 def _places(home: str, environment: Mapping[str, str], watch: Watch) -> Iterator[tuple[str, str]]:
-    """Yield where each manager would look for its files, and its name."""
+    """Yield where each tool would look for its files, and its name."""
     config = environment.get("XDG_CONFIG_HOME") or f"{home}/.config"
     named = environment.get("PIP_CONFIG_FILE", "")
     if named != os.devnull:
@@ -93,11 +82,7 @@ def _places(home: str, environment: Mapping[str, str], watch: Watch) -> Iterator
     yield from _whole("cargo", f"{cargo}/config", *([] if watch.look(f"{cargo}/config") else [f"{cargo}/config.toml"]))
     yield from _whole("maven", f"{home}/.m2/settings.xml")
     yield from _whole("go", environment.get("GOENV") or f"{config}/go/env")
-
-
-def _version_controls(home: str, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the same of version controls other than git: without them, commits are nobody's."""
-    config = environment.get("XDG_CONFIG_HOME") or f"{home}/.config"
+    # Without those of version controls, commits are nobody's.
     if "HGRCPATH" not in environment:
         yield from _whole("mercurial", f"{home}/.hgrc", f"{config}/hg/hgrc")
     named = environment.get("JJ_CONFIG", "")

@@ -211,27 +211,26 @@ class _Survey:
         home, variables = self._sight.homes[0], dict(self._sight.variables)
         if home not in self._hidden_homes:
             return
-        from fumehood.linux.home_settings import NAME, flat_git_settings, package_settings, version_settings
+        from fumehood.linux.home_settings import NAME, flat_git_settings, tool_settings
 
         roots = self._sight.points
         git = flat_git_settings(
             home, variables.get("XDG_CONFIG_HOME", ""), variables, roots[0] if roots else "",
             in_sight=(*roots, *(path for path, _ in tools.folders)), user=self._sight.user,
         )  # fmt: skip
-        others = [make(home, variables, roots, self._sight.user) for make in (package_settings, version_settings)]
-        files = [file for each in others for file in each.files]
+        others = tool_settings(home, variables, roots, self._sight.user)
         texts = {NAME: git.text, **dict(git.files)}
         path = variables.get("PATH", "")
         if any(is_in(folder, self._hidden_homes) for folder in path.split(":")):
             # What a login shell reads last: the system's files set PATH anew, without the tools of the home.
             texts[".profile"] = texts[".zprofile"] = f"PATH={quoted(path, always=True)}\nexport PATH\n"
-        texts |= {each.path: each.text for each in files if not os.path.isabs(each.path)}
-        elsewhere = [each.path for each in files if each.dropped]
+        texts |= {each.path: each.text for each in others.files if not os.path.isabs(each.path)}
+        elsewhere = [each.path for each in others.files if each.dropped]
         elsewhere += [variables.get("GIT_CONFIG_GLOBAL", "")] if git.dropped_keys else []
         shown = (*self._hidden_homes, *roots)
         self._hidden |= {os.path.realpath(path) for path in elsewhere if os.path.isabs(path) and not is_in(path, shown)}
-        for watched in (git.watched, *(each.watched for each in others)):
-            self._watched.add(watched)
+        self._watched.add(git.watched)
+        self._watched.add(others.watched)
         for name, text in texts.items():
             target = f"{home}/{name}"
             if is_in(target, [path for path, _ in tools.folders]):
