@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from mcp.types import Tool
 
-from fumehood.core.tool import DESCRIPTION, FORMATS, NAME, definition, parsed, schema
+from fumehood.core.tool import DESCRIPTION, FORMATS, NAME, RUN_COMMAND, definition, parsed
 
 # What each interface documents for a tool: its keys, and where the schema of the arguments is.
 SHAPES = {
@@ -30,7 +30,7 @@ def test_a_definition_has_the_keys_of_its_interface(form):
     told = definition(form)
     keys, where = SHAPES[form]
     assert set(told) == keys
-    assert inside(told, where) == schema()
+    assert inside(told, where) == RUN_COMMAND.schema
     assert json.loads(json.dumps(told)) == told
     if "function" in told:
         assert told["type"] == "function"
@@ -45,9 +45,9 @@ def test_the_name_and_description_fit_every_interface():
 
 
 def test_only_the_command_is_needed():
-    assert schema()["required"] == ["command"]
-    assert set(schema()["properties"]) == {"command", "working_dir", "network", "timeout"}
-    assert all(each["description"] and each["type"] for each in schema()["properties"].values())
+    assert RUN_COMMAND.schema["required"] == ["command"]
+    assert set(RUN_COMMAND.schema["properties"]) == {"command", "working_dir", "network", "timeout"}
+    assert all(each["description"] and each["type"] for each in RUN_COMMAND.schema["properties"].values())
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_the_description_says_what_a_model_must_know(word):
 
 def test_changing_a_definition_leaves_the_next_one_alone():
     definition("mcp")["inputSchema"]["properties"]["command"]["type"] = "number"
-    assert schema()["properties"]["command"]["type"] == "string"
+    assert RUN_COMMAND.schema["properties"]["command"]["type"] == "string"
 
 
 @pytest.mark.parametrize("form", FORMATS)

@@ -221,9 +221,7 @@ class Run:
     @property
     def changes(self) -> tuple[ReportedChange, ...]:
         """Every path the run changed."""
-        return tuple(
-            ReportedChange(**{**fields, "flags": tuple(fields["flags"])}) for fields in self.fields_of(self.changed)
-        )
+        return tuple(ReportedChange(**each | {"flags": tuple(each["flags"])}) for each in self.fields_of(self.changed))
 
     def fields_of(self, changes: Iterable[Change]) -> list[dict[str, Any]]:
         """Return changes of this run as objects of the contract."""
@@ -423,13 +421,11 @@ def _without_objects(group: Sequence[Change]) -> list[Line]:
     """Tell changes that are alike one by one, but git's objects, whose names say nothing, by their repository."""
     from fumehood.core.judge import objects_of
 
-    lines: dict[str, Line] = {}
-    for change in group:
+    def place(change: Change) -> str:
         git = objects_of(f"/{change.path}")
-        place = f"{git[1:]}/objects/" if git else change.path
-        line = lines.get(place)
-        lines[place] = Line(change=change, path=place) if line is None else line.replace(count=line.count + 1)
-    return [Line(change=each.change, path=each.change.path) if each.count == 1 else each for each in lines.values()]
+        return f"{git[1:]}/objects/" if git else change.path
+
+    return _by_place(group, place)
 
 
 def _by_directory(group: Sequence[Change], most: int) -> list[Line]:
@@ -438,21 +434,27 @@ def _by_directory(group: Sequence[Change], most: int) -> list[Line]:
         return _without_objects(group)
     from bisect import bisect_right
 
+    def at_depth(depth: int) -> list[Line]:
+        def place(change: Change) -> str:
+            parts = change.path.split("/", depth)
+            return change.path if depth and len(parts) <= depth else "/".join(parts[:depth] or ["."]) + "/"
+
+        return _by_place(group, place)
+
     deepest = max(change.path.count("/") for change in group)
     # The deeper, the more lines there are: however deep it is, few depths are tried.
-    depth = bisect_right(range(1, deepest + 1), most, key=lambda depth: len(_at_depth(group, depth)))
-    lines = _at_depth(group, depth)
-    return [Line(change=each.change, path=each.change.path) if each.count == 1 else each for each in lines.values()]
+    return at_depth(bisect_right(range(1, deepest + 1), most, key=lambda depth: len(at_depth(depth))))
 
 
-def _at_depth(group: Sequence[Change], depth: int) -> dict[str, Line]:
-    lines: dict[str, Line] = {}
+def _by_place(group: Sequence[Change], place: Callable[[Change], str]) -> list[Line]:
+    """Tell changes that have one place in one line; of a single one, its own path."""
+    places: dict[str, list[Change]] = {}
     for change in group:
-        parts = change.path.split("/", depth)
-        place = change.path if depth and len(parts) <= depth else "/".join(parts[:depth] or ["."]) + "/"
-        line = lines.get(place)
-        lines[place] = Line(change=change, path=place) if line is None else line.replace(count=line.count + 1)
-    return lines
+        places.setdefault(place(change), []).append(change)
+    return [
+        Line(change=alike[0], path=path if len(alike) > 1 else alike[0].path, count=len(alike))
+        for path, alike in places.items()
+    ]
 
 
 # A run as one text for a model: what the command printed, then our own words, set apart by the mark.
@@ -528,13 +530,11 @@ def change_lines(run: Run) -> list[str]:
     if not run.changed:
         return []
     lines = [f"Changes ({run.outcome}, run {run.name}):"]
-    foremost: list[Change] = []
-    gone: list[Change] = []
-    others: list[Change] = []
+    first, gone, others = [list[Change]() for _ in range(3)]
     for change in run.changed:
-        is_foremost = change.verdict != APPLIED or change.flags
-        (foremost if is_foremost else gone if change.change == DELETED else others).append(change)
-    for changes, most in ((foremost, _MOST_CHANGES), (gone, _MOST_DELETIONS), (others, _MOST_CHANGES)):
+        comes_first = change.verdict != APPLIED or change.flags
+        (first if comes_first else gone if change.change == DELETED else others).append(change)
+    for changes, most in ((first, _MOST_CHANGES), (gone, _MOST_DELETIONS), (others, _MOST_CHANGES)):
         shown, left_out = summary(changes, most)
         lines += [f"  {one_line(line)}" for line in shown]
         lines += [f"  and {count} more {kind}" for kind, count in left_out.items()]

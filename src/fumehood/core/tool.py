@@ -70,22 +70,15 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def schema() -> dict[str, Any]:
-    """Return the JSON schema of the arguments."""
-    properties = {name: dict(parameter) for name, parameter in _PARAMETERS.items()}
-    return {"type": "object", "properties": properties, "required": ["command"], "additionalProperties": False}
-
-
 def definition(form: str, mark: str = "", extra: str = "") -> dict[str, Any]:
     """Return the tool as one vendor's interface wants it.
 
     `mark` is that of the `Sandbox` whose runs the model will be told of; `extra` is added to the description.
     """
-    return shaped(form, NAME, description(mark, extra), schema(), TITLE)
+    return _shaped(form, NAME, description(mark, extra), RUN_COMMAND.schema, TITLE)
 
 
-def shaped(form: str, name: str, words: str, parameters: dict[str, Any], title: str = "") -> dict[str, Any]:
-    """Write a tool as one vendor's interface wants it."""
+def _shaped(form: str, name: str, words: str, parameters: dict[str, Any], title: str = "") -> dict[str, Any]:
     if form not in FORMATS:
         raise BadRequest(f"there is no format {form!r} for tools", hint=f"one of: {', '.join(FORMATS)}")
     over = len(words) - LONGEST_FOR_OPENAI
@@ -106,26 +99,24 @@ def shaped(form: str, name: str, words: str, parameters: dict[str, Any], title: 
 
 # What commands find in their sandbox: the questions asked inside it, and the answers as a text for a model.
 
+def _plain(names: str) -> tuple[tuple[str, str, str], ...]:
+    return tuple((name, name, "--version") for name in names.split())
+
+
 # Program, its name for people, and what makes it tell its version.
-SHELLS = (("bash", "bash", "--version"), ("zsh", "zsh", "--version"), ("fish", "fish", "--version"))
-RUNTIMES = (
-    ("python3", "Python", "--version"), ("node", "Node.js", "--version"), ("deno", "Deno", "--version"),
-    ("bun", "Bun", "--version"), ("ruby", "Ruby", "--version"), ("perl", "Perl", "-v"), ("php", "PHP", "--version"),
-    ("lua", "Lua", "-v"), ("go", "Go", "version"), ("rustc", "Rust", "--version"), ("java", "Java", "-version"),
-    ("gcc", "GCC", "--version"), ("clang", "Clang", "--version"),
-)  # fmt: skip
-MANAGERS = (
-    ("pip", "pip", "--version"), ("uv", "uv", "--version"), ("npm", "npm", "--version"),
-    ("cargo", "cargo", "--version"), ("apk", "apk", "--version"), ("apt-get", "apt-get", "--version"),
-)  # fmt: skip
-TOOLS = tuple(
-    (name, name, "--version")
-    for name in (
-        "git", "curl", "wget", "tar", "unzip", "zip", "jq", "gawk", "sed", "grep", "find", "make", "cmake", "rg", "fd",
-        "sqlite3", "ssh", "rsync", "diff", "patch", "gh", "docker",
-    )
-)  # fmt: skip
-GROUPS = {"shells": SHELLS, "runtimes": RUNTIMES, "managers": MANAGERS, "tools": TOOLS}
+_GROUPS = {
+    "shells": _plain("bash zsh fish"),
+    "runtimes": (
+        ("python3", "Python", "--version"), ("node", "Node.js", "--version"), ("deno", "Deno", "--version"),
+        ("bun", "Bun", "--version"), ("ruby", "Ruby", "--version"), ("perl", "Perl", "-v"), ("php", "PHP", "--version"),
+        ("lua", "Lua", "-v"), ("go", "Go", "version"), ("rustc", "Rust", "--version"), ("java", "Java", "-version"),
+        ("gcc", "GCC", "--version"), ("clang", "Clang", "--version"),
+    ),
+    "managers": _plain("pip uv npm cargo apk apt-get"),
+    "tools": _plain(
+        "git curl wget tar unzip zip jq gawk sed grep find make cmake rg fd sqlite3 ssh rsync diff patch gh docker"
+    ),
+}  # fmt: skip
 _TMP = "/tmp"  # noqa: S108 - as the command sees it, like the others
 _PLACES = ("/workspace", _TMP, "/playground", "/", "/usr", "/etc", "/home")
 _LIMITS = {"memory_kib": "-v", "processes": "-u", "files": "-n", "cpu_s": "-t", "file_size_blocks": "-f"}
@@ -139,7 +130,6 @@ _OWNERS = {
     REFUSE: "Owners are not changed: giving a file to another user or group fails.",
 }
 _WHOLE = "whole"
-BUSYBOX = "(busybox)"
 _VERSION = re.compile(r"\d+(?:\.\d+)+[0-9A-Za-z.+_-]*")
 
 
@@ -172,14 +162,14 @@ def script(remembered: Iterable[str] = ()) -> str:
         'say cpus "$(nproc 2>/dev/null || grep -c ^processor /proc/cpuinfo)"',
         "say interfaces \"$(sed -n 's/^ *\\([^:|]*\\):.*/\\1/p' /proc/net/dev | tr '\\n' ' ')\"",
     ]
-    for group, programs in GROUPS.items():
+    for group, programs in _GROUPS.items():
         lines += [f"there {group} {program}" for program, _, _ in programs]
     lines += [f"try {place}" for place in ('"$PWD"', '"$HOME"', '"$HOME/playground"', *_PLACES)]
     lines.append('say home_has "$(ls -A "$HOME" 2>/dev/null | grep -vx playground | head -n 60 | tr "\\n" " ")"')
     lines.append(f'own "{_TMP}/.fumehood-$$" 2>/dev/null')
     lines += [f'say limit:{name} "$(ulimit {flag} 2>/dev/null)"' for name, flag in _LIMITS.items()]
     lines.append(f"say {_WHOLE} yes")
-    lines += [f"version {program} {flag}" for programs in GROUPS.values() for program, _, flag in programs]
+    lines += [f"version {program} {flag}" for programs in _GROUPS.values() for program, _, flag in programs]
     return "\n".join([*lines, "true"])
 
 
@@ -188,7 +178,7 @@ def parsed(output: str, remembered: Mapping[str, str] | None = None) -> tuple[di
 
     Nothing where it did not get as far as the versions; a program that was not asked by then has none.
     """
-    facts: dict[str, Any] = {group: {} for group in GROUPS} | {"writable": [], "limits": {}}
+    facts: dict[str, Any] = {group: {} for group in _GROUPS} | {"writable": [], "limits": {}}
     identities: dict[str, str] = {}
     versions, said = dict(remembered or {}), dict[str, str]()
     for key, tab, value in (line.partition("\t") for line in output.splitlines()):
@@ -201,7 +191,7 @@ def parsed(output: str, remembered: Mapping[str, str] | None = None) -> tuple[di
             facts["limits"][name] = int(value) if value.isdecimal() else None
         elif kind == "identity":
             identities[name] = value
-        elif name and kind in GROUPS:
+        elif name and kind in _GROUPS:
             facts[kind][name] = versions.get(identities.get(name, ""), "")
         elif kind == "version":
             said[name] = _version(value)
@@ -209,7 +199,7 @@ def parsed(output: str, remembered: Mapping[str, str] | None = None) -> tuple[di
             facts[key] = int(value) if key in ("uid", "cpus") and value.isdecimal() else value.strip()
     if facts.pop(_WHOLE, "") != "yes":
         return {}, {}
-    facts |= {group: {name: said.get(name, version) for name, version in facts[group].items()} for group in GROUPS}
+    facts |= {group: {name: said.get(name, version) for name, version in facts[group].items()} for group in _GROUPS}
     versions |= {identities[name]: version for name, version in said.items() if name in identities}
     return facts, {identity: versions[identity] for identity in identities.values() if identity in versions}
 
@@ -217,7 +207,7 @@ def parsed(output: str, remembered: Mapping[str, str] | None = None) -> tuple[di
 def _version(said: str) -> str:
     is_busybox = "busybox" in said.lower() or "not GNU" in said  # as its sed says
     version = _VERSION.search(said)
-    return BUSYBOX if is_busybox else version[0] if version else ""
+    return "(busybox)" if is_busybox else version[0] if version else ""
 
 
 class Capabilities(dict[str, Any]):
@@ -271,7 +261,7 @@ def _places(facts: Mapping[str, Any]) -> str:
 
 
 def _named(facts: Mapping[str, Any], group: str) -> str:
-    names = {program: name for program, name, _ in GROUPS[group]}
+    names = {program: name for program, name, _ in _GROUPS[group]}
     return ", ".join(f"{names[program]} {version}".strip() for program, version in facts[group].items())
 
 
@@ -330,7 +320,7 @@ class Template(Value):
             "required": list(self.required), "additionalProperties": False,
         }  # fmt: skip
 
-    def values(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments with their defaults; raises BadRequest where they are not what the schema says."""
         values = {name: each["default"] for name, each in self.properties.items() if "default" in each}
         # Models send null for what they leave out.
@@ -349,11 +339,14 @@ class Template(Value):
 
     def line(self, arguments: Mapping[str, Any]) -> str:
         """Return the shell line for these arguments, checked."""
-        values, line = self.values(arguments), self.command
+        values, line = self.checked(arguments), self.command
         for name in self.properties:
             if name not in values:
                 line = re.sub(_alone(name), "", line)
         return _PLACE.sub(lambda place: f"{{{place[1]}}}" if place[1] else _words(values[place[2]]), line)
+
+
+RUN_COMMAND = Template(name=NAME, description=DESCRIPTION, command="", properties=_PARAMETERS, required=("command",))
 
 
 def _words(value: Any) -> str:
@@ -518,7 +511,7 @@ def defined(policy: Policy, form: str, name: str = NAME, extra: str = "", mark: 
         return definition(form, mark, extra)
     template = _template(policy, name)
     words = f"{template.description}\n\n{extra.strip()}" if extra.strip() else template.description
-    return shaped(form, template.name, words, template.schema)
+    return _shaped(form, template.name, words, template.schema)
 
 
 def every(policy: Policy, form: str, extra: str = "", mark: str = "") -> list[dict[str, Any]]:
@@ -537,7 +530,4 @@ def asked_for(policy: Policy, name: str, arguments: Mapping[str, Any]) -> dict[s
     """Return what `Sandbox.run` is to be given for a model's call of a tool."""
     if name != NAME:
         return {"command": _template(policy, name).line(arguments)}
-    whole = schema()
-    own = Template(name=NAME, description="", command="", properties=whole["properties"], required=("command",))
-    values = own.values(arguments)
-    return {"cwd" if key == "working_dir" else key: value for key, value in values.items()}
+    return {"cwd" if key == "working_dir" else key: value for key, value in RUN_COMMAND.checked(arguments).items()}

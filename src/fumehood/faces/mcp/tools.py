@@ -64,7 +64,7 @@ _SAME = (
 )  # fmt: skip
 _LEFT_OUT_IF_EMPTY = ("reason", "timed_out", "output_truncated", "changes_left_out", "left_out", "blocked", "session")
 
-_PROPERTIES = described.schema()["properties"]
+_PROPERTIES = described.RUN_COMMAND.schema["properties"]
 Command = Annotated[str, Field(description=_PROPERTIES["command"]["description"])]
 Directory = Annotated[str | None, Field(description=_PROPERTIES["working_dir"]["description"])]
 Network = Annotated[bool, Field(description=_PROPERTIES["network"]["description"])]
