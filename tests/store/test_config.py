@@ -6,12 +6,13 @@ import shutil
 import subprocess
 import sys
 import time
-from binascii import crc32
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from fumehood.errors import BadConfiguration
+from fumehood.linux import cache
 from fumehood.store import config
 from fumehood.store.places import places
 
@@ -100,9 +101,11 @@ def compiled(place):
     return f"{place.cache}/config-{os.geteuid()}"
 
 
-def form(identity, settings):
-    content = identity + b"\0" + marshal.dumps(settings)
-    return b"%08x%b" % (crc32(content), content)
+def form(directory, identity, settings):
+    """What is kept of these settings."""
+    path = directory / "form"
+    cache.keep(str(path), settings, identity)
+    return path.read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["", "x", "cut", "flipped", "field", "value", "readable", "link", "fifo", "newer"])
@@ -111,13 +114,15 @@ def test_a_compiled_form_that_is_not_ours_or_not_whole_is_made_again(place, late
     config.policy_for(place, ["/p"])
     path = compiled(place)
     data = Path(path).read_bytes()
-    identity = data[8:].partition(b"\0")[0]
-    assert data == form(identity, {"": {"timeout": 5}})
+    identity, settings = marshal.loads(data[8:])
+    assert settings == {"": {"timeout": 5}}
+    kept = partial(form, test_directory)
+    assert data == kept(identity, settings)
     changed = {
         "": b"", "x": b"x", "cut": data[:-2], "flipped": data[:-1] + bytes([data[-1] ^ 1]),
-        "field": form(identity, {"": {"timeless": 7}}), "value": form(identity, {"": 7}),
-        "newer": form(identity.replace(b"configuration 3", b"configuration 4"), {"": {"timeout": 7}}),
-    }.get(damage, form(identity, {"": {"timeout": 7}}))  # fmt: skip
+        "field": kept(identity, {"": {"timeless": 7}}), "value": kept(identity, {"": 7}),
+        "newer": kept(identity.replace(b"configuration 3", b"configuration 4"), {"": {"timeout": 7}}),
+    }.get(damage, kept(identity, {"": {"timeout": 7}}))  # fmt: skip
     Path(path).write_bytes(changed)
     if damage == "readable":
         os.chmod(path, 0o644)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import marshal
 import os
 import stat
 import time
@@ -20,29 +21,36 @@ _OTHERS = 0o077
 _LARGEST = 8 << 20
 _PLAINLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SUM = 8  # bytes in front that tell whether the rest is whole
+_FORMAT = 2  # of what follows: a file of another is not whole
 
 
-def recalled(path: str) -> bytes | None:
-    """Return what was kept with `keep`, or None; a file that is not whole does not count."""
-    content = read_own(path) or b""
-    return content[_SUM:] if content and content[:_SUM] == _sum(content[_SUM:]) else None
+def recalled(path: str, question: Any = None) -> Any:
+    """Return the answer that was kept to a question, or None; a file that is not whole and ours alone does not count.
 
-
-def keep(path: str, content: bytes) -> None:
-    """Keep something in a directory that is there; where that can't be done, it only costs time later."""
-    write_own(path, _sum(content) + content)
-
-
-def read_own(path: str) -> bytes | None:
-    """Return the content of a small file, or None where it is not ours alone."""
+    With `sudo` the cache may lie in somebody else's home: what others wrote is not an answer.
+    """
     try:
         with Closing(os.open(path, _PLAINLY)) as file:
             there = os.fstat(file)
             if there.st_uid != os.geteuid() or there.st_mode & _OTHERS or there.st_size > _LARGEST:
                 return None
-            return read_all(file)
+            content = read_all(file)
     except OSError:
         return None
+    if not content or content[:_SUM] != _sum(content[_SUM:]):
+        return None
+    asked, answer = marshal.loads(content[_SUM:])  # noqa: S302 - our own, and nobody else's
+    return answer if asked == question else None
+
+
+def keep(path: str, answer: Any, question: Any = None) -> None:
+    """Keep an answer, of plain values; where that can't be done, it only costs time later."""
+    content = marshal.dumps((question, answer), 4)  # a form that every Python reads
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        replace(path, _sum(content) + content, by_many=True)
+    except OSError:
+        return
 
 
 def plain_file(path: str, top: int | None = None, most: int = 1 << 16) -> bytes | None:
@@ -55,14 +63,6 @@ def plain_file(path: str, top: int | None = None, most: int = 1 << 16) -> bytes 
             return os.read(file, size) if stat.S_ISREG(status.st_mode) else None
     except OSError:
         return None
-
-
-def write_own(path: str, content: bytes) -> None:
-    """Write a small file in one step, if that can be done."""
-    try:
-        replace(path, content, by_many=True)
-    except OSError:
-        return
 
 
 def replace(path: str, content: bytes, *, by_many: bool = False, mode: int = 0o600) -> None:
@@ -95,7 +95,7 @@ def forget(directory: str, prefixes: tuple[str, ...], before: float) -> None:
 
 
 def _sum(content: bytes) -> bytes:
-    return b"%08x" % crc32(content)
+    return b"%08x" % crc32(content, _FORMAT)
 
 
 # Look things up on the disk, and remember what was seen, so that it can be told whether an answer still holds.

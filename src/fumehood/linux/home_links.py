@@ -6,7 +6,6 @@ Each directory is listed once, and again when it has changed: between two runs, 
 from __future__ import annotations
 
 import heapq
-import marshal
 import os
 import time
 
@@ -66,8 +65,7 @@ class _Listings:
 
     def __init__(self, memory: str) -> None:
         self._memory = memory
-        content = recalled(memory)
-        self._before: dict[str, Seen] = marshal.loads(content) if content else {}  # noqa: S302 - our own
+        self._before: dict[str, Seen] = recalled(memory) or {}
         self._now: dict[str, Seen] = {}
 
     def of(self, directory: str) -> tuple[list[str], list[str]]:
@@ -90,4 +88,4 @@ class _Listings:
     def keep(self) -> None:
         """Remember what was found, if it is something else than before."""
         if self._now != self._before:
-            keep(self._memory, marshal.dumps(self._now))
+            keep(self._memory, self._now)

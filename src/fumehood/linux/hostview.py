@@ -6,7 +6,6 @@ from has changed.
 
 from __future__ import annotations
 
-import marshal
 import os
 from binascii import crc32
 
@@ -50,12 +49,11 @@ class HostViews:
 
     def _looked_over(self, sight: Sight) -> HostView:
         """Look the host over, unless an earlier process did so and nothing has changed since."""
-        key = f"{FORMAT} {sight!r} {_mounts_in_sight(sight)!r}".encode(errors="surrogateescape")
-        path = f"{self._directory}/{KEPT}{crc32(key):08x}"
-        kept = cache.recalled(path)
-        # Its beginning tells that it is whole, ours and an answer to the same question.
-        if kept is not None and kept.startswith(key):
-            rows, inside, parts = marshal.loads(kept[len(key) :])  # noqa: S302 - our own, and nobody else's
+        question = f"{FORMAT} {sight!r} {_mounts_in_sight(sight)!r}"
+        path = f"{self._directory}/{KEPT}{crc32(question.encode(errors='surrogateescape')):08x}"
+        kept = cache.recalled(path, question)
+        if kept is not None:
+            rows, inside, parts = kept
             watched = Snapshot(*parts)
             if watched.is_current():
                 return HostView(operations=unpacked(rows), inside=inside, watched=watched, look=watched.sum)
@@ -63,7 +61,7 @@ class HostViews:
 
         view = look_over(sight, self._written())
         if view.watched.is_settled:
-            cache.keep(path, key + marshal.dumps((packed(view.operations), view.inside, view.watched.parts)))
+            cache.keep(path, (packed(view.operations), view.inside, view.watched.parts), question)
         return view
 
 

@@ -17,7 +17,7 @@ from fumehood.linux.bwrap import Bwrap
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 # What installs a package, and the distributions (by ID or ID_LIKE) where it does.
 _INSTALLERS = {
@@ -249,7 +249,6 @@ def _outer_container(said: str, machine: Host) -> tuple[str, str] | None:
 CAPTURES = ("kernel", "bwrap", "fuse", "copy")
 """The four ways of capturing writes, best first."""
 
-_FORMAT = "2"
 _KEPT_CONTEXTS = 8
 _SUBGID, _NEWGIDMAP = "/etc/subgid", "/usr/bin/newgidmap"
 _TRIED = "/sys/root/tried"  # where a trial's overlay is mounted, as launches do it: see `linux/site.py`
@@ -263,51 +262,39 @@ def host(cache_dir: str, state_dir: str, *, fresh: bool = False) -> Host:
     fix counts at once. A cache that can't be written only costs time.
     """
     options = bubblewrap.candidates()
-    fuse = "".join(bubblewrap.programs("fuse-overlayfs")[:1])
-    key = _context(options, fuse, state_dir)
+    boot, context = read("/proc/sys/kernel/random/boot_id"), _context(options, state_dir)
     path = f"{cache_dir}/probe-{os.getuid()}"
-    # With `sudo` the cache may lie in someone else's home: what others wrote is not an answer.
-    blocks = (cache.read_own(path) or b"").decode("ascii", "replace").split("\n\n")
-    if not fresh:
-        for block in blocks:
-            try:
-                if block.startswith(key):
-                    return _parse(block, options, fuse)
-            except (KeyError, ValueError, IndexError):
-                continue  # cut short by a full disk
+    kept: dict[str, tuple[Any, ...]] = cache.recalled(path, boot) or {}  # the newest first
+    if context in kept and not fresh:
+        *programs, fields = kept[context]
+        bwrap, overlay_bwrap = (Bwrap(**each) if each else None for each in programs)
+        return Host(bwrap=bwrap, overlay_bwrap=overlay_bwrap, **fields)
     answer = look(state_dir, options)
     if answer.bwrap:
-        boot = key.partition(",")[0]
-        others = [block for block in blocks if block.startswith(boot) and not block.startswith(key)]
-        text = "\n\n".join([key + _format(answer, options), *others][:_KEPT_CONTEXTS])
-        try:
-            os.makedirs(cache_dir, mode=0o700, exist_ok=True)
-        except OSError:
-            return answer
-        cache.write_own(path, text.encode("ascii"))
+        fields = answer.fields()
+        programs = [each and each.fields() for each in (fields.pop("bwrap"), fields.pop("overlay_bwrap"))]
+        rows = [(context, (*programs, fields)), *(row for row in kept.items() if row[0] != context)]
+        cache.keep(path, dict(rows[:_KEPT_CONTEXTS]), boot)
     return answer
 
 
-# The file: blocks of key=value lines, the newest first. A key is everything that an answer depends on.
-
-
-def _context(options: list[tuple[str, str]], fuse: str, state_dir: str) -> str:
+def _context(options: list[tuple[str, str]], state_dir: str) -> str:
+    """Return everything that an answer depends on within one boot."""
     # Capabilities, NoNewPrivs and Seccomp stand together; the lines after them change by themselves.
     privileges = read("/proc/self/status").partition("\nCapInh:")[2].partition("\nCpus_allowed:")[0]
     parts = (
-        read("/proc/sys/kernel/random/boot_id"),
-        _FORMAT,
+        *(Host._fields, Bwrap._fields),
         *(os.getresuid(), os.getegid(), os.getgroups(), _identity(_SUBGID), _identity(_NEWGIDMAP)),
         *(_namespace(kind) for kind in ("user", "mnt", "pid")),
         (privileges, read("/proc/self/attr/current")),
         *(setting(name) for name in (RESTRICTED, CLONE, LIMIT)),
         [(origin, path, *_identity(path)) for origin, path in options],
-        (fuse, *_identity(fuse)),
+        [(path, *_identity(path)) for path in bubblewrap.programs("fuse-overlayfs")[:1]],
         _identity("/dev/fuse")[2:],
         _device(state_dir),
         *(os.environ.get(name, "") for name in ("FLATPAK_ID", "container")),
     )
-    return f"key={parts!a}\n"  # escaped, so always one line of ASCII
+    return repr(parts)
 
 
 def _namespace(kind: str) -> str:
@@ -334,47 +321,6 @@ def _device(state_dir: str) -> int:
             f"cannot make the state directory {state_dir}: {exc.strerror}",
             hint="name one that can be written: export XDG_STATE_HOME=/some/directory",
         ) from exc
-
-
-def _format(answer: Host, options: list[tuple[str, str]]) -> str:
-    claims = ("privileged", "every_id", "flatpak", "nested", "disable_userns")
-    lines = [f"{name}={int(getattr(answer, name))}" for name in claims]
-    lines += [f"captures={' '.join(answer.captures)}", f"container={answer.container}"]
-    lines += [f"groups={' '.join(map(str, answer.groups))}"]
-    for name, value in (("bwrap", answer.bwrap), ("overlay_bwrap", answer.overlay_bwrap)):
-        if value:
-            place = options.index((value.origin, value.path))
-            lines.append(f"{name}={place} {'.'.join(str(part) for part in value.version)}")
-    lines += [f"no {capture}={reason}" for capture, reason in answer.refusals]
-    return "\n".join(lines)
-
-
-def _parse(block: str, options: list[tuple[str, str]], fuse: str) -> Host:
-    lines = [line.partition("=") for line in block.splitlines()]
-    values = {name: value for name, _, value in lines}
-    return Host(
-        bwrap=_parse_bwrap(values.get("bwrap", ""), options),
-        overlay_bwrap=_parse_bwrap(values.get("overlay_bwrap", ""), options),
-        captures=tuple(values["captures"].split()),
-        privileged=values["privileged"] == "1",
-        every_id=values["every_id"] == "1",
-        groups=tuple(map(int, values["groups"].split())),
-        flatpak=values["flatpak"] == "1",
-        nested=values["nested"] == "1",
-        disable_userns=values["disable_userns"] == "1",
-        container=values["container"],
-        fuse_overlayfs=fuse,
-        refusals=tuple((name[3:], value) for name, _, value in lines if name.startswith("no ")),
-    )
-
-
-def _parse_bwrap(text: str, options: list[tuple[str, str]]) -> Bwrap | None:
-    if not text:
-        return None
-    place, _, dotted = text.partition(" ")
-    origin, path = options[int(place)]
-    version = tuple(int(part) for part in dotted.split("."))
-    return Bwrap(path=path, version=version, has_overlay=version >= bubblewrap.OVERLAY_SINCE, origin=origin)
 
 
 # The trying, once a boot.

@@ -8,7 +8,6 @@ those programs follow them.
 
 from __future__ import annotations
 
-import marshal
 import os
 
 from fumehood.core.concern import Protected, shown, within
@@ -98,8 +97,7 @@ class ProjectTree:
         self._top = top
         self._meaning = meaning
         self._is_passed_by = is_passed_by
-        content = recalled(memory) if memory else None
-        before: list[str] = marshal.loads(content) if content else []  # noqa: S302 - our own
+        before: list[str] = (memory and recalled(memory)) or []
         telling: list[str] = []
         waiting, looked_at = ["", *before], set[str]()
         with Closing(open_top(top)) as here, Parents(here, bounded=False) as parents:
@@ -113,7 +111,7 @@ class ProjectTree:
                     if directory and self._count > count:
                         telling.append(directory)
         if memory and telling[:_MOST_KEPT] != before:
-            keep(memory, marshal.dumps(telling[:_MOST_KEPT]))
+            keep(memory, telling[:_MOST_KEPT])
 
     @property
     def _count(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import stat
 import time
@@ -144,7 +143,7 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
     layering.require_there(hood.project.roots)
     world = around(store.places, policy, root, hood.project.roots, owner_of(hood.project.path), hood.project.id)
     path = f"{store.places.cache}/capabilities/{_key(world, hood)}"
-    remembered = {} if fresh else _remembered(path)
+    remembered: dict[str, str] = {} if fresh else cache.recalled(path) or {}
     asked_at = time.time()
     facts, versions = parsed(look_inside(hood, script(remembered), root, _PATIENCE_S), remembered)
     if not facts:
@@ -184,21 +183,11 @@ def _changed_at(identity: str) -> float:
     return max(map(float, identity.split()[-2:]))
 
 
-def _remembered(path: str) -> dict[str, str]:
-    try:
-        versions: dict[str, str] = json.loads(cache.recalled(path) or b"{}")
-    except ValueError:
-        return {}
-    return versions
-
-
 def _remember(path: str, versions: dict[str, str]) -> None:
     """Keep the versions; a cache that can't be written only costs time."""
-    folder = os.path.dirname(path)
+    cache.keep(path, versions)
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        cache.keep(path, json.dumps(versions).encode())
-        kept = sorted(os.scandir(folder), key=lambda entry: entry.stat().st_mtime_ns)
+        kept = sorted(os.scandir(os.path.dirname(path)), key=lambda entry: entry.stat().st_mtime_ns)
         for entry in kept[:-_MOST_KEPT]:
             os.unlink(entry.path)
     except OSError:

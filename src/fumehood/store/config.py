@@ -6,7 +6,6 @@ version's identity. Without a file, a run pays one failed `stat`.
 
 from __future__ import annotations
 
-import marshal
 import os
 import stat
 import time
@@ -77,7 +76,7 @@ def load(places: Places, roots: Sequence[str] = ()) -> Settings:
             raise _refusal(path, checked)
         settings = checked.settings
         if identity:
-            _remember(compiled, identity, settings)
+            cache.keep(compiled, settings, identity)
     return settings
 
 
@@ -157,26 +156,14 @@ def _identity(status: os.stat_result) -> bytes:
 
 def _remembered(path: str, identity: bytes) -> Settings | None:
     """Return the settings compiled from this version, or None where they must be made again."""
-    head, _, body = (cache.recalled(path) or b"").partition(b"\0")
-    if head != identity:
-        return None
+    settings: Settings | None = cache.recalled(path, identity)
     try:
-        settings: Settings = marshal.loads(body)  # noqa: S302 - ours, and what it says is checked
         # A field that is no more was compiled by another version of us.
-        for scope in settings.values():
+        for scope in (settings or {}).values():
             Policy().under(scope)
-    except (ValueError, TypeError, AttributeError, EOFError):
+    except (ValueError, TypeError, AttributeError):
         return None
     return settings
-
-
-def _remember(path: str, identity: bytes, settings: Settings) -> None:
-    """Keep the compiled form; a cache that can't be written only costs time."""
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    except OSError:
-        return
-    cache.keep(path, identity + b"\0" + marshal.dumps(settings, 4))
 
 
 # ---- Change files that a person wrote: their configuration, and other programs' settings; a backup is kept.

@@ -210,7 +210,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 _LONGEST_MANIFEST = 256 << 20
 _RECENT_S = 86400  # a job may be using it
 _READ_ONCE = os.O_RDONLY | os.O_NONBLOCK
-_KEY, _SUM = 16, 32  # bytes of a file's stamp and of its hash, where both are kept
+_KEY = 16  # bytes by which a file's stamp is kept
 _SAME_TIME = 1_000_000_000  # seconds: one time for all files, so that a base is the same on every worker
 
 
@@ -265,9 +265,7 @@ class _Hashes:
     def __init__(self, directory: str, project: str) -> None:
         self._directory = directory
         self._place = f"{directory}/hashes-{digest_of(project)}"
-        kept = recalled(self._place) or b""
-        both = (kept[at : at + _KEY + _SUM] for at in range(0, len(kept), _KEY + _SUM))
-        self._before = {each[:_KEY]: each[_KEY:] for each in both}
+        self._before: dict[bytes, bytes] = recalled(self._place) or {}
         self._now: dict[bytes, bytes] = {}
 
     def of(self, parents: Parents, path: str, status: os.stat_result) -> tuple[int, str]:
@@ -288,7 +286,7 @@ class _Hashes:
         """Keep them for the next time."""
         if self._now != self._before:
             make_private(self._directory)
-            keep(self._place, b"".join(key + content for key, content in self._now.items()))
+            keep(self._place, self._now)
 
 
 class _BaseWalk:
