@@ -267,12 +267,10 @@ _URLS = (
     "CARGO_HTTP_PROXY",
 )  # fmt: skip
 _NOT_BY_PROXY = ("localhost", "127.0.0.1", "::1")
-SETTINGS = frozenset(
-    {
-        *_USUAL, *(name.lower() for name in _USUAL), *_URLS, "NO_PROXY", "no_proxy", "FTP_PROXY", "ftp_proxy",
-        "RSYNC_PROXY", "SOCKS_PROXY", "socks_proxy", "npm_config_noproxy",
-    }
-)  # fmt: skip
+SETTINGS = frozenset({
+    *_USUAL, *(name.lower() for name in _USUAL), *_URLS, "NO_PROXY", "no_proxy", "FTP_PROXY", "ftp_proxy",
+    "RSYNC_PROXY", "SOCKS_PROXY", "socks_proxy", "npm_config_noproxy",
+})  # fmt: skip
 
 
 def variables(port: int, named: tuple[str, ...], before: Mapping[str, str]) -> dict[str, str]:
@@ -299,14 +297,12 @@ def shared(before: Mapping[str, str], outside: Mapping[str, str]) -> dict[str, s
 # Names.
 
 # Parts of names that tell a secret, wherever they stand between underscores.
-_SECRET_WORDS = frozenset(
-    {
-        "ACCESSKEY", "APIKEY", "APITOKEN", "AUTH", "AUTHORIZATION", "AUTHTOKEN", "BEARER", "COOKIE", "CRED",
-        "CREDENTIAL", "CREDENTIALS", "CREDS", "DSN", "JWT", "KEY", "KEYS", "MNEMONIC", "OAUTH", "PASS", "PASSCODE",
-        "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS", "PAT", "PRIVATE", "PSK", "SECRET", "SECRETKEY", "SECRETS",
-        "TOKEN", "TOKENS", "WEBHOOK", "SESSID", "SESSIONID", "TOTP",
-    }
-)  # fmt: skip
+_SECRET_WORDS = frozenset({
+    "ACCESSKEY", "APIKEY", "APITOKEN", "AUTH", "AUTHORIZATION", "AUTHTOKEN", "BEARER", "COOKIE", "CRED",
+    "CREDENTIAL", "CREDENTIALS", "CREDS", "DSN", "JWT", "KEY", "KEYS", "MNEMONIC", "OAUTH", "PASS", "PASSCODE",
+    "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS", "PAT", "PRIVATE", "PSK", "SECRET", "SECRETKEY", "SECRETS",
+    "TOKEN", "TOKENS", "WEBHOOK", "SESSID", "SESSIONID", "TOTP",
+})  # fmt: skip
 _SECRET_WORDS |= {f"{word}S" for word in _SECRET_WORDS}
 # Of these, the ones that also name a switch (USE_AUTH=1) or an amount (MAX_TOKENS=4096).
 _SWITCHED = frozenset({"AUTH", "COOKIE", "COOKIES", "JWT", "KEY", "OAUTH", "PRIVATE", "TOTP", "WEBHOOK", "WEBHOOKS"})
@@ -414,12 +410,10 @@ def _is_amount(value: str) -> bool:
 # What the C library acts on before a program's own first line: it loads code, or writes files. The same as it forgets
 # for set-uid programs.
 _LOADING = ("LD_", "MALLOC_")
-_LIBRARY = frozenset(
-    {
-        "GCONV_PATH", "GETCONF_DIR", "GLIBC_TUNABLES", "HOSTALIASES", "LOCALDOMAIN", "LOCPATH", "NIS_PATH", "NLSPATH",
-        "RES_OPTIONS", "RESOLV_HOST_CONF", "TZDIR",
-    }
-)  # fmt: skip
+_LIBRARY = frozenset({
+    "GCONV_PATH", "GETCONF_DIR", "GLIBC_TUNABLES", "HOSTALIASES", "LOCALDOMAIN", "LOCPATH", "NIS_PATH", "NLSPATH",
+    "RES_OPTIONS", "RESOLV_HOST_CONF", "TZDIR",
+})  # fmt: skip
 
 
 def apart(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:

@@ -242,13 +242,11 @@ CONDA = "conda-meta"
 # One of these makes a directory whose name begins with a dot a version manager's, which often is a clone of its source.
 MANAGERS = frozenset({"candidates", "installs", "node-versions", "nvm.sh", "shims", "toolchains", "versions"})
 # An installation has nothing else than these, unless its maker's licence or version is in it.
-PARTS = frozenset(
-    {
-        "BUILD", "CACHEDIR.TAG", "bin", "conf", "doc", "docs", "etc", "extensions", "gems", "include", "jmods", "jre",
-        "legal", "lib", "lib32", "lib64", "libexec", "man", "pipx_metadata.json", "pyvenv.cfg", "sbin", "share",
-        "specifications", "uv-receipt.toml",
-    }
-)  # fmt: skip
+PARTS = frozenset({
+    "BUILD", "CACHEDIR.TAG", "bin", "conf", "doc", "docs", "etc", "extensions", "gems", "include", "jmods", "jre",
+    "legal", "lib", "lib32", "lib64", "libexec", "man", "pipx_metadata.json", "pyvenv.cfg", "sbin", "share",
+    "specifications", "uv-receipt.toml",
+})  # fmt: skip
 LICENCES = ("COPYING", "LICENCE", "LICENSE", "NOTICE")
 VERSIONS = frozenset({"VERSION", "build.txt", "release"})
 # Somebody works here.
@@ -336,24 +334,20 @@ ENVIRONMENTS = (
     ("POETRY_VIRTUALENVS_PATH", ".cache/pypoetry/virtualenvs"),
 )
 # Directories that hold installations, maybe one level further down.
-COLLECTIONS = frozenset(
-    {
-        "candidates", "envs", "image", "installs", "node-versions", "py", "python", "toolchains", "tools", "venvs",
-        "versions",
-    }
-)  # fmt: skip
+COLLECTIONS = frozenset({
+    "candidates", "envs", "image", "installs", "node-versions", "py", "python", "toolchains", "tools", "venvs",
+    "versions",
+})  # fmt: skip
 MOVABLE = (
     (".local/share", "XDG_DATA_HOME"), (".config", "XDG_CONFIG_HOME"), (".cache", "XDG_CACHE_HOME"),
     (".local/state", "XDG_STATE_HOME"),
 )  # fmt: skip
 
 # Secrets inside of an installation, in it or in its `etc` or `conf`.
-PRIVATE = frozenset(
-    {
-        ".condarc", ".git-credentials", ".mambarc", ".netrc", ".npmrc", ".pypirc", ".yarnrc.yml", "auth.json",
-        "auth.toml", "condarc", "gradle.properties", "npmrc", "pip.conf", "settings-security.xml", "settings.xml",
-    }
-)  # fmt: skip
+PRIVATE = frozenset({
+    ".condarc", ".git-credentials", ".mambarc", ".netrc", ".npmrc", ".pypirc", ".yarnrc.yml", "auth.json",
+    "auth.toml", "condarc", "gradle.properties", "npmrc", "pip.conf", "settings-security.xml", "settings.xml",
+})  # fmt: skip
 PRIVATE_WORDS = ("credential", "history", "passw", "secret", "token")
 PRIVATE_STARTS = (".env", "id_dsa", "id_ecdsa", "id_ed25519", "id_rsa")
 PRIVATE_ENDS = (".jks", ".kdbx", ".key", ".keystore", ".p12", ".pfx")

@@ -48,12 +48,10 @@ _REMOTE = frozenset({"afs", "autofs", "ceph", "cifs", "nfs", "nfs4", "smb3", "sm
 # Can't be overlaid, and can't hold a socket either.
 _SOCKETLESS = frozenset({"vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "iso9660", "udf", "hfs", "hfsplus"})
 # Views of the kernel itself.
-_PSEUDO = frozenset(
-    {
-        "bpf", "binfmt_misc", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
-        "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
-    }
-)  # fmt: skip
+_PSEUDO = frozenset({
+    "bpf", "binfmt_misc", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
+    "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
+})  # fmt: skip
 _PEOPLE = 1000
 _SMALL = 16 << 10
 _NEEDED = ("/usr", "/etc", "/opt", "/var", "/nix", "/bin", "/lib")
