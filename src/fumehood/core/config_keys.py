@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fumehood.core.policy import HIDDEN, PRETEND, REFUSE, VISIBLE, Policy, Profile
+from fumehood.core.tool import problems as tool_problems
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -352,12 +353,6 @@ _IN_AGENTS = ("network", "hosts", "show", "environment.", "limits.")
 _IN_PROFILES = ("timeout", "hosts", "environment.", "limits.")
 
 
-def _tool_problems(table: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    from fumehood.core.tool import problems
-
-    return problems(table)
-
-
 SECTIONS: tuple[Section, ...] = (
     Section(
         name="profile", field="profiles", needed=("match",),
@@ -392,7 +387,7 @@ SECTIONS: tuple[Section, ...] = (
         keys=(_key("root", ROOT, "The root."), *(key for key in KEYS if key.name == "environment.set")),
     ),
     Section(
-        name="tool", field="tools", needed=("name", "description", "command"), problems=_tool_problems,
+        name="tool", field="tools", needed=("name", "description", "command"), problems=tool_problems,
         keys=(
             _key("name", TEXT, "What a model calls it: letters, digits, `_`, `-`; not the name of a tool of ours."),
             _key("description", TEXT, "What a model is told of it."),

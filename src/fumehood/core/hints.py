@@ -10,7 +10,7 @@ import os
 import re
 
 from fumehood.core.limits import CPU, FILE_SIZE, FILES, LOOKED_AT, PROCESSES, hit
-from fumehood.core.masks import is_below, is_in, masks, reason
+from fumehood.core.masks import is_in, masks, reason
 from fumehood.core.report import LEFT_PROCESS, Blocked
 
 TYPE_CHECKING = False
@@ -82,7 +82,7 @@ def _hidden(
     hidden = (*masked.hidden, *moved, *closed)
     seen: list[str] = []
     for path in _paths((line for line in lines if _ABSENT.search(line)), home):
-        if path not in seen and any(path == each or is_below(path, each) for each in hidden):
+        if path not in seen and is_in(path, hidden):
             seen.append(path)
     for path in seen[:_MOST_OF_A_KIND]:
         why = reason(path, home) if is_in(path, masked.hidden) else "only root may read it"
@@ -327,7 +327,9 @@ def denied_network(
     """Say to a command that tried to leave that it has no network; `asking` is how it asks for hosts, if it can."""
     address = _ADDRESS.search(command[:_LONGEST_LINE])
     in_command = (address[1],) if address and not _is_here(address[1]) else ()
-    hosts = _hosts_named(output) or in_command or meant or _registries(command)
+    words = {word.rpartition("/")[2] for word in re.split(r"[\s;|&()]+", command[:_LONGEST_LINE])}
+    registries = next((hosts for programs, hosts in _REGISTRIES if not words.isdisjoint(programs)), ())
+    hosts = _hosts_named(output) or in_command or meant or registries
     named = " ".join(hosts) or "HOST"
     if asking:
         hint = f"there is no network; to ask the person for it: {asking} {named}"
@@ -353,11 +355,6 @@ def _hosts_named(output: str) -> tuple[str, ...]:
 def _is_here(host: str) -> bool:
     """Return True if a host is this machine itself, to which a command needs no network."""
     return host.startswith("127.") or host in ("localhost", "0.0.0.0")  # noqa: S104 - compared only
-
-
-def _registries(command: str) -> tuple[str, ...]:
-    words = {word.rpartition("/")[2] for word in re.split(r"[\s;|&()]+", command[:_LONGEST_LINE])}
-    return next((hosts for programs, hosts in _REGISTRIES if not words.isdisjoint(programs)), ())
 
 
 # What a command left running, which ends with it.

@@ -185,7 +185,7 @@ def check(request: Request) -> None:
     for path in (request.cwd, request.root, *request.beside, *(request.write or ())):
         if "\0" in path:
             raise BadRequest(f"{path!r} is not a directory", hint="a path without a NUL")
-        _refuse_half_letters(path)
+        encoded(path)
 
 
 def check_variables(variables: Iterable[tuple[object, object]]) -> None:
@@ -195,17 +195,14 @@ def check_variables(variables: Iterable[tuple[object, object]]) -> None:
             raise BadRequest(f"the variable {name!r} or its value is not a string", hint="names and values are strings")
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise BadRequest(f"the variable {name!r} can't be set", hint="no = in its name, and no NUL anywhere")
-        _refuse_half_letters(name, value)
-
-
-def _refuse_half_letters(*texts: str) -> None:
-    """Half of a surrogate pair is no letter; the halves that stand for bytes which are no UTF-8 are fine."""
-    for text in texts:
-        encoded(text)
+        encoded(name + value)
 
 
 def encoded(text: str) -> bytes:
-    """Return a text as a command gets it; raises BadRequest where it holds half of a surrogate pair."""
+    """Return a text as a command gets it; raises BadRequest where it holds half of a surrogate pair.
+
+    That is no letter; the halves that stand for bytes which are no UTF-8 are fine.
+    """
     try:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError as error:
@@ -219,13 +216,12 @@ def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
         raise BadRequest(f"{command!r:.200} is not a command", hint="a string, or a list of strings")
     whole = command if isinstance(command, str) else tuple(command)
     parts = (whole,) if isinstance(whole, str) else whole
-    _refuse_half_letters(*parts)
     if not parts or not parts[0].strip():
         raise BadRequest("the command is empty", hint="fumehood run -- COMMAND")
     for part in parts:
         if "\0" in part:
             raise BadRequest("the command has a NUL in it", hint="no program can be given one; write it as \\0")
-        if len(part) > _LONGEST_ARGUMENT // 4 and len(part.encode(errors="surrogateescape")) > _LONGEST_ARGUMENT:
+        if len(encoded(part)) > _LONGEST_ARGUMENT:
             raise BadRequest(
                 f"the command is too long: the kernel takes {_LONGEST_ARGUMENT} bytes in one argument",
                 hint="write it to a script in the project and run that",

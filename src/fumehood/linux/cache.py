@@ -9,7 +9,7 @@ import stat
 import time
 from binascii import crc32
 
-from fumehood.linux.libc import Closing, read_all
+from fumehood.linux.libc import Closing, link_target, read_all
 from fumehood.linux.nofollow import open_below, open_top
 
 TYPE_CHECKING = False
@@ -169,7 +169,7 @@ class Snapshot:
         """Return where a link leads; "" for anything else, which may change as it likes."""
         if path not in self.links:
             self._look_around(path)
-            self.links[path] = _link(path)
+            self.links[path] = link_target(path)
         return self.links[path]
 
     def listing(self, path: str) -> dict[str, str]:
@@ -207,7 +207,7 @@ class Snapshot:
         top = folder.rstrip("/")
         return all(
             seen == now(path)
-            for part, now in ((self.inodes, _inode), (self.links, _link))
+            for part, now in ((self.inodes, _inode), (self.links, link_target))
             for path, seen in part.items() if path.rpartition("/")[0] == top
         )  # fmt: skip
 
@@ -233,13 +233,6 @@ def _inode(path: str) -> int:
         return os.lstat(path).st_ino
     except OSError:
         return 0
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""
 
 
 def _names(path: str) -> dict[str, str]:
@@ -286,13 +279,13 @@ class Lookup:
     def link(self, path: str) -> str | None:
         """Return where a link points, "" for what is not a link, None where nothing is."""
         if path not in self._links:
-            target: str | None = ""
+            leads_to: str | None = ""
             try:
                 if stat.S_ISLNK(os.lstat(path).st_mode):
-                    target = self.watched.leads(path)
+                    leads_to = self.watched.leads(path)
             except OSError:
-                target = "" if self.exists(path) else None
-            self._links[path] = target
+                leads_to = "" if self.exists(path) else None
+            self._links[path] = leads_to
         return self._links[path]
 
     def resolve(self, path: str) -> tuple[str, tuple[tuple[str, str], ...]]:
@@ -317,16 +310,16 @@ class Lookup:
                 done = done.rpartition("/")[0]
                 continue
             here = f"{done}/{name}"
-            target = self.link(here)
-            if target is None:
+            leads_to = self.link(here)
+            if leads_to is None:
                 break
-            if not target:
+            if not leads_to:
                 done = here
                 continue
-            links[here] = target
-            if target.startswith("/"):
+            links[here] = leads_to
+            if leads_to.startswith("/"):
                 done = ""
-            todo += target.split("/")[::-1]
+            todo += leads_to.split("/")[::-1]
         return "", ()
 
     def head(self, path: str) -> bytes:

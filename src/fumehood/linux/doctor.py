@@ -307,10 +307,12 @@ def _landlock() -> Ability:
 
 
 def _can_filter() -> bool:
-    libc = ctypes.CDLL(None, use_errno=True)
-    # No filter is given: a kernel that has filters complains of the address, others of the mode.
-    libc.prctl(_PR_SET_SECCOMP, ctypes.c_ulong(_SECCOMP_MODE_FILTER), None, 0, 0)
-    return ctypes.get_errno() in (errno.EFAULT, errno.EACCES)
+    try:
+        libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER)
+    except OSError as error:
+        # No filter is given: a kernel that has filters complains of the address, others of the mode.
+        return error.errno in (errno.EFAULT, errno.EACCES)
+    return False
 
 
 def _cgroups() -> Ability:

@@ -427,6 +427,14 @@ def read(path: str, directory: int | None = None) -> bytes:
         return b""
 
 
+def link_target(path: str, directory: int | None = None) -> str:
+    """Return where a link leads; "" for anything else, and where nothing is."""
+    try:
+        return os.readlink(path, dir_fd=directory)
+    except OSError:
+        return ""
+
+
 def remove_file(path: str) -> bool:
     """Remove a file; False where there is none, or somebody else was faster."""
     try:

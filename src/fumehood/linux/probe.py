@@ -285,7 +285,7 @@ def _context(options: list[tuple[str, str]], state_dir: str) -> str:
     parts = (
         *(Host._fields, Bwrap._fields),
         *(os.getresuid(), os.getegid(), os.getgroups(), _identity(_SUBGID), _identity(_NEWGIDMAP)),
-        *(_namespace(kind) for kind in ("user", "mnt", "pid")),
+        *(libc.link_target(f"/proc/self/ns/{kind}") for kind in ("user", "mnt", "pid")),
         (privileges, read("/proc/self/attr/current")),
         *(setting(name) for name in (RESTRICTED, CLONE, LIMIT)),
         [(origin, path, *_identity(path)) for origin, path in options],
@@ -295,13 +295,6 @@ def _context(options: list[tuple[str, str]], state_dir: str) -> str:
         *(os.environ.get(name, "") for name in ("FLATPAK_ID", "container")),
     )
     return repr(parts)
-
-
-def _namespace(kind: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/ns/{kind}")
-    except OSError:  # the kernel has no such namespaces
-        return ""
 
 
 def _identity(path: str) -> tuple[int, int, int]:
@@ -347,11 +340,15 @@ def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
         "bwrap": no_bwrap,
         "fuse": try_fuse(fuse, state_dir, privileged, sandbox),
     }
+    # Those that a namespace of ours can know besides our first.
+    groups = granted_groups() if os.geteuid() and not refusals["kernel"] else ()
+    if groups and try_user_namespace(groups):
+        groups = ()
     return answer.replace(
         overlay_bwrap=overlay_bwrap,
         privileged=privileged,
         every_id=privileged or may_map_all,
-        groups=() if refusals["kernel"] or os.geteuid() == 0 else mapped_groups(),
+        groups=groups,
         captures=tuple(name for name in CAPTURES if not refusals.get(name)),
         refusals=tuple(
             (name, " ".join(reason.encode("ascii", "backslashreplace").decode("ascii").split()))
@@ -392,16 +389,9 @@ def _unmount(merged: str) -> list[str]:
     return [unmounters[0], "-u", "-z", merged]
 
 
-def try_user_namespace() -> str:
+def try_user_namespace(groups: tuple[int, ...] = ()) -> str:
     """Make a user and a mount namespace, as the launcher does; returns "" or why it can't be done."""
-    return _in_child("nothing", "/", False, ["/bin/sh", "-c", ":"])
-
-
-def mapped_groups() -> tuple[int, ...]:
-    """Return which of our groups a namespace of ours can know besides the first: those that the system grants."""
-    groups = granted_groups()
-    refused = groups and _in_child("nothing", "/", False, ["/bin/sh", "-c", ":"], groups)
-    return () if refused else groups
+    return _in_child("nothing", "/", False, ["/bin/sh", "-c", ":"], groups)
 
 
 def granted_groups() -> tuple[int, ...]:

@@ -98,6 +98,7 @@ class _Survey:
         self._hidden |= set(self._for_root_alone()) if sight.user == 0 else set()
         self._unseen = UNSEEN | {VAR_TMP} if self._has_var_tmp() else UNSEEN
         self._operations: list[Operation] = []
+        self._add = self._operations.append
 
     def _for_root_alone(self) -> Iterator[str]:
         """Find what nobody but root may read of services: no other user's command could, and so root's can't either.
@@ -262,9 +263,6 @@ class _Survey:
             with open(path, "rb") as file:  # a copy costs no mount in every run
                 self._add(Text(target=path, content=file.read(), mode=mode))
 
-    def _add(self, operation: Operation) -> None:
-        self._operations.append(operation)
-
     def _directory(self, path: str, why: str = "") -> None:
         kind = self._mounts.get(path, "")
         if path in self._hidden_homes:
@@ -306,7 +304,10 @@ class _Survey:
         for child in sorted(f"{VAR_TMP}/{name}" for name in names):
             # Not by a listing: what others leave there makes no difference.
             if self._disk.exists(child):
-                self._place(child, "l" if self._watched.leads(child) else "d" if os.path.isdir(child) else "f")
+                self._place_alone(child)
+
+    def _place_alone(self, path: str) -> None:
+        self._place(path, "l" if self._watched.leads(path) else "d" if os.path.isdir(path) else "f")
 
     def _is_empty(self, path: str) -> bool:
         """Return True if a directory has no entry; what entries it has makes no difference."""
@@ -325,7 +326,7 @@ class _Survey:
             self._disk.exists(child)
             is_link = bool(self._watched.leads(child))
             if child in self._sight.homes or child in self._shown:
-                self._place(child, "l" if is_link else "d" if os.path.isdir(child) else "f")
+                self._place_alone(child)
             elif os.path.isdir(child) and not is_link:
                 self._way_to_kept(child)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.linux.libc import Closing, read, stat_of
+from fumehood.linux.libc import Closing, link_target, read, stat_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -277,13 +277,7 @@ def _leads_to(directory: int | None, path: str, target: str) -> bool:
         names = _listed(directory, path)
     except OSError:
         return False  # it has just ended
-    for each in names:
-        try:
-            if os.readlink(f"{path}/{each}", dir_fd=directory) == target:
-                return True
-        except OSError:
-            continue  # it has just been closed
-    return False
+    return any(link_target(f"{path}/{each}", directory) == target for each in names)
 
 
 def _kilobytes(text: bytes, key: bytes) -> int:

@@ -14,7 +14,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import libc
 from fumehood.linux.cache import plain_file
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, link_target
 from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind, Folder, Layered, Link, Operation, Tmpfs, View
 from fumehood.linux.nofollow import LISTING, look, open_top
@@ -291,10 +291,7 @@ def find_damaged(at: str, name: str) -> Installed:
 
 def current(at: str) -> str:
     """Return the name of the tree that `alpine` means, or "" where there is none."""
-    try:
-        return os.readlink(f"{at}/{CURRENT}")
-    except OSError:
-        return ""
+    return link_target(f"{at}/{CURRENT}")
 
 
 def switch(at: str, name: str) -> None:
