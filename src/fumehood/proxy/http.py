@@ -31,8 +31,6 @@ _OWN = frozenset(
         b"max-forwards",  # by which a client asks the proxy after us instead of the host
     }
 )  # fmt: skip
-# What is answered with the request itself, which may have a login of the person's in it by then. Some proxies read
-# methods in any case.
 
 
 class BadMessage(Exception):
@@ -86,7 +84,6 @@ class ProxyConnection:
             request = self._request(server, patience)
             if request is None:
                 return False
-            _check_framing(request)
             if request.method == b"CONNECT":
                 host, port = _place(request.target)
                 self._client.put_back(server.trailing_data[0])
@@ -96,6 +93,8 @@ class ProxyConnection:
             return self._refuse(400, f"{UNREADABLE}: {error}")
         except h11.RemoteProtocolError:  # whose text has the line that it stumbled over
             return self._refuse(400, f"{UNREADABLE}: it is not HTTP/1, or its head is too long")
+        # These are answered with the request itself, which may have a login of the person's in it by then. Some proxies
+        # read methods in any case.
         if request.method.upper() in (b"TRACE", b"TRACK"):
             return self._refuse(405, "TRACE shows what a proxy was sent, and is not passed on", host, port)
         return self._pass_on(server, request, host, port, path)
@@ -112,6 +111,9 @@ class ProxyConnection:
         while True:
             event = server.next_event()
             if isinstance(event, h11.Request):
+                names = [name for name, _ in event.headers]
+                if b"transfer-encoding" in names and (b"content-length" in names or event.http_version != b"1.1"):
+                    raise BadMessage("the length of the request is told in two ways")
                 return event
             if event is not h11.NEED_DATA:
                 return None
@@ -164,7 +166,7 @@ class ProxyConnection:
         entry = self._audit.begin(HTTP)
         try:
             self._reach.judge(entry, host, port, self._client)
-            connection, upstream = self._reach.connect_http(entry, host, port)
+            connection, upstream = self._reach.connect(entry, host, port, tls=False)
             self._track(connection, entry)
             self._host = _Host((host, port), Wire(connection, entry), entry, upstream)
         except (Denied, Unreachable, Gone) as error:
@@ -191,7 +193,7 @@ class _Exchange:
         self._asking = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LARGEST_HEAD)
         self._early: object = None  # what the host said before it had taken everything
         self.has_sent = self.has_answered = False
-        self.keeps = request.http_version == b"1.1" and b"close" not in _tokens(request, b"connection")
+        self.keeps = request.http_version == b"1.1" and b"close" not in _connection(request)
         self.host_keeps = True
 
     def _to_host(self, event: h11.Event) -> None:
@@ -218,8 +220,11 @@ class _Exchange:
             headers.append((b"Content-Length", length))
         elif is_chunked:
             headers.append((b"Transfer-Encoding", b"chunked"))
-        if is_chunked or length:
-            self._let_go_on()
+        if (is_chunked or length) and self._server.they_are_waiting_for_100_continue:
+            try:
+                self._to_client(h11.InformationalResponse(status_code=100, headers=[]))
+            except (Gone, OSError) as error:
+                raise EndedEarly("the client did not wait") from error
         self._to_host(h11.Request(method=request.method, target=target, headers=headers))
         self._there.wire.hear = self._hear
         try:
@@ -244,28 +249,19 @@ class _Exchange:
                 self._early = event
                 raise Gone("it has answered")
 
-    def _let_go_on(self) -> None:
-        """Tell a client that waits for a word before its body."""
-        if self._server.they_are_waiting_for_100_continue:
-            try:
-                self._to_client(h11.InformationalResponse(status_code=100, headers=[]))
-            except (Gone, OSError) as error:
-                raise EndedEarly("the client did not wait") from error
-
     def _send_chunks(self) -> None:
-        while isinstance(event := self._of_request(), h11.Data):
+        """Send a body on as it comes; raises EndedEarly."""
+        while True:
+            try:
+                while (event := self._server.next_event()) is h11.NEED_DATA:
+                    self._server.receive_data(self._client.read(ANSWER_S))
+            except (h11.RemoteProtocolError, Gone, OSError) as error:
+                raise EndedEarly("the request ended early") from error
+            if not isinstance(event, h11.Data):
+                break
             self._to_host(h11.Data(data=event.data))
         self._to_host(h11.EndOfMessage())
         self._client.put_back(self._server.trailing_data[0])
-
-    def _of_request(self) -> object:
-        """Return what comes next of the request; raises EndedEarly."""
-        try:
-            while (event := self._server.next_event()) is h11.NEED_DATA:
-                self._server.receive_data(self._client.read(ANSWER_S))
-        except (h11.RemoteProtocolError, Gone, OSError) as error:
-            raise EndedEarly("the request ended early") from error
-        return event
 
     def answer(self) -> None:
         """Bring the host's answer to the client."""
@@ -286,7 +282,7 @@ class _Exchange:
         chunked = _value(response, b"transfer-encoding") is not None
         self.host_keeps = (
             self.host_keeps and response.http_version == b"1.1"
-            and b"close" not in _tokens(response, b"connection")
+            and b"close" not in _connection(response)
             and (not has_body or length is not None or chunked)
         )  # fmt: skip
         headers = _kept(response)
@@ -343,20 +339,15 @@ class _Exchange:
             self._asking.receive_data(self._there.wire.read(ANSWER_S))
 
 
-def _check_framing(request: h11.Request) -> None:
-    names = [name for name, _ in request.headers]
-    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version != b"1.1"):
-        raise BadMessage("the length of the request is told in two ways")
-
-
 def _kept(message: h11.Request | h11.Response) -> Headers:
     """Return the headers that go on to the other side, spelt as they came."""
-    dropped = _OWN | _tokens(message, b"connection") | {b"host"}
+    dropped = _OWN | _connection(message) | {b"host"}
     return [(name, value) for name, value in message.headers.raw_items() if name.lower() not in dropped]
 
 
-def _tokens(message: h11.Request | h11.Response, name: bytes) -> set[bytes]:
-    values = [value for key, value in message.headers if key == name]
+def _connection(message: h11.Request | h11.Response) -> set[bytes]:
+    """Return what the header Connection lists."""
+    values = [value for key, value in message.headers if key == b"connection"]
     return {token.strip().lower() for value in values for token in value.split(b",")}
 
 

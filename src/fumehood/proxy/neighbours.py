@@ -139,9 +139,9 @@ class Neighbours:
             socket.send_fds(received, [b"!"], [each.fileno() for each in listeners])
         return None
 
-    def hand_over(self, connection: socket.socket, run: str) -> bool:
-        """Give a connection to the proxy of the command that made it; False if that is gone."""
-        return self._send(run, _YOURS, connection.fileno())
+    def hand_over(self, connection: socket.socket, run: str) -> None:
+        """Give a connection to the proxy of the command that made it, unless that is gone."""
+        self._send(run, _YOURS, connection.fileno())
 
     def _send(self, run: str, message: bytes, descriptor: int) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sending:

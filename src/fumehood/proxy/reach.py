@@ -71,31 +71,11 @@ class Outbound:
         if answered_at is not None and client.was_left_before(answered_at):
             raise Gone("the program had closed the connection before the person answered")
 
-    def connect(self, entry: Entry, host: str, port: int) -> socket.socket:
-        """Return a connection to a host that was judged, by way of the person's own proxy where they use one."""
-        upstream, addresses = self._way(entry, host, port, tls=True)
-        try:
-            connection = self._first(entry, addresses, port) if upstream is None else tunnel(upstream, host, port)
-        except OSError as error:
-            raise Unreachable(_by_way_of(upstream, error)) from error
-        entry.reason = ""
-        return connection
+    def connect(self, entry: Entry, host: str, port: int, *, tls: bool) -> tuple[socket.socket, Upstream | None]:
+        """Return a connection to a host that was judged, and the person's own proxy where that is in between.
 
-    def connect_http(self, entry: Entry, host: str, port: int) -> tuple[socket.socket, Upstream | None]:
-        """Return a connection for plain HTTP, and the person's own proxy where it leads there."""
-        upstream, addresses = self._way(entry, host, port, tls=False)
-        try:
-            if upstream is None:
-                connection = self._first(entry, addresses, port)
-            else:
-                connection = socket.create_connection((upstream.host, upstream.port), _CONNECT_S)
-        except OSError as error:
-            raise Unreachable(_by_way_of(upstream, error)) from error
-        entry.reason = ""
-        return connection, upstream
-
-    def _way(self, entry: Entry, host: str, port: int, *, tls: bool) -> tuple[Upstream | None, list[Address]]:
-        """Return the person's own proxy, where their environment says to use one for this host, and its addresses."""
+        By way of that one, it is a tunnel for `tls`; plain HTTP is asked of the proxy itself.
+        """
         address = as_address(host)
         upstream = None
         try:
@@ -104,9 +84,23 @@ class Outbound:
         except OSError as error:
             raise Unreachable(_reason(error)) from error
         addresses = self._addresses(entry, host, port, must=upstream is None)
-        if upstream is not None:
-            entry.address = f"by way of {upstream.host}:{upstream.port}"
-        return upstream, addresses
+        try:
+            if upstream is None:
+                connection = self._first(entry, addresses, port)
+            else:
+                entry.address = f"by way of {upstream.host}:{upstream.port}"
+                connection = socket.create_connection((upstream.host, upstream.port), _CONNECT_S)
+                try:
+                    if tls:
+                        _tunnel(connection, upstream, shown(host, port))
+                except BaseException:
+                    connection.close()
+                    raise
+        except OSError as error:
+            by_way_of = "" if upstream is None else f"the proxy {upstream.host}:{upstream.port}: "
+            raise Unreachable(by_way_of + _reason(error)) from error
+        entry.reason = ""
+        return connection, upstream
 
     def _addresses(self, entry: Entry, host: str, port: int, *, must: bool) -> list[Address]:
         """Return the host's addresses that may be reached; where another proxy resolves, there may be none."""
@@ -174,10 +168,6 @@ def is_own(address: Address) -> bool:
             return False
 
 
-def _by_way_of(upstream: Upstream | None, error: OSError) -> str:
-    return _reason(error) if upstream is None else f"the proxy {upstream.host}:{upstream.port}: {_reason(error)}"
-
-
 def _reason(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__
 
@@ -222,21 +212,10 @@ class Upstream(Value):
         return Upstream(host=parts.hostname, port=parts.port or 80, authorization=login)
 
 
-def tunnel(upstream: Upstream, host: str, port: int) -> socket.socket:
-    """Return a connection through the proxy; raises OSError with its answer where it refuses."""
-    connection = socket.create_connection((upstream.host, upstream.port), _CONNECT_S)
-    try:
-        target = shown(host, port)
-        login = f"Proxy-Authorization: {upstream.authorization}\r\n" if upstream.authorization else ""
-        connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{login}\r\n".encode("ascii"))
-        _check_answer(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _check_answer(connection: socket.socket) -> None:
+def _tunnel(connection: socket.socket, upstream: Upstream, target: str) -> None:
+    """Have a proxy connect us with a host; raises OSError with its answer where it refuses."""
+    login = f"Proxy-Authorization: {upstream.authorization}\r\n" if upstream.authorization else ""
+    connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{login}\r\n".encode("ascii"))
     answer = b""
     while not answer.endswith(b"\r\n\r\n"):
         # One byte at a time: what follows is the host's.

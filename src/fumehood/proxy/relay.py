@@ -197,7 +197,7 @@ class Wire:
 
     def __init__(self, connection: socket.socket, entry: Entry | None = None) -> None:
         self.socket = connection
-        self._entry = entry
+        self._entry = Entry("") if entry is None else entry
         self._early = b""
         self.hear: Callable[[], None] | None = None  # called where the other side says something and takes nothing
 
@@ -226,16 +226,8 @@ class Wire:
             data = self.socket.recv(PIECE)
         except TimeoutError as error:
             raise Gone(f"nothing came for {patience_s:g} s") from error
-        self._count_received(len(data))
+        self._entry.count_received(len(data))
         return data
-
-    def _count_sent(self, size: int) -> None:
-        if self._entry is not None:
-            self._entry.count_sent(size)
-
-    def _count_received(self, size: int) -> None:
-        if self._entry is not None:
-            self._entry.count_received(size)
 
     def exactly(self, size: int, deadline: float) -> bytes:
         """Return so many bytes, by a point in time."""
@@ -251,6 +243,11 @@ class Wire:
     def put_back(self, data: bytes) -> None:
         """Let the next read begin with this."""
         self._early = data + self._early
+
+    @property
+    def has_read(self) -> bool:
+        """Whether something was read and not used."""
+        return bool(self._early)
 
     def taken(self) -> bytes:
         """Return what was read and not used."""
@@ -268,7 +265,7 @@ class Wire:
                 self.await_room(patience_s)
                 self.socket.setblocking(False)  # it may have been heard
                 continue
-            self._count_sent(sent)
+            self._entry.count_sent(sent)
             rest = rest[sent:]
 
     def await_room(self, patience_s: float) -> None:
@@ -302,10 +299,10 @@ class Wire:
             while left:
                 filled = self._fill(pipe, left, patience_s)
                 left -= filled
-                self._count_received(filled)
+                self._entry.count_received(filled)
                 while pipe.held:
                     emptied = pipe.empty(target.socket.fileno())
-                    target._count_sent(emptied)
+                    target._entry.count_sent(emptied)
                     if not emptied:
                         target.await_room(patience_s)
                         target.socket.setblocking(False)  # it may have been heard
@@ -330,43 +327,69 @@ def _await(connection: socket.socket, event: int, patience_s: float) -> int:
     return ready[0][1]
 
 
-class NotUnderstood(Exception):
-    """It begins like TLS but is none that OpenSSL can read."""
-
-
-class Hello:
-    """A client's first message while it comes in."""
-
-    def __init__(self) -> None:
-        self._incoming = ssl.MemoryBIO()
-        self.is_complete = False
-        self.server_name: str | None = None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.sni_callback = self._named
-        self._server = context.wrap_bio(self._incoming, ssl.MemoryBIO(), server_side=True)
-        self._size = 0
-
-    def _named(self, _server: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
-        self.is_complete, self.server_name = True, name
-        return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR  # we are not the server, so it ends here
-
-    def feed(self, data: bytes) -> bool:
-        """Take in a piece; returns True once the message is complete. Raises NotUnderstood."""
-        self._size += len(data)
-        self._incoming.write(data)
-        try:
-            self._server.do_handshake()
-        except ssl.SSLWantReadError:
-            if self._size > LONGEST:
-                raise NotUnderstood("the first message is too long") from None
-        except ssl.SSLError as error:
-            if not self.is_complete:
-                raise NotUnderstood(f"no TLS that can be read: {error.reason or error}") from error
-        return self.is_complete
-
-
 class WrongHost(Exception):
     """A TLS client asked the server for another host than the one it was granted."""
+
+
+def _first_message(client: Wire, is_right: Callable[[str], bool], *, is_again: bool = False) -> bytes:
+    """Read a client's first TLS message, and return it with what came before it; nothing where it speaks no TLS.
+
+    Raises WrongHost where it asks for another host, or can't be read. The one that is said again may come after
+    records that were sent too early, which the host does not read.
+    """
+    data = client.read(IDLE_S)
+    client.put_back(data)
+    if not data or (data[0] != HANDSHAKE and not is_again):
+        return b""
+    names: list[str | None] = []  # that of the host, once the message is complete; None where it has none
+
+    def named(_server: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
+        names.append(name)
+        return ssl.ALERT_DESCRIPTION_INTERNAL_ERROR  # we are not the server, so it ends here
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.sni_callback = named
+    incoming = ssl.MemoryBIO()
+    server = context.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True)
+    message, size = b"", 0
+    while not names:
+        try:
+            head = client.exactly(_RECORD, time.monotonic() + IDLE_S)
+            record = head + client.exactly(int.from_bytes(head[-2:], "big"), time.monotonic() + IDLE_S)
+        except Gone as error:
+            raise WrongHost("the first TLS message did not come") from error
+        message += record
+        if is_again and record[0] != HANDSHAKE:
+            continue
+        incoming.write(record)
+        size += len(record)
+        try:
+            server.do_handshake()
+        except ssl.SSLWantReadError:
+            if size > LONGEST:
+                raise WrongHost("the first message is too long") from None
+        except ssl.SSLError as error:
+            if not names:
+                raise WrongHost(f"no TLS that can be read: {error.reason or error}") from error
+    if names[0] is not None and not is_right(names[0]):
+        raise WrongHost(f"the TLS client asked for {names[0]} there")
+    return message
+
+
+def _answer(host: socket.socket, client: socket.socket) -> bytes:
+    """Return what a host says to the first TLS message, at least so much that it tells whether it wants that again."""
+    said = b""
+    while not said or (said[0] == HANDSHAKE and len(said) < _TELLING):
+        poll = select.poll()
+        poll.register(host, select.POLLIN)
+        poll.register(client, 0)  # whether it is gone
+        if not dict(poll.poll(IDLE_S * 1000)).get(host.fileno(), 0) & select.POLLIN:
+            break
+        data = host.recv(PIECE)
+        if not data:
+            break
+        said += data
+    return said
 
 
 class _Way:
@@ -379,186 +402,71 @@ class _Way:
         for each in (source, target):
             each.setblocking(False)
         self._count = count
-        self._first = b""  # what goes before anything of the pipe
         self._pipe = Pipe()
+        self.taken = b""  # from the source by other means: it goes after what the pipe holds
         self.is_over = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether something was taken from the source and not given to the target."""
+        return bool(self._pipe.held or self.taken)
 
     @property
     def wants(self) -> tuple[int, int]:
         """The descriptor to poll, and for what."""
-        if self._first or self._pipe.held:
-            return self.target.fileno(), select.POLLOUT
-        return self.source.fileno(), select.POLLIN
-
-    def _send_first(self) -> None:
-        if self._first:
-            with contextlib.suppress(BlockingIOError):
-                sent = self.target.send(self._first)
-                self._first = self._first[sent:]
-                self._count(sent)
+        return (self.target.fileno(), select.POLLOUT) if self.holds else (self.source.fileno(), select.POLLIN)
 
     def advance(self) -> None:
         """Move what can be moved now."""
-        self._send_first()
-        source, target, pipe = self.source.fileno(), self.target.fileno(), self._pipe
         for _ in range(_AT_ONCE):
-            if self._first:
-                return
-            if not pipe.held:
-                filled = pipe.fill(source)
+            if not self.holds:
+                filled = self._pipe.fill(self.source.fileno())
                 if filled == 0:
-                    self.finish()
+                    # The source has no more: tell the target, which may still answer.
+                    self.is_over = True
+                    with contextlib.suppress(OSError):  # it is gone already
+                        self.target.shutdown(socket.SHUT_WR)
                 if not filled:
                     return
-            size = pipe.empty(target)
+            if self._pipe.held:
+                size = self._pipe.empty(self.target.fileno())
+            else:
+                try:
+                    size = self.target.send(self.taken)
+                except BlockingIOError:
+                    size = 0
+                self.taken = self.taken[size:]
             if not size:
                 return
             self._count(size)
-
-    def finish(self) -> None:
-        """The source has no more: tell the target, which may still answer."""
-        self.is_over = True
-        with contextlib.suppress(OSError):  # it is gone already
-            self.target.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """Close the pipe."""
         self._pipe.close()
 
 
-class _Judged(_Way):
-    """The client's direction: nothing goes before it is known that the right host is asked for.
-
-    A host may have the first TLS message said again, and a client could then ask for another host. So what follows that
-    message waits for the answer to it.
-    """
-
-    def __init__(
-        self, client: socket.socket, host: socket.socket, count: Callable[[int], None], is_right: Callable[[str], bool]
-    ) -> None:
-        super().__init__(client, host, count)
-        self._is_right = is_right
-        self._is_judged = self._is_again = False
-        self._said = b""
-        self._hello: Hello | None = None
-        self._records: list[bytes] = []  # of the first message, as far as they have come
-        self.awaits_answer = self.expects_none = False
-
-    @property
-    def wants(self) -> tuple[int, int]:
-        """The descriptor to poll, and for what."""
-        fd, event = super().wants
-        return fd, 0 if self.awaits_answer and not self._first else event
-
-    def advance(self) -> None:
-        """Move what can be moved now; raises WrongHost."""
-        if self._is_judged:
-            super().advance()
-        elif self._first:
-            self._send_first()
-        elif self.awaits_answer:
-            self.finish()  # the client is gone
-        else:
-            self._listen()
-
-    def _listen(self) -> None:
-        try:
-            data = self.source.recv(PIECE)
-        except BlockingIOError:
-            return
-        if data:
-            self.take(data)
-        elif self._said or self._records:
-            raise WrongHost("the first TLS message did not come")
-        else:
-            self.finish()
-
-    def take(self, data: bytes) -> None:
-        """Look at a piece of what is said first."""
-        self._said += data
-        if not self._is_again and self._said[0] != HANDSHAKE:
-            self._pass_on()
-        while not self._is_judged and not self.awaits_answer and len(self._said) >= _RECORD:
-            size = _RECORD + int.from_bytes(self._said[_RECORD - 2 : _RECORD], "big")
-            if len(self._said) < size:
-                return
-            record, self._said = self._said[:size], self._said[size:]
-            if self._is_again and record[0] != HANDSHAKE:
-                self._first += record  # said too early, and not read by the host
-            else:
-                self._look_at(record)
-
-    def _look_at(self, record: bytes) -> None:
-        self._hello = self._hello or Hello()
-        self._records.append(record)
-        try:
-            if not self._hello.feed(record):
-                return
-        except NotUnderstood as error:
-            raise WrongHost(str(error)) from error
-        name = self._hello.server_name
-        if name is not None and not self._is_right(name):
-            raise WrongHost(f"the TLS client asked for {name} there")
-        self._first += b"".join(self._records)
-        self._hello, self._records = None, []
-        if self._is_again or self.expects_none:
-            self._pass_on()
-        else:
-            self.awaits_answer = True
-
-    def _pass_on(self) -> None:
-        self._is_judged, self._first, self._said = True, self._first + self._said, b""
-
-    def hear(self, *, is_again: bool) -> None:
-        """Take in that the host has answered, maybe that it wants the first message again; raises WrongHost."""
-        self.awaits_answer, self._is_again = False, is_again
-        if not is_again:
-            self._pass_on()
-        elif self._said:
-            self.take(b"")
-
-
-class _Answer(_Way):
-    """The host's direction, which is listened to for one thing: that it wants the first TLS message again."""
-
-    def __init__(self, host: socket.socket, asked: _Judged, count: Callable[[int], None]) -> None:
-        super().__init__(host, asked.source, count)
-        self._asked = asked
-        self._heard = b""
-
-    def advance(self) -> None:
-        """Move what can be moved now; raises WrongHost."""
-        if not self._asked.awaits_answer or self._first or self._pipe.held:
-            super().advance()
-            return
-        try:
-            data = self.source.recv(PIECE)
-        except BlockingIOError:
-            return
-        self._heard += data
-        begins, is_tls = self._heard[:_TELLING], self._heard[:1] == bytes((HANDSHAKE,))
-        if not data or not is_tls or len(begins) == _TELLING:
-            self._first, self._heard = self._heard, b""
-            self._asked.hear(is_again=is_tls and begins.endswith(_AGAIN))
-
-    def finish(self) -> None:
-        """The host says nothing more."""
-        super().finish()
-        self._asked.expects_none = True
-
-
-def relay(
-    client: socket.socket, host: socket.socket, early: bytes, entry: Entry, is_right: Callable[[str], bool]
-) -> None:
+def relay(client: Wire, host: socket.socket, entry: Entry, is_right: Callable[[str], bool]) -> None:
     """Carry everything both ways until both have ended, or nothing has moved for long.
 
-    `early` is what the client said already. Raises WrongHost where `is_right` says so of the name it asks for.
+    Raises WrongHost where `is_right` says so of the name that the client asks for. A host may have the first TLS
+    message said again, and a client could then ask for another host. So what follows that message waits for the answer
+    to it.
     """
-    upwards = _Judged(client, host, entry.count_sent, is_right)
-    with contextlib.closing(upwards), contextlib.closing(_Answer(host, upwards, entry.count_received)) as back:
-        if early:
-            upwards.take(early)
-        _carry(upwards, back)
+    with contextlib.closing(_Way(host, client.socket, entry.count_received)) as back:
+        if not client.has_read and not _carry(back, until=client.socket):  # a host may speak first
+            return
+        message = _first_message(client, is_right)
+        if message and not back.is_over:
+            Wire(host, entry).send(message, IDLE_S)
+            message, back.taken = b"", _answer(host, client.socket)
+            if back.taken[:1] == bytes((HANDSHAKE,)) and back.taken[:_TELLING].endswith(_AGAIN):
+                while back.holds:
+                    _await(client.socket, select.POLLOUT, IDLE_S)
+                    back.advance()
+                message = _first_message(client, is_right, is_again=True)
+        with contextlib.closing(_Way(client.socket, host, entry.count_sent)) as there:
+            there.taken = message + client.taken()
+            _carry(there, back)
 
 
 def carry(one: socket.socket, other: socket.socket) -> None:
@@ -567,19 +475,22 @@ def carry(one: socket.socket, other: socket.socket) -> None:
         _carry(there, back)
 
 
-def _carry(*ways: _Way) -> None:
-    while going := [way for way in ways if not way.is_over]:
-        poll = select.poll()
-        events: dict[int, int] = {}
-        for way in going:
-            fd, event = way.wants
+def _carry(*ways: _Way, until: socket.socket | None = None) -> bool:
+    """Carry, at most until a socket has something to say; returns whether it has."""
+    while (going := [way for way in ways if not way.is_over]) or until is not None:
+        events = {} if until is None else {until.fileno(): select.POLLIN}
+        for fd, event in (way.wants for way in going):
             events[fd] = events.get(fd, 0) | event
+        poll = select.poll()
         for fd, event in events.items():
             poll.register(fd, event)
         ready = dict(poll.poll(IDLE_S * 1000))
         if not ready:
-            return
+            break
+        if until is not None and ready.get(until.fileno(), 0) & (select.POLLIN | _ENDED):
+            return True
         for way in going:
             fd, event = way.wants
             if ready.get(fd, 0) & (event | _ENDED):
                 way.advance()
+    return False

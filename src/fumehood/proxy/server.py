@@ -128,21 +128,14 @@ class Proxy:
         self._neighbours = neighbours
         self._places = dict(zip(places, self._targets, strict=True))
         self._names = Names(SharedNames(neighbours.names))
-        self._thread = threading.Thread(target=self._serve_shared, args=(sockets,), name="fumehood-proxy", daemon=True)
+        targets = {
+            each: self._places[place] for each in sockets
+            if each.type == socket.SOCK_STREAM and (place := each.getsockname()[:2]) in self._places
+        }  # fmt: skip
+        self._thread = threading.Thread(
+            target=self._accept, args=(sockets, targets), name="fumehood-proxy", daemon=True
+        )
         self._thread.start()
-
-    def _serve_shared(self, sockets: Sequence[socket.socket]) -> None:
-        assert self._neighbours is not None
-        try:
-            targets = {
-                each: self._places[place] for each in sockets
-                if each.type == socket.SOCK_STREAM and (place := each.getsockname()[:2]) in self._places
-            }  # fmt: skip
-            self._accept(sockets, targets)
-        finally:
-            self._neighbours.withdraw()
-            for each in sockets:
-                each.close()
 
     def stop(self, patience_s: float = 2.0) -> tuple[Connection, ...]:
         """End it once nothing is left to be sent, and return every connection there was.
@@ -188,18 +181,12 @@ class Proxy:
             next(iter(live)).join(0.05)
 
     def _serve(self, channel: socket.socket) -> None:
-        listeners: list[socket.socket] = []
-        try:
-            with channel:
-                if self._ready([channel.fileno()]):
-                    _, descriptors, _, _ = socket.recv_fds(channel, 1, _LISTENERS)
-                    listeners = [socket.socket(fileno=fd) for fd in descriptors]
-            if listeners:
-                accepting = listeners[: len(listeners) - self._resolvers]
-                self._accept(listeners, dict(zip(accepting, self._targets, strict=True)))
-        finally:
-            for listener in listeners:
-                listener.close()
+        with channel:
+            descriptors = socket.recv_fds(channel, 1, _LISTENERS)[1] if self._ready([channel.fileno()]) else []
+        if descriptors:
+            listeners = [socket.socket(fileno=fd) for fd in descriptors]
+            accepting = listeners[: len(listeners) - self._resolvers]
+            self._accept(listeners, dict(zip(accepting, self._targets, strict=True)))
 
     def _ready(self, descriptors: Sequence[int]) -> set[int]:
         """Wait until one of these is readable; none is, once the end has come."""
@@ -207,7 +194,10 @@ class Proxy:
         return set() if self._stopping.is_set() else ready
 
     def _accept(self, sockets: Sequence[socket.socket], targets: Mapping[socket.socket, Target]) -> None:
-        """Take in what comes: those that have no target are asked for names, which waits for no slot."""
+        """Take in what comes, and close them all in the end.
+
+        Those that have no target are asked for names, which waits for no slot.
+        """
         for each in sockets:
             each.setblocking(False)
         resolvers = [each for each in sockets if each not in targets]
@@ -221,6 +211,10 @@ class Proxy:
         finally:
             if resolvers:
                 naming.join()
+            if self._neighbours is not None:
+                self._neighbours.withdraw()
+            for each in sockets:
+                each.close()
 
     def _take_in_all(self, sockets: Sequence[socket.socket], targets: Mapping[socket.socket, Target]) -> None:
         descriptors = [each.fileno() for each in targets]
@@ -299,20 +293,15 @@ class Proxy:
         else:
             client.close()
 
-    def _is_ours(self, client: socket.socket) -> bool:
-        """Return True if the command made a connection; that of another one is given to its proxy, if it has one."""
-        if self._neighbours is None:
-            return True
-        run = self._neighbours.maker(client)
-        if run and run != self._neighbours.run:
-            self._neighbours.hand_over(client, run)
-        return run == self._neighbours.run
-
     def _attend(self, client: socket.socket, target: Target, is_ours: bool) -> None:
         """Serve one connection, whatever comes over it."""
         try:
-            if not is_ours and not self._is_ours(client):
-                return
+            if self._neighbours is not None and not is_ours:
+                run = self._neighbours.maker(client)
+                if run != self._neighbours.run:
+                    if run:
+                        self._neighbours.hand_over(client, run)
+                    return
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if target is None:
                 self._greet(Wire(client))
@@ -388,10 +377,10 @@ class Proxy:
         entry = self.audit.begin(protocol)
         try:
             self._reach.judge(entry, host, port, client)
-            connection = self._reach.connect(entry, host, port)
+            connection, _ = self._reach.connect(entry, host, port, tls=True)
             self._track(connection, entry)
             client.send(say(None), _GREETING_S)
-            relay(client.socket, connection, client.taken(), entry, lambda name: self._is_asked(name, host, port))
+            relay(client, connection, entry, lambda name: self._is_asked(name, host, port))
         except WrongHost as error:
             entry.allowed, entry.reason = False, str(error)
         except Gone as error:
