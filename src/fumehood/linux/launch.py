@@ -33,7 +33,7 @@ _WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _GUARD = f"/proc/self/fd/{GUARD_FD}"
 _KILL, _INTERRUPT, _END = 9, 2, 15
 SHOWING = "showing the host"
-NONE, JOINED, MAKE, JOIN = b"n", b"j", "make", "join"
+MAKE, JOIN = "make", "join"
 _HANDED_OUT, _LAYERS = b"!", b"="
 _TRIES = 5  # a host that starts containers may mount several times in the same moment
 
@@ -74,20 +74,20 @@ class Plan(Value):
     init_file: str = ""  # where bubblewrap writes which process is the first inside, before that begins
 
     @property
-    def entered(self) -> bytes:
-        """One byte for the namespaces of ours that it is launched in: none, by privilege or as a user, with mounts.
+    def enters(self) -> bool:
+        """Whether it is launched in namespaces of ours."""
+        return bool(self.mounts or self.listen or self.loopback)
+
+    @property
+    def begins(self) -> tuple[object, ...]:
+        """What is made first, and may be made ahead for any plan that has the same here; nothing where it can't be.
 
         Those of a user lie in those of a session: they can be made ahead where that is new, and nobody listens in it.
         """
-        if not (self.mounts or self.listen or self.loopback):
-            return NONE
-        if self.privileged:
-            kind = b"p"
-        elif self.loopback == JOIN or (self.loopback and self.listen):
-            return JOINED
-        else:
-            kind = (b"h" if self.groups else b"v") if self.loopback else b"g" if self.groups else b"u"
-        return kind.upper() if self.ahead else kind
+        is_joined = self.loopback == JOIN or (self.loopback and self.listen)
+        if not self.enters or (is_joined and not self.privileged):
+            return ()
+        return self.privileged, self.groups, self.privileged or not self.loopback, self.ahead > 0
 
     @property
     def lent(self) -> str:
@@ -146,17 +146,14 @@ class Ends(Value):
 
 
 class Ready(Value):
-    """What a process did ahead of being told what to become."""
+    """What a process did ahead of being told what to become: the beginning of another plan."""
 
+    like: Plan
     site: Site | None = None
-    mounts: tuple[Operation, ...] = ()
-    look: int = 0
 
 
-def made_ready(plan: Plan) -> Ready | None:
+def made_ready(plan: Plan) -> Ready:
     """Do what can be done before the next launch, which is likely to be as the last one was."""
-    if plan.entered in (NONE, JOINED):
-        return None
     try:
         if plan.loopback and not plan.privileged:
             namespaces.enter_session(-1, privileged=False, groups=plan.groups)
@@ -165,20 +162,18 @@ def made_ready(plan: Plan) -> Ready | None:
             namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups)
     except OSError:
         os._exit(125)
-    if not plan.ahead:
-        return Ready()
     try:
-        return Ready(site=_host_shown(plan), mounts=plan.shows_host, look=plan.look)
+        return Ready(like=plan, site=_host_shown(plan) if plan.ahead else None)
     except OSError:
         # The host is not as it was then; the next plan knows better.
         site.close()
-        return Ready()
+        return Ready(like=plan)
 
 
 def _host_shown(plan: Plan, ready: Ready | None = None) -> Site:
     """Return the tree in which the host is shown: as it was made ahead, or put together now."""
     if ready is not None and ready.site is not None:
-        if (ready.look, ready.mounts) == (plan.look, plan.shows_host):
+        if (ready.like.look, ready.like.shows_host) == (plan.look, plan.shows_host):
             return ready.site
         site.close()
     shown = Site(None if plan.owner is None else (plan.owner.user, plan.owner.group))
@@ -204,7 +199,7 @@ def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None)
         if plan.keeps_channel:
             kept[namespaces.CHANNEL_FD] = channel
         _keep_open(kept)
-        count_processes = plan.entered != NONE and not plan.privileged
+        count_processes = plan.enters and not plan.privileged
         if plan.bare:
             from fumehood.linux.process import supervise
 
@@ -243,7 +238,7 @@ def _keep_open(kept: dict[int, int]) -> None:
 
 def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Iterator[str]:
     """Do one by one what comes before bubblewrap; each step is named before it is done, to be told if it fails."""
-    if plan.entered != NONE:
+    if plan.enters:
         yield "making namespaces"
         _enter(plan, channel, network, is_ready=ready is not None)
     if plan.mounts:
@@ -358,7 +353,7 @@ class RunningSandbox:
         self._ending = False
         self._killed = False
         self._signal = 0
-        self._held: list[int] = []
+        self._held = libc.Descriptors()
         self._tries = namespaces.TriesToLeave()
         self._layers: dict[str, Any] = {}  # of an Exit
 
@@ -438,9 +433,7 @@ class RunningSandbox:
 
     def release(self) -> None:
         """Let go of its mounts."""
-        for fd in self._held:
-            os.close(fd)
-        self._held.clear()
+        self._held.close()
 
     def init(self) -> int | None:
         """The process that is number one inside, once it is known: when it is gone, everything inside is."""

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, NoReturn
 
-    _Host = tuple[bytes, tuple[mounts.Operation, ...]]  # what shows the host, written down and as it is
-
 
 class Launcher:
     """The program's side: asks for sandboxes."""
@@ -40,7 +38,6 @@ class Launcher:
         self.owner = os.getpid()
         self._lock = libc.lock()
         self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        self._host: _Host = b"", ()
         try:
             self._process = subprocess.Popen(
                 process.interpreter(__name__, "serve", str(theirs.fileno()), str(self.owner)),
@@ -56,17 +53,11 @@ class Launcher:
     def start(self, plan: launch.Plan, streams: launch.Streams) -> Remote:
         """Have a sandbox started; its events come on a channel of its own."""
         mine, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        # The same objects as last time, mostly: most of what a plan holds is then written down already.
-        if self._host[1] != plan.shows_host:
-            self._host = marshal.dumps(mounts.packed(plan.shows_host)), plan.shows_host
         owner = None if plan.owner is None else plan.owner.fields()
-        own = mounts.packed(plan.mounts[plan.ahead :])
-        message = marshal.dumps((self._host[0], {**plan.fields(), "mounts": own, "owner": owner}))
+        message = marshal.dumps({**plan.fields(), "mounts": mounts.packed(plan.mounts), "owner": owner})
         try:
             with libc.InterruptsHeld(), self._lock:  # half a message would be its end
-                self._socket.sendall(len(message).to_bytes(4, "big"))
-                launch.send_descriptors(self._socket, plan.entered, [*streams, theirs.fileno()])
-                self._socket.sendall(message)
+                _send(self._socket, message, [*streams, theirs.fileno()])
         except OSError as error:
             mine.close()
             raise LaunchFailed(process.LAUNCHER_GONE, hint="it was killed; the next run starts another") from error
@@ -114,18 +105,16 @@ class Remote:
         except ConnectionResetError:
             # It closed the channel without reading what it was asked last; what it said before that is still there.
             message, descriptors = launch.receive_descriptors(self._channel, 1 << 16, 2)
-        event: Any = marshal.loads(message) if message else (None, process.LAUNCHER_GONE, 0, 0, (), 0)  # noqa: S302 - our own
+        gone = process.Exit(status=None, failure=process.LAUNCHER_GONE).fields()
+        event: Any = marshal.loads(message) if message else gone  # noqa: S302 - our own
         if isinstance(event, int):
             self._init, self._asked = event or None, event != 0
             return None
         self._channel.close()
-        status, failure, tries, killed_by, layers, has_home = event
-        home = descriptors.pop(0) if has_home and descriptors else -1
-        unmounting = descriptors.pop() if descriptors else -1
-        return process.Exit(
-            status=status, failure=failure, home=home, tries=tries, killed_by=killed_by, layers=layers,
-            unmounting=unmounting,
-        )  # fmt: skip
+        # Their numbers are the launcher's; none came where no more files can be open here.
+        event["home"] = descriptors.pop(0) if event["home"] >= 0 and descriptors else -1
+        event["unmounting"] = descriptors.pop() if descriptors else -1
+        return process.Exit(**event)
 
     def init(self) -> int | None:
         """The first process inside; who asks too early gets the answer when it comes."""
@@ -182,59 +171,59 @@ def serve(descriptor: str, program: str) -> None:
     _Service(control, watch).serve()
 
 
-def _exactly(connection: _socket.socket, size: int) -> bytes | None:
-    """Receive so many bytes, or None where the other end is gone."""
-    data = b""
-    while len(data) < size:
-        piece = connection.recv(size - len(data))
+def _send(connection: _socket.socket, message: bytes, descriptors: Sequence[int]) -> None:
+    launch.send_descriptors(connection, len(message).to_bytes(4, "big"), descriptors)
+    connection.sendall(message)
+
+
+def _received(connection: _socket.socket) -> tuple[bytes, list[int]] | None:
+    """Receive a message with its descriptors, or None where the other end is gone."""
+    head, descriptors = launch.receive_descriptors(connection, 4, 6)
+    size, message = int.from_bytes(head, "big"), b""
+    while len(message) < size:
+        piece = connection.recv(size - len(message))
         if not piece:
             return None
-        data += piece
-    return data
+        message += piece
+    return (message, descriptors) if head else None
 
 
-def _unpacked(message: bytes, last: _Host) -> tuple[launch.Plan, _Host]:
-    """Read a plan, and what shows the host in it: the same as last time, mostly."""
-    written, fields = marshal.loads(message)  # noqa: S302 - our own
-    host = last if written == last[0] else (written, mounts.unpacked(marshal.loads(written)))  # noqa: S302 - our own
-    fields["mounts"] = (*host[1], *mounts.unpacked(fields["mounts"]))
+def _unpacked(message: bytes) -> launch.Plan:
+    fields = marshal.loads(message)  # noqa: S302 - our own
+    fields["mounts"] = mounts.unpacked(fields["mounts"])
     fields["owner"] = None if fields["owner"] is None else launch.Owner(**fields["owner"])
-    return launch.Plan(**fields), host
+    return launch.Plan(**fields)
 
 
-class _Child:
-    """A process that waits to be told which sandbox to become; `host` is what showed the host last.
+class _Spare:
+    """A process that has begun as the plan `like` does, and waits to be told which sandbox to become.
 
-    One that is made like the last launch is in namespaces of its own already, with the host's views mounted: a spare,
-    which saves the next launch that work. It lets go of the mounts of `others`: else they would last while it waits.
+    It is in namespaces of its own, with the host's views mounted, which saves the next launch that work. It lets go of
+    the mounts of `others`: else they would last while it waits.
     """
 
-    def __init__(
-        self, host: _Host, like: launch.Plan | None = None, others: Sequence[launch.RunningSandbox] = ()
-    ) -> None:
-        self.entered = launch.NONE if like is None else like.entered
+    def __init__(self, like: launch.Plan, others: Sequence[launch.RunningSandbox]) -> None:
+        self.like = like
         self._others = others
         self._orders, waiting = _socket.socketpair()
-        self._sandbox = launch.forked(lambda ends: self._wait(waiting, ends, host, like))
+        self._sandbox = launch.forked(lambda ends: self._wait(waiting, ends))
         waiting.close()
 
-    def _wait(self, waiting: _socket.socket, ends: launch.Ends, host: _Host, like: launch.Plan | None) -> NoReturn:
+    def _wait(self, waiting: _socket.socket, ends: launch.Ends) -> NoReturn:
         self._orders.close()
         for sandbox in self._others:
             sandbox.release()
         libc.end_with(ends.attendant, _SIGKILL)
-        ready = None if like is None else launch.made_ready(like)
-        head, streams = launch.receive_descriptors(waiting, 4, 5)
-        message = _exactly(waiting, int.from_bytes(head, "big")) if len(head) == 4 else None
-        if message is None or len(streams) < 3:
+        ready = launch.made_ready(self.like)
+        order = _received(waiting)
+        if order is None or len(order[1]) < 3:
             os._exit(125)
-        launch.become(_unpacked(message, host)[0], streams, ends, ready)
+        launch.become(_unpacked(order[0]), order[1], ends, ready)
 
     def become(self, message: bytes, streams: list[int]) -> launch.RunningSandbox:
         """Let it be a sandbox; one that has died meanwhile is found out when it is attended."""
         try:
-            launch.send_descriptors(self._orders, len(message).to_bytes(4, "big"), streams)
-            self._orders.sendall(message)
+            _send(self._orders, message, streams)
         except (BrokenPipeError, ConnectionResetError):
             pass
         finally:
@@ -249,9 +238,8 @@ class _Child:
 
 def _tell(channel: _socket.socket, ended: process.Exit) -> None:
     """Say how a sandbox ended; whoever waited for it may have given up."""
-    parts = ended.status, ended.failure, ended.tries, ended.killed_by, ended.layers, ended.home >= 0
     try:
-        launch.send_descriptors(channel, marshal.dumps(parts), ended.descriptors)
+        launch.send_descriptors(channel, marshal.dumps(ended.fields()), ended.descriptors)
     except (BrokenPipeError, ConnectionResetError):
         return
 
@@ -273,9 +261,8 @@ class _Service:
         self._channels: dict[int, tuple[launch.RunningSandbox, _socket.socket]] = {}
         # Closed later: to let go of what is watched and still mounted, the kernel takes ten milliseconds.
         self._watches: list[int] = []
-        self._spare: _Child | None = None
-        self._host: _Host = b"", ()
-        self._last, self._entered = b"", launch.NONE
+        self._spare: _Spare | None = None
+        self._last: launch.Plan | None = None  # which the next launch is likely to be like
 
     def serve(self) -> None:
         """Answer until the program ends; then so does everything."""
@@ -299,7 +286,7 @@ class _Service:
         for fd in (self._program, self._control.fileno(), self._mounts, *self._channels):
             self._poll.unregister(fd)
         self._channels.clear()
-        self._entered = launch.NONE  # no more spares
+        self._last = None  # no more spares
         for sandbox, _ in self._sandboxes.values():
             sandbox.kill()
         while self._sandboxes:
@@ -313,29 +300,30 @@ class _Service:
 
     def _accept(self) -> bool:
         """Start one sandbox; return False if there is no program to serve any more."""
-        head = _exactly(self._control, 4)
-        if head is None:
+        received = _received(self._control)
+        if received is None:
             return False
-        entered, descriptors = launch.receive_descriptors(self._control, 1, 6)
-        message = _exactly(self._control, int.from_bytes(head, "big"))
-        if message is None:
-            return False
+        message, descriptors = received
         if len(descriptors) < 4:
             for fd in descriptors:  # no more could be opened; who asked learns it by the end of the channel
                 os.close(fd)
             return True
         channel = _socket.socket(fileno=descriptors.pop())
-        if self._spare is not None and self._spare.entered != entered:
+        plan = _unpacked(message)
+        if self._spare is not None and self._spare.like.begins != plan.begins:
             self._drop_spare()
         try:
-            sandbox = (self._spare or _Child(self._host)).become(message, descriptors)
+            if self._spare is not None:
+                sandbox = self._spare.become(message, descriptors)
+            else:
+                sandbox = launch.start(plan, descriptors)
         except OSError as error:  # too many processes, or open files: those that run go on
             _tell(channel, process.Exit(status=None, failure=f"starting: {error.strerror}"))
             return True
         finally:
             for fd in descriptors:
                 os.close(fd)
-        self._spare, self._last, self._entered = None, message, entered
+        self._spare, self._last = None, plan
         self._sandboxes[sandbox.fileno()] = self._channels[channel.fileno()] = sandbox, channel
         self._poll.register(sandbox.fileno(), select.POLLIN)
         self._poll.register(channel.fileno(), select.POLLIN)
@@ -379,10 +367,8 @@ class _Service:
         if len(self._watches) > _WATCHES:
             os.close(self._watches.pop(0))
         sandbox.release()
-        if self._spare is None and self._entered not in (launch.NONE, launch.JOINED):
-            # The next launch is likely to be as the last one was.
-            plan, self._host = _unpacked(self._last, self._host)
+        if self._spare is None and self._last is not None and self._last.begins:
             try:
-                self._spare = _Child(self._host, plan, [other for other, _ in self._sandboxes.values()])
+                self._spare = _Spare(self._last, [other for other, _ in self._sandboxes.values()])
             except OSError:
                 return  # too many processes, or open files: the next launch says so, if it is still so
