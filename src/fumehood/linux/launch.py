@@ -157,7 +157,7 @@ def made_ready(plan: Plan) -> Ready:
     try:
         if plan.loopback and not plan.privileged:
             namespaces.enter_session(-1, privileged=False, groups=plan.groups)
-            namespaces.enter_inner(privileged=False, groups=plan.groups)
+            namespaces.enter_namespaces(privileged=False, groups=plan.groups, is_inner=True)
         else:
             namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups)
     except OSError:
@@ -283,9 +283,10 @@ def _enter(plan: Plan, channel: int, network: int, *, is_ready: bool) -> None:
         if made:
             _hand_out(channel, made)
         if not is_ready:
-            namespaces.enter_inner(privileged=plan.privileged, groups=plan.groups)
+            namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups, is_inner=True)
     elif not is_ready:
-        namespaces.enter_namespaces(privileged=plan.privileged, network=bool(plan.listen), groups=plan.groups)
+        kinds = libc.CLONE_NEWNS | (libc.CLONE_NEWNET if plan.listen else 0)
+        namespaces.enter_namespaces(kinds, privileged=plan.privileged, groups=plan.groups)
     elif plan.listen:
         libc.unshare(libc.CLONE_NEWNET)
 

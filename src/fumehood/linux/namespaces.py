@@ -18,34 +18,28 @@ from fumehood.linux.libc import Closing, Descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterable, Sequence
 
 
-def enter_namespaces(*, privileged: bool, network: bool = False, groups: tuple[int, ...] = ()) -> None:
-    """Move this process into a mount namespace of its own, and a user namespace where it has no privilege.
+def enter_namespaces(
+    kinds: int = libc.CLONE_NEWNS, *, privileged: bool, groups: tuple[int, ...] = (), is_inner: bool = False
+) -> None:
+    """Move this process into namespaces of its own, and into a user namespace where it has no privilege.
 
     Ids are mapped to themselves, so that everything keeps its owner: all that there are for a root that may do so;
     else one's own, and `groups`, for which newgidmap must have the system's leave. The kernel's overlay can't change
-    what belongs to an id without a mapping.
-    """
-    more = libc.CLONE_NEWNS | (libc.CLONE_NEWNET if network else 0)
-    _unshare(more, groups, privileged=privileged)
-    _keep_mounts_apart()
-
-
-def _keep_mounts_apart() -> None:
-    libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
-
-
-def _unshare(more: int, groups: tuple[int, ...], *, privileged: bool, is_inner: bool = False) -> None:
-    """Move into new namespaces, and into a user namespace where we have no privilege.
-
-    An inner one has the ids of the one around it, where we may give them.
+    what belongs to an id without a mapping. An inner user namespace has the ids of the one around it, where we may give
+    them; the process has no say any more in that.
     """
     if privileged:
-        libc.unshare(more)
-        return
+        libc.unshare(kinds)
+    else:
+        _enter_user_namespace(kinds, groups, is_inner=is_inner)
+    if kinds & libc.CLONE_NEWNS:
+        libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
+
+
+def _enter_user_namespace(more: int, groups: tuple[int, ...], *, is_inner: bool) -> None:
     user, group = os.getuid(), os.getgid()
     own = {"uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
     missing: Sequence[str] = tuple(own)
@@ -72,14 +66,8 @@ def enter_session(network: int, *, privileged: bool, groups: tuple[int, ...] = (
     if network >= 0:
         join_network(network, privileged=privileged)
         return
-    _unshare(libc.CLONE_NEWNET, groups, privileged=privileged)
+    enter_namespaces(libc.CLONE_NEWNET, privileged=privileged, groups=groups)
     _bring_up_loopback()
-
-
-def enter_inner(*, privileged: bool, groups: tuple[int, ...] = ()) -> None:
-    """Move this process, which is in a session's network, into namespaces of its own; it has no say there any more."""
-    _unshare(libc.CLONE_NEWNS, groups, privileged=privileged, is_inner=True)
-    _keep_mounts_apart()
 
 
 def join_network(network: int, *, privileged: bool) -> None:
@@ -139,28 +127,26 @@ def _unshared_while(flags: int, map_ids: Callable[[int], Sequence[str]]) -> Sequ
     Once inside, a process may map nothing but itself.
     """
     process = os.getpid()
-    go_reading, go_writing = os.pipe()
-    answer_reading, answer_writing = os.pipe()
+    ours, theirs = _socket.socketpair()
     child = os.fork()
     if child == 0:
-        os.close(go_writing)
+        ours.close()
         try:
-            if os.read(go_reading, 1):  # else there is nothing to map into
-                os.write(answer_writing, " ".join(map_ids(process)).encode())
+            if theirs.recv(1):  # else there is nothing to map into
+                theirs.send(" ".join(map_ids(process)).encode())
             os._exit(0)
         except OSError as error:
             os._exit(error.errno or errno.EPERM)
         finally:
             os._exit(errno.EPERM)
-    os.close(go_reading)
-    os.close(answer_writing)
+    theirs.close()
     try:
         libc.unshare(flags)
-        os.write(go_writing, b".")
+        ours.send(b".")
     finally:
-        os.close(go_writing)
-        missing = os.read(answer_reading, 64).decode().split()
-        os.close(answer_reading)
+        ours.shutdown(_socket.SHUT_WR)
+        missing = ours.recv(64).decode().split()
+        ours.close()
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code:
         raise OSError(code, os.strerror(code), "mapping ids")
@@ -213,14 +199,12 @@ def possible_roots(root: str) -> list[str]:
 
 def why_no_root(directory: str, root: str) -> str:
     """Say why a directory in a root is none of its own; nothing for a mount or a subvolume that can be written."""
-    if directory == root or not (directory in mounts_inside(root) or begins_device(directory)):
+    def is_subvolume() -> bool:  # of btrfs: it is on another device than the directory it lies in
+        return os.lstat(directory).st_dev != os.lstat(os.path.dirname(directory)).st_dev
+
+    if directory == root or not (directory in mounts_inside(root) or is_subvolume()):
         return f"is writable already: it lies in {root}"
     return "is mounted read-only" if os.statvfs(directory).f_flag & os.ST_RDONLY else ""
-
-
-def begins_device(directory: str) -> bool:
-    """Tell whether a directory is on another device than the one it lies in, as a subvolume of btrfs is."""
-    return os.lstat(directory).st_dev != os.lstat(os.path.dirname(directory)).st_dev
 
 
 def mounts_are_locked(*, privileged: bool) -> bool:
@@ -351,17 +335,25 @@ def listeners(places: Sequence[tuple[str, int]], resolvers: Sequence[str] = (), 
     `resolvers` are addresses where names are asked for; what they are told there lies in a range of this namespace.
     Where commands of a session are too, they may have a port already.
     """
-    import socket
+    import socket  # takes longer to load than all else that a launch does
 
     _bring_up_loopback()
     everywhere = {port for address, port in places if address == _ANY}
     made: list[socket.socket] = []
     for address, port in places:
+        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        if is_alone and port in everywhere:  # and perhaps there is one for loopback, which the kernel then prefers
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if ":" in address:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
-            made.append(_listening(address, port, is_shared=is_alone and port in everywhere))
+            listener.bind((address, port))
+            listener.listen(_BACKLOG)
         except OSError as error:
             if is_alone or error.errno != errno.EADDRINUSE:
                 raise
+        else:
+            made.append(listener)
     if resolvers:
         _add_address(0, *_RANGE)
         for address in resolvers:
@@ -374,7 +366,7 @@ def listeners(places: Sequence[tuple[str, int]], resolvers: Sequence[str] = (), 
 
 
 def _bring_up_loopback() -> None:
-    any_socket = _socket.socket()  # `socket` takes longer to load than all else that a launch does
+    any_socket = _socket.socket()
     name = b"lo".ljust(16, b"\0")
     answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFFLAGS, name + bytes(24))
     flags = int.from_bytes(answer[16:18], sys.byteorder) | _UP
@@ -397,19 +389,6 @@ def _add_address(number: int, address: str, mask: str) -> None:
         for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, mask)):
             place = struct.pack("HH4s8x", socket.AF_INET, 0, socket.inet_aton(value))
             fcntl.ioctl(any_socket, request, name + place + bytes(8))
-
-
-def _listening(address: str, port: int, *, is_shared: bool) -> socket.socket:
-    import socket
-
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
-    if is_shared:  # one for every address, and perhaps one for loopback, which the kernel then prefers
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    if ":" in address:
-        listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    listener.bind((address, port))
-    listener.listen(_BACKLOG)
-    return listener
 
 
 class TriesToLeave:

@@ -88,7 +88,8 @@ class Stream:
 
     def tell_end(self) -> None:
         """Tell that this was all."""
-        sink, self._sink = self._sink, None
+        sink = self._sink
+        self.mute()
         if sink is not None:
             sink(b"")
 
