@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import need
+from fumehood.core import syscalls
 from fumehood.core.syscalls import (
     AARCH64,
     ARCHITECTURES,
@@ -219,21 +220,15 @@ def test_a_real_program_works_as_before(name, line, sandbox):
     assert run.stdout.split() == ["ok"], run.stderr
 
 
-@pytest.fixture
-def fresh(monkeypatch):
-    monkeypatch.setattr(confine, "_programs", {})
-
-
-def test_a_filter_is_compiled_once_and_recalled_after_that(fresh, tmp_path, monkeypatch):
+def test_a_filter_is_compiled_once_and_recalled_after_that(tmp_path, monkeypatch):
     first = filter_for(str(tmp_path), unix_sockets=True)
     (kept,) = tmp_path.iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600
-    confine._programs.clear()
-    monkeypatch.setattr(confine, "_compiled", None)
+    monkeypatch.setattr(syscalls, "program", None)
     assert filter_for(str(tmp_path), unix_sockets=True) == first
 
 
-def test_each_variant_of_the_filter_is_kept_under_its_own_name(fresh, tmp_path):
+def test_each_variant_of_the_filter_is_kept_under_its_own_name(tmp_path):
     variants = [(sockets, owners) for sockets in (True, False) for owners in (True, False)]
 
     def all_of_them():
@@ -241,12 +236,11 @@ def test_each_variant_of_the_filter_is_kept_under_its_own_name(fresh, tmp_path):
 
     first = all_of_them()
     assert len(set(first)) == len(list(tmp_path.iterdir())) == 4
-    confine._programs.clear()
     assert all_of_them() == first
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "open", "a link"])
-def test_a_kept_filter_that_can_not_be_trusted_is_made_again(fresh, tmp_path, harm):
+def test_a_kept_filter_that_can_not_be_trusted_is_made_again(tmp_path, harm):
     first = filter_for(str(tmp_path), unix_sockets=True)
     (kept,) = tmp_path.iterdir()
     data = kept.read_bytes()
@@ -260,25 +254,23 @@ def test_a_kept_filter_that_can_not_be_trusted_is_made_again(fresh, tmp_path, ha
     else:
         kept.rename(tmp_path / "other")
         kept.symlink_to("other")
-    confine._programs.clear()
     assert filter_for(str(tmp_path), unix_sockets=True) == first
     assert kept.read_bytes() == data
 
 
-def test_installations_that_share_a_cache_each_find_their_own_filter(fresh, tmp_path, monkeypatch):
+def test_installations_that_share_a_cache_each_find_their_own_filter(tmp_path, monkeypatch):
     cache, copy, changed = tmp_path / "cache", tmp_path / "same.py", tmp_path / "other.py"
     cache.mkdir()
     copy.write_bytes(Path(confine._TABLES).read_bytes())
     changed.write_bytes(copy.read_bytes() + b"# another version\n")
-    compiled, compile_one = [], confine._compiled
-    monkeypatch.setattr(confine, "_compiled", lambda **variant: compiled.append(variant) or compile_one(**variant))
+    compiled, compile_one = [], syscalls.program
+    monkeypatch.setattr(syscalls, "program", lambda *variant: compiled.append(variant) or compile_one(*variant))
     for tables in (confine._TABLES, str(copy), str(changed)) * 2:
         monkeypatch.setattr(confine, "_TABLES", tables)
-        confine._programs.clear()
         filter_for(str(cache), unix_sockets=True)
     assert len(compiled) == 2
     assert len(list(cache.iterdir())) == 2
 
 
-def test_a_filter_is_compiled_where_it_can_not_be_kept(fresh):
+def test_a_filter_is_compiled_where_it_can_not_be_kept():
     assert filter_for("/nonexistent", unix_sockets=True)

@@ -19,7 +19,6 @@ _PARTS = 4  # of what a user has, one is for a command
 _BEYOND = 2  # times the number of processes at which the warden ends a run, the kernel refuses a further one
 _LIKELY_VICTIM = b"800"
 KEPT = "filter-"  # how the names begin of what is kept in the cache
-_programs: dict[tuple[bool, bool], bytes] = {}
 _TABLES = f"{os.path.dirname(os.path.dirname(__file__))}/core/syscalls.py"
 
 
@@ -40,28 +39,20 @@ def filter_for(directory: str, *, unix_sockets: bool, pretends_owners: bool = Fa
 
     `pretends_owners` is for a command that is root inside: giving a file to anybody else does nothing and succeeds.
     """
-    program = _programs.get((unix_sockets, pretends_owners))
-    if program is None:
-        tables = libc.read(_TABLES)  # which is quicker read than compiled
-        variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
-        # Named by content: installations that share a cache keep out of each other's way.
-        path = f"{directory}/{KEPT}{machine()}{variant}-{crc32(tables):08x}"
-        program = cache.recalled(path) if tables else None
-        if program is None:
-            program = _compiled(unix_sockets=unix_sockets, pretends_owners=pretends_owners)
-            if tables:
-                cache.keep(path, program)
-        _programs[unix_sockets, pretends_owners] = program
-    return program
-
-
-def _compiled(*, unix_sockets: bool, pretends_owners: bool) -> bytes:
+    tables = libc.read(_TABLES)  # which is quicker read than compiled
+    variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
+    # Named by content: installations that share a cache keep out of each other's way.
+    path = f"{directory}/{KEPT}{machine()}{variant}-{crc32(tables):08x}"
+    kept = cache.recalled(path) if tables else None
+    if kept is not None:
+        return kept
     from fumehood.core.syscalls import NO_UNIX_SOCKETS, PRETENDED_OWNERS, program
 
-    if not is_known():
-        return b""
     more = (() if unix_sockets else NO_UNIX_SOCKETS) + (PRETENDED_OWNERS if pretends_owners else ())
-    return program(machine(), more)
+    made = program(machine(), more) if is_known() else b""
+    if tables:
+        cache.keep(path, made)
+    return made
 
 
 # Landlock: writing confined by the kernel a second time, and abstract sockets of a network that is shared kept out.

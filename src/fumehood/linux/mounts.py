@@ -11,7 +11,7 @@ import stat
 
 from fumehood.core.value import Value
 from fumehood.linux import libc
-from fumehood.linux.site import NOTHING, Site
+from fumehood.linux.site import NOTHING, ROOT, Site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ class Tmpfs(Operation):
         return "empty" if self.is_sealed else "empty, can be written, thrown away at the end"
 
     def do(self, site: Site) -> None:
-        if self.target == "/":
-            site.root()
+        if self.target == "/":  # a directory of the site, and a mount of its own to be sealed by itself
+            site.mount(ROOT, "/", "", libc.MS_BIND)
         else:
             site.tmpfs(self.target, self.mode, is_mine=self.is_mine)
 
@@ -320,7 +320,8 @@ class Console(Operation):
         except OSError:
             return
         site.bind(terminal, self.target, libc.MS_NOSUID)
-        site.give(1)
+        if site.owner is not None:
+            os.fchown(1, *site.owner)
 
     def arguments(self, texts: list[bytes]) -> list[str]:
         return []  # comes with its devices

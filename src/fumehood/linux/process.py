@@ -212,13 +212,6 @@ class Attendance:
             self._deadline = time.monotonic() + _GRACE_S
         self._interrupted = True
 
-    def _hear(self, signals: Signals, ready: set[int]) -> None:
-        for number in signals.drain() if signals.fileno() in ready else ():
-            self._heard.append(number)
-            self._give_way()
-        if signals.is_stop_asked:
-            self._stand_still(signals)
-
     def _stand_still(self, signals: Signals) -> None:
         """Stop everything inside, then this process; when that goes on, so does the rest, and no time has passed.
 
@@ -267,10 +260,16 @@ class Attendance:
         ready = {fd for fd, _ in poll.poll(self._patience_ms())}
         for fd in ready & self._outputs.keys():
             self._read(fd)
-        if fed in ready:
-            self._feed()
+        if fed in ready and self._feeding is not None:
+            with libc.InterruptsHeld():  # what was carried is not carried twice
+                if not self._feeding.advance():
+                    self._end_feeding()
         if self._signals is not None:
-            self._hear(self._signals, ready)
+            for number in self._signals.drain() if self._signals.fileno() in ready else ():
+                self._heard.append(number)
+                self._give_way()
+            if self._signals.is_stop_asked:
+                self._stand_still(self._signals)
         for each in (self._watched, self._asking, self._door, self._partner):
             if each is not None and each.fileno() in ready:
                 each.drain()
@@ -368,7 +367,11 @@ class Attendance:
         stream, data = self._outputs[fd], b""
         try:
             with libc.InterruptsHeld():  # what was read is kept
-                data = _piece(fd)
+                try:
+                    data = os.read(fd, _PIECE)
+                except OSError as error:
+                    if error.errno != errno.EIO:  # the end of a terminal that nobody holds any more
+                        raise
                 stream.feed(data)
         finally:
             is_wanted = stream.tell(data)
@@ -398,26 +401,11 @@ class Attendance:
             except BlockingIOError:
                 self._end(fd)
 
-    def _feed(self) -> None:
-        assert self._feeding is not None
-        with libc.InterruptsHeld():  # what was carried is not carried twice
-            if not self._feeding.advance():
-                self._end_feeding()
-
     def _end_feeding(self) -> None:
         if self._feeding is not None:
             with libc.InterruptsHeld():
                 self._feeding.close()
                 self._feeding = None
-
-
-def _piece(fd: int) -> bytes:
-    try:
-        return os.read(fd, _PIECE)
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return b""  # the end of a terminal that nobody holds any more
 
 
 LAUNCHER_GONE = "the launcher is gone"  # the command may have run
@@ -554,20 +542,17 @@ def supervise(arguments: tuple[str, ...], environment: Mapping[str, str], cwd: s
         finally:
             os._exit(127)
     os.write(_STATUS_FD, f'{{ "child-pid": {command} }}\n'.encode())
-    status = _waited(command)
+    status: int | None = None
+    while status is None:
+        if signal.sigwait(_HEARD) == signal.SIGTERM:  # we are asked to end it
+            status = KILLED
+        while status is None and (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            if ended[0] == command:
+                code = os.waitstatus_to_exitcode(ended[1])
+                status = code if code >= 0 else 128 - code
     _end_all()
     os.write(_STATUS_FD, f'{{ "exit-code": {status} }}\n'.encode())
     os._exit(0)
-
-
-def _waited(command: int) -> int:
-    """Wait until the command ends, or until we are asked to end it; return its status as a shell would."""
-    while signal.sigwait(_HEARD) != signal.SIGTERM:
-        while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-            if ended[0] == command:
-                code = os.waitstatus_to_exitcode(ended[1])
-                return code if code >= 0 else 128 - code
-    return KILLED
 
 
 def _end_all() -> None:

@@ -37,7 +37,7 @@ class Site:
     empty = _EMPTY
 
     def __init__(self, owner: tuple[int, int] | None = None) -> None:
-        self._owner = owner
+        self.owner = owner
         self._own: set[int] = set()  # the devices of our own file systems: only there is anything made
         self._folders: dict[str, tuple[int, bool]] = {}  # what was opened before, and whether it is our own
         self._covers = 0
@@ -54,10 +54,6 @@ class Site:
         It stays open until this process becomes another program.
         """
         return f"/proc/self/fd/{os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)}"
-
-    def root(self) -> None:
-        """Have the root be a directory of this tmpfs, and a mount of its own to be sealed by itself."""
-        self._mount(ROOT, "/", None, libc.MS_BIND)
 
     def folder(self, target: str, mode: int = 0o755) -> None:
         """Have a directory there."""
@@ -97,24 +93,21 @@ class Site:
     def tmpfs(self, target: str, mode: int, *, is_mine: bool = False, has_devices: bool = False) -> None:
         """Mount a file system in memory, in which places can be made."""
         options = f"mode={mode:o}"
-        if is_mine and self._owner is not None:
-            options += f",uid={self._owner[0]},gid={self._owner[1]}"
+        if is_mine and self.owner is not None:
+            options += f",uid={self.owner[0]},gid={self.owner[1]}"
         flags = libc.MS_NOSUID | (0 if has_devices else libc.MS_NODEV)
         self.mount("tmpfs", target, "tmpfs", flags, options)
         with Closing(self._place(target, is_directory=True)) as place:
             self._own.add(os.fstat(place).st_dev)
 
-    def mount(self, source: str, target: str, kind: str, flags: int, options: str) -> None:
-        """Mount a file system, on a directory that is made where it is missing."""
-        self._mount(source, target, kind.encode(), flags, os.fsencode(options))
-
-    def _mount(
-        self, source: str, target: str, kind: bytes | None, flags: int, options: bytes | None = None, *,
-        is_directory: bool = True,
-    ) -> None:  # fmt: skip
+    def mount(
+        self, source: str, target: str, kind: str, flags: int, options: str = "", *, is_directory: bool = True
+    ) -> None:
+        """Mount a file system, or what is there already, on a place that is made where it is missing."""
         with Closing(self._place(target, is_directory=is_directory)) as place:
+            there = f"/proc/self/fd/{place}".encode()
             try:
-                libc.mount(source.encode(), f"/proc/self/fd/{place}".encode(), kind, flags, options)
+                libc.mount(source.encode(), there, kind.encode(), flags, os.fsencode(options))
             except OSError as error:
                 raise OSError(error.errno, error.strerror, target) from error
         # Directories that something was just mounted over are no longer those that were opened before.
@@ -126,7 +119,7 @@ class Site:
         """Show a file or directory of the host at a place, with these restrictions."""
         with Closing(os.open(source, os.O_PATH | os.O_CLOEXEC)) as original:
             is_directory = stat.S_ISDIR(os.fstat(original).st_mode)
-            self._mount(f"/proc/self/fd/{original}", target, None, libc.MS_BIND, is_directory=is_directory)
+            self.mount(f"/proc/self/fd/{original}", target, "", libc.MS_BIND, is_directory=is_directory)
         self.restrict(target, flags)
 
     def restrict(self, target: str, flags: int) -> None:
@@ -141,16 +134,11 @@ class Site:
             except OSError as error:
                 raise OSError(error.errno, error.strerror, target) from error
 
-    def give(self, descriptor: int) -> None:
-        """Give something that was made for the command to whom it runs as."""
-        if self._owner is not None:
-            os.fchown(descriptor, *self._owner)
-
     def narrow(self, target: str, directories: Sequence[str]) -> None:
         """Let what is mounted at a place be read-only, save for directories in it: each is mounted on itself first."""
         for name in directories:
             with Closing(self._place(f"{target}/{name}", is_directory=True)) as place:
-                self._mount(f"/proc/self/fd/{place}", f"{target}/{name}", None, libc.MS_BIND)
+                self.mount(f"/proc/self/fd/{place}", f"{target}/{name}", "", libc.MS_BIND)
         self.restrict(target, libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV)
 
     def lend(self, folder: str) -> None:
@@ -230,7 +218,7 @@ class Site:
 
     def _belongs(self, folder: int, name: str) -> None:
         """Give what was made to whom the directory around it belongs."""
-        if self._owner is not None:
+        if self.owner is not None:
             around = os.fstat(folder)
             os.chown(name, around.st_uid, around.st_gid, dir_fd=folder, follow_symlinks=False)
 

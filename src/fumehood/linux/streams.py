@@ -332,7 +332,13 @@ class Feed:
     def advance(self) -> bool:
         """Carry one piece; return False if there is no more."""
         if not self._data and self._source >= 0:
-            self._data = memoryview(self._typed())
+            data = b""
+            # In the background, what is typed is for somebody else.
+            if not os.isatty(self._source) or os.tcgetpgrp(self._source) == os.getpgrp():
+                data = _read_now(self._source)
+            if not data:
+                self._source = -1
+            self._data = memoryview(data)
         if self._data:
             try:
                 self._data = self._data[os.write(self._sink, self._data[:_PIECE]) :]
@@ -345,18 +351,6 @@ class Feed:
     def close(self) -> None:
         """Let the command know that this was all."""
         os.close(self._sink)
-
-    def _typed(self) -> bytes:
-        if os.isatty(self._source) and os.tcgetpgrp(self._source) != os.getpgrp():
-            self._source = -1  # in the background, what is typed is for somebody else
-            return b""
-        try:
-            data = os.read(self._source, _PIECE)
-        except OSError:
-            data = b""  # the terminal is gone
-        if not data:
-            self._source = -1
-        return data
 
 
 # Lend a command our own standard input, without giving it the descriptor.
@@ -403,7 +397,7 @@ class Copied:
         self._from = os.lseek(source, 0, os.SEEK_CUR)
         self.reading = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._size = 0
-        while self._size < _MOST_COPIED and (data := _piece_at(source, self._from + self._size)):
+        while self._size < _MOST_COPIED and (data := _read_now(source, self._from + self._size)):
             self._size += os.write(self.reading, data)
         fcntl.fcntl(self.reading, _F_ADD_SEALS, _EVERY_SEAL)
         os.lseek(self.reading, 0, os.SEEK_SET)
@@ -435,7 +429,7 @@ class Poured:
 
     def advance(self) -> bool:
         """Pour in a piece; after the last one, the command finds the end, and what it leaves is counted later."""
-        data = _piece_at(self._source, self._at)
+        data = _read_now(self._source, self._at)
         if not data:
             os.close(self._sink)
             self._sink = -1
@@ -454,11 +448,12 @@ class Poured:
             os.close(self._sink)
 
 
-def _piece_at(source: int, place: int) -> bytes:
+def _read_now(source: int, place: int = -1) -> bytes:
+    """Read a piece, of a file from a place on; nothing where it is not open for reading, or its end is gone."""
     try:
-        return os.pread(source, _PIECE, place)
+        return os.read(source, _PIECE) if place < 0 else os.pread(source, _PIECE, place)
     except OSError:
-        return b""  # it is not open for reading, or its disk is gone
+        return b""
 
 
 class Lent:

@@ -267,15 +267,11 @@ class Signals:
 
     def sent(self, numbers: Sequence[int]) -> list[str]:
         """Return the names of those signals that are no Ctrl-C of a person at their terminal, nor like one."""
-        is_typed = self._is_interrupt_an_end or (self._may_be_typed and is_at_terminal())
-        typed = INTERRUPT if is_typed else 0
-        return [NAMES[number] for number in numbers if number != typed]
-
-
-def is_at_terminal() -> bool:
-    """Return True if what a person types at a terminal reaches this process, Ctrl-C too."""
-    try:
-        with Closing(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)) as terminal:
-            return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
+        is_typed = self._is_interrupt_an_end
+        if self._may_be_typed and not is_typed:
+            try:
+                with Closing(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)) as terminal:
+                    is_typed = os.tcgetpgrp(terminal) == os.getpgrp()
+            except OSError:
+                is_typed = False  # there is none
+        return [NAMES[number] for number in numbers if not (is_typed and number == INTERRUPT)]

@@ -104,34 +104,26 @@ class Cgroup:
 
 def delegated() -> str | None:
     """Return the nearest group above this process in which we may make one that counts memory and processes."""
-    group = next(_above(), None)
-    if group is not None:
-        for name in os.listdir(group):
-            if name.startswith(_PREFIX):
-                Cgroup(f"{group}/{name}").remove()  # was left behind; one that is in use can't be removed
-    return group
-
-
-def has_controllers() -> bool:
-    """Return True if version 2 counts memory and processes at all; where version 1 does, it can't."""
-    mount = _mount()
-    return bool(mount) and set(read(f"{mount}/cgroup.controllers").split()) >= _NEEDED
-
-
-def _above() -> Iterator[str]:
-    """Yield every group that would do, the nearest first."""
     mount = _mount()
     own = next((line[3:] for line in read("/proc/self/cgroup").splitlines() if line.startswith(b"0::")), b"")
-    if not mount or not own.startswith(b"/") or b"/.." in own:
-        return
-    path = os.fsdecode(own)
+    path = os.fsdecode(own) if mount and own.startswith(b"/") and b"/.." not in own else "/"
     while path != "/":
         # A group that has processes of its own can't have others below it that count, but for the topmost.
         path = os.path.dirname(path)
         group = f"{mount}{path}".rstrip("/")
         counted = set(read(f"{group}/cgroup.subtree_control").split())
         if counted >= _NEEDED and os.access(group, os.W_OK) and os.access(f"{group}/cgroup.procs", os.W_OK):
-            yield group
+            for name in os.listdir(group):
+                if name.startswith(_PREFIX):
+                    Cgroup(f"{group}/{name}").remove()  # was left behind; one that is in use can't be removed
+            return group
+    return None
+
+
+def has_controllers() -> bool:
+    """Return True if version 2 counts memory and processes at all; where version 1 does, it can't."""
+    mount = _mount()
+    return bool(mount) and set(read(f"{mount}/cgroup.controllers").split()) >= _NEEDED
 
 
 def _mount() -> str:
@@ -327,7 +319,10 @@ class Warden:
         self._kernel: KernelMemory | None = None
         self._room = Room(places, limits.written, empty=empty, besides=besides)
         self._cgroup = Cgroup.around(init, descendants, self._memory, limits.processes)
-        self._reserve = _reserve_of(Machine())
+        machine = Machine()
+        reserve = min(_LARGEST_RESERVE, machine.total // 50)
+        # How much memory it must leave to the machine; that one was nearly full before is not its fault.
+        self._reserve = reserve if machine.left > reserve else 0
         self.due = 0.0
 
     def look(self) -> Blocked | None:
@@ -430,8 +425,7 @@ class Warden:
 
     def _unlinked(self) -> int | None:
         """Count what files take on the disk that have no name any more, but are open; None where that takes longer."""
-        opened = self._opened()
-        return None if opened.is_busy else opened.on_disk()
+        return None if self._opened().is_busy else self._open.on_disk()
 
     def _opened(self) -> OpenFiles:
         """Return what is open inside, once looked at in each turn."""
@@ -439,9 +433,3 @@ class Warden:
             self._open.look()
             self._is_open_known = True
         return self._open
-
-
-def _reserve_of(machine: Machine) -> int:
-    """Return how much memory a run must leave to the machine; one that was nearly full before is not its fault."""
-    reserve = min(_LARGEST_RESERVE, machine.total // 50)
-    return reserve if machine.left > reserve else 0

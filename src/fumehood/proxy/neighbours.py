@@ -10,7 +10,6 @@ Whose connection this is: the process of a sandbox that has the other end of it 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import threading
@@ -206,35 +205,3 @@ class Neighbours:
                 processes.close()
             os.close(self.names)
             os.close(self._room)
-
-
-class SharedNames:
-    """The names that the commands of a session have asked for, in a file: the number of each is that of its line."""
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-        self._rest = b""
-        self._read_to = 0
-        self.hosts: list[str] = []
-        self.numbers: dict[str, int] = {}
-
-    def add(self, host: str, most: int) -> None:
-        """Write down a name, unless that was done meanwhile, or there are too many."""
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            self.catch_up()
-            if host not in self.numbers and len(self.hosts) < most:
-                # After what one that died may have left of its line.
-                os.pwrite(self._file, (b"\n" if self._rest else b"") + f"{host}\n".encode(), self._read_to)
-                self.catch_up()
-        finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def catch_up(self) -> None:
-        """Read what others have written down."""
-        while piece := os.pread(self._file, 1 << 16, self._read_to):
-            self._read_to += len(piece)
-            *whole, self._rest = (self._rest + piece).split(b"\n")
-            for line in whole:
-                self.numbers.setdefault(line.decode(), len(self.hosts))
-                self.hosts.append(line.decode())

@@ -9,6 +9,7 @@ judged like any other request, by its name.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import ipaddress
 import os
 import socket
@@ -20,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, canonical, port_number, printed
 from fumehood.core.network import CONNECT, FORWARD, NOT_GRANTED, SOCKS5, Connection
 from fumehood.proxy import http
-from fumehood.proxy.neighbours import Neighbours, SharedNames
+from fumehood.proxy.neighbours import Neighbours
 from fumehood.proxy.reach import Denied, Outbound, Unreachable
 from fumehood.proxy.relay import ConnectionAudit, Entry, Gone, Wire, WrongHost, readable, relay, send_at_once
 
@@ -127,7 +128,7 @@ class Proxy:
         """Begin, with listeners that the proxies of a session share; `places` are those that are meant for us."""
         self._neighbours = neighbours
         self._places = dict(zip(places, self._targets, strict=True))
-        self._names = Names(SharedNames(neighbours.names))
+        self._names = Names(neighbours.names)
         targets = {
             each: self._places[place] for each in sockets
             if each.type == socket.SOCK_STREAM and (place := each.getsockname()[:2]) in self._places
@@ -473,21 +474,25 @@ _TTL_S = 30
 
 
 class Names:
-    """The names one run, or one session, has asked for, with the address that stands for each."""
+    """The names one run, or one session, has asked for, with the address that stands for each.
 
-    def __init__(self, shared: SharedNames | None = None) -> None:
+    Those of a session are in a file that its proxies share: the number of each is that of its line.
+    """
+
+    def __init__(self, file: int = -1) -> None:
         self._lock = threading.Lock()
-        self._shared = shared
-        self._numbers: dict[str, int] = {} if shared is None else shared.numbers
-        self._hosts: list[str] = [] if shared is None else shared.hosts
+        self._file = file
+        self._rest, self._read_to = b"", 0  # what stands there after the last whole line, and up to where it was read
+        self._hosts: list[str] = []
+        self._numbers: dict[str, int] = {}
 
     def host(self, address: str) -> str | None:
         """Return the name that an address was given for."""
         parsed = as_address(address)
         number = -1 if parsed is None else int(parsed) - int(FIRST)
-        if self._shared is not None and number >= len(self._hosts):
+        if self._file >= 0 and number >= len(self._hosts):
             with self._lock:
-                self._shared.catch_up()
+                self._catch_up()
         return self._hosts[number] if 0 <= number < len(self._hosts) else None
 
     def answer(self, query: bytes, *, is_refused: bool = False) -> bytes | None:
@@ -517,13 +522,37 @@ class Names:
             return 0, None  # it exists, and has none of these
         with self._lock:
             if host not in self._numbers:
-                if self._shared is not None:
-                    self._shared.add(host, _MOST)
-                elif len(self._hosts) < _MOST:
-                    self._numbers[host] = len(self._hosts)
-                    self._hosts.append(host)
+                self._add(host)
             place = self._numbers.get(host)
             return (_FAILED, None) if place is None else (0, (FIRST + place).packed)
+
+    def _add(self, host: str) -> None:
+        """Give a name a number, unless another proxy did so meanwhile, or there are too many."""
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            self._catch_up()
+            if host in self._numbers or len(self._hosts) >= _MOST:
+                return
+            if self._file >= 0:
+                # After what one that died may have left of its line.
+                os.pwrite(self._file, (b"\n" if self._rest else b"") + f"{host}\n".encode(), self._read_to)
+                self._catch_up()
+            else:
+                self._numbers[host] = len(self._hosts)
+                self._hosts.append(host)
+        finally:
+            if self._file >= 0:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _catch_up(self) -> None:
+        """Read what others have written down."""
+        while self._file >= 0 and (piece := os.pread(self._file, 1 << 16, self._read_to)):
+            self._read_to += len(piece)
+            *whole, self._rest = (self._rest + piece).split(b"\n")
+            for line in whole:
+                self._numbers.setdefault(line.decode(), len(self._hosts))
+                self._hosts.append(line.decode())
 
 
 def _name(query: bytes, at: int) -> tuple[str, int]:
