@@ -101,7 +101,12 @@ def apply_edited(
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld() as interrupts:
         run, waiting = _waiting(store, project, run, [path], here, forth=True)
         _refuse_in_draft(run)
-        change = _one_file(run, waiting)
+        change = waiting[0]
+        if len(waiting) != 1 or change.kind != c.FILE or change.change == c.DELETED:
+            raise BadRequest(
+                "only one file at a time can be taken over in part, or as you edit it",
+                hint=f"fumehood show {run.name}",
+            )
         if not difference_of(store, run, change).shown:
             raise BadRequest(
                 f"{printable(change.path)} can't be taken over in part: it is too long, or not a text",
@@ -148,14 +153,6 @@ def versions_digest(run: Run, change: c.Change, old: bytes, new: bytes) -> str:
     return digest_of(held_digest(run, [change]), *(each.decode("latin-1") for each in (old, new)))
 
 
-def _one_file(run: Run, waiting: Sequence[c.Change]) -> c.Change:
-    if len(waiting) != 1 or waiting[0].kind != c.FILE or waiting[0].change == c.DELETED:
-        raise BadRequest(
-            "only one file at a time can be taken over in part, or as you edit it", hint=f"fumehood show {run.name}"
-        )
-    return waiting[0]
-
-
 def shown_digest(run: Run, paths: Sequence[str] = (), *, here: str = "", forth: bool = True) -> str:
     """Identify what a word on these paths of a run is for, as the run is known to whoever shows it."""
     return held_digest(run, meant(run, paths, here=here, forth=forth))
@@ -188,7 +185,14 @@ def _waiting(
     """Return a run as it is now, and those of its held changes that are meant."""
     run = recorded(store, project, run)
     if run.state in UNFINISHED:
-        _refuse_unfinished(store, run)
+        # It waits for its command to end, or something is in the way of mending it.
+        why = store.unsettled.get(run.run)
+        if why is None:
+            raise BadRequest(f"run {run.name} has not ended yet", hint=f"wait for it: fumehood show {run.name}")
+        raise BadRequest(
+            f"run {run.name} was cut short, and what it wrote can't be looked at yet: {why}",
+            hint=f"once that is fixed, the next command holds it; fumehood discard {run.name} throws all of it away",
+        )
     if run.state != HELD:
         # What a run held goes with it when it is undone, and comes back with it.
         is_gone = run.state == "undone" and any(change.verdict in c.WAITING for change in run.changed)
@@ -233,17 +237,6 @@ def _compared_anew(
                 hint=f"fumehood apply {run.name} --force takes the run's version, and saves what is there now",
             )
     return [*(change for change in waiting if (change.root, change.path) not in unmounted), *going]
-
-
-def _refuse_unfinished(store: Store, run: Run) -> None:
-    """Say what a run waits for that is not at its end: its command, or something that is in the way of mending."""
-    why = store.unsettled.get(run.run)
-    if why is None:
-        raise BadRequest(f"run {run.name} has not ended yet", hint=f"wait for it: fumehood show {run.name}")
-    raise BadRequest(
-        f"run {run.name} was cut short, and what it wrote can't be looked at yet: {why}",
-        hint=f"once that is fixed, the next command holds it; fumehood discard {run.name} throws all of it away",
-    )
 
 
 def meant(run: Run, paths: Sequence[str], *, here: str = "", forth: bool = True) -> list[c.Change]:
@@ -313,11 +306,14 @@ def _apply(
     for change in waiting:
         change.reason = BY_FORCE if change.verdict == c.CONFLICT else ""
         change.verdict = c.APPLIED
-    is_anew |= _keep_theirs(run, even_edited=even_open)
+    # What others need or have edited stays where it is.
+    verdicts = [change.verdict for change in run.changed]
+    keep_needed(run.roots, run.changed, int(run.started_at * 1e9))
+    if not even_open:
+        _keep_edited_trees(run)
+    is_anew |= verdicts != [change.verdict for change in run.changed]
     keep_replacements_whole(run.changed)
-    _count_links(run)
-    if others:
-        held_runs.count_links(store, run)
+    _count_links(store, run, others=others)
     # What is in flight is `applied` in the journal, what was applied before is `done`.
     store.history.note(run, APPLYING, decided=f"apply {named(waiting)}", only_verdicts=not is_anew)
     expected, failure = outcomes(run.changed), None
@@ -346,15 +342,6 @@ def _apply(
     return failure
 
 
-def _keep_theirs(run: Run, *, even_edited: bool) -> bool:
-    """Leave what others need or have edited where it would go; tell whether there is any."""
-    verdicts = [change.verdict for change in run.changed]
-    keep_needed(run.roots, run.changed, int(run.started_at * 1e9))
-    if not even_edited:
-        _keep_edited_trees(run)
-    return verdicts != [change.verdict for change in run.changed]
-
-
 def _keep_edited_trees(run: Run) -> None:
     """Find conflicts in directories that would go whole: by their own stamps, they are as the run has seen them."""
     trees = {
@@ -363,10 +350,9 @@ def _keep_edited_trees(run: Run) -> None:
         if change.verdict == c.APPLIED and change.within is None and change.change in (c.DELETED, c.TYPE)
         and change.before is not None and change.before.kind == c.DIRECTORY
     }  # fmt: skip
-    edited, inside = set(), c.Inside(trees)
-    for number in {root for root, _ in trees}:
-        mine = [each for each in run.changed if each.root == number and (number, each.within or each.path) in trees]
-        edited |= {(number, inside.topmost(number, path) or path) for path in moved_on(run.roots[number], mine)}
+    inside = c.Inside(trees)
+    mine = [each for each in run.changed if (each.root, each.within or each.path) in trees]
+    edited = {(number, inside.topmost(number, path) or path) for number, path in moved_on(run.roots, mine)}
     for place in edited:
         mark_conflict(trees[place], run.changed)
 
@@ -379,22 +365,30 @@ def _bring_back(store: Store, run: Run, *, others: bool) -> None:
         raise ApplyFailed(f"nothing was applied: {error.strerror}") from error
 
 
-def _count_links(run: Run) -> None:
-    """Find out which files of trees that go have other names: a person may have made some since.
+def _count_links(store: Store, run: Run, *, others: bool) -> None:
+    """Find out which files have other names: they are copied then.
 
-    Those of a plain swap are counted when they come out, and nobody can link to what is in a layer.
+    In the project, those of trees that go: a person may have made some since. Those of a plain swap are counted when
+    they come out, and nobody can link to what is in a layer. And where `others` run, those that come: a running command
+    may see them in a fold.
     """
+    going = [change for change in run.changed if change.verdict == c.APPLIED]
+    leaving = [change for change in going if change.before is not None and not is_plain(change)]
     for number, root in enumerate(run.roots):
-        leaving = [
-            change
-            for change in run.changed
-            if change.root == number
-            and change.verdict == c.APPLIED
-            and change.before is not None
-            and not is_plain(change)
-        ]
-        if leaving:
-            held_runs.note_links(root, leaving, lambda change: change.before)
+        held = store.places.layer(run.run, number, "held")
+        if mine := [change for change in leaving if change.root == number]:
+            _note_links(root, mine, lambda change: change.before)
+        if others and os.path.isdir(held):
+            _note_links(held, [change for change in going if change.root == number], lambda change: change.after)
+
+
+def _note_links(top: str, changes: Sequence[c.Change], version: Callable[[c.Change], c.Stamp | None]) -> None:
+    """Write down how many names files have now, in the stamp of the version that lies below a directory."""
+    with Closing(open_top(top)) as directory:
+        for change, entry, _ in looks(directory, changes):
+            stamp = version(change)
+            if stamp is not None and entry is not None:
+                stamp.links = entry.st_nlink
 
 
 def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
@@ -504,11 +498,22 @@ def _is_kept_unseen(store: Store, run: Run) -> bool:
 
 
 def _discard_unseen(store: Store, run: Run) -> Run:
-    """Throw away what a run wrote whose end could not be recorded, for lack of room perhaps: that makes some."""
+    """Throw away what a run wrote whose end could not be recorded, without a look: for that, there may be no room."""
     try:
-        throw_away_unseen(store, run.run)
+        claim = layering.take_up(store.places, run.run)
+    except FileNotFoundError:
+        claim = None
     except BlockingIOError as error:
         raise BadRequest(f"run {run.name} has not ended yet", hint=f"wait for it: fumehood show {run.name}") from error
+    try:
+        now = store.history.find(run.run)
+        if now.state in (RUNNING, FAILED):
+            reason = f"{now.reason or STOPPED_RUNNING}; what it wrote was thrown away without a look"
+            store.history.state(run.run, DISCARDED, reason)
+            layering.drop(store.places, run.run)
+    finally:
+        if claim is not None:
+            claim.close()
     store.unsettled.pop(run.run, None)
     return store.history.find(run.run)
 
@@ -524,26 +529,6 @@ def recorded(store: Store, project: Project, run: Run) -> Run:
             hint="fumehood diff shows it; fumehood projects list shows both directories",
         )
     return now
-
-
-def throw_away_unseen(store: Store, name: str) -> None:
-    """Throw away what a dead run wrote, without looking at it: for that, there may be no room.
-
-    Raises BlockingIOError where its process lives.
-    """
-    try:
-        claim = layering.take_up(store.places, name)
-    except FileNotFoundError:
-        claim = None
-    try:
-        run = store.history.find(name)
-        if run.state in (RUNNING, FAILED):
-            reason = f"{run.reason or STOPPED_RUNNING}; what it wrote was thrown away without a look"
-            store.history.state(name, DISCARDED, reason)
-            layering.drop(store.places, name)
-    finally:
-        if claim is not None:
-            claim.close()
 
 
 def refuse_unseen(store: Store, run: Run, back: Run) -> None:

@@ -20,7 +20,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closable, Closing
-from fumehood.linux.nofollow import Parents, look, open_top, stamp_of
+from fumehood.linux.nofollow import Parents, look, open_top, split, stamp_of
 from fumehood.service.layers import show_to_running
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots, seal
@@ -120,7 +120,8 @@ def _bring_up_to_date(store: Store, project: int, due: Sequence[Due], settled: R
 
 def _record(store: Store, project: int, run: Run, at: float) -> list[str]:
     """Record what one run did; returns which backups could not be made, and why."""
-    stands = run.state in _STANDING and _goes_forward(store, run)
+    # An undo brings nothing new: what it takes out is a run's own work. An undo of an undo does again.
+    stands = run.state in _STANDING and store.history.turns(run) % 2 == 0
     mine: dict[int, list[c.Change]] = {}
     for change in run.changed:
         if change.verdict == c.APPLIED:
@@ -144,19 +145,6 @@ def _record(store: Store, project: int, run: Run, at: float) -> list[str]:
     if run.state in _STANDING:
         seal(store.places, run, store.uppers(run))
     return missed
-
-
-def _goes_forward(store: Store, run: Run) -> bool:
-    """Tell whether a run brings something new: an undo does not, but an undo of an undo does again.
-
-    What an undo takes out is a run's own work, not what a person had at the beginning of the day.
-    """
-    act, of, is_forward = run.act, run.of, True
-    while act == "undo":
-        is_forward = not is_forward
-        rows = store.database.rows("SELECT act, of FROM runs WHERE id = ?", (of,))
-        act, of = rows[0] if rows else ("", None)
-    return is_forward
 
 
 def _save(
@@ -211,71 +199,51 @@ def release(store: Store, back: Run) -> int:
 
     The live file is that version again, and a write to it must not reach a backup. Returns how many went.
     """
-    if _has_no_backups(store, back.layer):
-        return 0
+    due = store.database.rows("SELECT 1 FROM files_due WHERE run = ? AND NOT begun LIMIT 1", (back.layer,))
+    if due and _size(store, back.layer) > AT_ONCE:
+        return 0  # so large a run has no daily backups yet
     with Daily(store.places.state) as daily:
         in_directory = list(daily.entries())
         if not in_directory:
             return 0
-        going: set[int] = set()
-        for number, upper in enumerate(store.uppers(back)):
-            going |= _inodes_going([each for each in back.changed if each.root == number], upper, daily)
+        device = os.fstat(daily.fd()).st_dev
+        going = {
+            entry.st_ino for change, entry in _lying_in_layers(store, back)
+            if change.verdict == c.APPLIED and entry.st_nlink > 1 and entry.st_dev == device
+        }  # fmt: skip
         gone = [name for name, inode in in_directory if inode in going]
-        if gone:
-            # They are made again, should the undo come to nothing.
-            with store.database.transaction() as connection:
-                due = "INSERT INTO files_due (project, run) SELECT project, id FROM runs WHERE id = ?"
-                connection.execute(due, (back.layer,))
+        if not gone:
+            return 0
+        # They are made again, should the undo come to nothing.
+        with store.database.transaction() as connection:
+            connection.execute(
+                "INSERT INTO files_due (project, run) SELECT project, id FROM runs WHERE id = ?", (back.layer,)
+            )
         forget_file(store, [name for name, _ in in_directory], gone)
         for name in gone:
             daily.remove(name)
-    if gone:
-        _count_links(store, back)
+    # What still has another name is copied before it goes. Of a few small files of one's own, a copy is as good.
+    shared = [
+        (change.after, entry) for change, entry in _lying_in_layers(store, back)
+        if change.after is not None and change.after.links > 1
+    ]  # fmt: skip
+    is_much = len(shared) > _FEW or any(after.size > _SMALL for after, _ in shared)
+    for after, entry in shared:
+        if is_much or entry.st_uid != os.geteuid():
+            after.links = entry.st_nlink
     return len(gone)
 
 
-def _has_no_backups(store: Store, layer: str) -> bool:
-    """Tell whether no daily backup can share with a layer: its run is due, and was too large to be begun at once."""
-    rows = store.database.rows("SELECT 1 FROM files_due WHERE run = ? AND NOT begun LIMIT 1", (layer,))
-    return bool(rows) and _size(store, layer) > AT_ONCE
-
-
-def _count_links(store: Store, back: Run) -> None:
-    """Let the stamps tell how many names files have now: what still has another one is copied before it goes.
-
-    Of a few small files of one's own, a copy is as good.
-    """
-    shared = [
-        (change, after) for change in back.changed
-        if (after := change.after) is not None and after.kind == c.FILE and after.links > 1
-    ]  # fmt: skip
-    is_much = len(shared) > _FEW or any(after.size > _SMALL for _, after in shared)
-    me = os.geteuid()
+def _lying_in_layers(store: Store, back: Run) -> Iterator[tuple[c.Change, os.stat_result]]:
+    """Yield what puts a file into the project, with that file as it lies in a layer."""
     for number, upper in enumerate(store.uppers(back)):
-        with Slots(upper) as slots:
-            for change, after in shared:
-                parent, _, name = change.path.rpartition("/")
-                entry = slots.look(parent, name) if change.root == number else None
-                if entry is not None and (is_much or entry.st_uid != me):
-                    after.links = entry.st_nlink
-
-
-def _inodes_going(changes: Sequence[c.Change], upper: str, daily: Daily) -> set[int]:
-    """Return the inodes of files with several names that go from one layer into the project."""
-    going: set[int] = set()
-    if not os.path.lexists(upper):
-        return going
-    device = os.fstat(daily.fd()).st_dev
-    with Slots(upper) as slots:
-        for change in changes:
-            after = change.after
-            if after is None or after.kind != c.FILE or change.verdict != c.APPLIED:
-                continue
-            parent, _, name = change.path.rpartition("/")
-            entry = slots.look(parent, name)
-            if entry is not None and entry.st_nlink > 1 and entry.st_dev == device:
-                going.add(entry.st_ino)
-    return going
+        if os.path.lexists(upper):
+            with Slots(upper) as slots:
+                for change in back.changed:
+                    if change.root == number and change.after is not None and change.after.kind == c.FILE:
+                        entry = slots.look(*split(change.path))
+                        if entry is not None:
+                            yield change, entry
 
 
 def forget_file(store: Store, names: Iterable[str], gone: Sequence[str]) -> None:
@@ -302,21 +270,16 @@ def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
             return
     held, waiting = _held(store, project), files.waiting(project)
     files.wait_no_more(project, waiting - held)
-    _learn_held(store, project, held - waiting)
-    files.wait(project, held - waiting)
-
-
-def _learn_held(store: Store, project: int, places: set[Place]) -> None:
-    """Record what is there now where held changes wait."""
-    for root in {root for root, _ in places}:
-        there: list[Seen] = []
+    for root in {root for root, _ in held - waiting}:
+        there: list[Seen] = []  # now
         with LiveFiles(os.fsdecode(root)) as live:
-            for path in sorted(path for top, path in places if top == root):
+            for path in sorted(path for top, path in held - waiting if top == root):
                 entry = live.look(os.fsdecode(path))
                 stamp = None if entry is None else stamp_of(entry)
                 if stamp is not None and stamp.kind in _KEPT:
                     there.append((path, stamp.kind, stamp.size, stamp.modified_ns))
-        Files(store.database).learn(project, root, there, time.time())
+        files.learn(project, root, there, time.time())
+    files.wait(project, held - waiting)
 
 
 def _counting(changes: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:

@@ -18,14 +18,14 @@ from fumehood.linux import held_layers
 from fumehood.linux.gitobjects import repositories_of
 from fumehood.linux.held_layers import fold
 from fumehood.linux.libc import Closing, Descriptors
-from fumehood.linux.nofollow import looks, open_top, remove_tree
+from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.steps import give_back
 from fumehood.service import layers as layering
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from fumehood.core.report import Run
     from fumehood.linux.namespaces import Layer
@@ -81,19 +81,19 @@ def drop_if_unneeded(store: Store, run: Run) -> None:
 
 def waiting(store: Store, run: Run) -> Waiting:
     """Return what held runs that a command saw still hold, or have thrown away while it ran."""
-    return Waiting(_waiting(store, run), run.roots, store.history.name)
 
+    def changes() -> Iterator[tuple[str, int, c.Change]]:
+        # The latest word on a path counts.
+        for name, state, was_decided_meanwhile, roots in store.history.decisions(run.below[::-1], run):
+            verdicts: tuple[str, ...] = c.WAITING if state == "held" else ()
+            if was_decided_meanwhile:
+                verdicts = (*c.WAITING, c.DISCARDED)
+            for change in store.history.changes(name) if verdicts else ():
+                root = roots[change.root]
+                if change.verdict in verdicts and root in run.roots:
+                    yield name, run.roots.index(root), change
 
-def _waiting(store: Store, run: Run) -> Iterator[tuple[str, int, c.Change]]:
-    # The latest word on a path counts.
-    for name, state, was_decided_meanwhile, roots in store.history.decisions(run.below[::-1], run):
-        verdicts: tuple[str, ...] = c.WAITING if state == "held" else ()
-        if was_decided_meanwhile:
-            verdicts = (*c.WAITING, c.DISCARDED)
-        for change in store.history.changes(name) if verdicts else ():
-            root = roots[change.root]
-            if change.verdict in verdicts and root in run.roots:
-                yield name, run.roots.index(root), change
+    return Waiting(changes(), run.roots, store.history.name)
 
 
 def beside(store: Store, project: int, run: Run) -> Waiting:
@@ -145,7 +145,8 @@ def set_apart(store: Store, run: Run) -> None:
                 os.mkdir(part, 0o700)
                 layering.resemble(part, run.roots[number])
         # Among directories that stay in the layer, some may be full of what waits.
-        _carried(upper, held, waits, ())
+        with Closing(open_top(upper)) as source, Closing(open_top(held)) as target:
+            held_layers.carry(source, target, waits, ())
 
 
 def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
@@ -162,25 +163,9 @@ def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
             os.rename(held, upper)
         else:
             os.makedirs(upper, 0o700, exist_ok=True)
-            _carried(held, upper, going, staying)
-            _pruned(held, staying)
-
-
-def count_links(store: Store, run: Run) -> None:
-    """Find out which files that go have other names in a fold that a running command sees: they are copied then."""
-    for _, mine, _, _, held in _by_root(store, run):
-        if os.path.isdir(held):
-            going = [change for change in mine if change.verdict == c.APPLIED]
-            note_links(held, going, lambda change: change.after)
-
-
-def note_links(top: str, changes: Sequence[c.Change], version: Callable[[c.Change], c.Stamp | None]) -> None:
-    """Write down how many names files have now, in the stamp of the version that lies below a directory."""
-    with Closing(open_top(top)) as directory:
-        for change, entry, _ in looks(directory, changes):
-            stamp = version(change)
-            if stamp is not None and entry is not None:
-                stamp.links = entry.st_nlink
+            with Closing(open_top(held)) as source, Closing(open_top(upper)) as target:
+                held_layers.carry(source, target, going, staying)
+                held_layers.prune(source, staying)
 
 
 def _is_gone_or_empty(directory: str) -> bool:
@@ -200,7 +185,7 @@ def throw_away(store: Store, run: Run) -> None:
         if gone and os.path.isdir(held):
             with Closing(open_top(held)) as top:
                 held_layers.throw_away(top, gone, staying)
-            _pruned(held, staying)
+                held_layers.prune(top, staying)
 
 
 def _by_root(store: Store, run: Run) -> Iterator[tuple[int, list[c.Change], list[c.Change], str, str]]:
@@ -210,16 +195,6 @@ def _by_root(store: Store, run: Run) -> Iterator[tuple[int, list[c.Change], list
         waits = [change for change in mine if change.verdict in c.WAITING]
         upper, held = (store.places.layer(run.run, number, part) for part in ("upper", "held"))
         yield number, mine, waits, upper, held
-
-
-def _carried(source: str, target: str, moving: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
-    with Closing(open_top(source)) as one, Closing(open_top(target)) as other:
-        held_layers.carry(one, other, moving, staying)
-
-
-def _pruned(held: str, staying: Sequence[c.Change]) -> None:
-    with Closing(open_top(held)) as top:
-        held_layers.prune(top, staying)
 
 
 # ---- Many held runs as few trees: an overlay takes only so many layers, and gets slower with each.
@@ -322,14 +297,10 @@ def _standing_for(store: Store, project: int, runs: Sequence[str]) -> list[Stack
             _retire(item)  # another run came between; those of another draft are none of ours
     for at, run in enumerate(runs):
         if at not in taken:
-            items[at] = _single(store, run)
+            roots = store.history.roots(run)
+            trees = tuple(store.places.layer(run, number, "held") for number in range(len(roots)))
+            items[at] = StackedTree(runs=(run,), roots=roots, trees=trees)
     return [items[at] for at in sorted(items)]
-
-
-def _single(store: Store, run: str) -> StackedTree:
-    roots = store.history.roots(run)
-    trees = tuple(store.places.layer(run, number, "held") for number in range(len(roots)))
-    return StackedTree(runs=(run,), roots=roots, trees=trees)
 
 
 def _folds(store: Store, project: int) -> list[StackedTree]:

@@ -138,20 +138,18 @@ def known_file(store: Store, project: Project, root: str, path: str) -> KnownFil
     return KnownFile(record=record, state=store.places.state, days=days, runs=runs, run_count=len(runs))
 
 
-def _as_they_are(root: str, records: Sequence[Record]) -> list[Record]:
-    """Return records as they are now: since then, a person may have made, changed or deleted any of them."""
+def _as_they_are(root: str, records: Sequence[Record]) -> Iterator[Record]:
+    """Yield records as they are now: since then, a person may have made, changed or deleted any of them."""
     with LiveFiles(root) as live:
-        return [_as_it_is(live, record) for record in records]
-
-
-def _as_it_is(live: LiveFiles, record: Record) -> Record:
-    entry = live.look(record.path)
-    stamp = None if entry is None else stamp_of(entry)
-    if stamp is not None and stamp.kind in (FILE, SYMLINK):
-        return record.replace(is_deleted=False, kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns)
-    is_gone = stamp is not None or live.is_missing(record.path)
-    # What a held change would only bring was never there.
-    return record.replace(is_deleted=True) if is_gone and record.kind != ABSENT else record
+        for record in records:
+            entry = live.look(record.path)
+            stamp = None if entry is None else stamp_of(entry)
+            if stamp is not None and stamp.kind in (FILE, SYMLINK):
+                yield record.replace(is_deleted=False, kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns)
+            elif record.kind != ABSENT and (stamp is not None or live.is_missing(record.path)):
+                yield record.replace(is_deleted=True)
+            else:
+                yield record  # what a held change would only bring was never there
 
 
 def made_by(store: Store, project: Project, root: str, path: str) -> str:
@@ -234,8 +232,11 @@ def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple
     A path may be absolute, relative to `here` (where the person is), or relative to a root, as reports show
     it; the first of these that anything is known of counts.
     """
-    below = (_below(project, meant) for meant in meanings(project.roots, path, here))
-    places = [place for place in below if place is not None]
+    places = [
+        (root, meant[len(root) + 1 :])
+        for meant in meanings(project.roots, path, here)
+        if (root := innermost(os.path.dirname(meant), project.roots))
+    ]
     if not places:
         raise BadRequest(
             f"{printable(path) or 'an empty path'} is not a path in {project.path}",
@@ -244,12 +245,6 @@ def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple
     files = Files(store.database)
     recorded = (place for place in places if files.past(project.id, *place) or files.at(project.id, *place))
     return next(recorded, places[0])
-
-
-def _below(project: Project, meant: str) -> tuple[str, str] | None:
-    """Return the root that an absolute path lies in, and the path below it."""
-    root = innermost(os.path.dirname(meant), project.roots)
-    return (root, meant[len(root) + 1 :]) if root else None
 
 
 # ---- Bring an earlier version of a path back: a copy of it, swapped in by a run of its own, which can be undone.
@@ -445,19 +440,11 @@ NO_DIRECTORY = "move the directory back, or make it; then undo again"
 
 def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]:
     """Return the changes of an undo, judged against the project as it is; what is so already is left out."""
-    inside: dict[tuple[int, str], list[c.Change]] = {}
-    for change in changes:
-        if change.within is not None:
-            inside.setdefault((change.root, change.within), []).append(change)
     anew: list[c.Change] = []
-    for number, root in enumerate(run.roots):
-        with Closing(open_top(root)) as live:
-            tops = [change for change in changes if change.root == number and change.within is None]
-            for change, now, is_reached in looks(live, tops):
-                if not is_reached and change.after is not None:
-                    raise UndoRefused(f"the directory of {printable(change.path)} is gone", hint=NO_DIRECTORY)
-                stamp = None if now is None else stamp_of(now)
-                anew += _anew(live, change, stamp, inside.get((number, change.path), ()))
+    for live, change, entry, is_reached, inside in _in_project(run.roots, changes):
+        if not is_reached and change.after is not None:
+            raise UndoRefused(f"the directory of {printable(change.path)} is gone", hint=NO_DIRECTORY)
+        anew += _anew(live, change, None if entry is None else stamp_of(entry), inside)
     if not anew:
         raise UndoRefused(f"there is nothing to undo: the project is as before run {run.name}", hint="fumehood log")
     return c.by_path(anew)
@@ -466,20 +453,24 @@ def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]
 def _anew(live: int, change: c.Change, now: c.Stamp | None, inside: Sequence[c.Change]) -> Iterator[c.Change]:
     """Yield one change, with what lies in it, between what is there now and what was there before the run."""
     after = change.after
-    if now is None and after is None:
+    stamp = after or now
+    if stamp is None:
         return
     if c.is_mode_alone(change) and now is not None and now.kind == c.DIRECTORY:
-        yield _changed(change, c.MODE, now, after)
-        return
-    if now is not None and after is not None and now.kind == after.kind == c.DIRECTORY:
+        kind = c.MODE
+        # It stays the directory that it is.
+        after = c.Stamp(now.kind, now.inode, now.size, now.modified_ns, now.changed_ns, stamp.mode, now.links)
+    elif now is not None and after is not None and now.kind == after.kind == c.DIRECTORY:
         raise UndoRefused(
             f"a directory stands at {printable(change.path)} where another was", hint="move it away, then undo again"
         )
-    if now is None or after is None:
+    elif now is None or after is None:
         kind = c.ADDED if now is None else c.DELETED
     else:
         kind = c.MODIFIED if now.kind == after.kind else c.TYPE
-    yield _changed(change, kind, now, after)
+    yield c.Change(change.root, change.path, kind, stamp.kind, before=now, after=after, verdict=c.APPLIED)
+    if kind == c.MODE:
+        return
     for each in inside:
         if each.after is not None:
             yield c.Change(each.root, each.path, c.ADDED, each.after.kind, after=each.after, within=change.path,
@@ -491,40 +482,42 @@ def _anew(live: int, change: c.Change, now: c.Stamp | None, inside: Sequence[c.C
                            verdict=c.APPLIED)  # fmt: skip
 
 
-def _changed(change: c.Change, kind: str, now: c.Stamp | None, after: c.Stamp | None) -> c.Change:
-    stamp = after or now
-    if kind == c.MODE and now is not None and after is not None:
-        # It stays the directory that it is.
-        stamp = c.Stamp(now.kind, now.inode, now.size, now.modified_ns, now.changed_ns, after.mode, now.links)
-        after = stamp
-    return c.Change(
-        change.root, change.path, kind, change.kind if stamp is None else stamp.kind,
-        before=now, after=after, verdict=c.APPLIED,
-    )  # fmt: skip
-
-
 # ---- What of a project is no longer as a run left it, or as a held one has seen it.
 
-def moved_on(root: str, changes: Sequence[c.Change]) -> list[str]:
-    """Return the paths of one root that are not as the changes expect to find them; the others are stamped anew."""
-    inside: dict[str, list[c.Change]] = {}
+def moved_on(roots: Sequence[str], changes: Sequence[c.Change]) -> list[tuple[int, str]]:
+    """Return the places that are not as the changes expect to find them; the others are stamped anew."""
+    moved = []
+    for live, change, entry, is_reached, inside in _in_project(roots, changes):
+        before = change.before
+        if before is None or entry is None:
+            if not is_reached or before is not None or entry is not None:
+                moved.append((change.root, change.path))
+        elif (now := _as_left(live, change.path, before, entry)) is None:
+            moved.append((change.root, change.path))
+        else:
+            change.before = now
+            if before.kind == c.DIRECTORY and change.change != c.MODE:
+                moved += [(change.root, path) for path in _moved_inside(live, change.path, inside)]
+    return moved
+
+
+def _in_project(
+    roots: Sequence[str], changes: Sequence[c.Change]
+) -> Iterator[tuple[int, c.Change, os.stat_result | None, bool, Sequence[c.Change]]]:
+    """Yield each change that stands by itself with what its root has there now.
+
+    That is: the open root, the change, what lies there, whether its directory could be reached, and the changes inside.
+    """
+    inside: dict[tuple[int, str], list[c.Change]] = {}
     for change in changes:
         if change.within is not None:
-            inside.setdefault(change.within, []).append(change)
-    moved = []
-    with Closing(open_top(root)) as live:
-        for change, entry, is_reached in looks(live, [change for change in changes if change.within is None]):
-            before = change.before
-            if before is None or entry is None:
-                if not is_reached or before is not None or entry is not None:
-                    moved.append(change.path)
-            elif (now := _as_left(live, change.path, before, entry)) is None:
-                moved.append(change.path)
-            else:
-                change.before = now
-                if before.kind == c.DIRECTORY and change.change != c.MODE:
-                    moved += _moved_inside(live, change.path, inside.get(change.path, ()))
-    return moved
+            inside.setdefault((change.root, change.within), []).append(change)
+    for number, root in enumerate(roots):
+        mine = [change for change in changes if change.root == number and change.within is None]
+        if mine:
+            with Closing(open_top(root)) as live:
+                for change, entry, is_reached in looks(live, mine):
+                    yield live, change, entry, is_reached, inside.get((number, change.path), ())
 
 
 def _as_left(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:

@@ -18,7 +18,6 @@ from fumehood.linux.nofollow import (
     Parents,
     has_left,
     kind_of,
-    look,
     looks,
     open_top,
     reached,
@@ -122,12 +121,36 @@ def in_turn(store: Store, runs: Iterable[Run]) -> list[Run]:
 
     Refuses where something is in the way that none of them moves itself.
     """
-    waiting, ordered, way = list(runs), list[Run](), _Undoing(store)
+    waiting, ordered = list(runs), list[Run]()
+    # What the undos so far would move, and so is in the way of none that comes after them.
+    roots: dict[str, int] = {}
+    moving: set[tuple[int, str]] = set()
+    above: set[tuple[int, str]] = set()  # the directories that these are in
+
+    def take(run: Run) -> None:
+        run = as_it_stands(store, run)
+        if run.draft is not None and run.state == HELD:
+            return
+        numbers = [roots.setdefault(root, len(roots)) for root in run.roots]
+        back = _planned(store, run, (), "", "")
+        changes, inside = back.changed, c.Inside(moving)
+        ends = [
+            change for change in changes
+            if (place := (numbers[change.root], change.path)) not in moving
+            and place not in above and inside.topmost(*place) is None
+        ]  # fmt: skip
+        heads = heads_in_the_way(run.roots, ends, _noted(store, back))
+        moved = _moved(run, ends) + [path for root, path in heads if (numbers[root], path) not in moving]
+        if moved:
+            _refuse(store, run, moved)
+        moving.update((numbers[change.root], change.path) for change in changes)
+        above.update((numbers[root], path) for root, path in c.all_above(changes))
+
     while waiting:
         refusals = []
         for run in waiting:
             try:
-                way.take(run)
+                take(run)
             except UndoRefused as refusal:
                 refusals.append(refusal)
             else:
@@ -137,36 +160,6 @@ def in_turn(store: Store, runs: Iterable[Run]) -> list[Run]:
         waiting.remove(run)
         ordered.append(run)
     return ordered
-
-
-class _Undoing:
-    """What some undos one after another would move, and so is in the way of none that comes after them."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._roots: dict[str, int] = {}
-        self._moving: set[tuple[int, str]] = set()
-        self._above: set[tuple[int, str]] = set()  # the directories that these are in
-
-    def take(self, run: Run) -> None:
-        """Count the undo of a run among them; refuses where something else is in its way."""
-        run = as_it_stands(self._store, run)
-        if run.draft is not None and run.state == HELD:
-            return
-        numbers = [self._roots.setdefault(root, len(self._roots)) for root in run.roots]
-        back = _planned(self._store, run, (), "", "")
-        changes, inside = back.changed, c.Inside(self._moving)
-        ends = [
-            change for change in changes
-            if (place := (numbers[change.root], change.path)) not in self._moving
-            and place not in self._above and inside.topmost(*place) is None
-        ]  # fmt: skip
-        heads = heads_in_the_way(run.roots, ends, _noted(self._store, back))
-        moved = _moved(run, ends) + [path for root, path in heads if (numbers[root], path) not in self._moving]
-        if moved:
-            _refuse(self._store, run, moved)
-        self._moving.update((numbers[change.root], change.path) for change in changes)
-        self._above.update((numbers[root], path) for root, path in c.all_above(changes))
 
 
 def last_to_undo(store: Store, *reaches: Reach) -> Run:
@@ -253,16 +246,6 @@ def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> No
         _refuse(store, run, _moved(run, back.changed))
 
 
-def _why_not(store: Store, project: Project, run: Run, back: Run, first: Run) -> UndoRefused | None:
-    """Look at everything that an undo would do, and return what stands in its way."""
-    try:
-        _check(store, run, back, back.changed)
-        find_backups(store, project, back, first)
-    except UndoRefused as refusal:
-        return refusal
-    return None
-
-
 def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) -> None:
     """Do it. Where something is not as the record says, everything is looked at, and it is tried once more."""
     stays = staying(first.changed)
@@ -274,11 +257,14 @@ def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) ->
             )  # fmt: skip
         except (ApplyFailed, Changed) as error:
             store.history.state(back.run, "failed", str(error))
-            refusal = _why_not(store, project, run, back, first)
-            if refusal is None and last:
-                why = str(error).removeprefix("nothing was applied: ")
-                refusal = UndoRefused(f"nothing was undone: {why}", hint="the project is as it was before the undo")
-            if refusal is not None:
+            try:
+                _check(store, run, back, back.changed)
+                find_backups(store, project, back, first)
+                if last:
+                    why = str(error).removeprefix("nothing was applied: ")
+                    hint = "the project is as it was before the undo"
+                    raise UndoRefused(f"nothing was undone: {why}", hint=hint)  # noqa: TRY301
+            except UndoRefused as refusal:
                 store.history.withdraw(back, refusal.message)
                 raise refusal from error
             store.history.note(back, APPLYING)
@@ -382,12 +368,7 @@ def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
 
 def _moved(run: Run, changes: Sequence[c.Change]) -> list[str]:
     """Return the live paths that are no longer what the run left: taking them back would lose something."""
-    moved: list[str] = []
-    for number, root in enumerate(run.roots):
-        mine = [change for change in changes if change.root == number]
-        if mine:
-            moved += moved_on(root, mine)
-    return moved
+    return [path for _, path in moved_on(run.roots, changes)]
 
 
 def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
@@ -492,52 +473,31 @@ def _seals(store: Store, back: Run) -> Seals:
 def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str], seals: Seals) -> list[tuple[str, str, int]]:
     """Return which backups are wrong: the path, in what way, and the inode that lies there; the others are stamped."""
     wrong: list[tuple[str, str, int]] = []
-    touched: list[tuple[c.Change, os.stat_result]] = []
     missing = dict(wanted)
-    for path, entry in _lying(layer, wanted.values()):
+    for path, entry in _lying(layer, [change for change in wanted.values() if change.within is None]):
         change = missing.pop(path, None)
         if change is None or change.after is None:
             if path not in recorded:
                 wrong.append((path, "was put among the backups", entry.st_ino))
             continue
+        seal = seals.get((change.root, path))
         difference = _difference(change.after, entry)
+        if not difference and seal is not None and not is_untouched(seal, entry):
+            parent, name = split(path)
+            with Loosened(layer) as loosened, Parents(layer) as parents:
+                if digest_of(reached(parents, loosened, parent), name, entry) != seal[2]:
+                    difference = "it holds something else than what was saved"
         if difference:
             wrong.append((path, f"is damaged: {difference}", entry.st_ino))
-        elif (seal := seals.get((change.root, path))) is not None and not is_untouched(seal, entry):
-            touched.append((change, entry))
         if not is_plain(change) or change.after.inode != entry.st_ino:
             change.after = stamp_of(entry, change.after.meaning)
-    return [*((path, "is gone", 0) for path in missing), *wrong, *_altered(layer, touched, seals)]
-
-
-def _altered(
-    layer: int, touched: Sequence[tuple[c.Change, os.stat_result]], seals: Seals
-) -> Iterator[tuple[str, str, int]]:
-    """Yield those of some backups that hold something else than what was saved, though they look the same."""
-    with Loosened(layer) as loosened, Parents(layer) as parents:
-        for change, entry in touched:
-            parent, name = split(change.path)
-            digest = digest_of(reached(parents, loosened, parent), name, entry)
-            if digest != seals[change.root, change.path][2]:
-                yield change.path, "is damaged: it holds something else than what was saved", entry.st_ino
+    return [*((path, "is gone", 0) for path in missing), *wrong]
 
 
 def _lying(layer: int, wanted: Iterable[c.Change]) -> Iterator[tuple[str, os.stat_result]]:
     """Yield what lies where changes have their backups, and all that lies in directories that go whole."""
-    last, directory = None, -1
-    with Loosened(layer) as loosened, Parents(layer) as parents:
-        for change in wanted:
-            if change.within is not None:
-                continue
-            parent, _, name = change.path.rpartition("/")
-            try:
-                if parent != last:
-                    directory, last = reached(parents, loosened, parent), parent
-                entry = look(directory, name)
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            if entry is None:
-                continue
+    for change, entry, _ in looks(layer, wanted):
+        if entry is not None:
             yield change.path, entry
             if kind_of(entry.st_mode) == c.DIRECTORY:
                 yield from walk(layer, change.path)
