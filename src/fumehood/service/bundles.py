@@ -28,7 +28,7 @@ from fumehood.core.report import Run, called, printable, shown_by
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import open_below, open_top
+from fumehood.linux.nofollow import kind_of, open_below, open_top
 from fumehood.linux.signing import BUNDLE, sign, signer_of
 from fumehood.rootfs.unpack import Member
 from fumehood.service.differences import each_difference, git_mode, header, mode_lines, opened_versions
@@ -135,13 +135,16 @@ def _opened(path: str | int) -> Iterator[IO[bytes]]:
     try:
         if isinstance(path, int):
             opened = open(path, "wb", closefd=False)  # noqa: SIM115 - closed below, as the others
-        elif _is_stream(path):
-            opened = open(path, "wb", opener=_existing)  # noqa: SIM115
-        else:
-            opened = open(path, "xb", opener=_private)  # noqa: SIM115
+        elif _is_stream(path):  # a file that came meanwhile is not cut off
+            opened = open(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb")  # noqa: SIM115
+        else:  # closed to others: files that are so are in it as well
+            new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            opened = open(os.open(path, new, 0o600), "wb")  # noqa: SIM115
             made = path
         with opened as file:
-            _refuse_terminal(file)
+            if file.isatty():
+                hint = "name a file, or send it on: -o - | …"
+                raise BadRequest("a terminal can't take an export", hint=hint)  # noqa: TRY301 - once it is opened
             yield file
     except BaseException as error:
         if made:
@@ -150,19 +153,6 @@ def _opened(path: str | int) -> Iterator[IO[bytes]]:
             message = f"{path} can't be written: {error.strerror}"
             raise BadRequest(message, hint="choose another place") from error
         raise
-
-
-def _refuse_terminal(file: IO[bytes]) -> None:
-    if file.isatty():
-        raise BadRequest("a terminal can't take an export", hint="name a file, or send it on: -o - | …")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)  # files that are closed to others are in it as well
-
-
-def _existing(path: str, _flags: int) -> int:
-    return os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)  # a file that came meanwhile is not cut off
 
 
 def _is_stream(path: str) -> bool:
@@ -200,12 +190,9 @@ def _digest(content: bytes | int | None) -> str | None:
 
 
 def _sum_of(file: int) -> str:
-    digest = hashlib.sha256()
-    at = 0
-    while piece := os.pread(file, _PIECE, at):
-        digest.update(piece)
-        at += len(piece)
-    return digest.hexdigest()
+    with open(file, "rb", closefd=False) as opened:
+        opened.seek(0)
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 class _Summed:
@@ -472,7 +459,7 @@ def compare(store: Store, project: Project, run: Run, bundle: ChangeBundle) -> R
         run = store.history.find(run.run)
         differing = [
             change for change in run.changed
-            if change.verdict == c.HELD and _here(top, change.path) != bundle.base.get(change.path)
+            if change.verdict == c.HELD and digest_at(top, change.path) != bundle.base.get(change.path)
         ]  # fmt: skip
         for change in differing:
             change.verdict, change.reason = c.CONFLICT, "the bundle was made on another version of it"
@@ -481,19 +468,19 @@ def compare(store: Store, project: Project, run: Run, bundle: ChangeBundle) -> R
     return run
 
 
-def _here(top: int, path: str) -> str | None:
-    """Tell what is at a path of the project, as a bundle tells of its base."""
+def digest_at(top: int, path: str) -> str | None:
+    """Tell what is at a path, as a bundle tells of its base."""
     try:
         entry = open_below(top, path, os.O_PATH | os.O_NOFOLLOW)
     except OSError:
         return None  # not there, or behind a link
     with Closing(entry):
-        kind = stat.S_IFMT(os.fstat(entry).st_mode)
-        if kind == stat.S_IFDIR:
+        kind = kind_of(os.fstat(entry).st_mode)
+        if kind == c.DIRECTORY:
             return c.DIRECTORY
-        if kind == stat.S_IFLNK:
+        if kind == c.SYMLINK:
             return _digest(os.fsencode(os.readlink("", dir_fd=entry)))
-        if kind != stat.S_IFREG:
+        if kind != c.FILE:
             return None
         with Closing(os.open(f"/proc/self/fd/{entry}", os.O_RDONLY | os.O_CLOEXEC)) as file:
             return _digest(file)

@@ -101,15 +101,15 @@ def each_difference(
     hidden = frozenset() if hidden_by is None else _hidden(hidden_by, run.roots)
     with _Versions(store, run) as versions:
         for change in wanted:
-            if hidden and is_in(_place(run, change), hidden):
-                yield _hidden_difference(run, change)
+            above, _, name = f"{run.roots[change.root]}/{change.path}".rpartition("/")
+            if hidden and is_in(f"{os.path.realpath(above)}/{name}", hidden):
+                text = f"not shown: {quoted(change.path)}: it is hidden from commands\n"
+                yield Difference(
+                    path=change.path, root=run.roots[change.root], change=change.change, kind=change.kind, text=text,
+                    binary=False, shown=False,
+                )  # fmt: skip
             else:
                 yield _difference(run, change, versions)
-
-
-def _place(run: Run, change: c.Change) -> str:
-    above, _, name = f"{run.roots[change.root]}/{change.path}".rpartition("/")
-    return f"{os.path.realpath(above)}/{name}"
 
 
 def _hidden(policy: Policy, roots: Sequence[str]) -> frozenset[str]:
@@ -117,14 +117,6 @@ def _hidden(policy: Policy, roots: Sequence[str]) -> frozenset[str]:
     masked = masks((home(),), (), policy.mask, policy.unmask, root=os.geteuid() == 0)
     named = (f"{root}/{name}" for root in roots for name in masked.in_roots)
     return frozenset(inside(map(os.path.realpath, (*masked.hidden, *named)), roots))
-
-
-def _hidden_difference(run: Run, change: c.Change) -> Difference:
-    text = f"not shown: {quoted(change.path)}: it is hidden from commands\n"
-    return Difference(
-        path=change.path, root=run.roots[change.root], change=change.change, kind=change.kind, text=text,
-        binary=False, shown=False,
-    )  # fmt: skip
 
 
 def difference_of(store: Store, run: Run, change: c.Change) -> Difference:
@@ -429,7 +421,11 @@ def _part(name: str, old: _Version, new: _Version) -> _Part:
         why = "binary" if is_binary else unshown[0]
         # What is left out is not begun like a patch: a program that takes it for one would make an empty file of it.
         # Of git's words for a binary file, git itself says that it can't.
-        begun = [header(name), *modes, _binary(name, old, new)] if is_binary else [*modes, *_sides(name, old, new)]
+        begun = [*modes, *_sides(name, old, new)]
+        if is_binary:
+            both = zip((old, new), ("a/", "b/"), strict=True)
+            was, now = ("/dev/null" if each.stamp is None else quoted(side + name) for each, side in both)
+            begun = [header(name), *modes, f"Binary files {was} and {now} differ\n"]
         text = "".join([*notes, *begun, f"not shown: {why} ({_sizes(old, new)})\n"])
         return _Part(text=text, binary=is_binary, shown=False)
     if is_alike and not modes and not notes:
@@ -496,20 +492,10 @@ def _sides(name: str, old: _Version, new: _Version) -> list[str]:
     ]
 
 
-def _binary(name: str, old: _Version, new: _Version) -> str:
-    sides = ((old, "a/"), (new, "b/"))
-    was, now = ("/dev/null" if version.stamp is None else quoted(side + name) for version, side in sides)
-    return f"Binary files {was} and {now} differ\n"
-
-
 def _sizes(old: _Version, new: _Version) -> str:
-    if old.stamp is None or new.stamp is None:
-        return "".join(_size(version.stamp.size) for version in (old, new) if version.stamp is not None)
-    return f"{_size(old.stamp.size)} before, {_size(new.stamp.size)} after"
-
-
-def _size(size: int) -> str:
-    return f"{size:,} byte{'' if size == 1 else 's'}"
+    sizes = [version.stamp.size for version in (old, new) if version.stamp is not None]
+    named = [f"{size:,} byte{'' if size == 1 else 's'}" for size in sizes]
+    return f"{named[0]} before, {named[1]} after" if len(named) > 1 else "".join(named)
 
 
 _MOST_RUNS = 100  # of one file, the latest

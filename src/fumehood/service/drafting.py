@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import marshal
 import math
 import os
 import tarfile
@@ -22,7 +21,7 @@ from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, FumehoodError, Unfinished
 from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import make_parents, open_below, open_top, remove_tree, split
+from fumehood.linux.nofollow import open_top
 from fumehood.service import drafts
 from fumehood.service.arguments import checks_arguments
 from fumehood.service.commands import Commands, texts
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Limits
     from fumehood.service.commands import Command, Paths
-    from fumehood.service.drafts import Conflict, Merge, WholeDraft
+    from fumehood.service.drafts import Conflict
     from fumehood.service.store import Store
     from fumehood.store.drafts import DraftRecord
     from fumehood.store.projects import Project
@@ -158,7 +157,11 @@ class Draft(Commands):
             with io.BytesIO() as packed:
                 with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as layer:
                     for merge in merges:
-                        _pack(layer, merge)
+                        assert merge.change.after is not None, "a text is there"
+                        data = merge.text.encode(errors="surrogateescape")
+                        entry = tarfile.TarInfo(merge.change.path)
+                        entry.size, entry.mode, entry.mtime = len(data), merge.change.after.mode, int(time.time())
+                        layer.addfile(entry, io.BytesIO(data))
                 packed.seek(0)
                 from fumehood.service.bundles import UNPACK
 
@@ -168,10 +171,7 @@ class Draft(Commands):
             except ChangedMeanwhile:
                 self._take_out(run)  # it would hide what another command wrote since
                 raise
-            _note_rebased(
-                self._store, run,
-                [(each.change.path, each.change.before, each.live) for each in merges if each.change.before],
-            )  # fmt: skip
+            drafts.note_rebased(self._store, run, merges)
         return [merge.change.path for merge in merges], conflicts
 
     def discard(self) -> int:
@@ -224,32 +224,6 @@ def _commit_variables(branch: str, message: str, author: str) -> dict[str, str]:
         for role in ("AUTHOR", "COMMITTER"):
             variables |= {f"GIT_{role}_NAME": name.strip(), f"GIT_{role}_EMAIL": mail[:-1]}
     return variables
-
-
-def _pack(layer: tarfile.TarFile, merge: Merge) -> None:
-    """Add a merged text to an archive."""
-    data = merge.text.encode(errors="surrogateescape")
-    entry = tarfile.TarInfo(merge.change.path)
-    assert merge.change.after is not None, "a text is there"
-    entry.size, entry.mode, entry.mtime = len(data), merge.change.after.mode, int(time.time())
-    layer.addfile(entry, io.BytesIO(data))
-
-
-def _note_rebased(store: Store, run: Run, versions: Sequence[tuple[str, c.Stamp, bytes]]) -> None:
-    """Write down which versions of the project a run of a draft has merged, with their contents."""
-    base = store.places.layer(run.run, 0, drafts.BASE)
-    os.makedirs(base, 0o700, exist_ok=True)
-    with Closing(open_top(base)) as top:
-        for path, _, content in versions:
-            parent, name = split(path)
-            make_parents(top, parent)
-            with Closing(open_below(top, parent)) as directory:
-                remove_tree(directory, name)
-                made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
-                with open(made, "wb") as target:
-                    target.write(content)
-    with open(f"{store.places.run(run.run)}/0/{drafts.REBASED}", "wb") as file:
-        marshal.dump([(path, stamp.text()) for path, stamp, _ in versions], file)
 
 
 # ---- The best of several.
@@ -313,7 +287,7 @@ class BestOf:
             raise BadRequest(f"{count} candidates, {jobs} at once, can't be had", hint=f"1 to {MOST}, and at least 1")
         self._sandbox = sandbox
         self._command, self._check, self._score = command, check, score
-        self._jobs = min(jobs, count)
+        self._jobs = jobs = min(jobs, count)
         self._until = None if timeout is None else time.monotonic() + timeout
         self._tell = tell
         self._lock = threading.Lock()
@@ -326,7 +300,11 @@ class BestOf:
         self.drafts = [Draft(sandbox, record) for record in (first, *others)]
         for draft in self.drafts:
             # What they may use is for all that run at once together.
-            draft._hood = sandbox._hood.limited(shared(sandbox._hood.policy.limits, self._jobs))
+            limits: Limits = sandbox._hood.policy.limits
+            draft._hood = sandbox._hood.limited(limits.replace(
+                memory=memory_limit(limits) // jobs, processes=limits.processes and max(1, limits.processes // jobs),
+                written=limits.written and max(1, limits.written // jobs),
+            ))  # fmt: skip
         self.candidates = [Candidate(number=n, draft=each.name) for n, each in enumerate(self.drafts, 1)]
 
     def run(self) -> bool:
@@ -365,11 +343,9 @@ class BestOf:
         candidate = candidate.replace(exit_code=run.exit_code)
         if self._is_over() or run.exit_code is None:
             return candidate.replace(status=ENDED)
-        candidate, digest = measured(self.drafts[at], candidate)
-        with self._lock:
-            first = self._first_with.setdefault(digest, candidate.number)
-        if first != candidate.number:
-            return candidate.replace(status=SAME, same_as=first)
+        candidate = measured(self.drafts[at], candidate, self._first_with)
+        if candidate.status == SAME:
+            return candidate
         code: int | None = run.exit_code
         if self._check is not None:
             code = self._ran(at, self._check, apply="discard").exit_code
@@ -415,41 +391,28 @@ def settled(
     )  # fmt: skip
 
 
-def shared(limits: Limits, jobs: int) -> Limits:
-    """Return what each of several that run at once may use, of what one may."""
-    return limits.replace(
-        memory=memory_limit(limits) // jobs, processes=limits.processes and max(1, limits.processes // jobs),
-        written=limits.written and max(1, limits.written // jobs),
-    )  # fmt: skip
+def measured(draft: Draft, candidate: Candidate, first_with: dict[str, int]) -> Candidate:
+    """Return a candidate with how much its draft changes, and, if so, that another has changed exactly the same.
 
+    `first_with` has the first candidate with each digest of changes.
+    """
+    from fumehood.service.bundles import digest_at
 
-def measured(draft: Draft, candidate: Candidate) -> tuple[Candidate, str]:
-    """Return a candidate with how much its draft changes, and a digest: two that change the same have the same."""
     with draft._preview() as whole:
         counts = [each.line_counts for each in each_difference(draft._store, whole.run, (), here=whole.run.project)]
         added, removed = (sum(each[side] for each in counts) for side in (0, 1))
         candidate = candidate.replace(files=len(whole.run.changed), added=added, removed=removed)
-        return candidate, _digest_of_changes(whole)
-
-
-def _digest_of_changes(whole: WholeDraft) -> str:
-    digest = hashlib.sha256()
-    for change in whole.run.changed:
-        mode = 0 if change.after is None else change.after.mode
-        about = f"{change.root} {change.change} {change.kind} {mode:o} {change.path}\0"
-        digest.update(about.encode(errors="surrogateescape"))
-        if change.after is None or change.kind not in (c.FILE, c.SYMLINK):
-            continue
-        with (
-            Closing(open_top(whole.layers[change.root].upper)) as top,
-            Closing(open_below(top, change.path, os.O_PATH | os.O_NOFOLLOW)) as entry,
-        ):
-            if change.kind == c.SYMLINK:
-                digest.update(os.fsencode(os.readlink("", dir_fd=entry)))
-            else:
-                with open(f"/proc/self/fd/{entry}", "rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+        digest = hashlib.sha256()
+        for change in whole.run.changed:
+            about = f"{change.root} {change.change} {change.kind} {change.path}"
+            if change.after is not None:
+                about += f" {change.after.mode:o}"
+                if change.kind in (c.FILE, c.SYMLINK):
+                    with Closing(open_top(whole.layers[change.root].upper)) as top:
+                        about += f" {digest_at(top, change.path)}"
+            digest.update(f"{about}\0".encode(errors="surrogateescape"))
+    first = first_with.setdefault(digest.hexdigest(), candidate.number)
+    return candidate if first == candidate.number else candidate.replace(status=SAME, same_as=first)
 
 
 def scored(candidate: Candidate, printed: str) -> Candidate:

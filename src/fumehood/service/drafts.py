@@ -156,6 +156,26 @@ def rebased_by(store: Store, run: Run) -> Iterator[tuple[Place, c.Stamp | None]]
         yield (run.roots[0], path), c.Stamp.read(text) if text else None
 
 
+def note_rebased(store: Store, run: Run, merges: Sequence[Merge]) -> None:
+    """Write down which versions of the project a run of a draft has merged, with their contents."""
+    base = store.places.layer(run.run, 0, BASE)
+    os.makedirs(base, 0o700, exist_ok=True)
+    noted: list[tuple[str, str]] = []
+    with Closing(open_top(base)) as top:
+        for merge in merges:
+            parent, name = split(merge.change.path)
+            make_parents(top, parent)
+            with Closing(open_below(top, parent)) as directory:
+                remove_tree(directory, name)
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                with open(os.open(name, flags, 0o600, dir_fd=directory), "wb") as target:
+                    target.write(merge.live)
+            if merge.change.before is not None:
+                noted.append((merge.change.path, merge.change.before.text()))
+    with open(f"{store.places.run(run.run)}/0/{REBASED}", "wb") as file:
+        marshal.dump(noted, file)
+
+
 def _content(top: str, path: str) -> bytes | None:
     """Return what a file holds, unless it is too long; None where there is none."""
     try:
@@ -217,7 +237,12 @@ def _both(
     """Bring together what a draft and the project have made of a path; nothing where the draft's version counts."""
     root = whole.run.roots[change.root]
     if change.within is None and may_stay(f"{root}/{change.path}", gits):
-        return _theirs(root, change)
+        if change.before is None:
+            return ""
+        if change.kind == c.FILE and change.change != c.DELETED:  # the project keeps what it has of git's own
+            with Closing(open_top(root)) as top:
+                freshen(top, change.path)
+        return _SAME
     ours, theirs = _content(whole.layers[change.root].upper, change.path), _content(root, change.path)
     is_file = change.change in (c.MODIFIED, c.MODE) and change.kind == c.FILE
     if ours is None or theirs is None or not is_file or is_gits(root, change.path, gits):
@@ -232,16 +257,6 @@ def _both(
     texts = [None if each is None else each.decode(errors="surrogateescape") for each in (base, theirs, ours)]
     text, places = merged(texts[0], texts[1] or "", texts[2] or "", (IN_PROJECT, f"draft {draft.name}"))
     return Merge(change=change, root=root, text=text, places=places, live=theirs)
-
-
-def _theirs(root: str, change: c.Change) -> str:
-    """Let the project keep what it has of git's own, where it has it."""
-    if change.before is None:
-        return ""
-    if change.kind == c.FILE and change.change != c.DELETED:
-        with Closing(open_top(root)) as top:
-            freshen(top, change.path)
-    return _SAME
 
 
 def _why(change: c.Change) -> str:
@@ -305,20 +320,17 @@ def after_run(store: Store, project: Project, run: Run) -> None:
     gits = git_directories(run.roots, run.changed)
     try:
         for number, root in enumerate(run.roots):
-            mine = [change for change in run.changed if change.root == number and _may_be_merged(root, change, gits)]
+            mine = [
+                change for change in run.changed
+                if change.root == number and change.change == c.MODIFIED and change.kind == c.FILE
+                and change.verdict == c.HELD and change.before is not None and change.before.size <= LONGEST
+                and not is_gits(root, change.path, gits)
+            ]  # fmt: skip
             if mine:
                 _keep_base(store.places.layer(run.run, number, BASE), root, mine)
         held_runs.fold_ahead(store, project.id, run)
     except OSError:
         return  # there is no room: what was not kept can't be merged, and the next run folds what it sees
-
-
-def _may_be_merged(root: str, change: c.Change, gits: Collection[str]) -> bool:
-    before = change.before
-    return (
-        change.change == c.MODIFIED and change.kind == c.FILE and change.verdict == c.HELD
-        and before is not None and before.size <= LONGEST and not is_gits(root, change.path, gits)
-    )  # fmt: skip
 
 
 def _keep_base(target: str, root: str, changes: Sequence[c.Change]) -> None:
@@ -405,7 +417,10 @@ def new_draft(store: Store, project: Project, name: str, *, frozen: bool = False
         return store.drafts.new(project.id, name)
     with store.alone(project.id):  # so that nothing is applied while it is copied
         store.drafts.forget_unmade(project.id)
-        _sweep(store)
+        top, needed = os.path.dirname(store.places.draft(0)), store.drafts.bases()
+        for left in os.listdir(top) if os.path.isdir(top) else ():
+            if int(left) not in needed:  # a death has left it, and no draft lies on it
+                remove_directory(f"{top}/{left}")
         draft = store.drafts.new(project.id, name, state=MAKING)
         try:
             _freeze(frozen_at(store, draft.id), project.roots)
@@ -413,15 +428,6 @@ def new_draft(store: Store, project: Project, name: str, *, frozen: bool = False
         except BaseException:
             remove_directory(store.places.draft(draft.id))
             raise
-
-
-def _sweep(store: Store) -> None:
-    """Remove the frozen copies that a death has left, and no draft lies on."""
-    top = os.path.dirname(store.places.draft(0))
-    needed = store.drafts.bases()
-    for name in os.listdir(top) if os.path.isdir(top) else ():
-        if int(name) not in needed:
-            remove_directory(f"{top}/{name}")
 
 
 def _freeze(target: str, roots: Sequence[str]) -> None:

@@ -185,10 +185,9 @@ class FleetSender:
         candidate = candidate.replace(exit_code=run.exit_code, duration_s=run.duration_s)
         if run.exit_code is None:
             return candidate.replace(status=BROKEN, reason=run.reason)
-        candidate, digest = measured(self._sandbox.draft(candidate.draft), candidate)
-        first = first_with.setdefault(digest, candidate.number)
-        if first != candidate.number:
-            return candidate.replace(status=SAME, same_as=first)
+        candidate = measured(self._sandbox.draft(candidate.draft), candidate, first_with)
+        if candidate.status == SAME:
+            return candidate
         code, score = note.get("check_code"), note.get("score")
         candidate = candidate.replace(
             check_code=code, status=FAILED if (run.exit_code if code is None else code) else PASSED
