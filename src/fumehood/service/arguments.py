@@ -40,14 +40,6 @@ def is_path(value: Any) -> bool:
     return _is_text(text) and text != ""
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9
-
-
 def _are_paths(value: Any) -> bool:
     several = value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else (value,)
     return all(map(is_path, several))
@@ -57,23 +49,28 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, (list, tuple, set, frozenset)) and all(map(_is_text, value))
 
 
-def _is_network(value: Any) -> bool:
-    return isinstance(value, bool) or _is_text(value) or _are_texts(value)
-
-
 _FUNCTION: Kind = callable, "a function"
 _NAMED: Kind = (lambda value: isinstance(value, Mapping)), 'names and values: {"CI": "1"}'
 # What an annotation means; what stands nowhere here is checked where it is used.
 _KINDS: dict[str, Kind] = {
     "str": (_is_text, "a text, without a NUL"),
     "bool": ((lambda value: isinstance(value, bool)), "True or False"),
-    "int": (_is_count, "a whole number, 0 or more"),
-    "float": (_is_time, "seconds, more than 0 and less than 1e9"),
+    "int": (
+        (lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62),
+        "a whole number, 0 or more",
+    ),
+    "float": (
+        (lambda value: isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e9),
+        "seconds, more than 0 and less than 1e9",
+    ),
     "str | os.PathLike[str]": (is_path, "a path, as text"),
     "Paths": (_are_paths, "a path, as text, or several"),
     "Sequence[str]": (_are_texts, "a list of texts"),
     "str | Sequence[str]": ((lambda value: _is_text(value) or _are_texts(value)), "a text, or a list of texts"),
-    "bool | Sequence[str]": (_is_network, 'True, False or hosts: ["pypi.org:443"]'),
+    "bool | Sequence[str]": (
+        (lambda value: isinstance(value, bool) or _is_text(value) or _are_texts(value)),
+        'True, False or hosts: ["pypi.org:443"]',
+    ),
     "Mapping[str, str]": _NAMED, "Mapping[str, str | None]": _NAMED, "Mapping[str, Any]": _NAMED,
     "OnOutput": _FUNCTION, "OnChange": _FUNCTION, "Variables": _FUNCTION, "Callable[[], bool]": _FUNCTION,
     "Callable[[Candidate], object]": _FUNCTION, "Progress": _FUNCTION,

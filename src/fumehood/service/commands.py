@@ -89,24 +89,13 @@ class Commands:
     _draft: str
 
     def run(
-        self,
-        command: Command,
-        *,
-        cwd: str | os.PathLike[str] | None = None,
-        network: bool | Sequence[str] = False,
-        timeout: float | None = None,
-        apply: str | bool | None = None,
-        on_output: OnOutput | None = None,
-        on_change: OnChange | None = None,
-        stdin: str | bytes | IO[Any] | None = None,
-        root: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
-        cancelled: Callable[[], bool] | None = None,
-        background: bool = False,
-        write: Writable = None,
-        output_limit: int | None = None,
-    ) -> Run:
+        self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False,
+        timeout: float | None = None, apply: str | bool | None = None, on_output: OnOutput | None = None,
+        on_change: OnChange | None = None, stdin: str | bytes | IO[Any] | None = None,
+        root: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None,
+        ask: Answering | Ask | Sequence[Answering | Ask] | None = None, cancelled: Callable[[], bool] | None = None,
+        background: bool = False, write: Writable = None, output_limit: int | None = None,
+    ) -> Run:  # fmt: skip
         """Run a command: a string is a shell line, a sequence a program and its arguments.
 
         `apply` is "apply", "hold", "discard" or "whole", which throws away what a command wrote that was ended before
@@ -237,7 +226,15 @@ class Commands:
         dialogue = Dialogue(self._store, own, as_text=as_text)
         on_news = naming("on_change", on_change)
         if loop is not None and on_news is not None:
-            on_news = partial(loop.call_soon_threadsafe, _failing(dialogue, on_news))
+            call = on_news
+
+            def in_loop(*words: str) -> None:
+                try:
+                    call(*words)
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - ends the command, and is raised
+                    dialogue.fail(error)  # to whoever waits: the command is attended in another thread
+
+            on_news = partial(loop.call_soon_threadsafe, in_loop)
         wishes = Wishes(
             stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
             watch=None if on_news is None else watcher(on_news), cancelled=naming("cancelled", cancelled), asks=asks,
@@ -298,18 +295,16 @@ class Commands:
         asked: Any = command
         if isinstance(command, (list, tuple)):
             asked = tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in command)
+        if not cwd and self._cwd:  # in a session, it starts where the last one ended
+            session = self._store.sessions.find(self._session) if self._session else None
+            cwd = self._cwd if session is None or not session.cwd else ""
         return Request(
-            command=asked, cwd=os.fspath(cwd or "") or self._starting(), mode=mode, timeout=timeout,
+            command=asked, cwd=os.fspath(cwd or ""), mode=mode, timeout=timeout,
             root=os.fspath(root or ""), session=self._session, draft=self._draft, own_tmp=self._own_tmp,
             environment=tuple((env or {}).items()), network=FULL if network is True else NONE, hosts=hosts,
             background_after=BACKGROUND_AFTER if background else None, write=_writable(write),
             output_limit=output_limit, thrown="" if self._thrown is None else self._thrown.path,
         )  # fmt: skip
-
-    def _starting(self) -> str:
-        """Return where a command starts that says nothing: in a session, where the last one ended."""
-        session = self._store.sessions.find(self._session) if self._session and self._cwd else None
-        return "" if session is not None and session.cwd else self._cwd
 
     def _marked(self, run: Run) -> Run:
         run.mark = self._mark
@@ -400,18 +395,6 @@ def naming(name: str, function: Function | None, *, awaits: bool = False) -> Any
                     result.close()
                 raise _no_coroutine(name)
         return awaited(result)
-
-    return call
-
-
-def _failing(dialogue: Dialogue, function: Function) -> Function:
-    """Have what a function raises in its loop end the command, which is attended in another thread."""
-
-    def call(*words: str) -> None:
-        try:
-            function(*words)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised to whoever waits for it
-            dialogue.fail(error)
 
     return call
 

@@ -84,7 +84,7 @@ def judged(seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target], 
     for each in inside:
         with Closing(open_top(seat.roots[each.root])) as top:
             status = _status(top, each.path)
-            if reason := _why_not_kept(top, status) or _why_more_changes(each, status):
+            if reason := _why_not(top, each, status):
                 reasons.append(f"{printable(each.path)} {reason}")
                 continue
             content = _foreseen(top, each, status)
@@ -100,8 +100,11 @@ def judged(seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target], 
     return Judged(reasons=tuple(reasons), instead=instead, flags=flags)
 
 
-def _why_not_kept(top: int, status: os.stat_result | None) -> str:
-    """Say why an edit of a file could not be taken back; nothing where it can."""
+def _why_not(top: int, target: Target, status: os.stat_result | None) -> str:
+    """Say why an edit of a file could not be taken back, or would change more than the file; nothing where all is well.
+
+    Most clients write in place, so it would change under its other names too.
+    """
     if status is None:
         return ""
     stamp = stamp_of(status)
@@ -109,12 +112,9 @@ def _why_not_kept(top: int, status: os.stat_result | None) -> str:
         return f"is a {stamp.kind}"
     if status.st_dev != os.fstat(top).st_dev:
         return "lies on another file system, so it could not be taken back"
-    return f"is larger than {LARGEST >> 20} MiB, so it would not be kept" if stamp.size > LARGEST else ""
-
-
-def _why_more_changes(target: Target, status: os.stat_result | None) -> str:
-    """Say why an edit would change more than the file it names: most clients write in place."""
-    others = 0 if status is None or target.planned.is_removed else status.st_nlink - 1
+    if stamp.size > LARGEST:
+        return f"is larger than {LARGEST >> 20} MiB, so it would not be kept"
+    others = 0 if target.planned.is_removed else status.st_nlink - 1
     names = "another name" if others == 1 else f"{others} other names"
     return f"is a file that has {names}, by which it would change too" if others > 0 else ""
 

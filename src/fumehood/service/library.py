@@ -73,19 +73,11 @@ class Sandbox(Commands):
     """
 
     def __init__(
-        self,
-        project: str | os.PathLike[str] | None = None,
-        policy: Policy | None = None,
-        ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
-        *,
-        session: str | None = None,
-        draft: str | None = None,
-        own_tmp: bool = False,
-        variables: Variables | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        face: str = PYTHON,
-        mark: str = "",
-    ) -> None:
+        self, project: str | os.PathLike[str] | None = None, policy: Policy | None = None,
+        ask: Answering | Ask | Sequence[Answering | Ask] | None = None, *, session: str | None = None,
+        draft: str | None = None, own_tmp: bool = False, variables: Variables | None = None,
+        cwd: str | os.PathLike[str] | None = None, face: str = PYTHON, mark: str = "",
+    ) -> None:  # fmt: skip
         asks = channels(ask)
         if policy is not None:
             from fumehood.core.config_keys import check_policy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import islice
 
 from fumehood.core import questions
@@ -34,7 +34,6 @@ from fumehood.store.projects import Project
 ACTS = ("apply", "discard", "undo", "redo", "stop", "checkpoint", "hunks", "merge")
 _MOST_LOOKED_AT = 2000  # entries of a layer that are looked at for what was written last
 _OWN_RULE = "a rule of yours "  # begins the reason of what a line of the configuration holds
-_PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
 
 
 # ---- What runs now.
@@ -58,12 +57,9 @@ def live(store: Store, run: Run) -> LiveCommand:
     if init is None or not is_first_inside(init):
         return LiveCommand(run=run, memory=0, processes=0)  # it is being set up, or has just ended
     processes = descendants(init)
-    return LiveCommand(run=run, memory=sum(map(_resident, processes)), processes=len(processes))
-
-
-def _resident(process: int) -> int:
-    fields = read(f"/proc/{process}/statm").split()
-    return int(fields[1]) * _PAGE_SIZE if fields else 0  # it has ended
+    sizes = (read(f"/proc/{process}/statm").split() for process in processes)
+    pages = sum(int(fields[1]) for fields in sizes if fields)  # none of one that has ended
+    return LiveCommand(run=run, memory=pages * os.sysconf("SC_PAGE_SIZE"), processes=len(processes))
 
 
 def printed_last(store: Store, run: Run, stream: str, most: int) -> bytes:
@@ -90,32 +86,26 @@ def written(store: Store, run: Run, most: int) -> tuple[list[Written], bool]:
     """Return what a command that runs wrote last, by its layer, and whether there is more than that."""
     paths: list[Written] = []
     for number, root in enumerate(run.roots):
-        entries = _entries(store.places.layer(run.layer, number, "upper"))
-        for path, status in islice(entries, _MOST_LOOKED_AT):
-            if not stat.S_ISDIR(status.st_mode):
-                name = path if number == 0 else f"{root}/{path}"
-                paths.append(Written(path=name, at=status.st_mtime, is_gone=is_whiteout(status)))
+        above, name = os.path.split(store.places.layer(run.layer, number, "upper"))
+        try:
+            top = open_top(above)
+        except FileNotFoundError:
+            continue  # it is not made yet, or the command has just ended
+        with Closing(top):  # by descriptors, since the command moves what it likes
+            for path, status in islice(paths_in(top, name), _MOST_LOOKED_AT):
+                if not stat.S_ISDIR(status.st_mode):
+                    below = path.removeprefix(f"{name}/")
+                    shown = below if number == 0 else f"{root}/{below}"
+                    paths.append(Written(path=shown, at=status.st_mtime, is_gone=is_whiteout(status)))
     paths.sort(key=lambda each: (-each.at, each.path))
     return paths[:most], len(paths) > most
-
-
-def _entries(top: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what is in a layer, however deep; by descriptors, since the command moves what it likes."""
-    above, name = os.path.split(top)
-    try:
-        layer = open_top(above)
-    except FileNotFoundError:
-        return  # it is not made yet, or the command has just ended
-    with Closing(layer):
-        for path, status in paths_in(layer, name):
-            yield path.removeprefix(f"{name}/"), status
 
 
 # ---- What waits for a person.
 
 def count_waiting(store: Store) -> int:
     """Return how many runs hold something, of all projects that are in their places."""
-    return sum(count for count in _held(store).values())
+    return sum(_held(store).values())
 
 
 def _held(store: Store) -> dict[int, int]:
@@ -341,13 +331,13 @@ def _all_or_none(
 
 def missed_questions(store: Store, project: str = "") -> list[Missed]:
     """Return the questions that found nobody and would still be asked, the latest first; of one project, or of all."""
-    policy_of = cache(partial(_policy_now, store))  # one project may have missed many, and views look twice a second
+
+    @cache  # one project may have missed many, and views look twice a second
+    def policy_of(path: str) -> Policy:
+        project = store.projects.open(path, register=False)
+        return widened(store.policy_of(project), store.grants.allowed(project.path, ""))
+
     return [each for each in store.grants.missed(project) if not _is_allowed(store, each, policy_of)]
-
-
-def _policy_now(store: Store, path: str) -> Policy:
-    project = store.projects.open(path, register=False)
-    return widened(store.policy_of(project), store.grants.allowed(project.path, ""))
 
 
 def _is_allowed(store: Store, missed: Missed, policy_of: Callable[[str], Policy]) -> bool:

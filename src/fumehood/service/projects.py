@@ -324,7 +324,9 @@ def offer(hood: Workplace, request: Request, wishes: Wishes) -> Request:
             real = store.projects.new_root(hood.project, path)
         except BadRequest:
             continue  # it is one already, or can't be one
-        if not _is_used(request, path, real) or not _is_first(store.places.session(request.session), real):
+        line = request.command if isinstance(request.command, str) else " ".join(request.command)
+        is_used = is_in(os.path.realpath(request.cwd or "/"), (real,)) or path in line or real in line
+        if not is_used or not _is_first(store.places.session(request.session), real):
             continue
         question = root_question(real, hood.project.path, None if real == path else path)
         decision = hood.asking(wishes).decide(question, wishes.cancelled)
@@ -342,12 +344,6 @@ def read_only_beside(directories: tuple[str, ...]) -> tuple[Blocked, ...]:
         Blocked(what=READ_ONLY, detail=each, hint=f"to ask the person for it: fumehood ask --write {quoted(each)}")
         for each in directories
     )
-
-
-def _is_used(request: Request, path: str, real: str) -> bool:
-    """Return True if the command starts there, or names it."""
-    line = request.command if isinstance(request.command, str) else " ".join(request.command)
-    return is_in(os.path.realpath(request.cwd or "/"), (real,)) or path in line or real in line
 
 
 def _is_first(room: str, real: str) -> bool:
