@@ -16,7 +16,7 @@ import stat
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import Redis
 
@@ -36,6 +36,7 @@ from fumehood.service.profiles import digest_of
 from fumehood.store.places import Alone, Places, home, make_private
 
 Ignored = tuple[tuple[int, Any], ...]
+Thing = TypeVar("Thing")
 
 
 # ---- Where contents wait, compressed. What is fetched is compared with its name: a store can lose, but not change it.
@@ -72,44 +73,41 @@ class Blobs:
 
     def put_all(self, contents: Iterable[bytes]) -> Iterator[str]:
         """Keep contents, some at once; yields their names."""
-        some: dict[str, bytes] = {}
-        for data in contents:
-            name = digest(data)
-            some[name] = zlib.compress(data, 1)
-            yield name
-            if len(some) == _MOST_AT_ONCE or sum(map(len, some.values())) > _AT_ONCE:
-                self._flush(some)
-                some = {}
-        self._flush(some)
-
-    def _flush(self, some: Mapping[str, bytes]) -> None:
-        if some:
-            self._put(some)
-            self.sent += sum(map(len, some.values()))
+        packed = ((digest(data), zlib.compress(data, 1)) for data in contents)
+        for some in _some_at_once(packed, lambda each: len(each[1])):
+            self._put(dict(some))
+            self.sent += sum(map(len, dict(some).values()))
+            yield from (name for name, _ in some)
 
     def get(self, sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes]]:
         """Fetch contents by their names, each with the most bytes that it can have, some at once."""
-        some: list[tuple[str, int]] = []
-        for each in sizes:
-            if some and (sum(size for _, size in some) + each[1] > _AT_ONCE or len(some) == _MOST_AT_ONCE):
-                yield from self._some(some)
-                some = []
-            some.append(each)
-        if some:
-            yield from self._some(some)
+        for some in _some_at_once(sizes, lambda each: each[1]):
+            for (name, size), packed in zip(some, self._get([name for name, _ in some]), strict=True):
+                if packed is None:
+                    raise Missing(f"{name} is not in the store", hint="send the job again")
+                self.fetched += len(packed)
+                try:
+                    data = zlib.decompressobj().decompress(packed, size + 1)  # no more than was announced
+                except zlib.error as error:
+                    raise Missing(f"{name} is damaged in the store: {error}") from error
+                if len(data) > size or digest(data) != name:
+                    raise Missing(f"{name} is damaged in the store", hint="remove it there, and send the job again")
+                yield name, data
 
-    def _some(self, sizes: Sequence[tuple[str, int]]) -> Iterator[tuple[str, bytes]]:
-        for (name, size), packed in zip(sizes, self._get([name for name, _ in sizes]), strict=True):
-            if packed is None:
-                raise Missing(f"{name} is not in the store", hint="send the job again")
-            self.fetched += len(packed)
-            try:
-                data = zlib.decompressobj().decompress(packed, size + 1)  # no more than was announced
-            except zlib.error as error:
-                raise Missing(f"{name} is damaged in the store: {error}") from error
-            if len(data) > size or digest(data) != name:
-                raise Missing(f"{name} is damaged in the store", hint="remove it there, and send the job again")
-            yield name, data
+
+def _some_at_once(things: Iterable[Thing], size_of: Callable[[Thing], int]) -> Iterator[list[Thing]]:
+    """Yield things in lists, none of which is too long or, with more than one, too large."""
+    some: list[Thing] = []
+    total = 0
+    for each in things:
+        size = size_of(each)
+        if some and (total + size > _AT_ONCE or len(some) == _MOST_AT_ONCE):
+            yield some
+            some, total = [], 0
+        some.append(each)
+        total += size
+    if some:
+        yield some
 
 
 class RedisBlobs(Blobs):
@@ -122,8 +120,7 @@ class RedisBlobs(Blobs):
     def missing(self, names: Sequence[str]) -> set[str]:
         """Return those that are not there; those that are stay for another week."""
         lacking: set[str] = set()
-        for start in range(0, len(names), _MOST_AT_ONCE):
-            some = names[start : start + _MOST_AT_ONCE]
+        for some in _some_at_once(names, len):
             with self._connection.pipeline(transaction=False) as pipeline:
                 for name in some:
                     pipeline.expire(_key(name), KEPT_S)
@@ -343,8 +340,13 @@ class _BaseWalk:
             return MASKED
         if is_ignored(path, ignored, is_directory=is_directory):
             return IGNORED
-        if name == ".git" or (is_directory and (is_skipped(name) or _is_marked(parents, path))):
+        if name == ".git" or (is_directory and is_skipped(name)):
             return SKIPPED
+        directory = parents.listing(path) if is_directory else None
+        if directory is not None:
+            with Closing(directory):
+                if any(look(directory, marker) is not None for marker in MARKERS):
+                    return SKIPPED
         return SECRET if f"/{path}".endswith(_SECRET_PATHS) or _SECRET.fullmatch(name) else ""
 
     def _entry(
@@ -358,14 +360,6 @@ class _BaseWalk:
             yield BaseEntry(path=path, kind=FILE, mode=mode, size=size, content=content)
         else:
             self.at_home.append((path, OTHER))
-
-
-def _is_marked(parents: Parents, path: str) -> bool:
-    directory = parents.listing(path)
-    if directory is None:
-        return False
-    with Closing(directory):
-        return any(look(directory, marker) is not None for marker in MARKERS)
 
 
 def _content(parents: Parents, path: str) -> bytes:
@@ -488,15 +482,12 @@ class BaseCache:
         sizes = {each.content: each.size for each in lacking.values()}
         for name, data in self._blobs.get(sizes.items()):
             for mode in modes[name]:
-                self._keep(f"{self._files}/{name}.{mode:o}", data, mode)
-
-    def _keep(self, place: str, data: bytes, mode: int) -> None:
-        beside = f"{place}.new"
-        with open(beside, "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), mode & 0o777 | 0o400)
-        os.utime(beside, (_SAME_TIME, _SAME_TIME))
-        os.rename(beside, place)
+                place = f"{self._files}/{name}.{mode:o}"
+                with open(f"{place}.new", "wb") as file:
+                    file.write(data)
+                    os.fchmod(file.fileno(), mode & 0o777 | 0o400)
+                os.utime(file.name, (_SAME_TIME, _SAME_TIME))
+                os.rename(file.name, place)
 
 
 def clean(directory: str, budget: int) -> None:
