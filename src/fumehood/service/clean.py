@@ -33,7 +33,7 @@ from fumehood.store.audit import CLEANED
 from fumehood.store.backups import DAYS as BACKUP_DAYS
 from fumehood.store.backups import Daily
 from fumehood.store.database import Days, note_day
-from fumehood.store.files import Files, Record
+from fumehood.store.files import Files
 from fumehood.store.places import Alone
 from fumehood.store.projects import Project
 
@@ -390,7 +390,11 @@ def clean_daily(
             names = [name for each in mine for name in by_number.pop(each.id)]
             with store.alone(owner):
                 freed += _remove(store, daily, names)
-                _drop_missing(store, mine, set(daily.by_file()))
+                backed_up = set(daily.by_file())
+                for root in sorted({each.root for each in mine}):
+                    alone = [each for each in mine if each.root == root and each.id not in backed_up]
+                    with LiveFiles(root) as live:
+                        Files(store.database).drop([each.id for each in alone if live.is_missing(each.path)])
             gone += names
         # Those that no record names any more, and copies that were never finished.
         strays = [name for names in by_number.values() for name in names]
@@ -407,14 +411,6 @@ def _remove(store: Store, daily: Daily, names: Sequence[str]) -> int:
         freed += daily.freed_by(name)
         daily.remove(name)
     return freed
-
-
-def _drop_missing(store: Store, file_records: Sequence[Record], with_backup: set[int]) -> None:
-    """Remove those of these records that have neither a file nor a backup, unless a run deleted the file."""
-    for root in sorted({each.root for each in file_records}):
-        with LiveFiles(root) as live:
-            mine = [each for each in file_records if each.root == root and each.id not in with_backup]
-            Files(store.database).drop([each.id for each in mine if live.is_missing(each.path)])
 
 
 def clean_up(store: Store, cleaning: Clean) -> str:

@@ -66,9 +66,7 @@ def apply_held(
     """
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
         unmounted = _unmounted(store, recorded(store, project, run), paths, here)
-        run, waiting = _waiting(store, project, run, paths, here, forth=True)
-        _refuse_in_draft(run)
-        _refuse_another(run, waiting, expected)
+        run, waiting = _waiting(store, project, run, paths, here, expected, forth=True)
         layering.require_there(run.roots, waiting)
         if not force:
             waiting = _without_conflicts(run, waiting)
@@ -100,7 +98,6 @@ def apply_edited(
     """
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld() as interrupts:
         run, waiting = _waiting(store, project, run, [path], here, forth=True)
-        _refuse_in_draft(run)
         change = waiting[0]
         if len(waiting) != 1 or change.kind != c.FILE or change.change == c.DELETED:
             raise BadRequest(
@@ -158,19 +155,6 @@ def shown_digest(run: Run, paths: Sequence[str] = (), *, here: str = "", forth: 
     return held_digest(run, meant(run, paths, here=here, forth=forth))
 
 
-def _refuse_in_draft(run: Run) -> None:
-    if run.draft is not None:
-        raise BadRequest(
-            f"run {run.name} is in draft {run.draft_name}, which is applied as a whole",
-            hint=f"fumehood draft apply {run.draft_name}",
-        )
-
-
-def _refuse_another(run: Run, waiting: Sequence[c.Change], expected: str) -> None:
-    if expected and held_digest(run, waiting) != expected:
-        raise changed_since_shown(run)
-
-
 def changed_since_shown(run: Run) -> ChangedMeanwhile:
     """Return what refuses a word on a run that holds something else than the person was shown."""
     return ChangedMeanwhile(
@@ -180,9 +164,9 @@ def changed_since_shown(run: Run) -> ChangedMeanwhile:
 
 
 def _waiting(
-    store: Store, project: Project, run: Run, paths: Sequence[str], here: str, *, forth: bool
+    store: Store, project: Project, run: Run, paths: Sequence[str], here: str, expected: str = "", *, forth: bool
 ) -> tuple[Run, list[c.Change]]:
-    """Return a run as it is now, and those of its held changes that are meant."""
+    """Return a run as it is now, and those of its held changes that are meant, to go `forth` or to be thrown away."""
     run = recorded(store, project, run)
     if run.state in UNFINISHED:
         # It waits for its command to end, or something is in the way of mending it.
@@ -200,7 +184,15 @@ def _waiting(
         raise BadRequest(f"run {run.name} holds nothing: it is {run.state}", hint=hint)
     if forth and not os.path.isdir(store.places.run(run.run)):
         raise BadRequest(f"what run {run.name} wrote is no longer kept", hint=f"fumehood discard {run.name}")
-    return run, meant(run, paths, here=here, forth=forth)
+    waiting = meant(run, paths, here=here, forth=forth)
+    if forth and run.draft is not None:
+        raise BadRequest(
+            f"run {run.name} is in draft {run.draft_name}, which is applied as a whole",
+            hint=f"fumehood draft apply {run.draft_name}",
+        )
+    if expected and held_digest(run, waiting) != expected:
+        raise changed_since_shown(run)
+    return run, waiting
 
 
 def _unmounted(store: Store, run: Run, paths: Sequence[str], here: str) -> set[tuple[int, str]]:
@@ -460,8 +452,7 @@ def discard_held(
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
         if not paths and _is_kept_unseen(store, recorded(store, project, run)):
             return _discard_unseen(store, run)
-        run, waiting = _waiting(store, project, run, paths, here, forth=False)
-        _refuse_another(run, waiting, expected)
+        run, waiting = _waiting(store, project, run, paths, here, expected, forth=False)
         _refuse_built_upon(store, project, run, waiting)
         _discard(store, project, run, waiting, f"session {by} threw it away" if by else "a person threw it away")
     return run

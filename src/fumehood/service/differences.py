@@ -207,7 +207,8 @@ class _Versions(Closable):
         self._read = read or _text_of
         self._slots = _slots(store, run)
         self._below = trees(store, run.below, run.roots)
-        self._later: dict[str, _Later] = {}
+        # Later runs: their slots, and what they took out of the project.
+        self._later: dict[str, tuple[Sequence[str], dict[tuple[str, str], c.Change]]] = {}
         self._unread: dict[str, Iterator[str]] = {}  # by directory, later runs that changed something in it
         self._tops: dict[str, int] = {}
 
@@ -288,15 +289,27 @@ class _Versions(Closable):
     def _taken_out(self, root: str, path: str, stamp: c.Stamp) -> Iterator[str]:
         """Yield the layers into which later runs moved a version out of the project."""
         # Runs already known come first: asking for each path of a big tree would take minutes.
-        for later in self._later.values():
-            yield from later.slot(root, path, stamp)
+        for name in self._later:
+            yield from self._slot_of(name, root, path, stamp)
         directory = path.rpartition("/")[0]
         if directory not in self._unread:
             self._unread[directory] = iter(later_runs(self._store.database, self._run.run, directory))
         for name in self._unread[directory]:
             if name not in self._later:
-                self._later[name] = _Later(self._store, name)
-                yield from self._later[name].slot(root, path, stamp)
+                run = self._store.history.find(name)
+                self._later[name] = _slots(self._store, run), {
+                    (run.roots[each.root], each.path): each for each in run.changed
+                    if each.verdict == c.APPLIED and each.before is not None
+                }  # fmt: skip
+                yield from self._slot_of(name, root, path, stamp)
+
+    def _slot_of(self, later: str, root: str, path: str, stamp: c.Stamp) -> Sequence[str]:
+        """Return the layer that a version went into, if it went into this later run's."""
+        slots, taken_out = self._later[later]
+        change = taken_out.get((root, path))
+        if change is None or not stamp.same(change.before):
+            return ()
+        return slots[change.root : change.root + 1]
 
     def _now(self, change: c.Change, expected: c.Stamp | None) -> _Version | None:
         """Return what the project has at a path now, noting where that is not what the record says."""
@@ -315,25 +328,6 @@ class _Versions(Closable):
                 self.close()
             self._tops[path] = open_top(path)
         return self._tops[path]
-
-
-class _Later:
-    """A later run, and what it took out of the project."""
-
-    def __init__(self, store: Store, name: str) -> None:
-        run = store.history.find(name)
-        self._slots = _slots(store, run)
-        self._taken = {
-            (run.roots[change.root], change.path): change
-            for change in run.changed
-            if change.verdict == c.APPLIED and change.before is not None
-        }
-
-    def slot(self, root: str, path: str, stamp: c.Stamp) -> Iterator[str]:
-        """Yield the layer that a version went into, if it went into this run's."""
-        change = self._taken.get((root, path))
-        if change is not None and stamp.same(change.before):
-            yield from self._slots[change.root : change.root + 1]
 
 
 def _slots(store: Store, run: Run) -> Sequence[str]:

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fumehood.core.report import Run
 from fumehood.core.request import encoded
@@ -256,6 +256,11 @@ class Started:
 
 # ---- Commands that a thread runs to their end: whoever closes the records ends them first, and waits.
 
+_lock = threading.Lock()
+_underway: weakref.WeakKeyDictionary[Store, set[Underway]] = weakref.WeakKeyDictionary()  # what runs, by its records
+_closed: weakref.WeakSet[Store] = weakref.WeakSet()  # records
+
+
 class Underway:
     """One such command, for a `with` block, which gets what the caller wishes, and that it may be ended from here."""
 
@@ -267,10 +272,10 @@ class Underway:
         self.ended = threading.Event()
 
     def __enter__(self) -> Wishes:
-        with _Underways.lock:
-            if self._store in _Underways.closed:
+        with _lock:
+            if self._store in _closed:
                 raise BadRequest("this sandbox is closed", hint="open another: nothing that was recorded is lost")
-            _Underways.underway.setdefault(self._store, set()).add(self)
+            _underway.setdefault(self._store, set()).add(self)
         cancelled = self._wishes.cancelled
         return self._wishes.replace(cancelled=lambda: self._is_unwanted or (cancelled is not None and cancelled()))
 
@@ -280,8 +285,8 @@ class Underway:
     def leave(self) -> None:
         """Count it no more; may be repeated, for Ctrl-C can come just before."""
         with InterruptsHeld():
-            with _Underways.lock:
-                _Underways.underway.get(self._store, set()).discard(self)
+            with _lock:
+                _underway.get(self._store, set()).discard(self)
             self.ended.set()
 
     def end(self) -> None:
@@ -291,21 +296,13 @@ class Underway:
             self._wishes.partner.drop()
 
 
-class _Underways:
-    """What runs, by its records, and which records are closed."""
-
-    lock = threading.Lock()
-    underway: ClassVar[weakref.WeakKeyDictionary[Store, set[Underway]]] = weakref.WeakKeyDictionary()
-    closed: ClassVar[weakref.WeakSet[Store]] = weakref.WeakSet()
-
-
 def end_underway(store: Store) -> None:
     """End what threads run with these records, wait for its report, and let nothing more begin."""
-    with _Underways.lock:
-        ours = tuple(_Underways.underway.get(store, ()))
+    with _lock:
+        ours = tuple(_underway.get(store, ()))
         if any(each.thread == threading.get_ident() for each in ours):
             raise BadRequest("a sandbox can't be closed in a function that its command calls", hint="close it later")
-        _Underways.closed.add(store)
+        _closed.add(store)
     for each in ours:
         each.end()
     for each in ours:
@@ -314,8 +311,9 @@ def end_underway(store: Store) -> None:
 
 def _forget_underway() -> None:
     """Threads stay behind in a fork, and one of them may have had the lock."""
-    _Underways.lock = threading.Lock()
-    _Underways.underway.clear()
+    global _lock
+    _lock = threading.Lock()
+    _underway.clear()
 
 
 os.register_at_fork(after_in_child=_forget_underway)
