@@ -53,12 +53,13 @@ def open(  # noqa: A001 - as it reads: workspaces.open("research")
     with closing(OpenedStore()) as store:
         store.workspaces.path(name)  # a name that can't be one names no lock either
         with projects.workspace_lock(store, name):
-            workspace = store.workspaces.ensure(name, settings) if create else _changed(store, name, settings)
+            if create:
+                workspace = store.workspaces.ensure(name, settings)
+            elif settings:
+                workspace = store.workspaces.change(name, settings)
+            else:
+                workspace = store.workspaces.find(name)
             return Sandbox(workspace.path, policy, ask, session=session, own_tmp=own_tmp, variables=variables)
-
-
-def _changed(store: OpenedStore, name: str, settings: Mapping[str, object]) -> Workspace:
-    return store.workspaces.change(name, settings) if settings else store.workspaces.find(name)
 
 
 @checked_arguments

@@ -423,7 +423,11 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
         if is_gone or (root, path) in meant or in_meant.topmost(root, path) is not None:
             held = was_held.get((root, path))
             change.flags = () if held is None else held.flags
-            change.verdict, change.reason = _fate(held, change)
+            # What becomes of it should it fail.
+            change.verdict, change.reason = c.CONFLICT, CHANGED_SINCE
+            before = change.before
+            if held is not None and (held.before is None if before is None else before.same(held.before)):
+                change.verdict, change.reason = held.verdict, held.reason
             going.append(change)
     places = {(change.root, change.path) for change in going}
     for change in waiting:
@@ -432,13 +436,6 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
             if change.change == c.DELETED and change.within is not None:
                 places.add((change.root, change.path))  # the rest of its directory goes without it
     return c.by_path([*(each for each in run.changed if (each.root, each.path) not in places), *going]), going
-
-
-def _fate(held: c.Change | None, anew: c.Change) -> tuple[str, str]:
-    """Return what becomes of a change that was to go by force, should that fail."""
-    if held is not None and (anew.before.same(held.before) if anew.before is not None else held.before is None):
-        return held.verdict, held.reason
-    return c.CONFLICT, CHANGED_SINCE
 
 
 def discard_held(
@@ -450,7 +447,11 @@ def discard_held(
     `by` is the session that does so; a person, if it is empty.
     """
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
-        if not paths and _is_kept_unseen(store, recorded(store, project, run)):
+        now = recorded(store, project, run)
+        is_unseen = now.state == FAILED and os.path.isdir(store.places.run(now.run))  # it is nested too deeply
+        if now.state == RUNNING:
+            is_unseen = now.run in store.unsettled  # it was cut short
+        if is_unseen and not paths:
             return _discard_unseen(store, run)
         run, waiting = _waiting(store, project, run, paths, here, expected, forth=False)
         _refuse_built_upon(store, project, run, waiting)
@@ -479,13 +480,6 @@ def _discard(store: Store, project: Project, run: Run, waiting: Sequence[c.Chang
     record_files(store, project.id, run)
     if run.state != HELD and not others:
         held_runs.drop_if_unneeded(store, run)
-
-
-def _is_kept_unseen(store: Store, run: Run) -> bool:
-    """Tell whether nobody knows what a run wrote: it was cut short, or is nested too deeply."""
-    if run.state == RUNNING:
-        return run.run in store.unsettled
-    return run.state == FAILED and os.path.isdir(store.places.run(run.run))
 
 
 def _discard_unseen(store: Store, run: Run) -> Run:

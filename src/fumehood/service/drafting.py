@@ -36,17 +36,7 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Limits
     from fumehood.service.commands import Command, Paths
     from fumehood.service.drafts import Conflict
-    from fumehood.service.store import Store
     from fumehood.store.drafts import DraftRecord
-    from fumehood.store.projects import Project
-
-
-def begun(store: Store, project: Project, name: str, *, new: bool = False, frozen: bool = False) -> DraftRecord:
-    """Return a project's draft of a name; one that begins now may see a frozen copy of the project."""
-    record = None if new else store.drafts.at(project.id, name)
-    if record is None and not new and not frozen:
-        return store.drafts.begin(project.id, name)
-    return record or drafts.new_draft(store, project, name, frozen=frozen)
 
 
 @checks_arguments

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fumehood.core.edits import Planned
     from fumehood.core.policy import Policy
     from fumehood.service.store import Store
-    from fumehood.store.edits import EditSeat, Flags, Looked
+    from fumehood.store.edits import EditSeat, Flags
 
     Spots = Collection[tuple[int, str]]  # of files, by root and path
 
@@ -309,7 +309,10 @@ def _changes(store: Store, edit: OpenEdit) -> Iterator[c.Change]:
     """Yield what the files of an edit became, with the directories that were made for them."""
     made: set[tuple[int, str]] = set()
     for each in edit.files:
-        before, after = (None if looked is None else _stamp(looked) for looked in (each.before, each.after))
+        before, after = (
+            None if looked is None else c.Stamp(kind_of(looked[0]), *looked[1:5], looked[0] & 0o7777, looked[5])
+            for looked in (each.before, each.after)
+        )
         is_other = after is not None and after.kind != c.FILE  # no client's edit
         if is_other or (before is after is None) or (before and after and _is_same(store, edit, each, before, after)):
             continue
@@ -351,11 +354,6 @@ def _is_same(store: Store, edit: OpenEdit, kept: Kept, before: c.Stamp, after: c
             Closing(open_below(live, parent)) as here,
         ):
             return same_content(there, here, name)
-
-
-def _stamp(looked: Looked) -> c.Stamp:
-    mode, inode, size, modified_ns, changed_ns, links = looked
-    return c.Stamp(kind_of(mode), inode, size, modified_ns, changed_ns, mode & 0o7777, links)
 
 
 def _status(top: int, path: str) -> os.stat_result | None:

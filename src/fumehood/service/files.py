@@ -423,7 +423,12 @@ class _ProjectScan:
             self._learn(root, inner, some, since)
 
     def _learn(self, root: str, inner: Sequence[str], some: list[Seen], since: float) -> None:
-        by_root = _by_root(root, inner, some) if inner else {root: some}
+        by_root: dict[str, list[Seen]] = {} if inner else {root: some}
+        for path, kind, size, modified_ns in some if inner else ():
+            # It belongs to a root inside this one, perhaps.
+            whole = f"{root}/{os.fsdecode(path)}"
+            own = innermost(os.path.dirname(whole), inner) or root
+            by_root.setdefault(own, []).append((os.fsencode(whole[len(own) + 1 :]), kind, size, modified_ns))
         # A run that is just being recorded gives its files numbers of their own.
         with self._store.alone(self._project):
             for each, theirs in by_root.items():
@@ -484,16 +489,6 @@ class _ProjectScan:
                     self.files.drop(gone)
                 self.dropped += len(gone)
                 self.kept += len(missing) - len(gone)
-
-
-def _by_root(root: str, inner: Sequence[str], some: list[Seen]) -> dict[str, list[Seen]]:
-    """Return what was seen in a root by the roots inside it that it belongs to."""
-    by_root: dict[str, list[Seen]] = {}
-    for path, kind, size, modified_ns in some:
-        whole = f"{root}/{os.fsdecode(path)}"
-        own = innermost(os.path.dirname(whole), inner) or root
-        by_root.setdefault(own, []).append((os.fsencode(whole[len(own) + 1 :]), kind, size, modified_ns))
-    return by_root
 
 
 def ignore_rules(directory: int, path: str) -> Ignored:

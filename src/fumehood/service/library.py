@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Question
-    from fumehood.linux.launch import Plan, Streams
-    from fumehood.linux.process import Running
     from fumehood.service.ask import Answering, Ask
     from fumehood.service.commands import Command, Paths, RunOptions
     from fumehood.service.desk import Questions
@@ -101,7 +99,10 @@ class Sandbox(Commands):
 
     def _new_hood(self, policy: Policy, asks: tuple[Ask, ...]) -> Hood:
         permissions = Permissions(self._store, asks, session={}, patience_s=policy.ask_timeout)
-        hood = Hood(self._store, self._project, policy, _start, permissions)
+        hood = Hood(
+            self._store, self._project, policy, lambda plan, streams: launcher.shared().start(plan, streams),
+            permissions,
+        )  # fmt: skip
         hood.variables = self._variables
         return hood
 
@@ -358,9 +359,13 @@ class Sandbox(Commands):
         It begins where there is none yet; with `new`, there must be none. One that is `frozen` from its beginning shows
         the project as it is now, whatever a person changes meanwhile.
         """
-        from fumehood.service.drafting import Draft, begun
+        from fumehood.service.drafting import Draft
+        from fumehood.service.drafts import new_draft
 
-        return Draft(self, begun(self._store, self._project, name, new=new, frozen=frozen))
+        record = None if new else self._store.drafts.at(self._project.id, name)
+        if record is None and not new and not frozen:
+            record = self._store.drafts.begin(self._project.id, name)
+        return Draft(self, record or new_draft(self._store, self._project, name, frozen=frozen))
 
     def best(
         self, command: Command, n: int = 8, *, jobs: int = 4, check: str | None = None, score: str | None = None,
@@ -498,10 +503,6 @@ class Sandbox(Commands):
 
     def __exit__(self, *_error: object) -> None:
         self.close()
-
-
-def _start(plan: Plan, streams: Streams) -> Running:
-    return launcher.shared().start(plan, streams)
 
 
 def _name_of(run: Run | str | int) -> str:

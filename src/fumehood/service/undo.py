@@ -406,21 +406,18 @@ def _built_upon(store: Store, run: Run, moved: Sequence[str], lost: Sequence[str
         for name, change in store.history.later_versions(run.run, path)
         if change.verdict == c.APPLIED
     ]
-    names_of_later += _went_in_later(store, run, paths)
+    # Those that began before this one, went in after it had begun, and made what the paths are now.
+    for number, root in enumerate(run.roots):
+        with Closing(open_top(root)) as top:
+            for now, status, _ in looks(top, [c.Change(number, path, c.MODIFIED, c.FILE) for path in paths]):
+                earlier = store.history.later_versions(run.run, now.path, by_earlier=True)
+                left = (name for name, each in earlier if each.verdict == c.APPLIED and has_left(each, status))
+                names_of_later += left
     if run.act == CHECKPOINT and run.of is not None:
         names_of_later.append(run.of)  # it began before and ended after it
     later = [store.history.find(name) for name in dict.fromkeys(reversed(names_of_later))]
     names = {each.run for each in later}
     return [each for each in later if each.state in ("applied", "held") and each.of not in names]
-
-
-def _went_in_later(store: Store, run: Run, paths: Sequence[str]) -> Iterator[str]:
-    """Yield the runs that began before another, went in after that had begun, and made what paths are now."""
-    for number, root in enumerate(run.roots):
-        with Closing(open_top(root)) as top:
-            for now, status, _ in looks(top, [c.Change(number, path, c.MODIFIED, c.FILE) for path in paths]):
-                versions = store.history.later_versions(run.run, now.path, by_earlier=True)
-                yield from (name for name, each in versions if each.verdict == c.APPLIED and has_left(each, status))
 
 
 # ---- See that backups are what was saved, before an undo puts them into the project.
