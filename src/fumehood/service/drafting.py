@@ -297,19 +297,26 @@ class BestOf:
             ))  # fmt: skip
         self.candidates = [Candidate(number=n, draft=each.name) for n, each in enumerate(self.drafts, 1)]
 
-    def run(self) -> bool:
-        """Run all candidates to their ends; returns False where Ctrl-C ended them."""
-        with ThreadPoolExecutor(self._jobs, thread_name_prefix="fumehood-candidate") as pool:
-            try:
-                for each in [pool.submit(self._go, at) for at in range(len(self.drafts))]:
-                    each.result()
-            except KeyboardInterrupt:
-                self._stopping.set()
-                return False
-            except BaseException:
-                self._stopping.set()
-                raise
-        return True
+    def outcome(self, *, keep: bool, applies: bool) -> Best:
+        """Run all candidates to their ends, or to Ctrl-C, and apply the best of them."""
+        is_interrupted = False
+        try:
+            with ThreadPoolExecutor(self._jobs, thread_name_prefix="fumehood-candidate") as pool:
+                try:
+                    for each in [pool.submit(self._go, at) for at in range(len(self.drafts))]:
+                        each.result()
+                except KeyboardInterrupt:
+                    self._stopping.set()
+                    is_interrupted = True
+                except BaseException:
+                    self._stopping.set()
+                    raise
+        except BaseException as error:
+            rest = settled(self.candidates, self.drafts, keep=keep, applies=False, is_interrupted=True)
+            if rest.kept:  # nobody gets to know their names otherwise
+                error.add_note(f"kept as drafts, until they are discarded: {', '.join(rest.kept)}")
+            raise
+        return settled(self.candidates, self.drafts, keep=keep, applies=applies, is_interrupted=is_interrupted)
 
     def _go(self, at: int) -> None:
         """Run one candidate, and its check."""
@@ -414,20 +421,3 @@ def scored(candidate: Candidate, printed: str) -> Candidate:
     if not math.isfinite(score):  # which none is better or worse than, and JSON has no word for
         return candidate.replace(reason="the score printed no number at its end")
     return candidate.replace(score=score)
-
-
-def best_of(
-    sandbox: Any, command: Command, count: int, *, jobs: int = 4, check: str | None = None, score: str | None = None,
-    keep: bool = False, applies: bool = True, timeout: float | None = None,
-    tell: Callable[[Candidate], object] | None = None,
-) -> Best:  # fmt: skip
-    """Run a command as several candidates, and apply the best of them."""
-    comparison = BestOf(sandbox, command, count, jobs=jobs, check=check, score=score, timeout=timeout, tell=tell)
-    try:
-        is_interrupted = not comparison.run()
-    except BaseException as error:
-        rest = settled(comparison.candidates, comparison.drafts, keep=keep, applies=False, is_interrupted=True)
-        if rest.kept:  # nobody gets to know their names otherwise
-            error.add_note(f"kept as drafts, until they are discarded: {', '.join(rest.kept)}")
-        raise
-    return settled(comparison.candidates, comparison.drafts, keep=keep, applies=applies, is_interrupted=is_interrupted)

@@ -379,12 +379,11 @@ class Sandbox(Commands):
         status counts. Those that change exactly the same count once. The others are thrown away unless they are to be
         kept; without `apply`, the best stays a draft. Limits and `timeout` are for all together.
         """
-        from fumehood.service.drafting import best_of
+        from fumehood.service.drafting import BestOf
 
-        return best_of(
-            self, command, n, jobs=jobs, check=check, score=score, keep=keep, applies=apply, timeout=timeout,
-            tell=naming("on_candidate", on_candidate),
-        )  # fmt: skip
+        tell = naming("on_candidate", on_candidate)
+        candidates = BestOf(self, command, n, jobs=jobs, check=check, score=score, timeout=timeout, tell=tell)
+        return candidates.outcome(keep=keep, applies=apply)
 
     def drafts(self) -> list[Draft]:
         """Return the drafts of this project that are not applied or thrown away yet, the earliest first."""

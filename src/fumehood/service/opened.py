@@ -19,8 +19,6 @@ from fumehood.store.places import has_entries
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fumehood.core.policy import Clean
 
 _DAY_S = 86_400
@@ -29,8 +27,8 @@ _DAY_S = 86_400
 class OpenedStore(Store):
     """Everything we remember, with what was interrupted taken back or kept."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None, *, face: str = PYTHON) -> None:
-        super().__init__(environment, face=face)
+    def __init__(self, *, face: str = PYTHON) -> None:
+        super().__init__(face=face)
         if self.database.was_made:
             from fumehood.service.recover import notice
             from fumehood.store.edits import forget_seats

@@ -15,8 +15,6 @@ from fumehood.store.projects import Project, Projects, Sessions, Workspaces
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
     from fumehood.store.drafts import Drafts
@@ -25,11 +23,11 @@ if TYPE_CHECKING:
 class Store:
     """The places, the database, and what lies in it. `opened.OpenedStore` is the one that is made."""
 
-    def __init__(self, environment: Mapping[str, str] | None = None, *, face: str = PYTHON) -> None:
-        self.places = places(environment)
+    def __init__(self, *, face: str = PYTHON) -> None:
+        self.places = places()
         self.database = Database(self.places.database)
         self.grants = Grants(self.database)
-        self.audit = Audit(self.database, environment)
+        self.audit = Audit(self.database)
         self.audit.face = face
         self.history = History(self.database, self.places, self.audit)
         self.notices: list[str] = []  # what a person should know once
