@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.linux.streams import Wish
     from fumehood.service.ask import Answering, Ask
-    from fumehood.service.projects import Thrown
+    from fumehood.service.projects import ThrownDirectory
     from fumehood.service.sandbox import Hood
     from fumehood.store.projects import Project
 
@@ -83,7 +83,7 @@ class Commands:
     _ask: Answering | Ask | Sequence[Answering | Ask] | None
     _session: str
     _own_tmp: bool
-    _thrown: Thrown | None
+    _thrown: ThrownDirectory | None
     _cwd: str
     _mark: str
     _draft: str

@@ -24,7 +24,7 @@ from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.service.apply import mark_conflict, take_over
 from fumehood.service.differences import contents, difference_of
-from fumehood.service.restore import moved_on, put
+from fumehood.service.restore import moved_on, put_in_place
 from fumehood.service.settle import (
     DISCARDED,
     FAILED,
@@ -128,7 +128,7 @@ def apply_edited(
             ):
                 copy_with_content(directory, held_name, target, name, content)
 
-        put(store, project, edited, change.root, change.path, write, interrupts)
+        put_in_place(store, project, edited, change.root, change.path, write, interrupts)
         _discard(store, project, run, waiting, f"a person took it over as edited, by run {edited.number}")
     return edited
 

@@ -218,7 +218,7 @@ def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[
                 if change.root != number:
                     continue
                 if not lies_in_cache(change.path) and not bases.is_as_it_was(change, root, live):
-                    outcome = _both(draft, whole, bases, change, gits)
+                    outcome = _brought_together(draft, whole, bases, change, gits)
                     if isinstance(outcome, Merge):
                         merges.append(outcome)
                     elif isinstance(outcome, Conflict):
@@ -231,7 +231,7 @@ def compared(store: Store, draft: DraftRecord, whole: WholeDraft) -> tuple[list[
     return merges, conflicts
 
 
-def _both(
+def _brought_together(
     draft: DraftRecord, whole: WholeDraft, bases: _Bases, change: c.Change, gits: Collection[str]
 ) -> Merge | Conflict | str:
     """Bring together what a draft and the project have made of a path; nothing where the draft's version counts."""

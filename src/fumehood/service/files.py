@@ -3,7 +3,7 @@
 The transaction that settles an apply, undo or restore also says that its records are due. `record` follows it, under
 the same lock, and does what is little at once; what is much stays due until `catch_up`, which comes before anybody
 reads the records, and whenever there is time. Until then the originals in the run's layer are the only backups.
-`release` comes before an undo's first swap.
+`drop_shared_backups` comes before an undo's first swap.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _sort(change: c.Change, live: LiveFiles | None, to_record: ToRecord) -> None
         to_record.seen_deleted.append((path, before.kind, before.size, before.modified_ns))
 
 
-def release(store: Store, back: Run) -> int:
+def drop_shared_backups(store: Store, back: Run) -> int:
     """Drop the daily backups that share an inode with what an undo is about to put back into the project.
 
     The live file is that version again, and a write to it must not reach a backup. Returns how many went.

@@ -43,7 +43,7 @@ def trees(store: Store, names: Sequence[str], roots: Sequence[str]) -> list[tupl
     return [tuple(each) for each in trees_of_root]
 
 
-def seen(store: Store, project: int, run: Run) -> list[tuple[str, ...]]:
+def trees_below(store: Store, project: int, run: Run) -> list[tuple[str, ...]]:
     """Return for each root the trees that a command which was recorded sees, folded where they are too many."""
     if len(run.below) <= most(store.places.state):
         return trees(store, run.below, run.roots)
@@ -96,12 +96,12 @@ def waiting(store: Store, run: Run) -> Waiting:
     return Waiting(changes(), run.roots, store.history.name)
 
 
-def beside(store: Store, project: int, run: Run) -> Waiting:
+def unseen(store: Store, project: int, run: Run) -> Waiting:
     """Return what other runs hold that a command did not see: they were settled while it ran."""
-    unseen = [store.history.find(name) for name in store.history.held(project, run.draft) if name not in run.below]
+    others = [store.history.find(name) for name in store.history.held(project, run.draft) if name not in run.below]
     changes = (
         (other.run, run.roots.index(root), change)
-        for other in unseen
+        for other in others
         for change in other.changed
         if change.verdict in c.WAITING and (root := other.roots[change.root]) in run.roots
     )

@@ -22,7 +22,7 @@ from fumehood.service.differences import each_difference
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.overview import redo_command, redo_session, undo_command, undo_session
 from fumehood.service.permission import Permissions
-from fumehood.service.projects import Thrown, add_root, reset
+from fumehood.service.projects import ThrownDirectory, add_root, reset
 from fumehood.service.restore import known_file, known_files, place_of, restore
 from fumehood.service.sandbox import Hood
 from fumehood.service.session import keep_variables, news, session_of
@@ -82,7 +82,7 @@ class Sandbox(Commands):
 
             check_policy(policy)
         self._store = OpenedStore(face=face)
-        self._thrown = None if project is not None else Thrown(self._store.places)
+        self._thrown = None if project is not None else ThrownDirectory(self._store.places)
         if project is None:
             self._project = self._store.projects.nowhere()
         else:

@@ -257,7 +257,7 @@ def _backups(store: Store, project: int) -> list[str]:
 
 # ---- A directory for commands without a project: ours, seen by nobody else, and thrown away with whoever made it.
 
-class Thrown:
+class ThrownDirectory:
     """One such directory. Who makes it holds a lock on it, so that what a dead process left is known."""
 
     def __init__(self, places: Places) -> None:

@@ -272,11 +272,11 @@ def restore(store: Store, project: Project, path: str, source: str = "", *, here
                 there, wanted = split(version.path)
                 copy_entry(slots.directory(there), wanted, target, name)
 
-        put(store, project, run, project.roots.index(root), below, copy, interrupts)
+        put_in_place(store, project, run, project.roots.index(root), below, copy, interrupts)
     return run
 
 
-def put(
+def put_in_place(
     store: Store, project: Project, run: Run, number: int, path: str, make: Callable[[int, str], None],
     interrupts: InterruptsHeld,
 ) -> None:  # fmt: skip

@@ -285,9 +285,9 @@ class Hood(Workplace):
             self.store.history.begin(self.project.id, run, os.getpid())
         held: list[tuple[str, ...]] = []
         if run.below:
-            from fumehood.service.held import seen
+            from fumehood.service.held import trees_below
 
-            held = seen(self.store, self.project.id, run)
+            held = trees_below(self.store, self.project.id, run)
         layers = layering.make(places, run.run, run.roots, run.capture, held, request.frozen, choice.overlaid)
         claim.begin_in(run.roots)
         capture = capturing.Capture(run.capture, layers, world.targets, choice.groups, world.write)

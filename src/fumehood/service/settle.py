@@ -367,9 +367,9 @@ def meet_in_draft(store: Store, project: int, run: Run, *, may_run_again: bool) 
     Raises Overtaken then; where it can't be run again, it says so. The project's lock is held.
     """
     from fumehood.core.patterns import lies_in_cache
-    from fumehood.service.held import beside
+    from fumehood.service.held import unseen
 
-    others = beside(store, project, run)
+    others = unseen(store, project, run)
     for change in run.changed if others else ():
         by = others.under(change) if change.verdict in c.WAITING and not lies_in_cache(change.path) else None
         if by is not None and may_run_again:

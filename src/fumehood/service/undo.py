@@ -30,7 +30,7 @@ from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded, refuse_unseen
-from fumehood.service.files import record, release
+from fumehood.service.files import drop_shared_backups, record
 from fumehood.service.held import waiting_repositories
 from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, moved_on, versions
 from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, outcomes, state_of, with_companions
@@ -96,7 +96,7 @@ def undo(
         store.history.begin(project.id, back, os.getpid())
         store.history.journal(back)
         expected = outcomes(back.changed)
-        release(store, back)
+        drop_shared_backups(store, back)
         _perform(store, project, run, back, first)
         back.state, back.duration_s = "applied", time.monotonic() - began
         is_otherwise = outcomes(back.changed) != expected

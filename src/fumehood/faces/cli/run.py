@@ -259,9 +259,9 @@ def _placed(store: Store, options: Options, request: Request, work: Callable[[Re
     """Do something about a request; without a project, it has a directory that is thrown away with it."""
     if "--no-project" not in options.flags:
         return work(request)
-    from fumehood.service.projects import Thrown
+    from fumehood.service.projects import ThrownDirectory
 
-    thrown = Thrown(store.places)
+    thrown = ThrownDirectory(store.places)
     try:
         return work(request.replace(thrown=thrown.path))
     finally:
