@@ -227,24 +227,20 @@ def _write_layer(store: Store, run: Run, changes: Sequence[c.Change], file: IO[b
                     continue
                 if change.change == c.TYPE:
                     layer.addfile(tarfile.TarInfo(f"{where}{_GONE}{name}"))
-                _add(layer, change, content)
+                assert change.after is not None, "only what is deleted leaves nothing"
+                entry = tarfile.TarInfo(change.path)
+                entry.mode, entry.mtime = change.after.mode, change.after.modified_ns // 1_000_000_000
+                if change.kind == c.DIRECTORY:
+                    entry.type = tarfile.DIRTYPE
+                    layer.addfile(entry)
+                elif isinstance(content, bytes):
+                    entry.type, entry.linkname = tarfile.SYMTYPE, os.fsdecode(content)
+                    layer.addfile(entry)
+                elif isinstance(content, int):
+                    entry.size = os.fstat(content).st_size
+                    with open(os.dup(content), "rb") as file_inside:
+                        layer.addfile(entry, file_inside)
     return summed.name
-
-
-def _add(layer: tarfile.TarFile, change: c.Change, content: bytes | int | None) -> None:
-    assert change.after is not None, "only what is deleted leaves nothing"
-    entry = tarfile.TarInfo(change.path)
-    entry.mode, entry.mtime = change.after.mode, change.after.modified_ns // 1_000_000_000
-    if change.kind == c.DIRECTORY:
-        entry.type = tarfile.DIRTYPE
-        layer.addfile(entry)
-    elif isinstance(content, bytes):
-        entry.type, entry.linkname = tarfile.SYMTYPE, os.fsdecode(content)
-        layer.addfile(entry)
-    elif isinstance(content, int):
-        entry.size = os.fstat(content).st_size
-        with open(os.dup(content), "rb") as file:
-            layer.addfile(entry, file)
 
 
 def _write_image(file: IO[bytes], layer: IO[bytes], unpacked: str, report: dict[str, Any], key: str) -> None:

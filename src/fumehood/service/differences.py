@@ -98,7 +98,12 @@ def each_difference(
     With a policy, it is for an agent: of a file that its commands don't see, nothing is shown here either.
     """
     wanted = chosen(run, paths, here=here)
-    hidden = frozenset() if hidden_by is None else _hidden(hidden_by, run.roots)
+    hidden: set[str] = set()
+    if hidden_by is not None:
+        masked = masks((home(),), (), hidden_by.mask, hidden_by.unmask, root=os.geteuid() == 0)
+        paths_in_roots = (f"{root}/{name}" for root in run.roots for name in masked.in_roots)
+        # Of a link that is masked, it is where that leads.
+        hidden = set(inside(map(os.path.realpath, (*masked.hidden, *paths_in_roots)), run.roots))
     with _Versions(store, run) as versions:
         for change in wanted:
             above, _, name = f"{run.roots[change.root]}/{change.path}".rpartition("/")
@@ -110,13 +115,6 @@ def each_difference(
                 )  # fmt: skip
             else:
                 yield _difference(run, change, versions)
-
-
-def _hidden(policy: Policy, roots: Sequence[str]) -> frozenset[str]:
-    """Return the paths in some roots that commands don't see; of a link that is masked, where it leads."""
-    masked = masks((home(),), (), policy.mask, policy.unmask, root=os.geteuid() == 0)
-    named = (f"{root}/{name}" for root in roots for name in masked.in_roots)
-    return frozenset(inside(map(os.path.realpath, (*masked.hidden, *named)), roots))
 
 
 def difference_of(store: Store, run: Run, change: c.Change) -> Difference:
@@ -221,8 +219,13 @@ class _Versions(Closable):
     def old(self, change: c.Change) -> _Version:
         """Return what was there before the run; for a change that waits, what is there now counts."""
         before, what = change.before, "what was there before"
-        if before is not None and (held := self._held_below(change, before)) is not None:
-            return held
+        for top in self._below[change.root] if before is not None else ():
+            try:
+                held = _read(self._top(top), change.path, before, self._read)
+            except OSError:
+                continue  # not there, or a symlink on the way
+            if held is not None:
+                return held  # by an earlier run, and the change was built on that
         if change.verdict in c.WAITING and (before is None or before.kind in _WITH_CONTENT):
             return self._now(change, before) or (_ABSENT if before is None else _gone(before, what))
         return self._version(change, before, in_slot=self._stands(change), what=what)
@@ -231,17 +234,6 @@ class _Versions(Closable):
         """Return what a change that waits was made from, wherever it still lies."""
         what = "the version that the run began with"
         return self._version(change, change.before, in_slot=True, what=what)
-
-    def _held_below(self, change: c.Change, before: c.Stamp) -> _Version | None:
-        """Return what an earlier run holds, where the change was built on that."""
-        for top in self._below[change.root]:
-            try:
-                version = _read(self._top(top), change.path, before, self._read)
-            except OSError:
-                continue  # not there, or a symlink on the way
-            if version is not None:
-                return version
-        return None
 
     def new(self, change: c.Change) -> _Version:
         """Return what the run left."""

@@ -246,7 +246,12 @@ def _brought_together(
     ours, theirs = _content(whole.layers[change.root].upper, change.path), _content(root, change.path)
     is_file = change.change in (c.MODIFIED, c.MODE) and change.kind == c.FILE
     if ours is None or theirs is None or not is_file or is_gits(root, change.path, gits):
-        return Conflict(root=root, path=change.path, reason=_why(change))
+        reason = "both have changed it"
+        if change.change == c.ADDED or change.before is None:
+            reason = "the project has removed it, which the draft has changed"
+        elif change.change == c.DELETED:
+            reason = "the project has changed it, which the draft has removed"
+        return Conflict(root=root, path=change.path, reason=reason)
     base = bases.content(change, root, whole.run.roots)
     if base == theirs:
         return ""
@@ -257,14 +262,6 @@ def _brought_together(
     texts = [None if each is None else each.decode(errors="surrogateescape") for each in (base, theirs, ours)]
     text, places = merged(texts[0], texts[1] or "", texts[2] or "", (IN_PROJECT, f"draft {draft.name}"))
     return Merge(change=change, root=root, text=text, places=places, live=theirs)
-
-
-def _why(change: c.Change) -> str:
-    if change.change == c.ADDED or change.before is None:
-        return "the project has removed it, which the draft has changed"
-    if change.change == c.DELETED:
-        return "the project has changed it, which the draft has removed"
-    return "both have changed it"
 
 
 def write_merge(whole: WholeDraft, merge: Merge) -> None:

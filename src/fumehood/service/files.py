@@ -268,7 +268,15 @@ def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
         places = {(os.fsencode(run.roots[each.root]), os.fsencode(each.path)) for run in runs for each in run.changed}
         if all(run.act != "undo" for run in runs) and not files.waiting(project) & places:
             return
-    held, waiting = _held(store, project), files.waiting(project)
+    held: set[Place] = set()
+    for name in store.history.held(project):
+        run = store.history.find(name)
+        held |= {
+            (os.fsencode(run.roots[change.root]), os.fsencode(change.path))
+            for change in _counting(run.changed, run.roots)
+            if change.verdict in c.WAITING
+        }
+    waiting = files.waiting(project)
     files.wait_no_more(project, waiting - held)
     for root in {root for root, _ in held - waiting}:
         there: list[Seen] = []  # now
@@ -301,20 +309,6 @@ def _counting(changes: Sequence[c.Change], roots: Sequence[str]) -> list[c.Chang
                 continue
         counting.append(change)
     return counting
-
-
-def _held(store: Store, project: int) -> set[Place]:
-    """Return the places that held changes wait on."""
-    waiting_on: set[Place] = set()
-    for name in store.history.held(project):
-        run = store.history.find(name)
-        roots = [os.fsencode(root) for root in run.roots]
-        waiting_on |= {
-            (roots[change.root], os.fsencode(change.path))
-            for change in _counting(run.changed, run.roots)
-            if change.verdict in c.WAITING
-        }
-    return waiting_on
 
 
 class LiveFiles(Closable):

@@ -278,16 +278,14 @@ def undo_command(store: Store, project: Project, run: Run, *, by: str = "", forc
     try:
         return _all_or_none(store, project, f"run {run.name} was not undone", runs, by, force=force)
     except UndoRefused:
-        if force or run not in runs or not _is_on_both_sides(store, runs):
+        if force or run not in runs:
+            raise
+        # Another run may lie between some of the command's, of which its end is the first.
+        own = {each.run for each in runs}
+        others = {other.run: other for each in runs[1:] for other in on_top(store, each) if other.run not in own}
+        if not any(top.run == run.run for other in others.values() for top in on_top(store, other)):
             raise
         return [undo(store, project, run, by=by)]
-
-
-def _is_on_both_sides(store: Store, runs: Sequence[Run]) -> bool:
-    """Tell whether another run lies between some of a command's, its end the first of them."""
-    own = {each.run for each in runs}
-    others = {other.run: other for each in runs[1:] for other in on_top(store, each) if other.run not in own}
-    return any(top.run == runs[0].run for other in others.values() for top in on_top(store, other))
 
 
 def redo_command(

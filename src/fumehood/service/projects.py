@@ -318,6 +318,8 @@ def offer(hood: Workplace, request: Request, wishes: Wishes) -> Request:
 
     Where nobody is there to ask, the command is told, as once as the person would be.
     """
+    from hashlib import sha256
+
     store, read_only = hood.store, []
     for path in request.beside:
         try:
@@ -326,7 +328,14 @@ def offer(hood: Workplace, request: Request, wishes: Wishes) -> Request:
             continue  # it is one already, or can't be one
         line = request.command if isinstance(request.command, str) else " ".join(request.command)
         is_used = is_in(os.path.realpath(request.cwd or "/"), (real,)) or path in line or real in line
-        if not is_used or not _is_first(store.places.session(request.session), real):
+        if not is_used:
+            continue
+        room = store.places.session(request.session)
+        make_private(room)
+        name = sha256(os.fsencode(real)).hexdigest()[:32]
+        try:  # once for each session and directory
+            os.close(os.open(f"{room}/{_MARK}{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
             continue
         question = root_question(real, hood.project.path, None if real == path else path)
         decision = hood.asking(wishes).decide(question, wishes.cancelled)
@@ -344,19 +353,6 @@ def read_only_beside(directories: tuple[str, ...]) -> tuple[Blocked, ...]:
         Blocked(what=READ_ONLY, detail=each, hint=f"to ask the person for it: fumehood ask --write {quoted(each)}")
         for each in directories
     )
-
-
-def _is_first(room: str, real: str) -> bool:
-    """Return True once for each session and directory."""
-    from hashlib import sha256
-
-    make_private(room)
-    try:
-        name = sha256(os.fsencode(real)).hexdigest()[:32]
-        os.close(os.open(f"{room}/{_MARK}{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except FileExistsError:
-        return False
-    return True
 
 
 # ---- What one run may write, where its caller limits it: nothing, some directories of the roots, another one for once.

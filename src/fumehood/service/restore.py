@@ -173,8 +173,20 @@ def _kept(store: Store, project: Project, root: str, path: str) -> list[Version]
     kept = [version for past in pasts if (version := _in_layer(store, past)) is not None]
     record = files.at(project.id, root, path)
     if record is not None:
+        recorded = Days(store.database)
+        saving = [past for past in pasts if past.change.before is not None and past.change.before.kind == FILE]
         with Daily(store.places.state) as daily:
-            kept += _by_day(store, daily, record, pasts)
+            for name in daily.by_file().get(record.id, ()):
+                entry, day = daily.look(name), _day(name)
+                if entry is not None:
+                    stamp, at = stamp_of(entry), time.mktime(time.strptime(day, "%y-%m-%d"))
+                    # A sound one is what some run saved, as far as those are recorded.
+                    is_sound = not saving or any(_is_as_saved(store, past, daily.fd(), name, entry) for past in saving)
+                    kept.append(Version(
+                        source=day, order=recorded.first_run(day) - 0.5, at=at, about="daily backup",
+                        is_sound=is_sound, kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns,
+                        top=daily.path, path=name,
+                    ))  # fmt: skip
     return sorted(kept, key=lambda version: version.order, reverse=True)
 
 
@@ -204,21 +216,6 @@ def _in_layer(store: Store, past: Past) -> Version | None:
         source=past.run, order=past.number, at=past.started_at, about=about, kind=before.kind, size=before.size,
         modified_ns=before.modified_ns, top=upper, path=past.change.path, is_sound=is_sound,
     )  # fmt: skip
-
-
-def _by_day(store: Store, daily: Daily, record: Record, pasts: Sequence[Past]) -> Iterator[Version]:
-    """Yield the daily backups of a file; a sound one is what some run saved, as far as those are recorded."""
-    recorded = Days(store.database)
-    saving = [past for past in pasts if past.change.before is not None and past.change.before.kind == FILE]
-    for name in daily.by_file().get(record.id, ()):
-        entry, day = daily.look(name), _day(name)
-        if entry is not None:
-            stamp, at = stamp_of(entry), time.mktime(time.strptime(day, "%y-%m-%d"))
-            is_sound = not saving or any(_is_as_saved(store, past, daily.fd(), name, entry) for past in saving)
-            yield Version(
-                source=day, order=recorded.first_run(day) - 0.5, at=at, about="daily backup", is_sound=is_sound,
-                kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns, top=daily.path, path=name,
-            )  # fmt: skip
 
 
 def _day(name: str) -> str:
