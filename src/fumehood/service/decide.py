@@ -19,12 +19,12 @@ from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import keep_needed
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
-from fumehood.linux.nofollow import is_version, looks, open_below, open_top, split, stamp_of
+from fumehood.linux.nofollow import is_version, open_below, open_top, split, stamp_of
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.service.apply import mark_conflict, take_over
 from fumehood.service.differences import contents, difference_of
-from fumehood.service.restore import moved_on, put_in_place
+from fumehood.service.restore import looked_at, moved_on, put_in_place
 from fumehood.service.settle import (
     DISCARDED,
     FAILED,
@@ -366,21 +366,15 @@ def _count_links(store: Store, run: Run, *, others: bool) -> None:
     """
     going = [change for change in run.changed if change.verdict == c.APPLIED]
     leaving = [change for change in going if change.before is not None and not is_plain(change)]
-    for number, root in enumerate(run.roots):
-        held = store.places.layer(run.run, number, "held")
-        if mine := [change for change in leaving if change.root == number]:
-            _note_links(root, mine, lambda change: change.before)
-        if others and os.path.isdir(held):
-            _note_links(held, [change for change in going if change.root == number], lambda change: change.after)
-
-
-def _note_links(top: str, changes: Sequence[c.Change], version: Callable[[c.Change], c.Stamp | None]) -> None:
-    """Write down how many names files have now, in the stamp of the version that lies below a directory."""
-    with Closing(open_top(top)) as directory:
-        for change, entry, _ in looks(directory, changes):
-            stamp = version(change)
-            if stamp is not None and entry is not None:
-                stamp.links = entry.st_nlink
+    for _, change, entry, _ in looked_at(run.roots, leaving):
+        if change.before is not None and entry is not None:
+            change.before.links = entry.st_nlink
+    if others:
+        trees = [store.places.layer(run.run, number, "held") for number in range(len(run.roots))]
+        coming = [change for change in going if os.path.isdir(trees[change.root])]
+        for _, change, entry, _ in looked_at(trees, coming):
+            if change.after is not None and entry is not None:
+                change.after.links = entry.st_nlink
 
 
 def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
@@ -389,21 +383,14 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
     Between file systems, the first is a copy. Tells whether anything has another stamp now.
     """
     is_anew = False
-    for number, root in enumerate(run.roots):
-        mine = [
-            change for change in waiting
-            if change.root == number and change.before is not None and (run.below or change.before.meaning)
-        ]  # fmt: skip
-        if not mine:
+    mine = [change for change in waiting if change.before is not None and (run.below or change.before.meaning)]
+    for live, change, entry, _ in looked_at(run.roots, mine):
+        if change.before is None or entry is None or change.before.same(stamp_of(entry)):
             continue
-        with Closing(open_top(root)) as directory:
-            for change, entry, _ in looks(directory, mine):
-                if change.before is None or entry is None or change.before.same(stamp_of(entry)):
-                    continue
-                if is_version(change.before, entry):
-                    change.before.inode, is_anew = entry.st_ino, True
-                elif (now := refreshed(change.before, directory, change.path, entry)) is not None:
-                    change.before, is_anew = now, True
+        if is_version(change.before, entry):
+            change.before.inode, is_anew = entry.st_ino, True
+        elif (now := refreshed(change.before, live, change.path, entry)) is not None:
+            change.before, is_anew = now, True
     return is_anew
 
 

@@ -438,10 +438,12 @@ NO_DIRECTORY = "move the directory back, or make it; then undo again"
 def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]:
     """Return the changes of an undo, judged against the project as it is; what is so already is left out."""
     anew: list[c.Change] = []
-    for live, change, entry, is_reached, inside in _in_project(run.roots, changes):
+    tops, inside = _apart(changes)
+    for live, change, entry, is_reached in looked_at(run.roots, tops):
         if not is_reached and change.after is not None:
             raise UndoRefused(f"the directory of {printable(change.path)} is gone", hint=NO_DIRECTORY)
-        anew += _anew(live, change, None if entry is None else stamp_of(entry), inside)
+        now = None if entry is None else stamp_of(entry)
+        anew += _anew(live, change, now, inside.get((change.root, change.path), ()))
     if not anew:
         raise UndoRefused(f"there is nothing to undo: the project is as before run {run.name}", hint="fumehood log")
     return c.by_path(anew)
@@ -484,7 +486,8 @@ def _anew(live: int, change: c.Change, now: c.Stamp | None, inside: Sequence[c.C
 def moved_on(roots: Sequence[str], changes: Sequence[c.Change]) -> list[tuple[int, str]]:
     """Return the places that are not as the changes expect to find them; the others are stamped anew."""
     moved = []
-    for live, change, entry, is_reached, inside in _in_project(roots, changes):
+    tops, inside = _apart(changes)
+    for live, change, entry, is_reached in looked_at(roots, tops):
         before = change.before
         if before is None or entry is None:
             if not is_reached or before is not None or entry is not None:
@@ -494,27 +497,30 @@ def moved_on(roots: Sequence[str], changes: Sequence[c.Change]) -> list[tuple[in
         else:
             change.before = now
             if before.kind == c.DIRECTORY and change.change != c.MODE:
-                moved += [(change.root, path) for path in _moved_inside(live, change.path, inside)]
+                expected = inside.get((change.root, change.path), ())
+                moved += [(change.root, path) for path in _moved_inside(live, change.path, expected)]
     return moved
 
 
-def _in_project(
-    roots: Sequence[str], changes: Sequence[c.Change]
-) -> Iterator[tuple[int, c.Change, os.stat_result | None, bool, Sequence[c.Change]]]:
-    """Yield each change that stands by itself with what its root has there now.
-
-    That is: the open root, the change, what lies there, whether its directory could be reached, and the changes inside.
-    """
+def _apart(changes: Sequence[c.Change]) -> tuple[list[c.Change], dict[tuple[int, str], list[c.Change]]]:
+    """Return the changes that stand by themselves, and, by the places of these, those that lie in them."""
     inside: dict[tuple[int, str], list[c.Change]] = {}
     for change in changes:
         if change.within is not None:
             inside.setdefault((change.root, change.within), []).append(change)
+    return [change for change in changes if change.within is None], inside
+
+
+def looked_at(
+    roots: Sequence[str], changes: Sequence[c.Change]
+) -> Iterator[tuple[int, c.Change, os.stat_result | None, bool]]:
+    """Yield the open root of each change, the change, what lies there now, and if its directory could be reached."""
     for number, root in enumerate(roots):
-        mine = [change for change in changes if change.root == number and change.within is None]
+        mine = [change for change in changes if change.root == number]
         if mine:
             with Closing(open_top(root)) as live:
                 for change, entry, is_reached in looks(live, mine):
-                    yield live, change, entry, is_reached, inside.get((number, change.path), ())
+                    yield live, change, entry, is_reached
 
 
 def _as_left(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:

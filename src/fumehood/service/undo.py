@@ -32,7 +32,7 @@ from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.decide import discard_held, recorded, refuse_unseen
 from fumehood.service.files import drop_shared_backups, record
 from fumehood.service.held import waiting_repositories
-from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, moved_on, versions
+from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, looked_at, moved_on, versions
 from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, outcomes, state_of, with_companions
 from fumehood.store.backups import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
@@ -407,12 +407,10 @@ def _built_upon(store: Store, run: Run, moved: Sequence[str], lost: Sequence[str
         if change.verdict == c.APPLIED
     ]
     # Those that began before this one, went in after it had begun, and made what the paths are now.
-    for number, root in enumerate(run.roots):
-        with Closing(open_top(root)) as top:
-            for now, status, _ in looks(top, [c.Change(number, path, c.MODIFIED, c.FILE) for path in paths]):
-                earlier = store.history.later_versions(run.run, now.path, by_earlier=True)
-                left = (name for name, each in earlier if each.verdict == c.APPLIED and has_left(each, status))
-                names_of_later += left
+    places = [c.Change(number, path, c.MODIFIED, c.FILE) for number in range(len(run.roots)) for path in paths]
+    for _, now, status, _ in looked_at(run.roots, places):
+        earlier = store.history.later_versions(run.run, now.path, by_earlier=True)
+        names_of_later += (name for name, each in earlier if each.verdict == c.APPLIED and has_left(each, status))
     if run.act == CHECKPOINT and run.of is not None:
         names_of_later.append(run.of)  # it began before and ended after it
     later = [store.history.find(name) for name in dict.fromkeys(reversed(names_of_later))]

@@ -378,8 +378,7 @@ class FleetSender:
 
     def _write(self, note: Mapping[str, Any]) -> None:
         place = self._place(note["id"])
-        if not os.path.isdir(os.path.dirname(place)):
-            make_private(os.path.dirname(place))
+        make_private(os.path.dirname(place))
         beside = f"{place}.{os.getpid()}"
         with open(beside, "w", encoding="utf-8") as file:
             json.dump(dict(note), file)
