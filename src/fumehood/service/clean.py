@@ -22,7 +22,7 @@ from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, look, open_top
 from fumehood.service import apply
 from fumehood.service import layers as layering
-from fumehood.service.files import LiveFiles, catch_up_all, forget_file
+from fumehood.service.files import LiveFiles, catch_up, forget_file
 from fumehood.service.layers import entries_in, space_of
 from fumehood.service.profiles import sweep
 from fumehood.service.projects import remove_left
@@ -103,7 +103,8 @@ def clean(
             os.utime(store.places.lock(_LOCK))
         if not dry:
             # A daily backup is of the run's original: while that is there, it can still be made.
-            catch_up_all(store)
+            for (each,) in store.database.rows("SELECT DISTINCT project FROM files_due"):
+                catch_up(store, each)
         with store.database.transaction() as connection:
             note_day(connection, moment)
         recorded = Days(store.database)

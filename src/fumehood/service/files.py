@@ -94,12 +94,6 @@ def catch_up(store: Store, project: int, *, wait: bool = True) -> None:
         return
 
 
-def catch_up_all(store: Store) -> None:
-    """Let the records of every project show all that runs did."""
-    for (project,) in store.database.rows("SELECT DISTINCT project FROM files_due"):
-        catch_up(store, project)
-
-
 def _bring_up_to_date(store: Store, project: int, due: Sequence[Due], settled: Run | None = None) -> None:
     """Record what is due, in order: the first version of a day is the one that is kept.
 
@@ -207,9 +201,10 @@ def drop_shared_backups(store: Store, back: Run) -> int:
         if not in_directory:
             return 0
         device = os.fstat(daily.fd()).st_dev
+        applied = [change for change in back.changed if change.verdict == c.APPLIED]
         going = {
-            entry.st_ino for change, entry in _lying_in_layers(store, back)
-            if change.verdict == c.APPLIED and entry.st_nlink > 1 and entry.st_dev == device
+            entry.st_ino for _, entry in _lying_in_layers(store, back, applied)
+            if entry.st_nlink > 1 and entry.st_dev == device
         }  # fmt: skip
         gone = [name for name, inode in in_directory if inode in going]
         if not gone:
@@ -223,10 +218,8 @@ def drop_shared_backups(store: Store, back: Run) -> int:
         for name in gone:
             daily.remove(name)
     # What still has another name is copied before it goes. Of a few small files of one's own, a copy is as good.
-    shared = [
-        (change.after, entry) for change, entry in _lying_in_layers(store, back)
-        if change.after is not None and change.after.links > 1
-    ]  # fmt: skip
+    several = [change for change in back.changed if change.after is not None and change.after.links > 1]
+    shared = list(_lying_in_layers(store, back, several))
     is_much = len(shared) > _FEW or any(after.size > _SMALL for after, _ in shared)
     for after, entry in shared:
         if is_much or entry.st_uid != os.geteuid():
@@ -234,16 +227,18 @@ def drop_shared_backups(store: Store, back: Run) -> int:
     return len(gone)
 
 
-def _lying_in_layers(store: Store, back: Run) -> Iterator[tuple[c.Change, os.stat_result]]:
-    """Yield what puts a file into the project, with that file as it lies in a layer."""
+def _lying_in_layers(
+    store: Store, back: Run, changes: Sequence[c.Change]
+) -> Iterator[tuple[c.Stamp, os.stat_result]]:
+    """Yield the files that some changes put into the project, as they were recorded and as they lie in a layer."""
     for number, upper in enumerate(store.uppers(back)):
         if os.path.lexists(upper):
             with Slots(upper) as slots:
-                for change in back.changed:
+                for change in changes:
                     if change.root == number and change.after is not None and change.after.kind == c.FILE:
                         entry = slots.look(*split(change.path))
                         if entry is not None:
-                            yield change, entry
+                            yield change.after, entry
 
 
 def forget_file(store: Store, names: Iterable[str], gone: Sequence[str]) -> None:

@@ -468,6 +468,7 @@ def _seals(store: Store, back: Run) -> Seals:
 def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str], seals: Seals) -> list[tuple[str, str, int]]:
     """Return which backups are wrong: the path, in what way, and the inode that lies there; the others are stamped."""
     wrong: list[tuple[str, str, int]] = []
+    touched: list[tuple[c.Change, bytes, os.stat_result]] = []
     missing = dict(wanted)
     for path, entry in _lying(layer, [change for change in wanted.values() if change.within is None]):
         change = missing.pop(path, None)
@@ -477,15 +478,18 @@ def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str], seals:
             continue
         seal = seals.get((change.root, path))
         difference = _difference(change.after, entry)
-        if not difference and seal is not None and not is_untouched(seal, entry):
-            parent, name = split(path)
-            with Loosened(layer) as loosened, Parents(layer) as parents:
-                if digest_of(reached(parents, loosened, parent), name, entry) != seal[2]:
-                    difference = "it holds something else than what was saved"
         if difference:
             wrong.append((path, f"is damaged: {difference}", entry.st_ino))
+        elif seal is not None and not is_untouched(seal, entry):
+            touched.append((change, seal[2], entry))
         if not is_plain(change) or change.after.inode != entry.st_ino:
             change.after = stamp_of(entry, change.after.meaning)
+    with Loosened(layer) as loosened, Parents(layer) as parents:
+        for change, digest, entry in touched:
+            parent, name = split(change.path)
+            if digest_of(reached(parents, loosened, parent), name, entry) != digest:
+                what = "is damaged: it holds something else than what was saved"
+                wrong.append((change.path, what, entry.st_ino))
     return [*((path, "is gone", 0) for path in missing), *wrong]
 
 
