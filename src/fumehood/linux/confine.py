@@ -43,7 +43,7 @@ def filter_for(directory: str, *, unix_sockets: bool, pretends_owners: bool = Fa
     variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
     # Named by content: installations that share a cache keep out of each other's way.
     path = f"{directory}/{KEPT}{machine()}{variant}-{crc32(tables):08x}"
-    kept = cache.recalled(path) if tables else None
+    kept: bytes | None = cache.recalled(path) if tables else None
     if kept is not None:
         return kept
     from fumehood.core.syscalls import NO_UNIX_SOCKETS, PRETENDED_OWNERS, program
