@@ -175,7 +175,7 @@ class _Cleaning:
             chosen = {layer.name for layer in going}
             going += [
                 layer for name, layer in recorded.items()
-                if self._is_meant(layer.project) and name not in chosen and self._may_go(layer, self._days)
+                if self._project in (None, layer.project) and name not in chosen and self._may_go(layer, self._days)
             ]
             strays = [] if self._project is not None else [
                 name for name in older if name not in recorded and self._is_stray(name, runs)
@@ -198,9 +198,6 @@ class _Cleaning:
                 ),
                 failed=tuple(self._failed),
             )  # fmt: skip
-
-    def _is_meant(self, project: int) -> bool:
-        return self._project in (None, project)
 
     def _is_old(self, day: int, days: int) -> bool:
         """Tell whether more than so many days were recorded since one; of no days, everything is."""
@@ -325,7 +322,8 @@ class _Cleaning:
             if project is None:
                 may_go = self._project is None and output.st_mtime < stray_limit
             else:
-                may_go = self._is_meant(project) and state not in _NEEDED and self._is_old(day, self._days)
+                is_meant = self._project in (None, project)
+                may_go = is_meant and state not in _NEEDED and self._is_old(day, self._days)
             if may_go:
                 if not self._is_dry:
                     os.unlink(name, dir_fd=outputs)

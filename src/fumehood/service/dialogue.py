@@ -264,7 +264,10 @@ class Dialogue(Bell):
         with self.lock:
             # Who waits for this output goes on with what is there by now.
             elsewhere = [who for who, outputs in self._who_wait if output not in outputs]
-            readers = [each for each in output.readers if _is_alive(each)]
+            readers = [
+                each for each in output.readers
+                if (each.is_alive() if isinstance(each, threading.Thread) else not each.done())
+            ]  # fmt: skip
             if not self._who_wait or any(each not in elsewhere for each in readers):
                 output.stuck_since = None
                 return True
@@ -552,10 +555,6 @@ class Unread:
 def _set(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
-
-
-def _is_alive(reader: Any) -> bool:
-    return bool(reader.is_alive()) if isinstance(reader, threading.Thread) else not reader.done()
 
 
 # ---- Every command that runs: they end with the sandbox they were started by, and with this process.

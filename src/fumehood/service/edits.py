@@ -221,7 +221,16 @@ def _keep(places: Places, edit: OpenEdit, from_project: Spots, earlier: str = ""
         is_fresh = (each.root, each.path) in from_project
         source = edit.roots[each.root] if is_fresh else places.layer(earlier, each.root, "upper")
         with Closing(open_top(source)) as top:
-            kept = _as_it_is(top, each) if is_fresh else each
+            kept = each
+            if is_fresh:
+                status = _status(top, each.path)
+                missing = ""  # the topmost directory that is
+                for above in c.above(each.path) if status is None else ():
+                    if _status(top, above) is not None:
+                        break
+                    missing = above
+                before = None if status is None else looked_at(status)
+                kept = each.replace(before=before, after=None, missing=missing)
             if kept.before is not None:
                 with Closing(open_top(upper)) as layer:
                     make_parents(layer, parent)
@@ -231,18 +240,6 @@ def _keep(places: Places, edit: OpenEdit, from_project: Spots, earlier: str = ""
     if not os.path.isdir(places.edits):
         make_private(places.edits)
     write(places, edit.replace(files=tuple(files)))
-
-
-def _as_it_is(top: int, kept: Kept) -> Kept:
-    """Look at a file before an edit, and which directories above it are missing."""
-    status = _status(top, kept.path)
-    missing = ""
-    if status is None:
-        for above in c.above(kept.path):
-            if _status(top, above) is not None:
-                break
-            missing = above
-    return kept.replace(before=None if status is None else looked_at(status), after=None, missing=missing)
 
 
 def _renew(places: Places, edit: OpenEdit, spots: Spots, *, keeps_files: bool = False) -> None:

@@ -9,18 +9,16 @@ reads the records, and whenever there is time. Until then the originals in the r
 from __future__ import annotations
 
 import os
-import stat
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import FILE, SYMLINK
 from fumehood.core.masks import innermost, is_below
 from fumehood.core.patterns import LARGEST, MARKERS, IgnoreRules, is_skipped, lies_in_skipped
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closable, Closing
-from fumehood.linux.nofollow import Parents, look, open_top, split, stamp_of
+from fumehood.linux.nofollow import Parents, kind_of, look, open_top, split, stamp_of
 from fumehood.service.layers import show_to_running
 from fumehood.store import backups
 from fumehood.store.backups import Daily, Slots, seal
@@ -437,31 +435,26 @@ class _ProjectScan:
                 continue
             with Closing(directory):
                 # What marks a cache or a virtual environment does not count at the top: that is the project.
-                if not path or not any(look(directory, marker) for marker in MARKERS):
-                    ignored = ignore_rules(directory, path) + above
-                    yield from self._entries(directory, path, ignored, waiting)
-
-    def _entries(
-        self, directory: int, path: str, ignored: Ignored, waiting: list[tuple[str, Ignored]]
-    ) -> Iterator[Seen]:
-        """Yield the files of one directory, and let the directories in it wait."""
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                below = f"{path}/{entry.name}" if path else entry.name
-                try:
-                    is_directory = entry.is_dir(follow_symlinks=False)
-                    if is_ignored(below, ignored, is_directory=is_directory):
-                        continue
-                    if is_directory:
-                        if not is_skipped(entry.name):
-                            waiting.append((below, ignored))
-                        continue
-                    entry_stat = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue  # gone meanwhile
-                kind = FILE if stat.S_ISREG(entry_stat.st_mode) else SYMLINK if stat.S_ISLNK(entry_stat.st_mode) else ""
-                if kind:
-                    yield os.fsencode(below), kind, entry_stat.st_size, entry_stat.st_mtime_ns
+                if path and any(look(directory, marker) for marker in MARKERS):
+                    continue
+                ignored = ignore_rules(directory, path) + above
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        below = f"{path}/{entry.name}" if path else entry.name
+                        try:
+                            is_directory = entry.is_dir(follow_symlinks=False)
+                            if is_ignored(below, ignored, is_directory=is_directory):
+                                continue
+                            if is_directory:
+                                if not is_skipped(entry.name):
+                                    waiting.append((below, ignored))
+                                continue
+                            status = entry.stat(follow_symlinks=False)
+                        except OSError:
+                            continue  # gone meanwhile
+                        kind = kind_of(status.st_mode)
+                        if kind in _KEPT:
+                            yield os.fsencode(below), kind, status.st_size, status.st_mtime_ns
 
     def drop_missing(self, root: str) -> None:
         """Remove the records of files that are gone, unless a run deleted them or a backup exists."""

@@ -329,8 +329,15 @@ class _BaseWalk:
                             self.at_home.append((f"{below}/" if is_directory else below, why))
                         elif is_directory:
                             waiting.append((below, ignored, goes))
+                        elif stat.S_ISLNK(status.st_mode):
+                            target = os.readlink(name, dir_fd=directory)
+                            yield BaseEntry(path=below, kind=SYMLINK, mode=0o777, content=target)
+                        elif stat.S_ISREG(status.st_mode):
+                            mode = stat.S_IMODE(status.st_mode) & 0o777
+                            size, content = self._hashes.of(parents, below, status)
+                            yield BaseEntry(path=below, kind=FILE, mode=mode, size=size, content=content)
                         else:
-                            yield from self._entry(parents, directory, name, below, status)
+                            self.at_home.append((below, OTHER))
 
     def _why_not(self, parents: Parents, path: str, ignored: Ignored, *, is_directory: bool) -> str:
         if any(each.startswith(f"{path}/") for each in self._include):
@@ -348,18 +355,6 @@ class _BaseWalk:
                 if any(look(directory, marker) is not None for marker in MARKERS):
                     return SKIPPED
         return SECRET if f"/{path}".endswith(_SECRET_PATHS) or _SECRET.fullmatch(name) else ""
-
-    def _entry(
-        self, parents: Parents, directory: int, name: str, path: str, status: os.stat_result
-    ) -> Iterator[BaseEntry]:
-        if stat.S_ISLNK(status.st_mode):
-            yield BaseEntry(path=path, kind=SYMLINK, mode=0o777, content=os.readlink(name, dir_fd=directory))
-        elif stat.S_ISREG(status.st_mode):
-            mode = stat.S_IMODE(status.st_mode) & 0o777
-            size, content = self._hashes.of(parents, path, status)
-            yield BaseEntry(path=path, kind=FILE, mode=mode, size=size, content=content)
-        else:
-            self.at_home.append((path, OTHER))
 
 
 def _content(parents: Parents, path: str) -> bytes:
@@ -495,6 +490,12 @@ def clean(directory: str, budget: int) -> None:
     files, trees = f"{directory}/files", f"{directory}/trees"
     if not os.path.isdir(trees):
         return
+
+    def open_and_remove(remove: Callable[[str], object], path: str, _error: object) -> None:
+        # It lies in a directory that can't be written.
+        os.chmod(os.path.dirname(path), 0o700)
+        remove(path)
+
     with Alone(f"{directory}/lock"):
         oldest_first = sorted(os.scandir(trees), key=lambda each: each.stat().st_mtime)
         for tree in oldest_first:
@@ -502,13 +503,7 @@ def clean(directory: str, budget: int) -> None:
                 used = sum(each.stat().st_size for each in entries)
             if used <= budget or time.time() - tree.stat().st_mtime < _RECENT_S:
                 return
-            shutil.rmtree(tree.path, onerror=_opened)
+            shutil.rmtree(tree.path, onerror=open_and_remove)
             for each in list(os.scandir(files)):
                 if each.stat().st_nlink == 1:
                     os.unlink(each.path)
-
-
-def _opened(remove: Callable[[str], object], path: str, _error: object) -> None:
-    """Remove what lies in a directory that can't be written."""
-    os.chmod(os.path.dirname(path), 0o700)
-    remove(path)
