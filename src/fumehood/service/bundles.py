@@ -8,7 +8,6 @@ judged. What it was made on is compared by content with what is in this project.
 from __future__ import annotations
 
 import base64
-import errno
 import gzip
 import hashlib
 import io
@@ -133,9 +132,11 @@ def _opened(path: str | int) -> Iterator[IO[bytes]]:
     """
     made = ""
     try:
+        mode = 0 if isinstance(path, int) or not os.path.exists(path) else os.stat(path).st_mode
         if isinstance(path, int):
             opened = open(path, "wb", closefd=False)  # noqa: SIM115 - closed below, as the others
-        elif _is_stream(path):  # a file that came meanwhile is not cut off
+        elif stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISDIR(mode):  # a directory refuses it
+            # A file that came meanwhile is not cut off.
             opened = open(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb")  # noqa: SIM115
         else:  # closed to others: files that are so are in it as well
             new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -153,16 +154,6 @@ def _opened(path: str | int) -> Iterator[IO[bytes]]:
             message = f"{path} can't be written: {error.strerror}"
             raise BadRequest(message, hint="choose another place") from error
         raise
-
-
-def _is_stream(path: str) -> bool:
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return False
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
 def _refuse_what_stays(run: Run, changes: Sequence[c.Change], *, may_be_empty: bool = False) -> None:

@@ -294,7 +294,6 @@ class _Cleaning:
                 self._gone.append(f"{name}{_GONE}")
 
     def _remove_gone(self, names: Sequence[str], runs: int) -> None:
-        """Remove what was set aside."""
         done: list[str] = []
         apply.note_progress(done, len(names))
         for name in names:

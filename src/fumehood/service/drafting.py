@@ -319,7 +319,6 @@ class BestOf:
         return settled(self.candidates, self.drafts, keep=keep, applies=applies, is_interrupted=is_interrupted)
 
     def _go(self, at: int) -> None:
-        """Run one candidate, and its check."""
         if self._is_over():
             return
         began = time.monotonic()

@@ -133,7 +133,6 @@ def _foreseen(top: int, target: Target, status: os.stat_result | None) -> bytes 
 
 
 def _change(target: Target, status: os.stat_result | None, size: int) -> c.Change:
-    """Return the change that an edit would make."""
     before = None if status is None else stamp_of(status)
     if target.planned.is_removed:
         return c.Change(target.root, target.path, c.DELETED, c.FILE, before=before)

@@ -328,7 +328,6 @@ def _boot() -> str:
 
 
 def _folded(store: Store, project: int, items: Sequence[StackedTree]) -> StackedTree:
-    """Fold items into one."""
     where, name = store.places.folded(project), new_id()
     begun = f"{where}/{_BEGUN}{name}"
     os.makedirs(begun, 0o700)

@@ -354,27 +354,20 @@ def _make_way(layer: int, live: int, parent: str) -> None:
     for name in parent.split("/") if parent else ():
         above, here = here, f"{here}/{name}" if here else name
         if like is None:
-            like = _missing_below(live, above, name)
+            with Closing(open_below(live, above)) as directory:
+                entry = look(directory, name)
+                if entry is None:
+                    like = os.fstat(directory)
+                elif kind_of(entry.st_mode) != c.DIRECTORY:
+                    raise BadRequest(
+                        f"nothing can be restored below {printable(here)}: it is a {kind_of(entry.st_mode)} now",
+                        hint="move it out of the way first",
+                    )
         if like is not None:
             with Closing(open_below(layer, here)) as made:
                 if os.geteuid() == 0:
                     os.chown(f"/proc/self/fd/{made}", like.st_uid, like.st_gid)
                 set_mode(made, like.st_mode & 0o7777)
-
-
-def _missing_below(live: int, above: str, name: str) -> os.stat_result | None:
-    """Return what a directory of the project is like, if it lacks one that is needed; it must not be anything else."""
-    with Closing(open_below(live, above)) as directory:
-        entry = look(directory, name)
-        if entry is None:
-            return os.fstat(directory)
-    if kind_of(entry.st_mode) != c.DIRECTORY:
-        there = printable(f"{above}/{name}" if above else name)
-        raise BadRequest(
-            f"nothing can be restored below {there}: it is a {kind_of(entry.st_mode)} now",
-            hint="move it out of the way first",
-        )
-    return None
 
 
 def _chosen(store: Store, project: Project, root: str, path: str, source: str) -> Version:
