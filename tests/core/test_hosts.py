@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from fumehood.core.environment import variables
+from fumehood.core.environment import proxy_variables
 from fumehood.core.hosts import Hosts, authority, canonical, parse, special
 from fumehood.core.network import FULL, HOSTS, NONE, OFFLINE, by_proxy, decided, forwards, proxy_port
 from fumehood.core.policy import Policy
@@ -163,5 +163,5 @@ def test_ports_of_this_machine_are_forwarded_and_others_go_by_the_proxy():
     ]  # fmt: skip
     assert by_proxy(("localhost:80",)) == ()
     assert "localhost" in by_proxy(("localhost",))
-    assert "localhost" not in variables(1, by_proxy(("localhost",)), {})["NO_PROXY"]
+    assert "localhost" not in proxy_variables(1, by_proxy(("localhost",)), {})["NO_PROXY"]
     assert proxy_port(forwards(("127.0.0.1:61080",))) == 61081

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fumehood
-from fumehood.core.masks import HOME, relevant
+from fumehood.core.masks import HOME, variables_for_tools
 from fumehood.linux.hometools import InSight, tools_in_sight
 from homes import Planted, plant
 from patience import let_time_pass
@@ -609,8 +609,8 @@ def test_an_answer_holds_while_people_work(place):
 
 def test_the_variables_that_count_are_a_key(place):
     environment = {"PATH": "/usr/bin", "EDITOR": "vi", "NVM_DIR": "/x", "VIRTUAL_ENV": "", "KUBECONFIG": "/k"}
-    assert dict(relevant(environment)) == {"PATH": "/usr/bin", "NVM_DIR": "/x", "KUBECONFIG": "/k"}
-    assert relevant(environment) == relevant(dict(reversed(environment.items())))
+    assert dict(variables_for_tools(environment)) == {"PATH": "/usr/bin", "NVM_DIR": "/x", "KUBECONFIG": "/k"}
+    assert variables_for_tools(environment) == variables_for_tools(dict(reversed(environment.items())))
 
 
 def test_the_search_loads_nothing_slow():

@@ -267,13 +267,13 @@ _URLS = (
     "CARGO_HTTP_PROXY",
 )  # fmt: skip
 _NOT_BY_PROXY = ("localhost", "127.0.0.1", "::1")
-SETTINGS = frozenset({
+PROXY_SETTINGS = frozenset({
     *_USUAL, *(name.lower() for name in _USUAL), *_URLS, "NO_PROXY", "no_proxy", "FTP_PROXY", "ftp_proxy",
     "RSYNC_PROXY", "SOCKS_PROXY", "socks_proxy", "npm_config_noproxy",
 })  # fmt: skip
 
 
-def variables(port: int, named: tuple[str, ...], before: Mapping[str, str]) -> dict[str, str]:
+def proxy_variables(port: int, named: tuple[str, ...], before: Mapping[str, str]) -> dict[str, str]:
     """Return what a command's environment gets; `named` are hosts of this machine that it reaches by the proxy."""
     place = f"127.0.0.1:{port}"
     url = f"http://{place}"
@@ -289,9 +289,9 @@ def variables(port: int, named: tuple[str, ...], before: Mapping[str, str]) -> d
     return leading | {"JAVA_TOOL_OPTIONS": " ".join([*([options] if options else []), *java])}
 
 
-def shared(before: Mapping[str, str], outside: Mapping[str, str]) -> dict[str, str]:
+def own_proxy_settings(before: Mapping[str, str], outside: Mapping[str, str]) -> dict[str, str]:
     """Return the person's own settings, for a command that has their network."""
-    return {name: value for name, value in outside.items() if name in SETTINGS and name not in before}
+    return {name: value for name, value in outside.items() if name in PROXY_SETTINGS and name not in before}
 
 
 # Names.
@@ -340,7 +340,7 @@ _NOT_SECRET = frozenset(
 )
 _judged: dict[tuple[str, str], bool] = {}  # the same few dozen come with every run
 # Another place inside. A proxy that can't be reached from inside is of no use there, and may have a password in it.
-_GONE = frozenset({"TMPDIR", "TMP", "TEMP", "PWD"}) | SETTINGS
+_GONE = frozenset({"TMPDIR", "TMP", "TEMP", "PWD"}) | PROXY_SETTINGS
 
 
 def inherited(
@@ -416,7 +416,7 @@ _LIBRARY = frozenset({
 })  # fmt: skip
 
 
-def apart(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
+def split_loading_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
     """Return what bubblewrap itself may be started with, and what only the command may get.
 
     Bubblewrap starts outside, and a command can have chosen these variables.

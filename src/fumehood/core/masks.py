@@ -145,16 +145,16 @@ def moved_secrets(environment: Mapping[str, str]) -> list[str]:
 
     Settings are not among it: of those, only what is secret in them is kept from commands.
     """
-    paths = [path for name in MOVED_SECRETS if name not in _SETTINGS for path in listed(environment, name)]
+    paths = [path for name in MOVED_SECRETS if name not in _SETTINGS for path in paths_in(environment, name)]
     places = [(variable, place) for variable, place, _ in TOOL_HOMES if place]
     for variable, place in (*places, *((variable, place) for place, variable in MOVABLE)):
-        for moved in listed(environment, variable):
+        for moved in paths_in(environment, variable):
             paths += [moved.rstrip("/") + path[len(place) :] for path, _ in HOME if is_below(path, place)]
     # One name alone is a directory of the system's: a mistake there would hide all of it.
     return [path for path in dict.fromkeys(path.rstrip("/") for path in paths) if path.count("/") > 1]
 
 
-def listed(environment: Mapping[str, str], variable: str) -> list[str]:
+def paths_in(environment: Mapping[str, str], variable: str) -> list[str]:
     """Return the absolute paths that a variable holds."""
     return [path for path in environment.get(variable, "").split(":") if path.startswith("/")]
 
@@ -386,6 +386,6 @@ _VARIABLES = tuple(
 )  # fmt: skip
 
 
-def relevant(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+def variables_for_tools(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the variables on which it depends what of a home is shown, as a key to keep the answer by."""
     return tuple((name, environment[name]) for name in _VARIABLES if environment.get(name))

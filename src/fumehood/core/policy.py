@@ -72,16 +72,13 @@ def matching(profiles: Sequence[Profile], command: str | tuple[str, ...]) -> tup
 
 def fits(profile: Profile, words: Sequence[str]) -> bool:
     """Return True if a profile is for a program with these arguments."""
-    return any(_fits(pattern, words) for pattern in profile.match)
-
-
-def _fits(pattern: str, words: Sequence[str]) -> bool:
-    program, *following = pattern.split()
     name = words[0].rpartition("/")[2]
-    if not (name.startswith(program[:-1]) if program.endswith("*") else name == program):
-        return False
-    size = len(following)
-    return not following or any(list(words[at : at + size]) == following for at in range(1, len(words)))
+    for program, *following in map(str.split, profile.match):
+        size = len(following)
+        is_it = name.startswith(program[:-1]) if program.endswith("*") else name == program
+        if is_it and (not following or any(list(words[at : at + size]) == following for at in range(1, len(words)))):
+            return True
+    return False
 
 
 def defaults(profiles: Iterable[Profile]) -> dict[str, str]:

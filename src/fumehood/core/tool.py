@@ -215,37 +215,32 @@ class Capabilities(dict[str, Any]):
 
     def for_model(self) -> str:
         """Write it as text, for a system prompt."""
-        return as_text(self)
-
-
-def as_text(facts: Mapping[str, Any]) -> str:
-    """Write the facts for a system prompt."""
-    user = "as root without privileges" if facts["uid"] == 0 else f"as user {facts['uid']}"
-    usual = {"runtimes": ("python3", "node"), "managers": ("pip", "npm"), "tools": ("git", "curl", "jq", "make")}
-    missing = [name for group, names in usual.items() for name in names if name not in facts[group]]
-    system = f"{facts['os'] or 'Linux'}{' with musl' if facts['libc'] == 'musl' else ''}"
-    lines = [
-        f"Commands run in a sandbox, {user}: {system}, {facts['machine']}, {facts['cpus']} CPUs.",
-        f"They start in {facts['cwd']}. What they can write: {_places(facts)}.",
-        f"Shell: {_shell(facts)}.",
-        f"Runtimes: {_named(facts, 'runtimes') or 'none'}.",
-        f"Package managers: {_named(facts, 'managers') or 'none'}.",
-        f"Tools: {_named(facts, 'tools') or 'only what the shell has'}.",
-        f"Missing: {', '.join(missing) or 'none of the usual programs'}.",
-        f"Network: {facts['network']}.",
-        f"Limits: {_limits(facts)}.",
-    ]
-    if facts.get("home_is_hidden"):
-        lines.insert(
-            2, f"Of the home ({facts['home']}) only tools are in sight: {facts['home_has'] or 'none'}. "
-            "It can be written, and is thrown away with each command."
-        )  # fmt: skip
-    if facts["uid"] == 0 and facts.get("ownership") in _OWNERS:
-        lines.insert(2, _OWNERS[facts["ownership"]])
-    if facts.get("tree"):
-        lines.insert(2, "`pip install` puts packages into /workspace/.packages, where Python finds them.")
-    # A root that commands can write tells them what they please.
-    return "\n".join(map(printable, lines))
+        user = "as root without privileges" if self["uid"] == 0 else f"as user {self['uid']}"
+        usual = {"runtimes": ("python3", "node"), "managers": ("pip", "npm"), "tools": ("git", "curl", "jq", "make")}
+        missing = [name for group, names in usual.items() for name in names if name not in self[group]]
+        system = f"{self['os'] or 'Linux'}{' with musl' if self['libc'] == 'musl' else ''}"
+        lines = [
+            f"Commands run in a sandbox, {user}: {system}, {self['machine']}, {self['cpus']} CPUs.",
+            f"They start in {self['cwd']}. What they can write: {_places(self)}.",
+            f"Shell: {_shell(self)}.",
+            f"Runtimes: {_named(self, 'runtimes') or 'none'}.",
+            f"Package managers: {_named(self, 'managers') or 'none'}.",
+            f"Tools: {_named(self, 'tools') or 'only what the shell has'}.",
+            f"Missing: {', '.join(missing) or 'none of the usual programs'}.",
+            f"Network: {self['network']}.",
+            f"Limits: {_limits(self)}.",
+        ]
+        if self.get("home_is_hidden"):
+            lines.insert(
+                2, f"Of the home ({self['home']}) only tools are in sight: {self['home_has'] or 'none'}. "
+                "It can be written, and is thrown away with each command."
+            )  # fmt: skip
+        if self["uid"] == 0 and self.get("ownership") in _OWNERS:
+            lines.insert(2, _OWNERS[self["ownership"]])
+        if self.get("tree"):
+            lines.insert(2, "`pip install` puts packages into /workspace/.packages, where Python finds them.")
+        # A root that commands can write tells them what they please.
+        return "\n".join(map(printable, lines))
 
 
 def _places(facts: Mapping[str, Any]) -> str:
@@ -505,7 +500,7 @@ def _wrong(value: Any, schema: Mapping[str, Any]) -> str:
 
 # ---- All the tools of a person: ours, and those of their configuration.
 
-def defined(policy: Policy, form: str, name: str = NAME, extra: str = "", mark: str = "") -> dict[str, Any]:
+def definition_of(policy: Policy, form: str, name: str = NAME, extra: str = "", mark: str = "") -> dict[str, Any]:
     """Return a tool by its name, as an interface wants it."""
     if name == NAME:
         return definition(form, mark, extra)
@@ -514,9 +509,9 @@ def defined(policy: Policy, form: str, name: str = NAME, extra: str = "", mark: 
     return _shaped(form, template.name, words, template.schema)
 
 
-def every(policy: Policy, form: str, extra: str = "", mark: str = "") -> list[dict[str, Any]]:
+def all_definitions(policy: Policy, form: str, extra: str = "", mark: str = "") -> list[dict[str, Any]]:
     """Return all the tools, ours first; `extra` is said of ours."""
-    return [definition(form, mark, extra), *(defined(policy, form, name) for name in templates(policy.tools))]
+    return [definition(form, mark, extra), *(definition_of(policy, form, name) for name in templates(policy.tools))]
 
 
 def _template(policy: Policy, name: str) -> Template:

@@ -92,13 +92,12 @@ class Homes:
         moved = {place for name in tables.MOVED_SECRETS for place in self._named_by(name)}
         self.moved_secrets = {place for place in moved if not self._is_shared(place)}
         self._hidden = tuple(f"{place}/" for place in (*hidden, *self._masked_by_name(), *self.moved_secrets))
-        self._installations: dict[str, bool] = {}
         self._installations_left = _MOST_INSTALLATIONS
         self._scripts_left = _MOST_SCRIPTS
 
     def values(self, variable: str) -> list[str]:
         """Return the absolute paths that a variable holds."""
-        return tables.listed(self._environment, variable)
+        return tables.paths_in(self._environment, variable)
 
     def _places(self, places: Iterable[str]) -> Iterator[str]:
         """Return places in the homes, each by its name and where it really is."""
@@ -167,11 +166,6 @@ class Homes:
 
     def is_installation(self, path: str) -> bool:
         """Return True if a directory is one tool with all its parts, not a person's settings or work."""
-        if path not in self._installations:
-            self._installations[path] = self._looks_installed(path)
-        return self._installations[path]
-
-    def _looks_installed(self, path: str) -> bool:
         if path in self.common or os.path.dirname(path) in self._settings or not self.can_show(path):
             return False
         names = self.disk.listing(path)

@@ -10,7 +10,7 @@ from fumehood.core.inside import Widening, widenings
 from fumehood.core.limits import OUTPUT, is_of
 from fumehood.core.report import Run, refusal
 from fumehood.core.request import encoded
-from fumehood.core.tool import NAME, Capabilities, asked_for, defined, every
+from fumehood.core.tool import NAME, Capabilities, all_definitions, asked_for, definition_of
 from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.linux import launcher
 from fumehood.service import decide, now
@@ -121,11 +121,11 @@ class Sandbox(Commands):
 
         `extra` is added to its description. `name` may be that of a `[[tool]]` of the configuration.
         """
-        return defined(self._hood.policy, format, name, extra, self._mark)
+        return definition_of(self._hood.policy, format, name, extra, self._mark)
 
     def tools(self, format: str = "openai", *, extra: str = "") -> list[dict[str, Any]]:  # noqa: A002
         """Return every tool to offer to a model: what `tool` returns, and each `[[tool]]` of the configuration."""
-        return every(self._hood.policy, format, extra, self._mark)
+        return all_definitions(self._hood.policy, format, extra, self._mark)
 
     def run_tool(self, name: str, arguments: Mapping[str, Any], **options: Unpack[RunOptions]) -> Run:
         """Run what a model asks for by calling one of `tools`.
@@ -519,4 +519,4 @@ def tool(format: str = "openai", *, extra: str = "", name: str = NAME) -> dict[s
     `extra` is added to its description: sentences of an application's own, for example that web pages are read by
     another tool. A `Sandbox` has the same with its mark, and `Sandbox.run_tool` runs what a model asks for.
     """
-    return defined(policy_for(places(), ()), format, name, extra)
+    return definition_of(policy_for(places(), ()), format, name, extra)

@@ -8,7 +8,7 @@ import threading
 import time
 
 from fumehood.core import network as n
-from fumehood.core.environment import shared, variables
+from fumehood.core.environment import own_proxy_settings, proxy_variables
 from fumehood.core.network import NOT_GRANTED, SAID_NO, Connection, Network
 from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE, Decision
 from fumehood.core.report import Blocked, Run
@@ -233,8 +233,8 @@ class Access:
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that lead a command's programs to it."""
         if self._proxy is None:
-            return shared(before, os.environ)
-        return variables(self.listen[0][1], n.by_proxy(self.network.hosts), before)
+            return own_proxy_settings(before, os.environ)
+        return proxy_variables(self.listen[0][1], n.by_proxy(self.network.hosts), before)
 
     @property
     def shares(self) -> bool:

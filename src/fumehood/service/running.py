@@ -6,7 +6,7 @@ import os
 import stat
 import time
 
-from fumehood.core.environment import apart
+from fumehood.core.environment import split_loading_variables
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import MORE_FILES, BadRequest, FumehoodError, LaunchFailed, NoDirectory, Refused, Unavailable
@@ -246,7 +246,7 @@ class Execution:
         refused = filter_for(
             self._surroundings.cache, unix_sockets=seen.is_cut, pretends_owners=world.pretends_owners(self.user)
         )
-        environment, variables = apart(environment)
+        environment, variables = split_loading_variables(environment)
         shares_loopback = seat is not None and self._shares_loopback(seat.loopback, access)
         arguments, texts = bubblewrap_arguments(
             command, cwd, seen.mounts, by_launcher=self._launcher_mounts,

@@ -8,7 +8,7 @@ import stat
 import sys
 
 from fumehood.core.environment import inherited
-from fumehood.core.masks import Masks, Sight, innermost, inside, is_below, is_in, masks, relevant
+from fumehood.core.masks import Masks, Sight, innermost, inside, is_below, is_in, masks, variables_for_tools
 from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
 from fumehood.core.request import ALPINE, HOST, SHELL
@@ -239,7 +239,7 @@ def around(
             environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=shown,
             no_playground=no_playground, skills=skills, ownership=policy.ownership,
             made=(*known_on_host(places.cache, *user, base), *trusted),
-            variables=relevant(own) if policy.home == HIDDEN else (),
+            variables=variables_for_tools(own) if policy.home == HIDDEN else (),
         )  # fmt: skip
     from fumehood.rootfs import tree as root_tree
 

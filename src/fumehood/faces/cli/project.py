@@ -18,7 +18,7 @@ from fumehood.core.config_keys import KEYS, SECTIONS, shown
 from fumehood.core.limits import size_told
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import how_many, printable, shown_path, typed
-from fumehood.core.tool import FORMATS, NAME, defined, every
+from fumehood.core.tool import FORMATS, NAME, all_definitions, definition_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Add, Context, add_act, paint
@@ -336,9 +336,9 @@ def _tool(context: Context) -> int:
     options = context.options
     policy = policy_for(context.store.places, _roots_here(context))
     if options.all:
-        answer: dict[str, Any] = {"tools": every(policy, options.format, options.extra)}
+        answer: dict[str, Any] = {"tools": all_definitions(policy, options.format, options.extra)}
     else:
-        answer = defined(policy, options.format, options.name, options.extra)
+        answer = definition_of(policy, options.format, options.name, options.extra)
     return context.say(answer, lambda: print(json.dumps(answer, indent=2)))
 
 
