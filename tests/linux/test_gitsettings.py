@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import need
 from fumehood.linux.git_includes import global_files
-from fumehood.linux.home_settings import SECTIONS, Settings, flat_git_settings, named
+from fumehood.linux.home_settings import SECTIONS, GitSettings, flat_git_settings, key_to_tell
 from patience import let_time_pass
 
 Pairs = list[tuple[str, str | None]]
@@ -47,11 +47,11 @@ class Person:
         assert done.returncode == 0, done.stderr.decode()
         return os.fsdecode(done.stdout)
 
-    def settings(self, *in_sight: str) -> Settings:
+    def settings(self, *in_sight: str) -> GitSettings:
         config_home = self.variables.get("XDG_CONFIG_HOME", "")
         return flat_git_settings(str(self.home), config_home, self.variables, str(self.project), in_sight)
 
-    def shown(self, *in_sight: str) -> Settings:
+    def shown(self, *in_sight: str) -> GitSettings:
         """Write the settings to the home that a command gets."""
         made = self.settings(*in_sight)
         for name, text in ((".gitconfig", made.text), *made.files):
@@ -70,11 +70,11 @@ class Person:
                 pairs.append((key, value if found else None))
         return pairs
 
-    def check(self) -> Settings:
+    def check(self) -> GitSettings:
         """See that git reads the same from what is made as from the person's, but for what was dropped."""
         made = self.shown()
         theirs = self.read_by_git(self.home, **self.variables)
-        theirs = [pair for pair in theirs if named(pair[0]) not in made.dropped_keys]
+        theirs = [pair for pair in theirs if key_to_tell(pair[0]) not in made.dropped_keys]
         ours = self.read_by_git(self.bare)
         assert [pair for pair in ours if pair[0] not in OURS] == [pair for pair in theirs if pair[0] not in OURS]
         return made

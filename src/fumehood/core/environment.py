@@ -340,7 +340,7 @@ _NOT_SECRET = frozenset(
 )
 _judged: dict[tuple[str, str], bool] = {}  # the same few dozen come with every run
 # Another place inside. A proxy that can't be reached from inside is of no use there, and may have a password in it.
-_GONE = frozenset({"TMPDIR", "TMP", "TEMP", "PWD"}) | PROXY_SETTINGS
+_NOT_INHERITED = frozenset({"TMPDIR", "TMP", "TEMP", "PWD"}) | PROXY_SETTINGS
 
 
 def inherited(
@@ -353,7 +353,7 @@ def inherited(
     kept: dict[str, str] = {}
     dropped: list[str] = []
     for name, value in environment.items():
-        if name in _GONE:
+        if name in _NOT_INHERITED:
             continue
         is_dropped = looks_secret(name, value)
         if keep or drop:

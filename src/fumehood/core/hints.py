@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from fumehood.core.network import Connection, Network
     from fumehood.core.policy import Policy
 
-_MOST_OF_A_KIND = 3  # of each kind
+_MOST_OF_A_KIND = 3  # hints of each kind
+_LONGEST_LINE = 4096  # that is looked at
 _PATH = re.compile(r"(?:~|/)[^\s'\"`:;,()<>\[\]]+")
 _ABSENT = re.compile(r"No such file|ENOENT|Permission denied|EACCES|not found|can(?:'t|not) read", re.IGNORECASE)
 _CONNECTING = re.compile(r"connect|ECONNREFUSED|socket|daemon|bus\b|agent\b", re.IGNORECASE)
@@ -61,7 +62,7 @@ def suspected(
 
     `moved` are secrets that variables put elsewhere, `closed` what is hidden because only root may read it.
     """
-    lines = [line for line in printed[-LOOKED_AT:].splitlines() if len(line) < 4096]
+    lines = _last_lines(printed)
     limits = [name for line in lines for words, name in _LIMITS if words.search(line)]
     limits += [_SIGNALS[exit_code]] if exit_code in _SIGNALS else []
     amounts = {name: getattr(policy.limits, name) for name in limits}
@@ -103,8 +104,12 @@ def _sockets(lines: Iterable[str], home: str) -> Iterator[Blocked]:
 
 def missed_devices(printed: str) -> tuple[str, ...]:
     """Return the devices that a failed command named and did not find."""
-    lines = [line for line in printed[-LOOKED_AT:].splitlines() if len(line) < _LONGEST_LINE and _ABSENT.search(line)]
+    lines = [line for line in _last_lines(printed) if _ABSENT.search(line)]
     return tuple(dict.fromkeys(path for path in _paths(lines, "/") if path.startswith("/dev/")))[:_MOST_OF_A_KIND]
+
+
+def _last_lines(text: str) -> list[str]:
+    return [line for line in text[-LOOKED_AT:].splitlines() if len(line) <= _LONGEST_LINE]
 
 
 def _paths(lines: Iterable[str], home: str) -> Iterator[str]:
@@ -137,7 +142,7 @@ def refused_writes(
     `home` is a home that is out of sight but for its tools. `is_limited` tells that whoever ran it let it write less
     than the project has. `helping` returns which path a printed one means, and what to type to have it written there.
     """
-    lines = [_colourless(line) for line in text[-LOOKED_AT:].splitlines() if len(line) < _LONGEST_LINE]
+    lines = [_colourless(line) for line in _last_lines(text)]
     named = dict.fromkeys(
         path for line in lines if _READ_ONLY.search(line) for path in _refused_in(line, (*writable, _TMP))
     )
@@ -188,7 +193,6 @@ _MAKING = ("Directory nonexistent", "cannot create", "cannot touch")  # that fai
 _MOST_UNSEEN = 3  # paths that are named
 _MOST_ASKED = 200  # times that the caller looks at the disk
 _MOST_IN_A_LINE = 8
-_LONGEST_LINE = 4096
 _UP = "../"
 _QUOTES = {"'": "'", '"': '"', "`": "`'", "\u2018": "\u2019", "\u201c": "\u201d", "«": "»"}
 _ENDS = (": ", " (", " ", ":")
@@ -210,8 +214,8 @@ def unseen_paths(
     starts += [(_UP, f"{folder}/{_UP}")] if folder else []
     paths: dict[str, None] = {}
     asked: dict[str, bool] = {}
-    for line in text[-LOOKED_AT:].splitlines():
-        if len(line) > _LONGEST_LINE or not any(words in line.lower() for words in _MISSING_FILE):
+    for line in _last_lines(text):
+        if not any(words in line.lower() for words in _MISSING_FILE):
             continue
         for ways in _named(_colourless(line), starts):
             for path in _likeliest(ways, below, is_in_home=any(words in line for words in _MAKING)):
@@ -230,8 +234,8 @@ def unseen_paths(
 def missed_words(text: str, complaints: Sequence[str] = _MISSING_FILE) -> tuple[str, ...]:
     """Return the words of complaints that something is not there, or of others: one of them may be its name."""
     words: dict[str, None] = {}
-    for line in text[-LOOKED_AT:].splitlines():
-        if len(line) <= _LONGEST_LINE and any(each in line.lower() for each in complaints):
+    for line in _last_lines(text):
+        if any(each in line.lower() for each in complaints):
             for word in _colourless(line).split():
                 words[word.strip("".join(_QUOTES) + _AFTER)] = None
     return tuple(word for word in words if word)[:_MOST_ASKED]
@@ -343,8 +347,8 @@ def denied_network(
 
 def _hosts_named(output: str) -> tuple[str, ...]:
     """Return the host that the last complaint about the network names, if there is one."""
-    for line in reversed(output[-LOOKED_AT:].splitlines()):
-        if len(line) < _LONGEST_LINE and any(words in line for words in _UNREACHED):
+    for line in reversed(_last_lines(output)):
+        if any(words in line for words in _UNREACHED):
             for match in _HOST.finditer(line):
                 host = next(filter(None, match.groups())).strip(".")
                 if host and len(host) <= _LONGEST and not _is_here(host):

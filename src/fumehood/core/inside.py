@@ -102,7 +102,7 @@ def checked(words: Sequence[str], whole: Callable[[str], str]) -> list[str]:
     if verb not in _VERBS:
         raise BadRequest(f"there is no fumehood {verb!r} inside the hood", hint="fumehood --help")
     takes_run, takes_paths, with_value = _VERBS[verb]
-    options, names = _apart(verb, rest, with_value)
+    options, names = _options_and_names(verb, rest, with_value)
     if names and takes_run and not _IN_NAMES.issuperset(names[0]):
         raise BadRequest(f"{names[0]!r} does not name a run", hint="fumehood log lists them")
     if len(names) > takes_run and not (takes_paths and names):
@@ -111,7 +111,7 @@ def checked(words: Sequence[str], whole: Callable[[str], str]) -> list[str]:
     return [verb, *options, *(["--", names[0]] if names else []), *map(whole, names[1:])]
 
 
-def _apart(verb: str, words: Sequence[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
+def _options_and_names(verb: str, words: Sequence[str], with_value: Sequence[str]) -> tuple[list[str], list[str]]:
     options: list[str] = []
     names: list[str] = []
     waiting = list(words)

@@ -49,8 +49,11 @@ def tool_settings(
     ours = tuple({path: None for each in writable for path in (each, os.path.realpath(each))})
     files: list[SettingsFile] = []
     dropped: tuple[str, ...]
-    for path, manager in dict(_places(home, environment, watch)).items():
-        if not watch.look(path) or is_in(path, ours):
+    places = {path: manager for manager, *paths in _places(home, environment, watch) for path in paths}
+    for path, manager in places.items():
+        # Some are a variable's, and may be anything.
+        is_whole = path.startswith("/") and path == os.path.normpath(path)
+        if not is_whole or not watch.look(path) or is_in(path, ours):
             continue
         text, dropped = "", ("all of it: it lies where commands can write",)
         if seen_at(path, ours) is None:
@@ -64,36 +67,29 @@ def tool_settings(
     return ToolSettings(files=tuple(files), watched=watch.snapshot)
 
 
-def _places(home: str, environment: Mapping[str, str], watch: Watch) -> Iterator[tuple[str, str]]:
-    """Yield where each tool would look for its files, and its name."""
+def _places(home: str, environment: Mapping[str, str], watch: Watch) -> Iterator[tuple[str, ...]]:
+    """Yield each tool's name, and where it would look for its files."""
     config = environment.get("XDG_CONFIG_HOME") or f"{home}/.config"
     named = environment.get("PIP_CONFIG_FILE", "")
     if named != os.devnull:
-        yield from _whole("pip", f"{home}/.pip/pip.conf", f"{config}/pip/pip.conf", named)
+        yield "pip", f"{home}/.pip/pip.conf", f"{config}/pip/pip.conf", named
     if not environment.get("UV_NO_CONFIG"):
-        yield from _whole("uv", environment.get("UV_CONFIG_FILE") or f"{config}/uv/uv.toml")
+        yield "uv", environment.get("UV_CONFIG_FILE") or f"{config}/uv/uv.toml"
     npmrc = environment.get("npm_config_userconfig") or environment.get("NPM_CONFIG_USERCONFIG")
     everybodys = environment.get("npm_config_globalconfig") or environment.get("NPM_CONFIG_GLOBALCONFIG") or ""
-    yield from _whole("npm", npmrc or f"{home}/.npmrc", everybodys)
-    yield from _whole("yarn classic", f"{home}/.yarnrc")
-    yield from _whole("yarn", f"{home}/{environment.get('YARN_RC_FILENAME') or '.yarnrc.yml'}")
+    yield "npm", npmrc or f"{home}/.npmrc", everybodys
+    yield "yarn classic", f"{home}/.yarnrc"
+    yield "yarn", f"{home}/{environment.get('YARN_RC_FILENAME') or '.yarnrc.yml'}"
     cargo = environment.get("CARGO_HOME") or f"{home}/.cargo"
     # Without an ending is the old name, which cargo takes first where both are there.
-    yield from _whole("cargo", f"{cargo}/config", *([] if watch.look(f"{cargo}/config") else [f"{cargo}/config.toml"]))
-    yield from _whole("maven", f"{home}/.m2/settings.xml")
-    yield from _whole("go", environment.get("GOENV") or f"{config}/go/env")
+    yield "cargo", f"{cargo}/config", *([] if watch.look(f"{cargo}/config") else [f"{cargo}/config.toml"])
+    yield "maven", f"{home}/.m2/settings.xml"
+    yield "go", environment.get("GOENV") or f"{config}/go/env"
     # Without those of version controls, commits are nobody's.
     if "HGRCPATH" not in environment:
-        yield from _whole("mercurial", f"{home}/.hgrc", f"{config}/hg/hgrc")
+        yield "mercurial", f"{home}/.hgrc", f"{config}/hg/hgrc"
     named = environment.get("JJ_CONFIG", "")
-    yield from _whole("jj", *([named] if named else [f"{home}/.jjconfig.toml", f"{config}/jj/config.toml"]))
-
-
-def _whole(manager: str, *paths: str) -> Iterator[tuple[str, str]]:
-    """Yield those paths that are whole and plain: some are a variable's."""
-    for path in paths:
-        if path.startswith("/") and path == os.path.normpath(path):
-            yield path, manager
+    yield "jj", *([named] if named else [f"{home}/.jjconfig.toml", f"{config}/jj/config.toml"])
 
 
 # Git's settings for a command that does not see the home: one flat file, made from the person's own.
@@ -102,7 +98,7 @@ def _whole(manager: str, *paths: str) -> Iterator[tuple[str, str]]:
 # program's section may hold anything, so it is left out. Signing is off: the keys are not in sight, and every commit
 # would fail.
 
-NAME = ".gitconfig"
+GITCONFIG = ".gitconfig"
 
 # Sections of git's own, and of git-lfs, which is part of it in practice.
 SECTIONS = words(
@@ -136,14 +132,14 @@ _LISTS = (("core.excludesfile", "ignore"), ("core.attributesfile", "attributes")
 _JUDGED_LATER = frozenset(("safe.directory", *(key for key, _ in _LISTS)))
 
 
-class Settings(Value):
+class GitSettings(Value):
     """A flat `.gitconfig`, what was left out of it, and the files that go beside it, by their names in the home.
 
     Bytes that are no UTF-8 are surrogates in the texts, as `os.fsencode` takes them.
     """
 
     text: str
-    dropped_keys: tuple[str, ...]  # as `named` has them
+    dropped_keys: tuple[str, ...]  # as `key_to_tell` writes them
     files: tuple[tuple[str, str], ...]
     unread: tuple[tuple[str, str], ...]  # files of which nothing is used, and why
     watched: Snapshot
@@ -152,7 +148,7 @@ class Settings(Value):
 def flat_git_settings(
     home: str, xdg_config_home: str, environment: Mapping[str, str], project: str, in_sight: Sequence[str] = (),
     user: int | None = None,
-) -> Settings:  # fmt: skip
+) -> GitSettings:  # fmt: skip
     """Make a command's git settings from the person's; `in_sight` are directories it sees besides the project.
 
     All roots must be among them: what commands can write there is never read as if the person had written it. `user` is
@@ -181,8 +177,9 @@ def flat_git_settings(
             kept.append((key, place))
     if kept or dropped:
         kept += [("commit.gpgsign", "false"), ("tag.gpgsign", "false")]
-    return Settings(
-        text="".join(map(written, kept)), dropped_keys=tuple(sorted(set(map(named, dropped)))), files=tuple(files),
+    return GitSettings(
+        text="".join(map(git_setting, kept)), dropped_keys=tuple(sorted(set(map(key_to_tell, dropped)))),
+        files=tuple(files),
         unread=tuple(configuration.unread), watched=watch.snapshot,
     )  # fmt: skip
 
@@ -241,7 +238,7 @@ class _Judge:
         return is_in(path, self._visible)
 
 
-def named(key: str) -> str:
+def key_to_tell(key: str) -> str:
     """Return a key as it may be told to anybody: what stands in quotes in it can hold a secret."""
     section, subsection, name = split_key(key)
     is_plain = section in SECTIONS and not may_hold_secret(subsection or "")
@@ -270,7 +267,7 @@ def _pattern_list(value: str, name: str, home: str, visible: Sequence[str], watc
     return f"~/.config/git/{name}", "".join(f"{line}\n" for line in lines if line.strip() and line[0] != "#")
 
 
-def written(entry: Entry) -> str:
+def git_setting(entry: Entry) -> str:
     """Write a setting as git reads it."""
     key, value = entry
     section, subsection, name = split_key(key)

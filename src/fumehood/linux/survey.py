@@ -210,7 +210,7 @@ class _Survey:
         home, variables = self._sight.homes[0], dict(self._sight.variables)
         if home not in self._hidden_homes:
             return
-        from fumehood.linux.home_settings import NAME, flat_git_settings, tool_settings
+        from fumehood.linux.home_settings import GITCONFIG, flat_git_settings, tool_settings
 
         roots = self._sight.points
         git = flat_git_settings(
@@ -218,7 +218,7 @@ class _Survey:
             in_sight=(*roots, *(path for path, _ in tools.folders)), user=self._sight.user,
         )  # fmt: skip
         others = tool_settings(home, variables, roots, self._sight.user)
-        texts = {NAME: git.text, **dict(git.files)}
+        texts = {GITCONFIG: git.text, **dict(git.files)}
         path = variables.get("PATH", "")
         if any(is_in(folder, self._hidden_homes) for folder in path.split(":")):
             # What a login shell reads last: the system's files set PATH anew, without the tools of the home.

@@ -297,14 +297,14 @@ def _author(home: str, roots: Sequence[str], user: int) -> str:
     The variables are ours, and count where we are that person.
     """
     from fumehood.linux.git_includes import Configuration, Watch, global_files
-    from fumehood.linux.home_settings import written
+    from fumehood.linux.home_settings import git_setting
 
     variables = dict(os.environ) if user == os.geteuid() else {}
     configuration = Configuration(home, variables, roots[0], tuple(roots), Watch(user))
     config_home = variables.get("XDG_CONFIG_HOME") or f"{home}/.config"
     configuration.read(global_files(home, config_home, variables, roots[0]))
     values = {key: value for key, value in configuration.entries if key in ("user.name", "user.email")}
-    return "".join(map(written, values.items())) + "[include]\n\tpath = /etc/gitconfig\n" if values else ""
+    return "".join(map(git_setting, values.items())) + "[include]\n\tpath = /etc/gitconfig\n" if values else ""
 
 
 def _lines(cache: str, users: bytes | None, groups: bytes | None, person: Account) -> list[Operation]:
