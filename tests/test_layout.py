@@ -89,7 +89,7 @@ def test_imports_only_point_upward() -> None:
 
 
 def test_no_imports_form_a_circle() -> None:
-    # Late and type-only ones count. What `_WHERE` in faces/cli/commands.py loads by name is not seen here: the table
+    # Late and type-only ones count. What `_MODULES` in faces/cli/commands.py loads by name is not seen here: the table
     # knows the commands, and the commands know what is in that module.
     imports = {name_of(path): {imported for _, imported in imports_of(path)} for path in MODULES}
     try:

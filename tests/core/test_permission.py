@@ -5,8 +5,8 @@ import pytest
 from fumehood.core import questions as asking
 from fumehood.core.shell import may_be_kept, simple
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.now import buttons
 from fumehood.faces.cli.screen import prompt_text
+from fumehood.faces.cli.serve import buttons
 
 KEY = (asking.UNSANDBOXED, "/project", "/usr/bin/git")
 

@@ -28,35 +28,28 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.service.library import Sandbox
 
-Add = Callable[[str, str, Callable[["Context"], int], str], argparse.ArgumentParser]
-
-# What makes commands known, in the order of the help: only the module of the command that is asked for is loaded.
-_WHERE = {
-    "look.add_log": "log",
-    "look.add_commands": "show diff output",
-    "now.add_commands": "ps stop checkpoint",
-    "now.add_forward": "forward",
-    "now.add_access": "status ask",
-    "settle.add_commands": "apply discard undo redo",
-    "settle.add_review": "review",
-    "drafts.add_commands": "draft",
-    "drafts.add_best": "best",
-    "settle.add_watch": "watch",
-    "drafts.add_bundles": "export import",
-    "fleet.add_commands": "fleet worker",
-    "project.add_files": "files restore scan",
-    "machine.add_commands": "doctor clean",
-    "main.add_mcp": "mcp",
-    "main.add_web": "web",
-    "now.add_notify": "notify",
-    "project.add_permissions": "roots grants playground",
-    "project.add_projects": "projects",
-    "machine.add_rootfs": "rootfs",
-    "machine.add_workspaces": "workspace",
-    "project.add_capabilities": "capabilities",
-    "setup.add_commands": "setup",
-    "project.add_config": "config tool",
-    "completion.add_commands": "completion",
+# In which module each command is, in the order of the help: only that of the command that is asked for is loaded.
+_MODULES = {
+    name: module
+    for module, names in (
+        ("look", "log show diff output"),
+        ("now", "ps stop checkpoint forward status ask"),
+        ("settle", "apply discard undo redo review"),
+        ("drafts", "draft best"),
+        ("settle", "watch"),
+        ("drafts", "export import"),
+        ("fleet", "fleet worker"),
+        ("project", "files restore scan"),
+        ("machine", "doctor clean"),
+        ("serve", "mcp web notify"),
+        ("project", "roots grants playground projects"),
+        ("machine", "rootfs workspace"),
+        ("project", "capabilities"),
+        ("setup", "setup"),
+        ("project", "config tool"),
+        ("completion", "completion"),
+    )
+    for name in names.split()
 }
 
 _SERVES = frozenset({"mcp", "web"})  # they have nothing to print at an end
@@ -69,7 +62,7 @@ ABOUT = {
     "acp": "stand between an editor and an agent that speak ACP",
     "help": "show how a command is used: fumehood help undo", "hook": "rewrite an agent's commands to run in the hood",
 }  # fmt: skip
-NAMES = (*ABOUT, *(name for names in _WHERE.values() for name in names.split()))
+NAMES = (*ABOUT, *_MODULES)
 
 DESCRIPTION = """Run the commands of AI agents where they can do no harm: every command is a transaction,
 isolated, captured, judged, applied or held, and undoable."""
@@ -87,31 +80,22 @@ class Context:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.as_json: bool = getattr(options, "json", False)
-        self._only_session: str | None = getattr(options, "only_session", None)
-        self.store = OpenedStore(face=CLI)
-        self.store.history.here = self._numbered()
-        tell_notices(self.store)
-
-    def _numbered(self) -> int | None:
-        """Return the project whose runs a number names: that of the session, or the one that holds this directory."""
+        self.as_json: bool = options.json
+        self.store = store = OpenedStore(face=CLI)
+        self._in_session = project_of(store, options.only_session) if options.only_session else None
         try:
-            path = self._in_session or self.store.projects.holding(os.getcwd())
+            # A number names a run of the session's project, or of the one that holds this directory.
+            store.history.here = store.projects.number_at(self._in_session or store.projects.holding(os.getcwd()))
         except FileNotFoundError:
-            return None  # the current directory is gone
-        return self.store.projects.number_at(path)
-
-    @property
-    def _in_session(self) -> str | None:
-        return project_of(self.store, self._only_session) if self._only_session else None
+            store.history.here = None  # the current directory is gone
+        tell_notices(store)
 
     @property
     def project(self) -> Project:
         """The project named, or the one that holds the current directory."""
-        named = getattr(self.options, "project", None)
-        workspace = getattr(self.options, "workspace", None)
-        if workspace is not None:
-            named = self.store.workspaces.find(workspace).path
+        options, named = self.options, self.options.project
+        if options.workspace is not None:
+            named = self.store.workspaces.find(options.workspace).path
         if named is None:
             named = self._in_session
         path = self.store.projects.holding(here()) if named is None else named
@@ -124,17 +108,16 @@ class Context:
     @property
     def reach(self) -> Reach:
         """Which runs may be named: every one, unless an option leaves less; no other option leaves more."""
-        if self._only_session is None and not getattr(self.options, "only_project", False):
+        session = self.options.only_session
+        if session is None and not self.options.only_project:
             return Reach()
-        return Reach(
-            project=self.project.id, sessions=() if self._only_session is None else (self._only_session,),
-            asked_by=getattr(self.options, "asked_by", ""),
-        )  # fmt: skip
+        sessions = () if session is None else (session,)
+        return Reach(project=self.project.id, sessions=sessions, asked_by=self.options.asked_by)
 
     @property
     def agents_policy(self) -> Policy | None:
         """What holds for the agent that asks; None where a person does."""
-        return None if self._only_session is None else self.store.policy_of(self.project)
+        return None if self.options.only_session is None else self.store.policy_of(self.project)
 
     def run(self, name: str) -> Run:
         """The run that was named; `last` and `last~1` are those of this project."""
@@ -168,6 +151,80 @@ class Context:
         return 0
 
 
+# ---- How a command is declared.
+
+Argument = Callable[[argparse.ArgumentParser], object]  # adds itself to a command's parser
+_DECLARED: dict[str, tuple[str, str, Sequence[Argument], Callable[[argparse.Namespace], int]]] = {}
+
+
+def command(
+    name: str, about: str, examples: str, *arguments: Argument, opens_records: bool = True
+) -> Callable[[Callable[[Any], int]], object]:
+    """Make a function a command: what the help says about it, lines that show its use, and what it takes.
+
+    It is called with a Context; where the records are not to be opened before, with the options alone.
+    """
+
+    def declare(act: Callable[[Any], int]) -> object:
+        _DECLARED[name] = about, examples, arguments, (lambda options: act(Context(options))) if opens_records else act
+        return act
+
+    return declare
+
+
+def argument(*names: str, **shape: Any) -> Argument:
+    """Let a command take something, in argparse's words."""
+    return lambda parser: parser.add_argument(*names, **shape)
+
+
+def flag(names: str, about: str) -> Argument:
+    """Let a command take an option without a value."""
+    return argument(*names.split(), action="store_true", help=about)
+
+
+def option(names: str, value: str, about: str, **shape: Any) -> Argument:
+    """Let a command take an option whose value is called so."""
+    return argument(*names.split(), metavar=value, help=about, **shape)
+
+
+def several(names: str, value: str, about: str, **shape: Any) -> Argument:
+    """Let a command take an option that can be given more than once."""
+    return option(names, value, about, action="append", **shape)
+
+
+def acts(*names: str) -> Argument:
+    """Let a command take the name of what it is to do; the first is what it does without one."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        def read(word: str) -> str:
+            if word not in names:
+                said = f"there is no {parser.prog.removeprefix('fumehood ')} {word}"
+                raise BadRequest(said, hint=meant(word, names) or f"one of: {', '.join(names)}")
+            return word
+
+        parser.add_argument("what", type=read, metavar=f"{{{','.join(names)}}}", nargs="?", default=names[0])
+
+    return add
+
+
+_A_RUN = "a number (214), an id, the beginning of one, `last`, or `last~1` for the one before"
+RUN = argument("run", metavar="RUN", help=_A_RUN)
+
+
+def run_or(default: str | None) -> Argument:
+    """Let a command take a run, or none."""
+    return argument("run", nargs="?", default=default, metavar="RUN", help=_A_RUN)
+
+
+# What limits a command to some runs, as the hook limits what an agent asks for.
+REACH = (
+    option("--only-session", "NAME", "see this session's runs only"),
+    flag("--only-project", "see this project's runs only"),
+    # The run that asks from inside the hood: it is none of those that it asks about.
+    option("--asked-by", "RUN", argparse.SUPPRESS, default=""),
+)
+
+
 # What people may call a command, because others do, or our own page.
 _ELSEWHERE = {
     "accept": "apply", "approve": "apply", "exec": "run", "held": "status", "history": "log", "init": "setup",
@@ -192,17 +249,20 @@ def main(arguments: Sequence[str]) -> int:
         options.rest += [word for word in unknown if not word.startswith("-")] + list(arguments[at + 1 :])
         unknown = [word for word in unknown if word.startswith("-")]
     if unknown:
-        raise _not_taken(f"fumehood {name}".strip(), unknown[0], commands.get(name, parser))
+        program, word, taking = f"fumehood {name}".strip(), unknown[0], commands.get(name, parser)._actions
+        names = [each for action in taking if action.help != argparse.SUPPRESS for each in action.option_strings]
+        near = meant(word.partition("=")[0], names) if word.startswith("-") else ""
+        raise BadRequest(f"{program} does not take {word}", hint=near or f"{program} --help")
     if not hasattr(options, "act"):
         parser.print_help()
         return 0
-    session = getattr(options, "only_session", None)
     narrowed, whole = None, sys.stdout
-    if getattr(options, "quiet", False) and not options.json and name != "mcp":  # that speaks there
+    if options.quiet and not options.json and name != "mcp":  # that speaks there
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until this process ends
-    if session is not None or getattr(options, "only_project", False):
+    if options.only_session is not None or options.only_project:
         # Only the hook limits a command to an agent's own runs: its model reads what is printed.
-        sys.stdout = narrowed = ModelText(sys.stdout, session_mark(state_directory(), session or ""))
+        mark = session_mark(state_directory(), options.only_session or "")
+        sys.stdout = narrowed = ModelText(sys.stdout, mark)
     try:
         result: int = options.act(options)
     finally:
@@ -210,13 +270,6 @@ def main(arguments: Sequence[str]) -> int:
             narrowed.close()
         sys.stdout = whole
     return result
-
-
-def _not_taken(program: str, word: str, parser: argparse.ArgumentParser) -> BadRequest:
-    """Say that a command does not take a word, and which option was meant."""
-    options = [each for action in parser._actions if action.help != argparse.SUPPRESS for each in action.option_strings]
-    near = meant(word.partition("=")[0], options) if word.startswith("-") else ""
-    return BadRequest(f"{program} does not take {word}", hint=near or f"{program} --help")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -267,62 +320,33 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.A
     """Make the parser of one command; where there is no such command, of all, for whoever asks what there is."""
     shape: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = _Parser("fumehood", description=DESCRIPTION, epilog=EXAMPLES, **shape)
+    parser.set_defaults(json=False, quiet=False, only_session=None, only_project=False, asked_by="")
     parser.add_argument("-V", "--version", action="version", version=f"fumehood {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name_, about in ABOUT.items():
-        commands.add_parser(name_, help=about, add_help=False).set_defaults(act=lambda _options: 0)
+    for by_hand, about in ABOUT.items():
+        commands.add_parser(by_hand, help=about, add_help=False).set_defaults(act=lambda _options: 0)
 
-    def add(name: str, help_: str, act: Callable[[Context], int], example: str) -> argparse.ArgumentParser:
+    for wanted in [name] if name in _MODULES else _MODULES:
+        import_module(f"fumehood.faces.cli.{_MODULES[wanted]}")
+        about, examples, arguments, act = _DECLARED[wanted]
+        lines = "".join(f"\n  {line}" for line in examples.split("\n"))
         command = commands.add_parser(
-            name, help=help_, description=f"{help_[0].upper()}{help_[1:]}.", epilog=f"examples:\n{example}", **shape
+            wanted, help=about, description=f"{about[0].upper()}{about[1:]}.", epilog=f"examples:{lines}", **shape
         )
-        as_json = "tell an error as one object" if name in _SERVES else "print one object instead of text"
-        command.add_argument("--json", action="store_true", help=as_json)
-        command.add_argument("-q", "--quiet", action="store_true", help="say nothing where all goes well")
-        where = "the project (default: the one that holds the current directory)"
-        command.add_argument("--project", metavar="DIR", help=where)
-        command.add_argument("--workspace", metavar="NAME", help="a workspace instead of a project")
-        command.set_defaults(act=lambda options: act(Context(options)))
-        return command
-
-    wanted = [where for where, names in _WHERE.items() if name in names.split()]
-    for where in wanted or _WHERE:
-        module, adder = where.split(".")
-        getattr(import_module(f"fumehood.faces.cli.{module}"), adder)(add)
+        as_json = "tell an error as one object" if wanted in _SERVES else "print one object instead of text"
+        command.set_defaults(act=act)
+        for add in (
+            flag("--json", as_json), flag("-q --quiet", "say nothing where all goes well"),
+            option("--project", "DIR", "the project (default: the one that holds the current directory)"),
+            option("--workspace", "NAME", "a workspace instead of a project"), *arguments,
+        ):  # fmt: skip
+            add(command)
     return parser, commands.choices
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command."""
     return _parser(name)[1][name]
-
-
-def add_act(command: argparse.ArgumentParser, *acts: str) -> None:
-    """Let a command take the name of what it is to do; the first is what it does without one."""
-
-    def read(word: str) -> str:
-        if word not in acts:
-            said = f"there is no {command.prog.removeprefix('fumehood ')} {word}"
-            raise BadRequest(said, hint=meant(word, acts) or f"one of: {', '.join(acts)}")
-        return word
-
-    command.add_argument("what", type=read, metavar=f"{{{','.join(acts)}}}", nargs="?", default=acts[0])
-
-
-def add_run(command: argparse.ArgumentParser, *, default: str | None = None) -> None:
-    """Let a command take a run by name."""
-    command.add_argument(
-        "run", nargs=None if default is None else "?", default=default, metavar="RUN",
-        help="a number (214), an id, the beginning of one, `last`, or `last~1` for the one before",
-    )  # fmt: skip
-
-
-def add_reach(command: argparse.ArgumentParser) -> None:
-    """Let a command be limited to some runs, as the hook limits what an agent asks for."""
-    command.add_argument("--only-session", metavar="NAME", help="see this session's runs only")
-    command.add_argument("--only-project", action="store_true", help="see this project's runs only")
-    # The run that asks from inside the hood: it is none of those that it asks about.
-    command.add_argument("--asked-by", metavar="RUN", default="", help=argparse.SUPPRESS)
 
 
 def paint() -> Paint:

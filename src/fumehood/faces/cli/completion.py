@@ -17,7 +17,7 @@ from fumehood.core.report import printable
 from fumehood.core.request import is_of_draft
 from fumehood.core.value import Value
 from fumehood.core.wording import fitted
-from fumehood.faces.cli.commands import ABOUT, NAMES, Add, Context, parser_of
+from fumehood.faces.cli.commands import ABOUT, NAMES, Context, argument, command, parser_of
 from fumehood.faces.cli.output import text_of
 from fumehood.service.store import Store
 from fumehood.store.history import Reach
@@ -44,17 +44,13 @@ _STATES = {
 _SHELLS = ("bash", "zsh", "fish")
 
 
-def add_commands(add: Add) -> None:
-    """Make `completion` known."""
-    command = add(
-        "completion", "print what has a shell complete Fumehood's commands", _print_script,
-        "  eval \"$(fumehood completion bash)\"     in ~/.bashrc\n"
-        "  eval \"$(fumehood completion zsh)\"      in ~/.zshrc, after compinit\n"
-        "  fumehood completion fish | source      in ~/.config/fish/config.fish",
-    )  # fmt: skip
-    command.add_argument("shell", choices=_SHELLS, metavar=f"{{{','.join(_SHELLS)}}}", help="the shell")
-
-
+@command(
+    "completion", "print what has a shell complete Fumehood's commands",
+    "eval \"$(fumehood completion bash)\"     in ~/.bashrc\n"
+    "eval \"$(fumehood completion zsh)\"      in ~/.zshrc, after compinit\n"
+    "fumehood completion fish | source      in ~/.config/fish/config.fish",
+    argument("shell", choices=_SHELLS, metavar=f"{{{','.join(_SHELLS)}}}", help="the shell"),
+)  # fmt: skip
 def _print_script(context: Context) -> int:
     script = text_of(f"completion.{context.options.shell}")
     return context.say({"script": script}, lambda: print(script, end=""))

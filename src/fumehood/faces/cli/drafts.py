@@ -19,7 +19,7 @@ from fumehood.core.hunks import MARKS
 from fumehood.core.report import Run, how_many, picked, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
-from fumehood.faces.cli.commands import Add, Context, add_act, paint
+from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint
 from fumehood.faces.cli.look import tell_differences, write_difference
 from fumehood.faces.cli.output import WIDEST, tell_error, whole_number
 from fumehood.faces.cli.screen import Ticking
@@ -31,11 +31,6 @@ from fumehood.service.drafts import Conflict, Preview
 from fumehood.store.drafts import DraftRecord
 from fumehood.store.history import Reach
 
-_ACTS = ("list", "new", "show", "diff", "log", "apply", "discard", "rename", "rebase")
-_EXAMPLES = """  fumehood draft new idea
-  fumehood run --draft idea -- 'make fix'
-  fumehood draft diff idea
-  fumehood draft apply idea"""
 _TO_CHOOSE = (
     "choose in the draft: fumehood run --draft {draft} -- COMMAND   then: fumehood draft apply {draft}\n"
     "or take what it has where nothing is marked: fumehood draft apply {draft} --force"
@@ -43,25 +38,21 @@ _TO_CHOOSE = (
 _AROUND = 3  # lines that are shown before and after a conflict
 
 
-def add_commands(add: Add) -> None:
-    """Make `draft` known."""
-    command = add(
-        "draft", "keep runs beside the project, where only they see each other, and apply them together", _draft,
-        _EXAMPLES,
-    )  # fmt: skip
-    add_act(command, *_ACTS)
-    command.add_argument("name", nargs="?", metavar="NAME", help="the draft")
-    command.add_argument("rest", nargs="*", metavar="ARG", help="rename: the new name; diff: only these paths")
-    command.add_argument("--stat", action="store_true", help="diff: only how many lines of each path")
-    command.add_argument("--no-pager", action="store_true", help="diff: print it here, not through $PAGER")
-    command.add_argument("--force", action="store_true", help="apply: take the draft's version where both have changed")
-    command.add_argument("--as-commit", action="store_true", help="apply: leave a git commit on a new branch instead")
-    command.add_argument("--branch", metavar="B", help="its branch (default: the draft's name)")
-    command.add_argument("-m", "--message", metavar="M", help="its message")
-    command.add_argument("--author", metavar="A", help='its author: "Name <mail>" (default: as git is set up)')
-    command.add_argument("--frozen", action="store_true", help="new: see the project as it is now, whatever is edited")
-
-
+@command(
+    "draft", "keep runs beside the project, where only they see each other, and apply them together",
+    "fumehood draft new idea\nfumehood run --draft idea -- 'make fix'\nfumehood draft diff idea\n"
+    "fumehood draft apply idea",
+    acts("list", "new", "show", "diff", "log", "apply", "discard", "rename", "rebase"),
+    argument("name", nargs="?", metavar="NAME", help="the draft"),
+    argument("rest", nargs="*", metavar="ARG", help="rename: the new name; diff: only these paths"),
+    flag("--stat", "diff: only how many lines of each path"),
+    flag("--no-pager", "diff: print it here, not through $PAGER"),
+    flag("--force", "apply: take the draft's version where both have changed"),
+    flag("--as-commit", "apply: leave a git commit on a new branch instead"),
+    option("--branch", "B", "its branch (default: the draft's name)"), option("-m --message", "M", "its message"),
+    option("--author", "A", 'its author: "Name <mail>" (default: as git is set up)'),
+    flag("--frozen", "new: see the project as it is now, whatever is edited"),
+)  # fmt: skip
 def _draft(context: Context) -> int:
     options = context.options
     if options.what == "list":
@@ -70,9 +61,9 @@ def _draft(context: Context) -> int:
         raise BadRequest(f"draft {options.what} needs a name", hint="fumehood draft list")
     if options.rest and options.what not in ("rename", "diff"):
         raise BadRequest(f"draft {options.what} does not take {options.rest[0]}", hint="fumehood draft --help")
-    for option, value in (("--branch", options.branch), ("--message", options.message), ("--author", options.author)):
+    for name, value in (("--branch", options.branch), ("--message", options.message), ("--author", options.author)):
         if value is not None and not (options.what == "apply" and options.as_commit):
-            raise BadRequest(f"{option} is for apply --as-commit only", hint="fumehood draft apply NAME --as-commit")
+            raise BadRequest(f"{name} is for apply --as-commit only", hint="fumehood draft apply NAME --as-commit")
     if options.what == "new":
         return _new(context)
     context.store.recover()
@@ -252,24 +243,22 @@ def _rebase(context: Context, draft: DraftRecord) -> int:
 
 
 _HEADINGS = ("", "", "exit", "check", "score", "files", "lines", "time", "")
-_EXAMPLES_OF_BEST = """  fumehood best -n 8 --jobs 4 --check 'pytest -q' -- 'agent --seed $FUMEHOOD_CANDIDATE'
-  fumehood best -n 3 --check 'make test' --score './speed' --hold -- ./try.sh"""
+_CANDIDATES = whole_number(1, comparing.MOST)
 
 
-def add_best(add: Add) -> None:
-    """Make `best` known."""
-    command = add("best", "run a command several times, each in a draft, and apply the best", _best, _EXAMPLES_OF_BEST)
-    many = whole_number(1, comparing.MOST)
-    command.add_argument("-n", dest="count", type=many, default=8, metavar="N", help="how many (default: 8)")
-    command.add_argument("--jobs", type=many, default=4, metavar="N", help="how many at once (default: 4)")
-    command.add_argument("--check", metavar="CMD", help="what a candidate must pass; run in each")
-    command.add_argument("--score", metavar="CMD", help="prints a number at its end, the higher the better")
-    command.add_argument("--timeout", type=whole_number(1), metavar="SECONDS", help="for all together")
-    command.add_argument("--keep", action="store_true", help="keep the drafts of the others too")
-    command.add_argument("--hold", action="store_true", help="apply nothing: the best one's draft stays")
-    command.add_argument("command", nargs="+", metavar="COMMAND", help="one word is a shell line")
-
-
+@command(
+    "best", "run a command several times, each in a draft, and apply the best",
+    "fumehood best -n 8 --jobs 4 --check 'pytest -q' -- 'agent --seed $FUMEHOOD_CANDIDATE'\n"
+    "fumehood best -n 3 --check 'make test' --score './speed' --hold -- ./try.sh",
+    option("-n", "N", "how many (default: 8)", dest="count", type=_CANDIDATES, default=8),
+    option("--jobs", "N", "how many at once (default: 4)", type=_CANDIDATES, default=4),
+    option("--check", "CMD", "what a candidate must pass; run in each"),
+    option("--score", "CMD", "prints a number at its end, the higher the better"),
+    option("--timeout", "SECONDS", "for all together", type=whole_number(1)),
+    flag("--keep", "keep the drafts of the others too"),
+    flag("--hold", "apply nothing: the best one's draft stays"),
+    argument("command", nargs="+", metavar="COMMAND", help="one word is a shell line"),
+)  # fmt: skip
 def _best(context: Context) -> int:
     options = context.options
     line = options.command[0] if len(options.command) == 1 else options.command
@@ -333,26 +322,14 @@ def show_best(result: Best) -> None:
         print(f"drafts: {', '.join(result.kept)}; fumehood draft diff NAME, then draft apply or discard NAME")
 
 
-def add_bundles(add: Add) -> None:
-    """Make `export` and `import` known."""
-    out = add(
-        "export", "write the changes of a run or draft to a file that travels (an OCI image of one layer)", _export,
-        "  fumehood export last -o fix.tar\n  fumehood export 214 -o fix.patch --patch",
-    )  # fmt: skip
-    out.add_argument("run", metavar="RUN|DRAFT", help="a run by its number, id or `last`; or the name of a draft")
-    place = "the file to write, which must be new; - for standard output"
-    out.add_argument("-o", "--output", required=True, metavar="FILE", help=place)
-    out.add_argument("--patch", action="store_true", help="write a patch that git applies instead")
-    out.add_argument("--key", metavar="FILE", default="", help="sign it with this key (default: sign.key)")
-    into = add(
-        "import", "take up what export wrote, as a run that is held", _import,
-        "  fumehood import fix.tar\n  fumehood import --patch fix.patch",
-    )  # fmt: skip
-    into.add_argument("file", metavar="FILE")
-    into.add_argument("--draft", metavar="NAME", help="into this draft, which begins if there is none")
-    into.add_argument("--patch", action="store_true", help="it is a patch, as git writes them")
-
-
+@command(
+    "export", "write the changes of a run or draft to a file that travels (an OCI image of one layer)",
+    "fumehood export last -o fix.tar\nfumehood export 214 -o fix.patch --patch",
+    argument("run", metavar="RUN|DRAFT", help="a run by its number, id or `last`; or the name of a draft"),
+    option("-o --output", "FILE", "the file to write, which must be new; - for standard output", required=True),
+    flag("--patch", "write a patch that git applies instead"),
+    option("--key", "FILE", "sign it with this key (default: sign.key)", default=""),
+)  # fmt: skip
 def _export(context: Context) -> int:
     draft = context.store.drafts.at(context.project.id, context.options.run)
     if draft is None:
@@ -390,6 +367,12 @@ def _is_standard_output(path: str) -> bool:
         return False
 
 
+@command(
+    "import", "take up what export wrote, as a run that is held",
+    "fumehood import fix.tar\nfumehood import --patch fix.patch", argument("file", metavar="FILE"),
+    option("--draft", "NAME", "into this draft, which begins if there is none"),
+    flag("--patch", "it is a patch, as git writes them"),
+)  # fmt: skip
 def _import(context: Context) -> int:
     with context.sandbox() as sandbox:
         into = sandbox if context.options.draft is None else sandbox.draft(context.options.draft)

@@ -9,63 +9,24 @@ from typing import TYPE_CHECKING, Any
 from fumehood.core.report import Run, how_many, printable
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, FumehoodError, lacking
-from fumehood.faces.cli.commands import Add, Context, add_act
+from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, several
 from fumehood.faces.cli.output import seconds, tell_error, whole_number
 from fumehood.faces.cli.telling import numbered, tell_run
 from fumehood.service.fleet import PACKAGES
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
     from fumehood.service.fleet.sender import FleetSender
 
 _ITEM = "{}"
-
-
-def add_commands(add: Add) -> None:
-    """Make `fleet` and `worker` known."""
-    fleet = add(
-        "fleet", "have commands done by workers on other machines; what they change is held here", _fleet,
-        "  fumehood fleet plan --redis redis://queue.example.org\n  fumehood fleet run -- 'make test'\n"
-        "  fumehood fleet map --from tasks.txt -- 'python solve.py {}'\n  fumehood fleet attach 01kabc…",
-    )  # fmt: skip
-    add_act(fleet, "list", "plan", "run", "map", "best", "attach", "cancel")
-    fleet.add_argument("rest", nargs="*", metavar="COMMAND", help="the command, or the job's id")
-    _add_redis(fleet)
-    fleet.add_argument("--key", metavar="FILE", default="", help="sign the jobs with this key (default: sign.key)")
-    fleet.add_argument("--include", action="append", default=[], metavar="PATH", help="send this path although ignored")
-    fleet.add_argument("--cwd", default="", metavar="DIR", help="where in the project the command starts")
-    fleet.add_argument("--timeout", type=seconds, metavar="SECONDS", help="end each command after this time")
-    fleet.add_argument("--root", default="host", metavar="NAME", help="a root that the worker has")
-    fleet.add_argument("--allow-host", action="append", default=[], metavar="HOST[:PORT]", help="ask for this host")
-    fleet.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set this variable")
-    fleet.add_argument("--secret", action="append", default=[], metavar="NAME", help="a variable that the worker has")
-    fleet.add_argument("--limit", action="append", default=[], metavar="NAME=AMOUNT", help="as limits.NAME, in bytes")
-    fleet.add_argument("--first", action="store_true", help="before all that waits; of several such, the latest")
-    fleet.add_argument("--detach", action="store_true", help="don't wait: fleet attach ID comes back for it")
-    fleet.add_argument("--from", dest="items", metavar="FILE", help="map: one job for each line; it stands for {}")
-    fleet.add_argument("-n", dest="count", type=whole_number(1, 1000), default=8, metavar="N", help="best: how many")
-    fleet.add_argument("--check", default="", metavar="CMD", help="best: what a candidate must pass; run in each")
-    fleet.add_argument("--score", default="", metavar="CMD", help="best: prints a number, the higher the better")
-    fleet.add_argument("--keep", action="store_true", help="best: keep the drafts of the others too")
-    fleet.add_argument("--hold", action="store_true", help="best: apply nothing")
-    worker = add(
-        "worker", "do what others send, in the hood, until it is ended", _worker,
-        "  fumehood worker --redis rediss://:PASSWORD@queue.example.org\n"
-        "  FUMEHOOD_REDIS=… fumehood worker --store s3://bucket/blobs",
-    )  # fmt: skip
-    _add_redis(worker)
-    worker.add_argument("--directory", default="", metavar="DIR", help="where copies of projects are kept")
-    worker.add_argument("--burst", action="store_true", help="end when nothing is left to do")
-
-
-def _add_redis(command: argparse.ArgumentParser) -> None:
-    address = "where the queue is (default: the variable FUMEHOOD_REDIS, which no process list shows)"
-    command.add_argument("--redis", metavar="URL", default=os.environ.get("FUMEHOOD_REDIS", ""), help=address)
-    store = "where files wait, by fsspec: file:///DIR, s3://BUCKET (default: Redis)"
-    command.add_argument("--store", metavar="URL", default=os.environ.get("FUMEHOOD_STORE", ""), help=store)
-    command.add_argument("--queue", metavar="NAME", default="", help="one of several queues")
+_QUEUE = (
+    option("--redis", "URL", "where the queue is (default: the variable FUMEHOOD_REDIS, which no process list shows)",
+           default=os.environ.get("FUMEHOOD_REDIS", "")),
+    option("--store", "URL", "where files wait, by fsspec: file:///DIR, s3://BUCKET (default: Redis)",
+           default=os.environ.get("FUMEHOOD_STORE", "")),
+    option("--queue", "NAME", "one of several queues", default=""),
+)  # fmt: skip
 
 
 def _address(context: Context) -> str:
@@ -75,6 +36,13 @@ def _address(context: Context) -> str:
     return address
 
 
+@command(
+    "worker", "do what others send, in the hood, until it is ended",
+    "fumehood worker --redis rediss://:PASSWORD@queue.example.org\n"
+    "FUMEHOOD_REDIS=… fumehood worker --store s3://bucket/blobs",
+    *_QUEUE, option("--directory", "DIR", "where copies of projects are kept", default=""),
+    flag("--burst", "end when nothing is left to do"),
+)  # fmt: skip
 def _worker(context: Context) -> int:
     try:
         from fumehood.service.fleet.worker import work
@@ -87,6 +55,29 @@ def _worker(context: Context) -> int:
     return work(address, store=options.store, directory=options.directory, burst=options.burst, **named)
 
 
+@command(
+    "fleet", "have commands done by workers on other machines; what they change is held here",
+    "fumehood fleet plan --redis redis://queue.example.org\nfumehood fleet run -- 'make test'\n"
+    "fumehood fleet map --from tasks.txt -- 'python solve.py {}'\nfumehood fleet attach 01kabc…",
+    acts("list", "plan", "run", "map", "best", "attach", "cancel"),
+    argument("rest", nargs="*", metavar="COMMAND", help="the command, or the job's id"), *_QUEUE,
+    option("--key", "FILE", "sign the jobs with this key (default: sign.key)", default=""),
+    several("--include", "PATH", "send this path although ignored", default=[]),
+    option("--cwd", "DIR", "where in the project the command starts", default=""),
+    option("--timeout", "SECONDS", "end each command after this time", type=seconds),
+    option("--root", "NAME", "a root that the worker has", default="host"),
+    several("--allow-host", "HOST[:PORT]", "ask for this host", default=[]),
+    several("--env", "NAME=VALUE", "set this variable", default=[]),
+    several("--secret", "NAME", "a variable that the worker has", default=[]),
+    several("--limit", "NAME=AMOUNT", "as limits.NAME, in bytes", default=[]),
+    flag("--first", "before all that waits; of several such, the latest"),
+    flag("--detach", "don't wait: fleet attach ID comes back for it"),
+    option("--from", "FILE", "map: one job for each line; it stands for {}", dest="items"),
+    option("-n", "N", "best: how many", dest="count", type=whole_number(1, 1000), default=8),
+    option("--check", "CMD", "best: what a candidate must pass; run in each", default=""),
+    option("--score", "CMD", "best: prints a number, the higher the better", default=""),
+    flag("--keep", "best: keep the drafts of the others too"), flag("--hold", "best: apply nothing"),
+)  # fmt: skip
 def _fleet(context: Context) -> int:
     options, address = context.options, _address(context)
     acts: dict[str, Callable[[Context, FleetSender], int]] = {

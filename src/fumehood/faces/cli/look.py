@@ -32,7 +32,7 @@ from fumehood.core.report import Run, how_many, picked, printable
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest, Unavailable
-from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
+from fumehood.faces.cli.commands import REACH, Context, argument, command, flag, option, paint, run_or
 from fumehood.faces.cli.output import WIDEST, GuardedText, ModelText, Paint, here, sink_to, whole_number, width
 from fumehood.faces.cli.telling import SIGNS, STATES, by_directory, event_line, headline, line_of, numbered
 from fumehood.service.differences import Difference, contents, differences, each_difference
@@ -59,21 +59,13 @@ _DIFF_COLOURS = {"+++": "bold", "---": "bold", "diff ": "bold", "+": "green", "-
 _FOLLOWS_S = 0.2
 
 
-def add_log(add: Add) -> None:
-    """Make `log` known."""
-    log = add(
-        "log", "list what ran, the latest first", _log,
-        "  fumehood log\n  fumehood log --graph\n  fumehood log -n 5 --json",
-    )  # fmt: skip
-    log.add_argument(
-        "-n", "--limit", type=whole_number(), default=20, metavar="N", help="how many (default: 20; 0 means all)"
-    )
-    log.add_argument("--all", action="store_true", help="show the runs of every project")
-    log.add_argument("--session", metavar="NAME", help="show the runs of this session only")
-    log.add_argument("--graph", action="store_true", help="draw which run built on which, and what was taken back")
-    add_reach(log)
-
-
+@command(
+    "log", "list what ran, the latest first", "fumehood log\nfumehood log --graph\nfumehood log -n 5 --json",
+    option("-n --limit", "N", "how many (default: 20; 0 means all)", type=whole_number(), default=20),
+    flag("--all", "show the runs of every project"),
+    option("--session", "NAME", "show the runs of this session only"),
+    flag("--graph", "draw which run built on which, and what was taken back"), *REACH,
+)  # fmt: skip
 def _log(context: Context) -> int:
     options, history = context.options, context.store.history
     project = None if options.all else context.project.id
@@ -238,64 +230,37 @@ def _audit(context: Context, runs: Sequence[Run], counts: Counts) -> list[dict[s
 
 # ---- One run.
 
-def add_commands(add: Add) -> None:
-    """Make `show`, `diff` and `output` known."""
-    show = add("show", "show everything about a run", _show, "  fumehood show last")
-    add_run(show, default="last")
-    diff = add(
-        "diff", "show what a run changed, line by line", _diff, "  fumehood diff --stat\n  fumehood diff last src/a.py"
-    )
-    add_run(diff, default="last")
-    diff.add_argument(
-        "paths", nargs="*", default=(), metavar="PATH",
-        help="only these, and what is in them: absolute, from here, or as the report shows them",
-    )  # fmt: skip
-    diff.add_argument("--stat", action="store_true", help="only how many lines of each path")
-    diff.add_argument("--difftool", action="store_true", help="in the difftool that git is set to use")
-    diff.add_argument("--tool", metavar="NAME", help="in this one (git difftool --tool-help)")
-    diff.add_argument("--no-pager", action="store_true", help="print it here, not through $PAGER (default: less)")
-    output = add("output", "print all that a run printed", _output, "  fumehood output last | less")
-    add_run(output, default="last")
-    output.add_argument("--follow", action="store_true", help="go on while the command runs")
-    for command in (show, diff, output):
-        add_reach(command)
-
-
+@command("show", "show everything about a run", "fumehood show last", run_or("last"), *REACH)
 def _show(context: Context) -> int:
     run = context.run(context.options.run)
     events = context.store.audit.of([run.run])[run.run]
     more = {"dropped": list(run.dropped), "events": [event.fields() for event in events]}
 
+    def by_name(text: str) -> str:
+        """Call runs in a text that is recorded, by their ids, what people call them."""
+        before, by, name = text.rpartition("by run ")
+        return f"{before}{by}{context.store.history.name(name)}" if by else text
+
     def show() -> None:
-        name_of = context.store.history.name
         for change in run.changed:
-            change.reason = _by_names(change.reason, name_of)
-        _tell(run, [event.replace(detail=_by_names(event.detail, name_of)) for event in events])
+            change.reason = by_name(change.reason)
+        _tell(run, [event.replace(detail=by_name(event.detail)) for event in events])
 
     return context.say(lambda: {**run.as_dict(), **more}, show)
-
-
-def _by_names(text: str, name_of: Callable[[str], str]) -> str:
-    """Call runs in a text that is recorded, by their ids, what people call them."""
-    before, by, name = text.rpartition("by run ")
-    return f"{before}{by}{name_of(name)}" if by else text
-
-
-def _lasted(run: Run) -> str:
-    is_running = run.state == "running"
-    return f"for {elapsed(time.time() - run.started_at)}" if is_running else f"{run.duration_s:.3f} s"
 
 
 def _tell(run: Run, events: Sequence[Event]) -> None:
     colour = paint()
     sandbox = f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
+    is_running = run.state == "running"
+    lasted = f"for {elapsed(time.time() - run.started_at)}" if is_running else f"{run.duration_s:.3f} s"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
     facts = {
         "run": f"{numbered(run)}, {run.run}" if run.name != run.run else run.run,
         "command": run.command,
         "directory": run.cwd,
         "project": run.project,
-        "when": f"{when}, {_lasted(run)}",
+        "when": f"{when}, {lasted}",
         "exit code": "none" if run.exit_code is None else str(run.exit_code),
         "sandbox": "nothing ran" if run.state == "refused" else sandbox,
         "state": f"{run.state}: {run.reason}" if run.reason else run.state,
@@ -333,6 +298,15 @@ def _connection(connection: Connection, colour: Callable[[str, str], str]) -> st
     return f"{colour('allowed', 'green')} {name}{times}{place} ({connection.protocol}) {moved}"
 
 
+@command(
+    "diff", "show what a run changed, line by line", "fumehood diff --stat\nfumehood diff last src/a.py",
+    run_or("last"),
+    argument("paths", nargs="*", default=(), metavar="PATH",
+             help="only these, and what is in them: absolute, from here, or as the report shows them"),
+    flag("--stat", "only how many lines of each path"), flag("--difftool", "in the difftool that git is set to use"),
+    option("--tool", "NAME", "in this one (git difftool --tool-help)"),
+    flag("--no-pager", "print it here, not through $PAGER (default: less)"), *REACH,
+)  # fmt: skip
 def _diff(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
     wanted = context.store, run, options.paths
@@ -416,6 +390,10 @@ def write_difference(text: str) -> None:
         print(shown if start is None else colour(shown, _DIFF_COLOURS[start]))
 
 
+@command(
+    "output", "print all that a run printed", "fumehood output last | less",
+    run_or("last"), flag("--follow", "go on while the command runs"), *REACH,
+)  # fmt: skip
 def _output(context: Context) -> int:
     run = context.run(context.options.run)
     more = {}

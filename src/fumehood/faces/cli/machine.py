@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from fumehood.core.report import how_many, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadConfiguration, BadRequest
-from fumehood.faces.cli.commands import Add, Context, add_act, paint
+from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint, several  # fmt: skip
 from fumehood.faces.cli.output import WIDEST, Paint, confirmed, whole_number
 from fumehood.faces.cli.screen import Progress, Ticking
 from fumehood.linux import doctor
@@ -29,18 +29,6 @@ from fumehood.service.projects import clear, layer_of, remove, reset, size_of
 from fumehood.store.config import policy_for
 from fumehood.store.projects import Project, Workspace
 
-_ROOTFS = """  fumehood rootfs install
-  fumehood rootfs install --tier 2 --package py3-numpy
-  fumehood rootfs install --from my-image.tar --name mine
-  fumehood rootfs check && fumehood rootfs update
-  fumehood run --root alpine -- 'cat /etc/os-release'"""
-
-_WORKSPACES = """  fumehood workspace create research --network ask --env LANG=de_DE.UTF-8
-  fumehood run --workspace research -- 'pip install requests'
-  fumehood workspace create builder --writable        # apk add works, for this workspace alone
-  fumehood workspace reset builder                    # and is forgotten again
-  fumehood workspace clear builder --yes              # its files too
-  cd "$(fumehood workspace path research)\""""
 _CAPTURES = {
     "kernel": "the kernel's overlay, mounted by the launcher in a namespace of its own",
     "bwrap": "bubblewrap's own --overlay",
@@ -52,29 +40,28 @@ _COLOURS = {"ok": "green", "MISSING": "red", "missing": "yellow", "info": "dim"}
 
 # ---- Root trees.
 
-def add_rootfs(add: Add) -> None:
-    """Make `rootfs` known."""
-    rootfs = add("rootfs", "install, list, check, update, use or remove root trees for --root", _rootfs, _ROOTFS)
-    add_act(rootfs, "list", "install", "check", "update", "use", "remove")
-    rootfs.add_argument("name", nargs="?", metavar="NAME", help="the tree to use or remove")
-    rootfs.add_argument(
+@command(
+    "rootfs", "install, list, check, update, use or remove root trees for --root",
+    "fumehood rootfs install\nfumehood rootfs install --tier 2 --package py3-numpy\n"
+    "fumehood rootfs install --from my-image.tar --name mine\nfumehood rootfs check && fumehood rootfs update\n"
+    "fumehood run --root alpine -- 'cat /etc/os-release'",
+    acts("list", "install", "check", "update", "use", "remove"),
+    argument("name", nargs="?", metavar="NAME", help="the tree to use or remove"),
+    argument(
         "--tier", type=whole_number(), choices=(0, 1, 2),
         help="1: bash, Python, pip, coreutils, grep, sed (default); 2: also findutils, curl, wget, git, tar, unzip, jq,"
         " gawk, Node.js, npm; 0: nothing (default with --from)",
-    )  # fmt: skip
-    rootfs.add_argument("--version", metavar="V", help="this version (3.20.3), or the newest of a branch (3.20)")
-    rootfs.add_argument("--from", dest="source", metavar="FILE|URL", help="a root tarball, or an OCI image archive")
-    rootfs.add_argument("--name", dest="named", metavar="NAME", help="what the tree is called")
-    rootfs.add_argument("--sha256", metavar="HEX", help="the checksum that the file must have")
-    rootfs.add_argument("--mirror", metavar="URL", help="instead of rootfs.mirror of the configuration")
-    rootfs.add_argument("--proxy", metavar="URL", help="instead of rootfs.proxy of the configuration")
-    rootfs.add_argument(
-        "--package", action="append", metavar="NAME", help="add this package too (py3-numpy); can be repeated"
-    )
-    key = "a public key that signs packages, instead of rootfs.keys of the configuration; can be repeated"
-    rootfs.add_argument("--key", action="append", metavar="FILE", help=key)
-
-
+    ),
+    option("--version", "V", "this version (3.20.3), or the newest of a branch (3.20)"),
+    option("--from", "FILE|URL", "a root tarball, or an OCI image archive", dest="source"),
+    option("--name", "NAME", "what the tree is called", dest="named"),
+    option("--sha256", "HEX", "the checksum that the file must have"),
+    option("--mirror", "URL", "instead of rootfs.mirror of the configuration"),
+    option("--proxy", "URL", "instead of rootfs.proxy of the configuration"),
+    several("--package", "NAME", "add this package too (py3-numpy); can be repeated"),
+    several("--key", "FILE", "a public key that signs packages, instead of rootfs.keys of the configuration;"
+            " can be repeated"),
+)  # fmt: skip
 def _rootfs(context: Context) -> int:
     from fumehood.service import root_trees
 
@@ -173,23 +160,28 @@ def _check(context: Context) -> int:
 
 # ---- Workspaces.
 
-def add_workspaces(add: Add) -> None:
-    """Make `workspace` known."""
-    about = "make, list, change, reset, empty or remove workspaces"
-    workspace = add("workspace", about, _workspace, _WORKSPACES)
-    add_act(workspace, "list", "create", "set", "path", "reset", "clear", "remove")
-    workspace.add_argument("name", nargs="?", metavar="NAME", help="its name; reset without one means this project")
-    workspace.add_argument("--root", metavar="ROOT", help="the root its commands see (default: alpine)")
-    workspace.add_argument("--network", metavar="RULE", help="none, ask or full (default: as configured)")
-    workspace.add_argument("--env", action="append", metavar="NAME=VALUE", help="set this variable; can be repeated")
-    writable = workspace.add_mutually_exclusive_group()
-    writable.add_argument(
-        "--writable", action="store_true", default=None, help="its commands may install into a root layer of its own"
-    )
-    writable.add_argument("--read-only", dest="writable", action="store_false", help="its commands may not")
-    workspace.add_argument("--yes", action="store_true", help="clear or remove it although it is not empty")
+def _writable(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    may = "its commands may install into a root layer of its own"
+    group.add_argument("--writable", action="store_true", default=None, help=may)
+    group.add_argument("--read-only", dest="writable", action="store_false", help="its commands may not")
 
 
+@command(
+    "workspace", "make, list, change, reset, empty or remove workspaces",
+    "fumehood workspace create research --network ask --env LANG=de_DE.UTF-8\n"
+    "fumehood run --workspace research -- 'pip install requests'\n"
+    "fumehood workspace create builder --writable        # apk add works, for this workspace alone\n"
+    "fumehood workspace reset builder                    # and is forgotten again\n"
+    "fumehood workspace clear builder --yes              # its files too\n"
+    "cd \"$(fumehood workspace path research)\"",
+    acts("list", "create", "set", "path", "reset", "clear", "remove"),
+    argument("name", nargs="?", metavar="NAME", help="its name; reset without one means this project"),
+    option("--root", "ROOT", "the root its commands see (default: alpine)"),
+    option("--network", "RULE", "none, ask or full (default: as configured)"),
+    several("--env", "NAME=VALUE", "set this variable; can be repeated"), _writable,
+    flag("--yes", "clear or remove it although it is not empty"),
+)  # fmt: skip
 def _workspace(context: Context) -> int:
     options = context.options
     if options.what not in ("list", "reset") and not options.name:
@@ -269,33 +261,16 @@ def _clear_or_remove(context: Context) -> int:
 
 # ---- What this machine can do, and what may go.
 
-def add_commands(add: Add) -> None:
-    """Make `doctor` and `clean` known."""
-    doctoring = add(
-        "doctor", "say what this host can do, what is missing, and how to fix it", _doctor,
-        "  fumehood doctor\n  fumehood doctor --mend",
-    )  # fmt: skip
-    doctoring.add_argument(
-        "--mend", action="store_true",
-        help="move a damaged database aside, and rebuild what can be rebuilt from the runs' directories",
-    )  # fmt: skip
-    # The records may be what is to be mended, so they are not opened before.
-    doctoring.set_defaults(act=lambda options: _mend(options) if options.mend else _doctor(Context(options)))
-    cleaning = add(
-        "clean", "remove what this project no longer needs, and say what that freed; what is held stays", _clean,
-        "  fumehood clean --dry-run\n  fumehood clean --days 7\n  fumehood clean --all --yes",
-    )  # fmt: skip
-    cleaning.add_argument("--all", action="store_true", help="clean every project, and what no record names")
-    cleaning.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    cleaning.add_argument("--yes", action="store_true", help="don't ask for confirmation")
-    cleaning.add_argument(
-        "--days", type=whole_number(), metavar="N",
-        help="remove older backups and outputs, so that those runs can't be undone; only days on which Fumehood ran"
-        f" are counted (default: clean.keep_days of the configuration, else {DAYS})",
-    )  # fmt: skip
-
-
-def _doctor(context: Context) -> int:
+@command(
+    "doctor", "say what this host can do, what is missing, and how to fix it",
+    "fumehood doctor\nfumehood doctor --mend",
+    flag("--mend", "move a damaged database aside, and rebuild what can be rebuilt from the runs' directories"),
+    opens_records=False,  # they may be what is to be mended
+)  # fmt: skip
+def _doctor(options: argparse.Namespace) -> int:
+    if options.mend:
+        return _mend(options)
+    context = Context(options)
     examination = examined(context.store, _project(context))
     return show(examination, as_json=context.as_json, colour=paint().on, out=sys.stdout)
 
@@ -375,6 +350,15 @@ def _mend(options: argparse.Namespace) -> int:
     return 0
 
 
+@command(
+    "clean", "remove what this project no longer needs, and say what that freed; what is held stays",
+    "fumehood clean --dry-run\nfumehood clean --days 7\nfumehood clean --all --yes",
+    flag("--all", "clean every project, and what no record names"),
+    flag("--dry-run", "only say what would be removed"), flag("--yes", "don't ask for confirmation"),
+    option("--days", "N", "remove older backups and outputs, so that those runs can't be undone; only days on which"
+           f" Fumehood ran are counted (default: clean.keep_days of the configuration, else {DAYS})",
+           type=whole_number()),
+)  # fmt: skip
 def _clean(context: Context) -> int:
     options = context.options
     if options.all and (options.project or options.workspace):

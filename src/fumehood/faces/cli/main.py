@@ -1,7 +1,4 @@
-"""The command `fumehood`: find the subcommand, run it, turn errors into one line and an exit code.
-
-`fumehood mcp` and `web` are here too: who waits for them waits for no other command to be loaded.
-"""
+"""The command `fumehood`: find the subcommand, run it, turn errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -11,23 +8,22 @@ import os
 import sys
 from codecs import backslashreplace_errors, register_error
 
-from fumehood.errors import FumehoodError, Unforeseen, lacking, plain_error
-from fumehood.faces.cli.output import guarded, tell_error, whole_number
+from fumehood.errors import FumehoodError, Unforeseen, plain_error
+from fumehood.faces.cli.output import guarded, tell_error
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
     from fumehood.bundle import Bundle
-    from fumehood.faces.cli.commands import Add
 
 _ACTS = ("apply", "discard", "draft", "redo", "restore", "undo")  # what can't be interrupted in its middle
-_MCP_EXAMPLES = "  fumehood mcp --project .\n  fumehood mcp --http 8017        with a token, on this machine only"
-_WEB_EXAMPLES = "  fumehood web\n  fumehood web --port 8017 --no-open"
-_WEB_EXTRA = ("starlette", "uvicorn", "jinja2", "markupsafe", "anyio", "python_multipart")
-_MCP_EXTRA = ("mcp", "mcp_types", "pydantic", "anyio")  # packages that the extra `mcp` brings
+# Commands that run before everything an agent does: with the function that each is, in a module that loads little.
+_LIGHT = {
+    "run": ("run", "main"), "shell": ("run", "shell"), "hook": ("hook", "main"), "agent": ("agent", "main"),
+    "acp": ("acp", "main"), "complete": ("completion", "complete"),
+}  # fmt: skip
 
 
 def command(bundle: Bundle | None = None) -> NoReturn:
@@ -179,95 +175,17 @@ def _dispatch(words: list[str], begin: Callable[[], None]) -> int:
     if words[:1] == ["help"]:
         words = [words[1], "--help"] if words[1:] not in ([], ["help"]) else ["--help"]
     name, rest = (words[0], words[1:]) if words else ("", [])
-    act: Callable[[list[str]], int]
     if name in ("-V", "--version"):
         from fumehood import __version__
 
         sys.stdout.write(f"fumehood {__version__}\n")
         return 0
-    if name in ("run", "shell"):
-        from fumehood.faces.cli import run
-
-        act = run.main if name == "run" else run.shell
-    elif name == "hook":
-        from fumehood.faces.cli import hook
-
-        act = hook.main
-    elif name == "agent":
-        from fumehood.faces.cli import agent
-
-        act = agent.main
-    elif name == "acp":
-        from fumehood.faces.cli import acp
-
-        act = acp.main
-    elif name == "complete":
-        from fumehood.faces.cli import completion
-
-        act = completion.complete
-    else:
-        from fumehood.faces.cli import commands
-
-        act, rest = commands.main, words
+    module, function = _LIGHT.get(name, ("commands", "main"))
+    act = getattr(__import__(f"fumehood.faces.cli.{module}", fromlist=[function]), function)
     begin()
     # Not before everything is imported: what is there now stays to the end, and is not looked through each time.
     gc.freeze()
     gc.set_threshold(10_000)  # a short command makes no more
     gc.enable()
-    return act(rest)
-
-
-def add_mcp(add: Add) -> None:
-    """Make the command `mcp` known."""
-    about = "serve agents that speak MCP, on standard input and output"
-    parser = add("mcp", about, lambda _context: 0, _MCP_EXAMPLES)
-    port = "serve HTTP on 127.0.0.1 instead; 0 takes a free port"
-    parser.add_argument("--http", type=whole_number(0, 65535), metavar="PORT", help=port)
-    parser.add_argument("--session", metavar="NAME", help="the session that its runs belong to (default: a new one)")
-    parser.add_argument("--draft", metavar="NAME", help="the draft that its runs are in, which begins if there is none")
-    shared = "serve only where the commands of a session can share a /tmp"
-    parser.add_argument("--own-tmp", action="store_true", help=shared)
-    parser.set_defaults(act=_mcp)  # without the records, which each client's sandbox opens
-
-
-def add_web(add: Add) -> None:
-    """Make the command `web` known."""
-    about = "show what runs, what is asked and what waits in a browser"
-    parser = add("web", about, lambda _context: 0, _WEB_EXAMPLES)
-    free = "default: a free one, another each time"
-    parser.add_argument("--port", type=whole_number(0, 65535), default=0, metavar="N", help=free)
-    parser.add_argument("--no-open", action="store_true", help="don't start a browser")
-    where = "listen here instead of on this machine alone"
-    parser.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help=where)
-    parser.add_argument(
-        "--host", action="append", default=[], metavar="NAME", help="a name by which your own tunnel is reached"
-    )
-    parser.set_defaults(act=_web)
-
-
-def _web(options: argparse.Namespace) -> int:
-    try:
-        from fumehood.faces.web.app import serve
-    except ModuleNotFoundError as error:
-        raise lacking(error, "the page", "web", _WEB_EXTRA) from error
-    return serve(options.port, bind=options.bind, hosts=tuple(options.host), opens=not options.no_open)
-
-
-def _mcp(options: argparse.Namespace) -> int:
-    try:
-        from fumehood.faces.mcp.server import serve
-    except ModuleNotFoundError as error:
-        raise lacking(error, "the MCP server", "mcp", _MCP_EXTRA) from error
-    project = options.project if options.workspace is None else _workspace(options.workspace)
-    if options.http is None and os.isatty(0):
-        sys.stderr.write("fumehood: waits for an MCP client on standard input; fumehood setup CLIENT connects one\n")
-    return serve(project, options.session, options.http, own_tmp=options.own_tmp, draft=options.draft)
-
-
-def _workspace(name: str) -> str:
-    from contextlib import closing
-
-    from fumehood.service.opened import OpenedStore
-
-    with closing(OpenedStore()) as store:
-        return store.workspaces.find(name).path
+    code: int = act(rest if name in _LIGHT else words)
+    return code

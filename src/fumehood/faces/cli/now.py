@@ -1,62 +1,36 @@
-"""Commands about what runs now, and is asked: ps, stop, checkpoint, forward, status, ask, notify.
-
-`notify` has questions shown as notifications of the desktop, answered by their buttons. Whoever runs it is present at
-the desk as long as the desktop shows notifications: `org.freedesktop.Notifications`, on the session's own bus, which no
-command reaches.
-"""
+"""Commands about what runs now, and what is asked: ps, stop, checkpoint, forward, status, ask."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import sys
 import time
-from contextlib import ExitStack
-from html import escape
-from typing import TYPE_CHECKING, Any
 
 from fumehood.core.inside import widenings
 from fumehood.core.network import FULL
-from fumehood.core.questions import ONCE, Question, scope
 from fumehood.core.report import Run, picked, printable
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
-from fumehood.errors import BadRequest, Unavailable, lacking
-from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
+from fumehood.errors import BadRequest
+from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, flag, option, paint, several
 from fumehood.faces.cli.output import here, whole_number, width
-from fumehood.faces.cli.screen import KEYS, terminal
+from fumehood.faces.cli.screen import terminal
 from fumehood.faces.cli.telling import line_of, numbered, tell_run
 from fumehood.service import loopback, now
 from fumehood.service.ask import settle_access
-from fumehood.service.desk import Desk, OpenQuestion
+from fumehood.service.desk import Desk
 from fumehood.service.overview import missed_questions
 from fumehood.service.permission import Permissions, widened
 from fumehood.service.settle import FAILED
 from fumehood.service.undo import has_backups
 from fumehood.store.history import Reach
 
-if TYPE_CHECKING:
-    from dbus_fast import Message
-    from dbus_fast.aio import MessageBus
 
-
-def add_commands(add: Add) -> None:
-    """Make `ps`, `stop` and `checkpoint` known."""
-    shows = add("ps", "show what runs now", _ps, "  fumehood ps\n  fumehood ps --all")
-    shows.add_argument("--all", action="store_true", help="in every project")
-    ends = add("stop", "end a command that runs; what it wrote is held", _stop, "  fumehood stop last")
-    add_run(ends)
-    settles = add(
-        "checkpoint", "settle what a command that runs has finished writing; it goes on", _checkpoint,
-        "  fumehood checkpoint last",
-    )  # fmt: skip
-    add_run(settles)
-    for command in (shows, ends, settles):
-        add_reach(command)
-
-
+@command(
+    "ps", "show what runs now", "fumehood ps\nfumehood ps --all", flag("--all", "in every project"), *REACH
+)  # fmt: skip
 def _ps(context: Context) -> int:
     reach = Reach() if context.options.all else Reach(project=context.project.id)
     runs = now.running(context.store, context.reach, reach)
@@ -74,11 +48,16 @@ def _ps(context: Context) -> int:
     return context.say({"runs": [picked(run, fields) for run in runs]}, show)
 
 
+@command("stop", "end a command that runs; what it wrote is held", "fumehood stop last", RUN, *REACH)
 def _stop(context: Context) -> int:
     run = now.stop(context.store, context.run(context.options.run))
     return context.say(run.as_dict, lambda: tell_run(run, sys.stdout))
 
 
+@command(
+    "checkpoint", "settle what a command that runs has finished writing; it goes on", "fumehood checkpoint last",
+    RUN, *REACH,
+)  # fmt: skip
 def _checkpoint(context: Context) -> int:
     run = now.checkpoint(context.store, context.run(context.options.run))
 
@@ -91,19 +70,15 @@ def _checkpoint(context: Context) -> int:
     return 125 if run.state == FAILED else 0
 
 
-def add_forward(add: Add) -> None:
-    """Make `forward` known."""
-    command = add(
-        "forward", "open a port of a session to this machine's programs, until Ctrl-C", _forward,
-        "  fumehood forward 8000\n  fumehood forward 8000 --session agent-1 --to 9000\n"
-        "  fumehood forward 3000 --draft idea --to 3001",
-    )  # fmt: skip
-    command.add_argument("port", type=whole_number(1, 65535), metavar="PORT", help="where a command listens")
-    command.add_argument("--session", metavar="NAME", help="default: the latest with a command that runs")
-    command.add_argument("--draft", metavar="NAME", help="a draft's instead")
-    command.add_argument("--to", type=whole_number(1, 65535), metavar="PORT", help="the port here, if it is another")
-
-
+@command(
+    "forward", "open a port of a session to this machine's programs, until Ctrl-C",
+    "fumehood forward 8000\nfumehood forward 8000 --session agent-1 --to 9000\n"
+    "fumehood forward 3000 --draft idea --to 3001",
+    argument("port", type=whole_number(1, 65535), metavar="PORT", help="where a command listens"),
+    option("--session", "NAME", "default: the latest with a command that runs"),
+    option("--draft", "NAME", "a draft's instead"),
+    option("--to", "PORT", "the port here, if it is another", type=whole_number(1, 65535)),
+)  # fmt: skip
 def _forward(context: Context) -> int:
     options = context.options
     if options.draft is not None:
@@ -145,26 +120,16 @@ def _latest(context: Context) -> str:
 _MISSED = 5  # questions that found nobody that are shown
 
 
-def add_access(add: Add) -> None:
-    """Make `status` and `ask` known."""
-    status = add(
-        "status", "show what runs, what waits, what was taken back last, and what commands may do here", _status,
-        "  fumehood status\n  fumehood status --session claude-1",
-    )  # fmt: skip
-    ask = add(
-        "ask", "let an agent's commands reach a host, see a path of the home, or write a directory", _ask,
-        "  fumehood ask example.org --session claude-1\n  fumehood ask --show ~/.npmrc",
-    )  # fmt: skip
-    ask.add_argument("hosts", nargs="*", metavar="HOST")
-    ask.add_argument("--show", action="append", default=[], metavar="PATH", help="a path of the home, to be read")
-    ask.add_argument("--write", action="append", default=[], metavar="DIR", help="a directory, to be written")
-    ask.add_argument("--host", action="append", default=[], metavar="HOST", help="as HOST")
-    ask.add_argument("--reason", default="", metavar="TEXT", help="why, for whoever is asked")
-    for command in (status, ask):
-        command.add_argument("--session", metavar="NAME", help="for this session only")
-        add_reach(command)
-
-
+@command(
+    "ask", "let an agent's commands reach a host, see a path of the home, or write a directory",
+    "fumehood ask example.org --session claude-1\nfumehood ask --show ~/.npmrc",
+    argument("hosts", nargs="*", metavar="HOST"),
+    several("--show", "PATH", "a path of the home, to be read", default=[]),
+    several("--write", "DIR", "a directory, to be written", default=[]),
+    several("--host", "HOST", "as HOST", default=[]),
+    option("--reason", "TEXT", "why, for whoever is asked", default=""),
+    option("--session", "NAME", "for this session only"), *REACH,
+)  # fmt: skip
 def _ask(context: Context) -> int:
     """Ask whoever is at this terminal; an agent that asks from inside the hood has none."""
     options, store = context.options, context.store
@@ -181,6 +146,10 @@ def _ask(context: Context) -> int:
     return context.say({"asked": [each.fields() for each in asked], "said": said}, lambda: print("\n".join(said)))
 
 
+@command(
+    "status", "show what runs, what waits, what was taken back last, and what commands may do here",
+    "fumehood status\nfumehood status --session claude-1", option("--session", "NAME", "for this session only"), *REACH,
+)  # fmt: skip
 def _status(context: Context) -> int:
     options, store = context.options, context.store
     project = context.project
@@ -237,175 +206,3 @@ def _status(context: Context) -> int:
 
 def _named(run: Run) -> dict[str, object]:
     return picked(run, "run number command")
-
-
-# ---- Questions as notifications of the desktop.
-
-_NAME, _PATH = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
-_BUS, _BUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"
-_LOOKS_EVERY_S = 0.2
-_URGENT = 2  # it stays until it is answered
-_NEVER = 0  # when it expires
-_ELSEWHERE = "fumehood web and fumehood watch show questions too"
-
-
-def add_notify(add: Add) -> None:
-    """Make `notify` known."""
-    add(
-        "notify", "show what is asked as notifications of the desktop, with buttons that answer", _notify,
-        "  fumehood notify\n  fumehood notify --project .      what is asked about this project only",
-    )  # fmt: skip
-
-
-def _notify(context: Context) -> int:
-    import asyncio  # here, because it takes a while to load
-
-    named = context.options.project is not None or context.options.workspace is not None
-    desk, project = Desk(context.store.places), context.project.path if named else ""
-    try:
-        answered = asyncio.run(_served(desk, project))
-    except ModuleNotFoundError as error:
-        raise lacking(error, "showing notifications", "desktop", ("dbus_fast",)) from error
-    return context.say({"answered": answered}, lambda: None)
-
-
-async def _served(desk: Desk, project: str) -> int:
-    import asyncio
-
-    from dbus_fast import AuthError, InvalidAddressError
-    from dbus_fast.aio import MessageBus
-
-    try:
-        bus = await MessageBus().connect()
-    except (AuthError, InvalidAddressError, OSError) as error:
-        raise Unavailable(f"there is no desktop session here: {error}", hint=_ELSEWHERE) from error
-    over = asyncio.Event()
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(each, over.set)
-    ending = asyncio.create_task(bus.wait_for_disconnect())  # type: ignore[no-untyped-call]
-    ending.add_done_callback(lambda _ending: over.set())
-    notifier = Notifier(desk, project, bus)
-    try:
-        await notifier.begin()
-        print("questions are shown as notifications of the desktop; Ctrl-C ends that", flush=True)
-        while not over.is_set():
-            await notifier.look()
-            try:
-                await asyncio.wait_for(over.wait(), _LOOKS_EVERY_S)
-            except TimeoutError:
-                continue
-        return notifier.answered
-    finally:
-        if bus.connected:
-            await notifier.end()
-            bus.disconnect()
-        ending.cancel()
-
-
-class Notifier:
-    """Shows the questions that wait, each in a notification, and takes the buttons for answers."""
-
-    def __init__(self, desk: Desk, project: str, bus: MessageBus) -> None:
-        self._desk = desk
-        self._project = project
-        self._bus = bus
-        self._owner = ""  # the address of the program that shows notifications; no other's signals count
-        self._is_marked_up = False
-        self._shown: dict[str, int] = {}  # questions with their notifications: 0 where a person closed it
-        self._signals: list[Message] = []  # a button may be pressed before we hear which notification it is of
-        self._presence = ExitStack()
-        self.answered = 0
-
-    async def begin(self) -> None:
-        """Find the program that shows notifications, and hear from now on what it says."""
-        self._bus.add_message_handler(lambda message: self._signals.append(message))  # noqa: PLW0108 - it returns None
-        for rule in (
-            f"type='signal',sender='{_NAME}',interface='{_NAME}'",
-            f"type='signal',sender='{_BUS}',member='NameOwnerChanged',arg0='{_NAME}'",
-        ):
-            await self._call(_BUS, _BUS_PATH, _BUS, "AddMatch", "s", [rule])
-        if not await self._is_present():
-            raise Unavailable("this desktop has nothing that shows notifications with buttons", hint=_ELSEWHERE)
-
-    async def _is_present(self) -> bool:
-        """Be present if a program shows notifications that can be answered; it may have to be started by the bus."""
-        reply = await self._call(_NAME, _PATH, _NAME, "GetCapabilities")
-        if reply is None or "actions" not in reply.body[0]:
-            return False
-        self._owner = reply.sender or ""
-        self._is_marked_up = "body-markup" in reply.body[0]
-        self._presence.enter_context(self._desk.attend(self._project))
-        return True
-
-    async def look(self) -> None:
-        """Take the buttons that were pressed, show what is new, and close what was answered."""
-        signals, self._signals = self._signals, []
-        for message in signals:
-            self._take(message)
-        if not self._owner and not await self._is_present():
-            return
-        waiting = {each.id: each for each in self._desk.waiting(self._project)}
-        for key in self._shown.keys() - waiting.keys():
-            await self._close(self._shown.pop(key))
-        for key, question in waiting.items():
-            if key not in self._shown:
-                await self._show(question)
-
-    async def end(self) -> None:
-        """Be present no longer."""
-        self._presence.close()
-        for number in self._shown.values():
-            await self._close(number)
-
-    async def _show(self, question: OpenQuestion) -> None:
-        from dbus_fast import Variant
-
-        lines = "\n".join(question.question.lines)
-        body = [
-            "Fumehood", 0, "dialog-question", "Fumehood asks", escape(lines) if self._is_marked_up else lines,
-            buttons(question.question), {"urgency": Variant("y", _URGENT)}, _NEVER,
-        ]  # fmt: skip
-        reply = await self._call(_NAME, _PATH, _NAME, "Notify", "susssasa{sv}i", body)
-        if reply is not None:
-            self._shown[question.id] = reply.body[0]
-
-    async def _close(self, number: int) -> None:
-        if number:
-            await self._call(_NAME, _PATH, _NAME, "CloseNotification", "u", [number])
-
-    def _take(self, message: Message) -> None:
-        if message.sender == _BUS and message.member == "NameOwnerChanged" and message.body[0] == _NAME:
-            # What was shown is gone with the program that did. Another one is looked for.
-            self._owner = ""
-            self._shown.clear()
-            self._presence.close()
-        elif message.sender == self._owner and message.interface == _NAME:
-            key = next((key for key, number in self._shown.items() if number == message.body[0]), None)
-            if key is not None and message.member == "ActionInvoked":
-                self._answer(key, message.body[1])
-            elif key is not None and message.member == "NotificationClosed":
-                self._shown[key] = 0  # that is no answer: others may give one
-
-    def _answer(self, key: str, option: str) -> None:
-        question = next((each for each in self._desk.waiting(self._project) if each.id == key), None)
-        if question is not None and option in question.question.options:
-            self.answered += question.answer(option)
-
-    async def _call(
-        self, name: str, path: str, interface: str, member: str, signature: str = "", body: list[Any] | None = None
-    ) -> Message | None:
-        """Call a method; None where that failed, because the program is gone or never was there."""
-        from dbus_fast import Message, MessageType
-
-        reply = await self._bus.call(
-            Message(
-                destination=name, path=path, interface=interface, member=member, signature=signature, body=body or []
-            )
-        )
-        return None if reply.message_type is MessageType.ERROR else reply
-
-
-def buttons(question: Question) -> list[str]:
-    """Return the answers that a question allows with their words; for once first: a desktop may show but three."""
-    options = sorted(question.options, key=lambda option: scope(option) != ONCE)
-    return [text for option in options for text in (option, question.worded(KEYS[option][1]).capitalize())]

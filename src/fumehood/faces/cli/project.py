@@ -21,7 +21,7 @@ from fumehood.core.report import how_many, printable, shown_path, typed
 from fumehood.core.tool import FORMATS, NAME, all_definitions, definition_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Add, Context, add_act, paint
+from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint
 from fumehood.faces.cli.output import Paint, confirmed, here, whole_number
 from fumehood.faces.cli.screen import Ticking, terminal
 from fumehood.faces.cli.telling import tell_run
@@ -36,37 +36,16 @@ from fumehood.store.config import compile_file, file_of, load, policy_for
 from fumehood.store.projects import KnownProject, Project
 
 _NAMED = 3  # days and runs named in a line
-_CAPABILITIES = """  fumehood capabilities
-  fumehood capabilities --root alpine
-  fumehood capabilities --json | jq .runtimes"""
 
 
 # ---- Files, and where projects are.
 
-def add_files(add: Add) -> None:
-    """Make `files`, `restore` and `scan` known."""
-    files = add(
-        "files", "list the files that runs changed, or everything one of them can be restored from", _files,
-        "  fumehood files\n  fumehood files --all\n  fumehood files src/app.py",
-    )  # fmt: skip
-    files.add_argument("path", nargs="?", metavar="PATH", help="a file; or a directory, for all that is in it")
-    files.add_argument("--all", action="store_true", help="list every known file, changed by a run or not")
-    back = add(
-        "restore", "bring back an earlier version of a file; this can be undone", _restore,
-        "  fumehood restore src/app.py\n  fumehood restore src/app.py --from 01J8ZQ\n"
-        "  fumehood restore src/app.py --from 2026-03-01",
-    )  # fmt: skip
-    back.add_argument("path", metavar="PATH", help="absolute, from here, or as the report shows it")
-    back.add_argument(
-        "--from", dest="source", default="", metavar="RUN|DATE",
-        help="the version from before this run, or the backup of this day (default: from before its last change)",
-    )  # fmt: skip
-    add(
-        "scan", "read the project and bring the list of its files up to date; what .gitignore names, packages, "
-        "virtual environments and caches are left out", _scan, "  fumehood scan",
-    )  # fmt: skip
-
-
+@command(
+    "files", "list the files that runs changed, or everything one of them can be restored from",
+    "fumehood files\nfumehood files --all\nfumehood files src/app.py",
+    argument("path", nargs="?", metavar="PATH", help="a file; or a directory, for all that is in it"),
+    flag("--all", "list every known file, changed by a run or not"),
+)  # fmt: skip
 def _files(context: Context) -> int:
     project, path = context.project, context.options.path
     if path is None:
@@ -143,6 +122,14 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
     return context.say({**answer, "versions": [version.as_dict() for version in kept]}, show)
 
 
+@command(
+    "restore", "bring back an earlier version of a file; this can be undone",
+    "fumehood restore src/app.py\nfumehood restore src/app.py --from 01J8ZQ\n"
+    "fumehood restore src/app.py --from 2026-03-01",
+    argument("path", metavar="PATH", help="absolute, from here, or as the report shows it"),
+    option("--from", "RUN|DATE", "the version from before this run, or the backup of this day"
+           " (default: from before its last change)", dest="source", default=""),
+)  # fmt: skip
 def _restore(context: Context) -> int:
     done = restore(context.store, context.project, context.options.path, context.options.source, here=here())
 
@@ -156,6 +143,10 @@ def _restore(context: Context) -> int:
     return context.say(done.as_dict, show)
 
 
+@command(
+    "scan", "read the project and bring the list of its files up to date; what .gitignore names, packages, "
+    "virtual environments and caches are left out", "fumehood scan",
+)  # fmt: skip
 def _scan(context: Context) -> int:
     seen = [0]
 
@@ -174,18 +165,13 @@ def _scan(context: Context) -> int:
     return context.say(scan.fields(), show)
 
 
-def add_projects(add: Add) -> None:
-    """Make `projects` known: every directory that Fumehood has a record of, wherever it is now."""
-    command = add(
-        "projects", "list the known projects, say where one has moved, or forget one", _projects,
-        "  fumehood projects list\n  fumehood projects move ~/old/name ~/new/name\n  fumehood projects forget 3",
-    )  # fmt: skip
-    add_act(command, "list", "move", "forget")
-    command.add_argument("which", nargs="?", metavar="PROJECT", help="its path, or its number in the list")
-    command.add_argument("to", nargs="?", metavar="NEW", help="where it is now")
-    command.add_argument("--yes", action="store_true", help="forget without asking")
-
-
+@command(
+    "projects", "list the known projects, say where one has moved, or forget one",
+    "fumehood projects list\nfumehood projects move ~/old/name ~/new/name\nfumehood projects forget 3",
+    acts("list", "move", "forget"),
+    argument("which", nargs="?", metavar="PROJECT", help="its path, or its number in the list"),
+    argument("to", nargs="?", metavar="NEW", help="where it is now"), flag("--yes", "forget without asking"),
+)  # fmt: skip
 def _projects(context: Context) -> int:
     options, projects = context.options, context.store.projects
     if options.what == "list":
@@ -222,27 +208,11 @@ def _show_projects(projects: list[KnownProject]) -> None:
 
 # ---- What commands may do.
 
-def add_permissions(add: Add) -> None:
-    """Make `roots`, `grants` and `playground` known."""
-    roots = add(
-        "roots", "list, add or remove directories that commands may write besides the project", _roots,
-        "  fumehood roots list\n  fumehood roots add ../shared-library",
-    )  # fmt: skip
-    add_act(roots, "list", "add", "remove")
-    roots.add_argument("directory", nargs="?", metavar="DIR")
-    grants = add(
-        "grants", "list the answers that you chose to keep, or take one back", _grants,
-        "  fumehood grants list\n  fumehood grants revoke 3",
-    )  # fmt: skip
-    add_act(grants, "list", "revoke")
-    grants.add_argument("grant", nargs="?", type=whole_number(1), metavar="NUMBER")
-    ground = add(
-        "playground", "show where the agent's own directory is and how large it is, or empty it", _playground,
-        "  fumehood playground path\n  fumehood playground size\n  fumehood playground clean",
-    )  # fmt: skip
-    add_act(ground, "path", "size", "clean")
-
-
+@command(
+    "roots", "list, add or remove directories that commands may write besides the project",
+    "fumehood roots list\nfumehood roots add ../shared-library",
+    acts("list", "add", "remove"), argument("directory", nargs="?", metavar="DIR"),
+)  # fmt: skip
 def _roots(context: Context) -> int:
     project, options, store = context.project, context.options, context.store
     if options.what != "list" and not options.directory:
@@ -268,6 +238,11 @@ def _roots(context: Context) -> int:
     return context.say({"roots": list(project.roots), "offered": more}, show)
 
 
+@command(
+    "grants", "list the answers that you chose to keep, or take one back",
+    "fumehood grants list\nfumehood grants revoke 3",
+    acts("list", "revoke"), argument("grant", nargs="?", type=whole_number(1), metavar="NUMBER"),
+)  # fmt: skip
 def _grants(context: Context) -> int:
     grants = context.store.grants
     if context.options.what == "revoke":
@@ -291,6 +266,10 @@ def _grant_line(grant: Grant) -> str:
     return f"{grant.answer:5} {grant.what}: {printable(grant.target)} in {printable(grant.project)}, since {when}"
 
 
+@command(
+    "playground", "show where the agent's own directory is and how large it is, or empty it",
+    "fumehood playground path\nfumehood playground size\nfumehood playground clean", acts("path", "size", "clean"),
+)  # fmt: skip
 def _playground(context: Context) -> int:
     places, what = context.store.places, context.options.what
     if what == "clean":
@@ -305,23 +284,6 @@ def _playground(context: Context) -> int:
 
 # ---- What is set, and what that comes to.
 
-def add_config(add: Add) -> None:
-    """Make `config` and `tool` known."""
-    config = add(
-        "config", "show what is configured for this project, where the file is, or what is wrong with it", _config,
-        "  fumehood config show\n  fumehood config check\n  $EDITOR \"$(fumehood config path)\"",
-    )  # fmt: skip
-    add_act(config, "show", "path", "check")
-    tool = add(
-        "tool", "print the tool to offer a model: its name, description and schema", _tool,
-        "  fumehood tool --format openai\n  fumehood tool --format mcp --all",
-    )  # fmt: skip
-    tool.add_argument("name", nargs="?", metavar="NAME", default=NAME, help="a [[tool]] of the configuration instead")
-    tool.add_argument("--format", choices=FORMATS, required=True, help="the interface it is for")
-    tool.add_argument("--extra", metavar="TEXT", default="", help="sentences to add to its description")
-    tool.add_argument("--all", action="store_true", help="print an object with a list of all: ours, and each [[tool]]")
-
-
 def _roots_here(context: Context) -> tuple[str, ...]:
     """Return the roots of the project; none where there can't be one, such as in the home: settings hold there too."""
     try:
@@ -332,6 +294,14 @@ def _roots_here(context: Context) -> tuple[str, ...]:
         return ()
 
 
+@command(
+    "tool", "print the tool to offer a model: its name, description and schema",
+    "fumehood tool --format openai\nfumehood tool --format mcp --all",
+    argument("name", nargs="?", metavar="NAME", default=NAME, help="a [[tool]] of the configuration instead"),
+    argument("--format", choices=FORMATS, required=True, help="the interface it is for"),
+    option("--extra", "TEXT", "sentences to add to its description", default=""),
+    flag("--all", "print an object with a list of all: ours, and each [[tool]]"),
+)  # fmt: skip
 def _tool(context: Context) -> int:
     options = context.options
     policy = policy_for(context.store.places, _roots_here(context))
@@ -342,6 +312,10 @@ def _tool(context: Context) -> int:
     return context.say(answer, lambda: print(json.dumps(answer, indent=2)))
 
 
+@command(
+    "config", "show what is configured for this project, where the file is, or what is wrong with it",
+    "fumehood config show\nfumehood config check\n$EDITOR \"$(fumehood config path)\"", acts("show", "path", "check"),
+)  # fmt: skip
 def _config(context: Context) -> int:
     what, path = context.options.what, file_of(context.store.places)
     if what == "path":
@@ -407,14 +381,12 @@ def _plain(table: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in ((), {})}
 
 
-def add_capabilities(add: Add) -> None:
-    """Make `capabilities` known: what commands find in their sandbox, for a system prompt or a program."""
-    about = "describe what commands find in their sandbox, as text for a model"
-    command = add("capabilities", about, _capabilities, _CAPABILITIES)
-    command.add_argument("--root", metavar="ROOT", default="", help="the root to look in (default: the configured one)")
-    command.add_argument("--fresh", action="store_true", help="start every program, also those that are as they were")
-
-
+@command(
+    "capabilities", "describe what commands find in their sandbox, as text for a model",
+    "fumehood capabilities\nfumehood capabilities --root alpine\nfumehood capabilities --json | jq .runtimes",
+    option("--root", "ROOT", "the root to look in (default: the configured one)", default=""),
+    flag("--fresh", "start every program, also those that are as they were"),
+)  # fmt: skip
 def _capabilities(context: Context) -> int:
     from fumehood.service.explain import capabilities
     from fumehood.service.sandbox import Hood

@@ -289,7 +289,7 @@ class Ticking(_Line):
         super().__init__()
         self._what = what
         self._amount = amount or _of_how_many
-        self._is_on = os.isatty(2) and os.environ.get("TERM") != "dumb" and not getattr(options, "quiet", False)
+        self._is_on = os.isatty(2) and os.environ.get("TERM") != "dumb" and not options.quiet
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tick, name="fumehood-progress", daemon=True)
 

@@ -16,7 +16,7 @@ from fumehood.core.questions import held_item, waiting
 from fumehood.core.report import REDO, Run, how_many, picked, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
-from fumehood.faces.cli.commands import Add, Context, add_reach, add_run, paint
+from fumehood.faces.cli.commands import REACH, RUN, Argument, Context, argument, command, flag, option, paint, run_or
 from fumehood.faces.cli.look import write_difference
 from fumehood.faces.cli.output import here
 from fumehood.faces.cli.screen import Keys, Ticking, columns, turn, wait_for_quiet
@@ -33,13 +33,10 @@ from fumehood.store.history import CHECKPOINT, LAST
 _TERMINAL_EXTRA = ("textual", "rich")  # packages that the extra `terminal` brings
 
 
-def add_watch(add: Add) -> None:
-    """Make `watch` known."""
-    about = "show what runs, what is asked and what waits on the terminal, as it happens"
-    watch = add("watch", about, _watch, "  fumehood watch\n  fumehood watch --here")
-    watch.add_argument("--here", action="store_true", help="what runs and ran in this project only")
-
-
+@command(
+    "watch", "show what runs, what is asked and what waits on the terminal, as it happens",
+    "fumehood watch\nfumehood watch --here", flag("--here", "what runs and ran in this project only"),
+)  # fmt: skip
 def _watch(context: Context) -> int:
     if not _is_drawable():
         raise BadRequest("watch needs a terminal that can be drawn on", hint="fumehood status tells the same in lines")
@@ -72,40 +69,25 @@ _MOST_CHANGED = 3  # times that a person is shown anew what changes while they l
 _END = "q\x03\x04\x1b"
 
 
-def add_commands(add: Add) -> None:
-    """Make these commands known."""
-    forth = add(
-        "apply", "apply the changes that a run holds", _apply,
-        "  fumehood apply last\n  fumehood apply last Makefile\n  fumehood apply last notes.txt --force",
-    )
-    add_run(forth)
-    away = add(
-        "discard", "throw away the changes that a run holds", _discard,
-        "  fumehood discard last\n  fumehood discard last .git/hooks",
-    )  # fmt: skip
-    add_run(away)
-    back = add(
-        "undo", "undo a run: bring back what was there before it (default: the last run that is not undone yet)",
-        _undo, "  fumehood undo\n  fumehood undo 214\n  fumehood undo last src/main.py",
-    )  # fmt: skip
-    again = add(
-        "redo", "redo what was undone (default: the last undo)", _redo,
-        "  fumehood redo\n  fumehood redo 214\n  fumehood redo last src/main.py",
-    )  # fmt: skip
-    for command in (back, again):
-        add_run(command, default=LAST)
-        command.set_defaults(run=None)  # so that one that is named can be told from none
-    for command in (forth, away, back, again):
-        command.add_argument("paths", nargs="*", default=(), metavar="PATH", help="only these, and what is in them")
-    since = "also bring back what was changed since"
-    forces = {forth: "also apply what was changed in the project after the run began", back: since, again: since}
-    for command, what in forces.items():
-        command.add_argument("--force", action="store_true", help=f"{what}; what is there now is saved first")
-    for command in (back, again):
-        command.add_argument("--session", metavar="NAME", help="all runs of this session at once, or none")
-        add_reach(command)
+_PATHS = argument("paths", nargs="*", default=(), metavar="PATH", help="only these, and what is in them")
 
 
+def _force(what: str) -> Argument:
+    return flag("--force", f"{what}; what is there now is saved first")
+
+
+# Without a run, the last one is meant; one that is named can be told from none.
+_BACK_AND_FORTH = (
+    run_or(None), _PATHS, _force("also bring back what was changed since"),
+    option("--session", "NAME", "all runs of this session at once, or none"), *REACH,
+)  # fmt: skip
+
+
+@command(
+    "apply", "apply the changes that a run holds",
+    "fumehood apply last\nfumehood apply last Makefile\nfumehood apply last notes.txt --force",
+    RUN, _PATHS, _force("also apply what was changed in the project after the run began"),
+)  # fmt: skip
 def _apply(context: Context) -> int:
     options = context.options
     run = context.run(options.run)
@@ -123,6 +105,10 @@ def _tell_decided(done: Run) -> None:
     tell_run(done, sys.stdout)
 
 
+@command(
+    "discard", "throw away the changes that a run holds",
+    "fumehood discard last\nfumehood discard last .git/hooks", RUN, _PATHS,
+)  # fmt: skip
 def _discard(context: Context) -> int:
     run = context.run(context.options.run)
     with Ticking("throwing away", context.options):
@@ -130,6 +116,10 @@ def _discard(context: Context) -> int:
     return _say(context, done, lambda: _tell_decided(done))
 
 
+@command(
+    "undo", "undo a run: bring back what was there before it (default: the last run that is not undone yet)",
+    "fumehood undo\nfumehood undo 214\nfumehood undo last src/main.py", *_BACK_AND_FORTH,
+)  # fmt: skip
 def _undo(context: Context) -> int:
     options = context.options
     if options.session is not None:
@@ -162,6 +152,10 @@ def _undo(context: Context) -> int:
     return _say(context, back, show)
 
 
+@command(
+    "redo", "redo what was undone (default: the last undo)",
+    "fumehood redo\nfumehood redo 214\nfumehood redo last src/main.py", *_BACK_AND_FORTH,
+)  # fmt: skip
 def _redo(context: Context) -> int:
     options = context.options
     if options.session is not None:
@@ -247,13 +241,12 @@ def _way_back(back: Run, whole: str) -> str:
     return f"to have it back: fumehood redo {whole}".rstrip()
 
 
-def add_review(add: Add) -> None:
-    """Make `review` known: what is held, one change at a time, its difference, and one key."""
-    review = add("review", "go through what is held, change by change", _review, "  fumehood review")
-    add_run(review, default="")
-    review.add_argument("--lines", action="store_true", help="ask line by line, also where the views can be drawn")
+# ---- What is held, one change at a time: its difference, and one key.
 
-
+@command(
+    "review", "go through what is held, change by change", "fumehood review",
+    run_or(""), flag("--lines", "ask line by line, also where the views can be drawn"),
+)  # fmt: skip
 def _review(context: Context) -> int:
     """Without a terminal, tell what waits; with one, ask for each."""
     runs = _held(context)

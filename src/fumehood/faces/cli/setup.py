@@ -17,7 +17,7 @@ from fumehood.core.report import printable
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused
-from fumehood.faces.cli.commands import Add, Context, paint
+from fumehood.faces.cli.commands import Context, argument, command, flag, option, paint, several
 from fumehood.faces.cli.hook_clients import ALLOW
 from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
 from fumehood.faces.cli.output import here, whole_number
@@ -30,9 +30,6 @@ from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root
 from fumehood.store.config import policy_for, replace, set_key
 
-_EXAMPLES = """  fumehood setup
-  fumehood setup --yes --root alpine --agent mcp
-  fumehood setup claude"""
 _AGENTS = (*CLIENTS, "mcp", "python", "none")
 _INSTALLERS = ("apt ", "apt-get ", "dnf ", "pacman ", "apk ", "zypper ")
 _MCP = """  {"mcpServers": {"fumehood": {"command": "fumehood", "args": ["mcp"]}}}"""
@@ -44,21 +41,20 @@ _LONGEST_SETTINGS = 1 << 20
 _START_S = 120  # how long a server may take to start, with what it needs installed
 
 
-def add_commands(add: Add) -> None:
-    """Make this command known."""
-    setup = add("setup", "get this machine ready, step by step; or connect one client", _setup, _EXAMPLES)
-    setup.add_argument("client", nargs="?", metavar="CLIENT", help=f"connect this client only: {', '.join(CLIENTS)}")
-    setup.add_argument("--mcp", action="store_true", help="connect it through the MCP server instead of the hook")
-    setup.add_argument("--remove", action="store_true", help="remove Fumehood from the client's settings")
-    setup.add_argument("--print", action="store_true", help="only print what the client's settings would be")
-    setup.add_argument("--yes", action="store_true", help="take every default, ask nothing")
-    setup.add_argument("--root", metavar="ROOT", help="the root that commands see by default: host or alpine")
-    setup.add_argument("--tier", type=whole_number(), choices=(1, 2), help="how many tools an Alpine root gets")
-    setup.add_argument("--mirror", metavar="URL", help="where an Alpine root comes from")
-    setup.add_argument("--key", action="append", metavar="FILE", help="a public key that signs that mirror's packages")
-    setup.add_argument("--agent", choices=_AGENTS, help="the client whose snippet is shown at the end")
-
-
+@command(
+    "setup", "get this machine ready, step by step; or connect one client",
+    "fumehood setup\nfumehood setup --yes --root alpine --agent mcp\nfumehood setup claude",
+    argument("client", nargs="?", metavar="CLIENT", help=f"connect this client only: {', '.join(CLIENTS)}"),
+    flag("--mcp", "connect it through the MCP server instead of the hook"),
+    flag("--remove", "remove Fumehood from the client's settings"),
+    flag("--print", "only print what the client's settings would be"),
+    flag("--yes", "take every default, ask nothing"),
+    option("--root", "ROOT", "the root that commands see by default: host or alpine"),
+    argument("--tier", type=whole_number(), choices=(1, 2), help="how many tools an Alpine root gets"),
+    option("--mirror", "URL", "where an Alpine root comes from"),
+    several("--key", "FILE", "a public key that signs that mirror's packages"),
+    argument("--agent", choices=_AGENTS, help="the client whose snippet is shown at the end"),
+)  # fmt: skip
 def _setup(context: Context) -> int:
     if context.options.client:
         return connect(context, context.options.client)
