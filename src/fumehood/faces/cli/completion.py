@@ -10,7 +10,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from fumehood.core.report import printable
@@ -60,7 +60,7 @@ def _print_script(context: Context) -> int:
 
 def complete(words: Sequence[str]) -> int:
     """Print what the last of some words could become."""
-    by_shell, candidates = completed([word for word in words if word != "="] if "=" in words[:-1] else words)
+    by_shell, candidates = _completed([word for word in words if word != "="] if "=" in words[:-1] else words)
     lines = [by_shell]
     for word, about in candidates:
         # What does not show could act on the terminal, and could not be typed.
@@ -70,7 +70,7 @@ def complete(words: Sequence[str]) -> int:
     return 0
 
 
-def completed(words: Sequence[str]) -> tuple[str, list[Word]]:
+def _completed(words: Sequence[str]) -> tuple[str, Iterable[Word]]:
     """Return what the shell is to complete, and the words that the last one could become."""
     *before, current = words or ("",)
     if not before:
@@ -79,115 +79,92 @@ def completed(words: Sequence[str]) -> tuple[str, list[Word]]:
     shape = shape_of(before[0])
     if shape is None or "--" in before:
         return _COMMANDS if before[-1] == "--" else _FILES, []
-    taken, arguments = _at(shape, before[1:])
+    # What comes next after these words: the value of an option, or an argument.
+    by_name = {name: option for option in shape.options for name in option.names}
+    arguments: list[str] = []
+    taken: Parameter | None = None
+    for word in before[1:]:
+        if taken is not None:
+            taken = None
+        elif word.startswith("-"):
+            taken = by_name.get(word)
+            taken = taken if taken is not None and taken.value else None
+        else:
+            arguments.append(word)
+    if taken is None and len(arguments) < len(shape.arguments):
+        taken = shape.arguments[len(arguments)]
+    elif taken is None and shape.arguments and shape.arguments[-1].is_repeated:
+        taken = shape.arguments[-1]
     if current.startswith("-") and (taken is None or not taken.names):
         return _NOTHING, [(option.names[-1], option.about) for option in shape.options]
     if taken is None:
         return _COMMANDS if before[0] == "run" else _FILES, []
-    values = _Values(before[0], arguments, before)
-    return _BY_SHELL.get(taken.value, _NOTHING), list(values.of(taken, current))
+    choices = [(choice, "") for choice in taken.choices]
+    if taken.value == "CLIENT":
+        from fumehood.faces.cli.setup_clients import CLIENTS
+
+        choices += [(client, "") for client in CLIENTS]
+    by_shell, kind = _BY_SHELL.get(taken.value, _NOTHING), _kind(before[0], taken)
+    if kind not in _RECORDED or not os.path.isdir(state_directory()):
+        return by_shell, choices  # or nothing was recorded yet
+    named = before.index("--project") + 1 if "--project" in before else 0
+    project = before[named] if 0 < named < len(before) else ""
+    return by_shell, chain(choices, _recorded(kind, before[0], arguments, current, project))
 
 
-def _at(shape: Shape, words: Sequence[str]) -> tuple[Parameter | None, list[str]]:
-    """Return what comes next after some words, and those of them that are arguments."""
-    by_name = {name: option for option in shape.options for name in option.names}
-    arguments: list[str] = []
-    waiting: Parameter | None = None
-    for word in words:
-        if waiting is not None:
-            waiting = None
-        elif word.startswith("-"):
-            option = by_name.get(word)
-            waiting = option if option is not None and option.value else None
-        else:
-            arguments.append(word)
-    if waiting is not None:
-        return waiting, arguments
-    places_of = shape.arguments
-    if len(arguments) < len(places_of):
-        return places_of[len(arguments)], arguments
-    return places_of[-1] if places_of and places_of[-1].is_repeated else None, arguments
+_RECORDED = frozenset({"RUN", "DRAFT", "RUN|DRAFT", "HOST", "PROJECT", "SESSION", "WORKSPACE", "GRANT", "A RUN'S PATH"})
 
 
-class _Values:
-    """What a value could be, by what it is called; what is recorded is only read, and only if it is asked for."""
+def _kind(command: str, taken: Parameter) -> str:
+    """Return what a value is, where its own name does not say that."""
+    options = {"--session": "SESSION", "--only-session": "SESSION", "--draft": "DRAFT", "--workspace": "WORKSPACE",
+               "--project": "PROJECT"}  # fmt: skip
+    for name in taken.names:
+        if name in options:
+            return options[name]
+    if not taken.names and command in ("draft", "workspace") and taken.value == "NAME":
+        return command.upper()
+    if not taken.names and command == "grants" and not taken.choices:
+        return "GRANT"
+    if not taken.names and command in ("apply", "discard", "undo", "diff") and taken.value == "PATH":
+        return "A RUN'S PATH"
+    return taken.value
 
-    def __init__(self, command: str, arguments: Sequence[str], words: Sequence[str]) -> None:
-        self._command, self._arguments = command, arguments
-        named = words.index("--project") + 1 if "--project" in words else 0
-        self._project = words[named] if 0 < named < len(words) else ""
 
-    def of(self, taken: Parameter, current: str) -> Iterator[Word]:
-        """Yield what an option or argument may be."""
-        yield from ((choice, "") for choice in taken.choices)
-        if taken.value == "CLIENT":
-            from fumehood.faces.cli.setup_clients import CLIENTS
+def _recorded(kind: str, command: str, arguments: Sequence[str], current: str, project: str) -> Iterator[Word]:
+    """Yield what of a kind is recorded; it is only read, and only if it is asked for."""
+    store = Store()
 
-            yield from ((client, "") for client in CLIENTS)
-        names = set(taken.names)
-        by_value: dict[str, Callable[[Store], Iterator[Word]]] = {
-            "RUN": lambda store: self._runs(store, current), "HOST": self._hosts, "PROJECT": self._projects,
-            "RUN|DRAFT": lambda store: chain(self._runs(store, current), self._drafts(store)),
-        }  # fmt: skip
-        read = by_value.get(taken.value)
-        if "--session" in names or "--only-session" in names:
-            read = self._sessions
-        elif "--draft" in names or (self._command == "draft" and taken.value == "NAME" and not names):
-            read = self._drafts
-        elif "--workspace" in names or (self._command == "workspace" and taken.value == "NAME"):
-            read = self._workspaces
-        elif self._command == "grants" and not names and not taken.choices:
-            read = self._grants
-        elif taken.value == "PATH" and not names and self._command in ("apply", "discard", "undo", "diff"):
-            read = self._paths
-        elif "--project" in names:
-            read = self._projects
-        if read is None or not os.path.isdir(state_directory()):
-            return  # nothing was recorded yet
-        store = Store()
-        yield from read(store)
-
-    def _reach(self, store: Store) -> Reach:
-        where = self._project or store.projects.holding(os.getcwd())
+    def here() -> Reach:
+        where = project or store.projects.holding(os.getcwd())
         return Reach(project=store.projects.number_at(os.path.realpath(where)) or 0)
 
-    def _runs(self, store: Store, current: str) -> Iterator[Word]:
+    if kind in ("RUN", "RUN|DRAFT"):
         yield "last", "the latest"
-        states = _STATES.get(self._command)
-        runs = store.history.runs(self._reach(store), limit=_RUNS)
-        for run in runs:
-            if states is None or run.state in states:
+        for run in store.history.runs(here(), limit=_RUNS):
+            if run.state in _STATES.get(command, (run.state,)):
                 # No number begins with 0, and all ids do.
                 yield run.run if current.startswith("0") else str(run.number), f"{run.outcome}: {run.command}"
-
-    def _paths(self, store: Store) -> Iterator[Word]:
-        if not self._arguments:
-            return
-        reach = self._reach(store)
-        store.history.here = reach.project
-        run = store.history.find(self._arguments[0], reach)
-        changes, _ = page_of_changes(store.database, run.run, most=_PATHS)
-        yield from ((each.path, f"{each.change}, {each.verdict}") for each in changes if each.root == 0)
-
-    def _sessions(self, store: Store) -> Iterator[Word]:
+    if kind in ("DRAFT", "RUN|DRAFT"):
+        yield from ((each.name, "a draft") for each in store.drafts.open_ones(here().project or 0))
+    elif kind == "SESSION":
         counts = [(each.name, count) for each, count in store.sessions.counts() if not is_of_draft(each.name)]
         yield from ((name, f"runs: {count}") for name, count in counts[:_RUNS])
-
-    def _drafts(self, store: Store) -> Iterator[Word]:
-        yield from ((each.name, "a draft") for each in store.drafts.open_ones(self._reach(store).project or 0))
-
-    def _workspaces(self, store: Store) -> Iterator[Word]:
+    elif kind == "WORKSPACE":
         yield from ((each.name, "") for each in store.workspaces.all())
-
-    def _grants(self, store: Store) -> Iterator[Word]:
+    elif kind == "GRANT":
         yield from ((str(each.id), f"{each.answer} {each.what} {each.target}") for each in store.grants.all())
-
-    def _hosts(self, store: Store) -> Iterator[Word]:
+    elif kind == "HOST":
         granted = {each.target for each in store.grants.all() if each.what == "host"}
         yield from ((host, "granted") for host in sorted(granted))
-
-    def _projects(self, store: Store) -> Iterator[Word]:
+    elif kind == "PROJECT":
         yield from ((each.path, f"runs: {each.runs}") for each in store.projects.listed())
+    elif kind == "A RUN'S PATH" and arguments:
+        reach = here()
+        store.history.here = reach.project
+        run = store.history.find(arguments[0], reach)
+        changes, _ = page_of_changes(store.database, run.run, most=_PATHS)
+        yield from ((each.path, f"{each.change}, {each.verdict}") for each in changes if each.root == 0)
 
 
 # ---- What each command takes, read from its parser or from its own help; the manual page has it too.
