@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
     from fumehood.faces.cli.hook_clients import Command, ToolCall
 
-# What a tool call is. An edit is one by the client's own tools; what a command writes, the hood captures.
-SHELL, EDIT_BEFORE, EDIT_AFTER, OTHER, DONE = "shell", "edit before", "edit after", "other", "done"
-
 _FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
 _VALUES = frozenset({"--project", "--draft", "--allow-host", "--root", "--timeout"})
 _ASKED = frozenset({"--client", "--session", "--allow-tool"})
@@ -81,16 +78,12 @@ def _deliver(answer: str) -> None:
         # What could not be written would be tried once more at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise FumehoodError(f"the answer can't be written: {error.strerror}", hint="the command was not run") from error
-    if answer not in ("", "{}\n") and _is_nowhere():
-        raise FumehoodError("nobody reads the answer", hint="the command was not run; standard output must be open")
-
-
-def _is_nowhere() -> bool:
-    """Return True if what is written is lost: standard output is the null device, as it also is if it was closed."""
     try:
-        return os.fstat(sys.stdout.fileno()).st_rdev == _NULL
+        is_nowhere = os.fstat(sys.stdout.fileno()).st_rdev == _NULL  # or it was closed, and is that now
     except OSError:
-        return False  # it is no file
+        is_nowhere = False  # it is no file
+    if answer not in ("", "{}\n") and is_nowhere:
+        raise FumehoodError("nobody reads the answer", hint="the command was not run; standard output must be open")
 
 
 def _blocked(error: FumehoodError) -> int:
@@ -135,19 +128,22 @@ def parse(arguments: Sequence[str]) -> HookOptions:
 def answered(data: bytes, options: HookOptions) -> str:
     """Return the answer to a tool call: nothing where no command is run."""
     call = read_call(_read(data), options.client)
-    client, kind = call.client, kind_of(call)
-    answer = client.nothing
+    client, answer = call.client, call.client.nothing
+    is_edit = call.tool in client.edits or call.tool in client.patches
+    is_shell = call.tool in client.shells and not call.is_after
+    if is_shell and call.tool in client.patching_shells and "patch <<" in str(call.input):
+        # A client may make an edit of a shell's command; any doubt about it makes it a command.
+        from fumehood.faces.cli.hook_edits import shell_patch
+
+        is_edit = shell_patch(call) is not None
+        is_shell = not is_edit
     try:
-        if kind == EDIT_BEFORE:
-            from fumehood.faces.cli.hook_edits import begun
+        if call.is_after:
+            if is_edit:
+                from fumehood.faces.cli.hook_edits import ended
 
-            reason = begun(call, _session(call, options), options.passed_on)
-            answer = client.refused(ASK, reason) if reason else client.nothing
-        elif kind == EDIT_AFTER:
-            from fumehood.faces.cli.hook_edits import ended
-
-            ended(call, _session(call, options))
-        elif kind == SHELL:
+                ended(call, _session(call, options))
+        elif is_shell:
             from fumehood.faces.cli.hook_clients import command_of
 
             tool_input = _rewritten(command_of(call), call, options)
@@ -155,7 +151,12 @@ def answered(data: bytes, options: HookOptions) -> str:
             # What sets our words apart from a command's, for its model.
             mark = session_mark(state_directory(), _session(call, options)) if client.tells_before else ""
             answer = client.rewritten(tool_input, decision, told_ahead(mark) if mark else "")
-        elif kind == OTHER:
+        elif is_edit:
+            from fumehood.faces.cli.hook_edits import begun
+
+            reason = begun(call, _session(call, options), options.passed_on)
+            answer = client.refused(ASK, reason) if reason else client.nothing
+        else:
             from fumehood.faces.cli.hook_clients import refuse_what_runs
 
             refuse_what_runs(call, options.allowed_tools)
@@ -194,25 +195,6 @@ class _Plain:
     object_hook = object_pairs_hook = None
     parse_float = parse_constant = float
     parse_int = int
-
-
-def kind_of(call: ToolCall) -> str:
-    """Say what a call is: a shell's command, an edit that is about to be or was made, or anything else."""
-    is_edit = call.tool in call.client.edits or call.tool in call.client.patches
-    if call.is_after:
-        return EDIT_AFTER if is_edit else DONE
-    if call.tool in call.client.shells:
-        return EDIT_BEFORE if _is_shell_patch(call) else SHELL
-    return EDIT_BEFORE if is_edit else OTHER
-
-
-def _is_shell_patch(call: ToolCall) -> bool:
-    """Tell whether the client makes an edit of a shell's command; any doubt about it makes it a command."""
-    if call.tool not in call.client.patching_shells or "patch <<" not in str(call.input):
-        return False
-    from fumehood.faces.cli.hook_edits import shell_patch
-
-    return shell_patch(call) is not None
 
 
 def _rewritten(command: Command, call: ToolCall, options: HookOptions) -> dict[str, Any]:

@@ -96,7 +96,14 @@ def read_call(raw: object, name: str) -> ToolCall:
     """Return the tool call that a client wrote; `name` is the client, "" where its call must tell that."""
     if not isinstance(raw, dict):
         raise BadRequest("the hook's input names no tool", hint="the command was not run")
-    client = CLIENTS[name] if name else next((each for each in CLIENTS.values() if _is_of(each, raw)), None)
+
+    def is_of(client: Client) -> bool:
+        if not client.event_field:
+            return client.tool_field in raw
+        event = raw.get(client.event_field)
+        return event in (client.before, *client.after) and (not client.told_by or client.told_by in raw)
+
+    client = CLIENTS[name] if name else next(filter(is_of, CLIENTS.values()), None)
     event = raw.get(client.event_field if client else "hook_event_name")
     if client is None:
         said = "the hook's input names no event" if event is None else f"the hook does not know the event {event!r}"
@@ -114,13 +121,6 @@ def read_call(raw: object, name: str) -> ToolCall:
     )  # fmt: skip
 
 
-def _is_of(client: Client, raw: dict[str, Any]) -> bool:
-    if not client.event_field:
-        return client.tool_field in raw
-    event = raw.get(client.event_field)
-    return event in (client.before, *client.after) and (not client.told_by or client.told_by in raw)
-
-
 def is_own_tool(call: ToolCall) -> bool:
     """Return True for a tool of our own server, in the client's spelling; a `[[tool]]` of the person's is one too."""
     context = call.raw.get("mcp_context")
@@ -128,14 +128,15 @@ def is_own_tool(call: ToolCall) -> bool:
         names = [context.get("tool_name")] if context.get("server_name") == SERVER else []
     else:
         names = [call.tool[len(start) :] for start in call.client.own_tool_starts if call.tool.startswith(start)]
-    return any(name in OWN_TOOLS or _is_template(name) for name in names)
-
-
-def _is_template(name: object) -> bool:
+    if any(name in OWN_TOOLS for name in names):
+        return True
+    if not names:
+        return False
     from fumehood.store.config import load
     from fumehood.store.places import places
 
-    return any(each["name"] == name for scope in load(places()).values() for each in scope.get("tools", ()))
+    templates = {each["name"] for scope in load(places()).values() for each in scope.get("tools", ())}
+    return not templates.isdisjoint(names)
 
 
 def is_background(call: ToolCall) -> bool:
@@ -313,7 +314,15 @@ def refuse_what_runs(call: ToolCall, allowed: Sequence[str]) -> None:
         return
     if any(name == each or (each.endswith("*") and name.startswith(each[:-1])) for each in allowed):
         return
-    why = _why_it_runs(name, call.input)
+    words = _words(name.rpartition("__")[2])
+    only_looks = bool(words) and (words[0] in _LOOK_VERBS or words[-1] in _LOOK_ENDS)
+    field, why = next(_run_fields(call.input), None), ""
+    if isinstance(call.input, str) and call.input.strip():
+        why = "its input is plain text"
+    elif field is not None:
+        why = f"its input has {ascii(field)[:_LONGEST_SHOWN]}"
+    elif words and not only_looks and (words[0] in _RUN_VERBS or not _RUN_NAMES.isdisjoint(words)):
+        why = "its name says so"
     if why:
         shown = ascii(name)[1:-1][:_LONGEST_SHOWN]
         raise BadRequest(
@@ -344,20 +353,6 @@ def command_of(call: ToolCall) -> Command:
     is_script = len(command) == 3 and command[0] in _SHELL_NAMES and command[1] in ("-c", "-lc")
     text = " ".join(map(quoted, command))
     return Command(field=field, text=text, is_list=True, script=command[2] if is_script else "")
-
-
-def _why_it_runs(name: str, tool_input: object) -> str:
-    """Say what tells that a tool would run something; empty where nothing does."""
-    if isinstance(tool_input, str) and tool_input.strip():
-        return "its input is plain text"
-    field = next(_run_fields(tool_input), None)
-    if field is not None:
-        return f"its input has {ascii(field)[:_LONGEST_SHOWN]}"
-    words = _words(name.rpartition("__")[2])
-    only_looks = bool(words) and (words[0] in _LOOK_VERBS or words[-1] in _LOOK_ENDS)
-    if words and not only_looks and (words[0] in _RUN_VERBS or not _RUN_NAMES.isdisjoint(words)):
-        return "its name says so"
-    return ""
 
 
 def _run_fields(value: object) -> Iterator[str]:
