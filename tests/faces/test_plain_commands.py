@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from at_terminal import Terminal
-from fumehood.faces.cli.run import own_words
+from fumehood.faces.cli.run import parse
 from fumehood.service.opened import OpenedStore
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -75,7 +75,9 @@ def test_words_of_the_command_are_none_of_ours(cli: Cli, project: Path) -> None:
     for words in (["--cwd", "/nonexistent", "--json", "ls"], ["--no-such", "--json", "--", "ls"], ["--json", "--cwd"]):
         assert json.loads(cli("run", *words).stdout)["error"]
     ours = ["--quiet", "--cwd", "--", "--write=x"]
-    assert own_words([*ours, "sh", "--brief"]) == ours
+    asked = parse([*ours, "sh", "--brief"])
+    assert (asked.flags, asked.values) == ({"--quiet"}, {"--cwd": ["--"], "--write": ["x"]})
+    assert asked.command == ["sh", "--brief"]
 
 
 def test_servers_take_what_their_help_lists(cli: Cli, project: Path) -> None:

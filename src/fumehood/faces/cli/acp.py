@@ -36,8 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     """Serve one editor; returns the agent's exit code."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     ours = [word for word in arguments[:end] if word != _HOOKS]
-    options = run.parse([*ours, *arguments[end:]], agent.MORE, agent.FLAGS)
-    if options is None:
+    options = run.parse([*ours, *arguments[end:]], agent.MORE, agent.FLAGS).checked()
+    if options.wants_help:
         sys.stdout.write(text_of("acp.txt"))
         return 0
     if end == len(arguments) or not options.command:
@@ -64,7 +64,13 @@ def main(arguments: Sequence[str]) -> int:
     is_busy = mmap.mmap(-1, 1)  # seen by both processes
 
     def employ(channel: int) -> int:
-        _outlive(editors, is_busy)
+        # Editors kill what they started. Most agents end with their input, and what they did is then judged as ever;
+        # one that does not is ended some time after the process that talks to the editor is dead.
+        signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(_ALONE_S))
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), _ending(is_busy=is_busy[0] != 0)))
+        prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
+        if os.getppid() != editors:
+            os.kill(os.getpid(), signal.SIGUSR1)
         return agent.main([*ours, *arguments[end:]], lambda: (BehindEditor(channel),))
 
     return _stand_between(InHood(roots), editor, employ, is_busy)
@@ -85,25 +91,25 @@ def _stand_between(
             os.close(descriptor)
         # We may end it by this one, which is ignored where a script started the editor in the background.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _be(lambda: be_agent(theirs.fileno()))
+        code = 125
+        try:
+            code = be_agent(theirs.fileno())
+        except KeyboardInterrupt:
+            code = 130
+        except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is one line and our own exit code
+            plain = plain_error(error)
+            tell_error(plain)
+            code = plain.exit_code
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            os._exit(code)
     # Standard output is the editor's alone.
     os.dup2(2, 1)
     for descriptor in (agent_reads, agent_writes, theirs.detach()):
         os.close(descriptor)
     exchange = Exchange(conversation, editor, (from_agent, to_agent), process, ours, is_busy)
     return asyncio.run(exchange.carry())
-
-
-def _outlive(process: int, is_busy: mmap.mmap) -> None:
-    """Have the agent ended some time after the process that talks to the editor is dead, if it does not end by then.
-
-    Editors kill what they started. Most agents end with their input, and what they did is then judged as ever.
-    """
-    signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(_ALONE_S))
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), _ending(is_busy=is_busy[0] != 0)))
-    prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
-    if os.getppid() != process:
-        os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def _ending(*, is_busy: bool) -> signal.Signals:
@@ -113,23 +119,6 @@ def _ending(*, is_busy: bool) -> signal.Signals:
     held.
     """
     return signal.SIGTERM if is_busy else signal.SIGINT
-
-
-def _be(act: Callable[[], int]) -> None:
-    """End this process with what an act returns."""
-    code = 125
-    try:
-        code = act()
-    except KeyboardInterrupt:
-        code = 130
-    except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is one line and our own exit code
-        plain = plain_error(error)
-        tell_error(plain)
-        code = plain.exit_code
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(code)
 
 
 # ---- Their lines, carried to each other until both are done.

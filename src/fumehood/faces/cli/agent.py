@@ -33,8 +33,8 @@ FLAGS = frozenset({"--each-command"})
 
 def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = None) -> int:
     """Run an agent; returns its exit code. Where an `editor` has it run, that finds who is asked."""
-    options = run.parse(arguments, MORE, FLAGS)
-    if options is None:
+    options = run.parse(arguments, MORE, FLAGS).checked()
+    if options.wants_help:
         sys.stdout.write(text_of("agent.txt"))
         return 0
     if not options.command:
@@ -73,17 +73,14 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
     special = special.replace(is_interrupt_an_end=editor is not None)
     code = run.main([*ours, *options.command], special)
     if sessions and options.flags.isdisjoint({"--quiet", "--json", "--explain"}):
-        _tell_checkpoints(sessions[0])
+        # How all is taken back that it did, where some of it was applied before its end.
+        store = OpenedStore(face=CLI)
+        begun = store.sessions.find(sessions[0])
+        reach = None if begun is None else Reach(project=begun.project, sessions=(sessions[0],))
+        if reach is not None and any(each.act == CHECKPOINT for each in store.history.standing(reach)):
+            line = f"fumehood undo --session {sessions[0]}"
+            sys.stderr.write(f"fumehood: all that it did can be taken back: {line}\n")
     return code
-
-
-def _tell_checkpoints(session: str) -> None:
-    """Say how all is taken back that an agent did, where some of it was applied before its end."""
-    store = OpenedStore(face=CLI)
-    begun = store.sessions.find(session)
-    reach = None if begun is None else Reach(project=begun.project, sessions=(session,))
-    if reach is not None and any(each.act == CHECKPOINT for each in store.history.standing(reach)):
-        sys.stderr.write(f"fumehood: all that it did can be taken back: fumehood undo --session {session}\n")
 
 
 def _path_of(program: str) -> str:
@@ -102,11 +99,11 @@ def _show_all(*, as_json: bool) -> int:
     """Print every profile, as it would stand in the configuration."""
     store = OpenedStore(face=CLI)
     policy = store.policy_of(store.projects.open(store.projects.holding(here())))
+    agents = known_agents(policy.agents).values()
     if as_json:
-        agents = [each.fields() for each in known_agents(policy.agents).values()]
-        sys.stdout.write(json.dumps({"agents": agents}) + "\n")
+        sys.stdout.write(json.dumps({"agents": [each.fields() for each in agents]}) + "\n")
         return 0
-    for agent in known_agents(policy.agents).values():
+    for agent in agents:
         lines = ["[[agent]]"]
         for key, value in {**agent.fields(), **agent.settings}.items():
             if key == "environment.set":

@@ -104,31 +104,35 @@ def main(arguments: Sequence[str] | None = None, begin: Callable[[], None] = lam
             import traceback
 
             traceback.print_exception(error)
-        return _tell_failure(_unprinted(error, words), words)
+        try:
+            sys.stdout.flush()  # what could not be printed is still to be
+        except OSError as problem:  # which must not be taken for a failure of what was done before it
+            acts = bool(words) and words[0] in (*_ACTS, "run")
+            hint = "fumehood log shows what was done" if acts else "check that the place it goes to can be written"
+            unprinted = Unforeseen(f"what was to be said can't be printed: {problem.strerror}", hint=hint)
+            return _tell_failure(unprinted, words)
+        return _tell_failure(plain_error(error), words)
     return code
-
-
-def _unprinted(error: Exception, words: list[str]) -> FumehoodError:
-    """Return an error of ours; one of printing must not be taken for a failure of what was done before it."""
-    try:
-        sys.stdout.flush()  # what could not be printed is still to be
-    except OSError as problem:
-        acts = bool(words) and words[0] in (*_ACTS, "run")
-        hint = "fumehood log shows what was done" if acts else "check that the place it goes to can be written"
-        return Unforeseen(f"what was to be said can't be printed: {problem.strerror}", hint=hint)
-    return plain_error(error)
 
 
 def _tell_failure(error: FumehoodError, words: list[str]) -> int:
     """Say what failed; whoever asked for an object gets one, even where the options make no sense."""
-    as_json = "--json" in _own_words(words)
-    for tell in (_print_object, tell_error) if as_json else (tell_error,):
+    if _wants_object(words):
+        import json
+
+        failure = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
         try:
-            tell(error)
-            sys.stderr.flush()
-            break
+            sys.stdout.write(json.dumps(failure) + "\n")
+            sys.stdout.flush()
         except OSError:
-            continue  # there is no place to say it so
+            pass  # there is no place to say it so
+        else:
+            return _code_of(words, error.exit_code)
+    try:
+        tell_error(error)
+        sys.stderr.flush()
+    except OSError:
+        pass
     return _code_of(words, error.exit_code)
 
 
@@ -137,27 +141,17 @@ def _code_of(words: list[str], code: int) -> int:
     return 2 if words[:1] == ["hook"] else code
 
 
-def _own_words(words: list[str]) -> Sequence[str]:
-    """Return the words that are not those of a command to be run."""
-    name, rest = words[:1], words[1:]
-    if name in (["run"], ["shell"]):
-        from fumehood.faces.cli.run import own_words  # which is loaded, as the others are here
+def _wants_object(words: list[str]) -> bool:
+    """Return whether `--json` is among the words that are not those of a command to be run."""
+    if words[:1] in (["run"], ["shell"]):
+        from fumehood.faces.cli.run import parse  # which is loaded, as the others are here
 
-        return own_words(rest)
-    if name in (["agent"], ["acp"]):
-        from fumehood.faces.cli.agent import MORE
-        from fumehood.faces.cli.run import own_words
+        return "--json" in parse(words[1:]).flags
+    if words[:1] in (["agent"], ["acp"]):
+        from fumehood.faces.cli import agent, run
 
-        return own_words(rest, MORE)
-    return words[: words.index("--")] if "--" in words else words
-
-
-def _print_object(error: FumehoodError) -> None:
-    import json
-
-    failure = {"error": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    sys.stdout.write(json.dumps(failure) + "\n")
-    sys.stdout.flush()
+        return "--json" in run.parse(words[1:], agent.MORE).flags
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 def _open_standard_descriptors() -> None:

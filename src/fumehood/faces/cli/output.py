@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from fumehood.linux.streams import Sink
+    from fumehood.faces.cli.screen import Filter
     from fumehood.service.store import Store
 
 WIDEST = 60  # columns of a command where no terminal says how wide it may be
@@ -128,27 +128,43 @@ class Paint:
         return f"\033[{_CODES[colour]}m{text}\033[0m" if self.on else text
 
 
-def sink_to(fd: int, *, screen: bool = False) -> Sink:
+def sink_to(fd: int, *, screen: bool = False) -> DescriptorSink:
     """Return what takes a command's output to one of our own descriptors; an empty piece is the end.
 
-    `screen` lets a program draw on the whole terminal.
+    A terminal gets what shows text, and no colour is left behind. `screen` lets a program draw on the whole of it.
     """
-    return _ToTerminal(fd, screen=screen) if os.isatty(fd) else _To(fd)
+    if not os.isatty(fd):
+        return DescriptorSink(fd)
+    # Here, because it takes a while to load, and a command that an agent runs has no terminal.
+    from fumehood.faces.cli.screen import Filter
+
+    return DescriptorSink(fd, Filter(screen=screen))
 
 
-class _To:
-    """A sink that writes to a descriptor."""
+def sink_to_model(fd: int, mark: str) -> DescriptorSink:
+    """Return a sink for an agent, whose model reads it: nothing invisible passes, and not the mark of our own words."""
+    return DescriptorSink(fd, Visible(mark))
 
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
+
+class DescriptorSink:
+    """A sink that writes to a descriptor what a filter lets through, if it has one."""
+
+    def __init__(self, fd: int, filter_: Visible | Filter | None = None) -> None:
+        self._fd = fd
+        self._filter = filter_
+        self.is_in_line = False  # what came last through the filter did not end its line
 
     def __call__(self, data: bytes) -> None:
+        """Take in a piece of output, or the end."""
+        if self._filter is not None:
+            data = self._filter.feed(data) if data else self._filter.close()
+            self.is_in_line = not data.endswith(b"\n") if data else self.is_in_line
         while data:
             try:
-                data = data[os.write(self.fd, data) :]
+                data = data[os.write(self._fd, data) :]
             except BlockingIOError:
                 # Somebody who shares our terminal, or our pipe, made it so.
-                select.select([], [self.fd], [])
+                select.select([], [self._fd], [])
             except OSError as error:
                 if error.errno == errno.EIO:  # the terminal is gone
                     raise BrokenPipeError(*error.args) from error
@@ -158,36 +174,6 @@ class _To:
                     f"what the command prints can't be passed on: {error.strerror}",
                     hint="check that the place it goes to can be written",
                 ) from error
-
-
-class ToModel(_To):
-    """A sink for an agent, whose model reads it: nothing invisible passes, and not the mark of our own words."""
-
-    def __init__(self, fd: int, mark: str) -> None:
-        super().__init__(fd)
-        self._visible = Visible(mark)
-        self.is_in_line = False  # what came last did not end its line
-
-    def __call__(self, data: bytes) -> None:
-        """Take in a piece of output, or the end."""
-        shown = self._visible.feed(data) if data else self._visible.close()
-        if shown:
-            self.is_in_line = not shown.endswith(b"\n")
-        super().__call__(shown)
-
-
-class _ToTerminal(_To):
-    """A sink that lets through what shows text, and leaves no colour behind."""
-
-    def __init__(self, fd: int, *, screen: bool = False) -> None:
-        super().__init__(fd)
-        # Here, because it takes a while to load, and a command that an agent runs has no terminal.
-        from fumehood.faces.cli.screen import Filter
-
-        self._filter = Filter(screen=screen)
-
-    def __call__(self, data: bytes) -> None:
-        super().__call__(self._filter.feed(data) if data else self._filter.close())
 
 
 class GuardedText:
@@ -213,11 +199,11 @@ class GuardedText:
 
 
 class ModelText:
-    """What an agent asked for about its runs, on its way to the model: as `ToModel`, for text and for bytes."""
+    """What an agent asked for about its runs, on its way to the model: text and bytes."""
 
     def __init__(self, stream: Any, mark: str) -> None:
         self._stream = stream
-        self._sink = ToModel(stream.fileno(), mark)
+        self._sink = sink_to_model(stream.fileno(), mark)
         self.buffer = self
 
     def write(self, text: str | bytes) -> int:

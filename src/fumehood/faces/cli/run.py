@@ -11,7 +11,7 @@ from fumehood.core.report import Run, line_of, printable, refusal
 from fumehood.core.request import DISCARD, HOLD, Request, quoted, shown
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
-from fumehood.faces.cli.output import Paint, ToModel, here, meant, sink_to, tell_notices, text_of, time_limit
+from fumehood.faces.cli.output import Paint, here, meant, sink_to, sink_to_model, tell_notices, text_of, time_limit
 from fumehood.linux.launch import start
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
 from fumehood.linux.terminal import Signals, Terminal
@@ -27,10 +27,9 @@ from fumehood.store.places import session_mark, state_directory
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any, TypeVar
+    from typing import TypeVar
 
     from fumehood.core.policy import Policy
-    from fumehood.linux.streams import Sink
     from fumehood.service.ask import Ask
     from fumehood.store.projects import Project
 
@@ -65,13 +64,15 @@ class Special(Value):
 
 
 class Options:
-    """What was asked on the command line."""
+    """What was asked on the command line; where something is wrong with it, that error and what could be read."""
 
     def __init__(self) -> None:
         self.flags: set[str] = set()
         self.values: dict[str, list[str]] = {}
         self.command: list[str] = []
         self.special = Special()
+        self.wants_help = False
+        self.error: BadRequest | None = None
 
     @property
     def asked(self) -> str | tuple[str, ...]:
@@ -82,71 +83,66 @@ class Options:
         """The value of an option; the last one given counts."""
         return self.values[name][-1] if name in self.values else None
 
-
-def _misused(name: str, flags: set[str], values: set[str]) -> BadRequest:
-    """Say what is wrong with an option: there is none of that name, or it takes no value."""
-    hint = "fumehood run --help; the command goes after --"
-    if name in flags:
-        return BadRequest(f"{name} takes no value", hint=hint)
-    return BadRequest(f"there is no option {name}", hint=meant(name, (flags | values) - _OF_THE_HOOK) or hint)
+    def checked(self) -> Options:
+        """Return these, if nothing is wrong."""
+        if self.error is not None:
+            raise self.error
+        return self
 
 
 def parse(
     arguments: Sequence[str], more: frozenset[str] = frozenset(), flags: frozenset[str] = frozenset()
-) -> Options | None:
-    """Read the command line, with some `more` options that take a value, and `flags`; None asks for help."""
-    options = Options()
-    waiting = list(arguments)
+) -> Options:
+    """Read the command line, with some `more` options that take a value, and `flags`.
+
+    It is read on after an error: how that is to be told may come later.
+    """
+    options, hint = Options(), "fumehood run --help; the command goes after --"
+    waiting, wrong = list(arguments), list[BadRequest]()
     while waiting:
         word = waiting.pop(0)
         name, equals, value = word.partition("=")
         if word == "--":
             break
         if word in ("-h", "--help"):
-            return None
+            options.wants_help = True
+            break
         word = "--quiet" if word == "-q" else word
         if word in _FLAGS or word in flags:
             options.flags.add(word)
         elif name in _VALUES or name in more:
             value = value if equals or not waiting else waiting.pop(0)
             if not value:  # a variable that is not set, for the most part: never something else in its place
-                raise BadRequest(f"{name} needs a value", hint="fumehood run --help")
+                wrong.append(BadRequest(f"{name} needs a value", hint="fumehood run --help"))
             options.values.setdefault(name, []).append(value)
+        elif name in _FLAGS or name in flags:
+            wrong.append(BadRequest(f"{name} takes no value", hint=hint))
         elif word.startswith("-"):
-            raise _misused(name, _FLAGS | flags, _VALUES | more)
+            near = meant(name, (_FLAGS | flags | _VALUES | more) - _OF_THE_HOOK)
+            wrong.append(BadRequest(f"there is no option {name}", hint=near or hint))
         else:
             waiting.insert(0, word)
             break
     options.command = waiting
-    for one, other, hint in _EITHER:
-        if {one, other} <= {*options.flags, *options.values}:
-            raise BadRequest(f"{one} and {other} can't be used together", hint=hint)
+    for one, other, instead in _EITHER:
+        if {one, other} <= {*options.flags, *options.values} and not options.wants_help:
+            wrong.append(BadRequest(f"{one} and {other} can't be used together", hint=instead))
+    options.error = wrong[0] if wrong else None
     return options
-
-
-def own_words(arguments: Sequence[str], more: frozenset[str] = frozenset()) -> Sequence[str]:
-    """Return the words up to where `parse` finds the command, also where it refuses one of them."""
-    at = 0
-    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] != "--":
-        at += 2 if arguments[at] in _VALUES or arguments[at] in more else 1
-    return arguments[:at]
 
 
 def main(arguments: Sequence[str], special: Special | None = None) -> int:
     """Run a command, show its output as it comes, then what it changed."""
     special = special or Special()
-    ours = own_words(arguments, special.more)
+    options, brief = parse(arguments, special.more, special.flags), None
+    options.special = special
+    as_json = "--json" in options.flags
     # Whoever is at an agent's terminal talks to the agent.
-    signals = Signals(may_be_typed="--brief" not in ours, is_interrupt_an_end=special.is_interrupt_an_end)
-    as_json = "--json" in ours
-    options, brief = Options(), None
+    signals = Signals(may_be_typed="--brief" not in options.flags, is_interrupt_an_end=special.is_interrupt_an_end)
     try:
-        parsed = parse(arguments, special.more, special.flags)
-        if parsed is None:
+        if options.checked().wants_help:
             sys.stdout.write(text_of("run.txt"))
             return 0
-        options, options.special = parsed, special
-        as_json = "--json" in options.flags
         if "--explain" in options.flags:
             _explain(options, as_json)
             return 0
@@ -193,23 +189,19 @@ def _tell_error(error: Exception, options: Options, brief: Brief | None, *, as_j
     is_shown_whole = plain is not error and bool(os.environ.get("FUMEHOOD_DEBUG"))
     if is_shown_whole or not (as_json or brief):
         raise error
-    if as_json:
-        _print_object(_refusal(options, plain))
-    elif brief is not None:
+    if brief is not None and not as_json:
         brief.tell_error(plain)
+        return plain.exit_code
+    report = plain.report
+    if report is None:  # a run that never was, with every field that a run has
+        asked = Options() if options.error is not None else options
+        report = Run(
+            run=None, project=asked.last("--project"), command=shown(asked.asked), cwd=asked.last("--cwd"),
+            state="refused" if isinstance(plain, Refused) else "failed", reason=plain.message,
+            exit_code=plain.exit_code, session=asked.last("--session"), draft_name=asked.last("--draft"),
+        ).as_dict()  # fmt: skip
+    _print_object({**report, "error": plain.message, "hint": plain.hint})
     return plain.exit_code
-
-
-def _refusal(options: Options, error: FumehoodError) -> dict[str, object]:
-    """Return the object that tells of a run that never was, with every field that a run has."""
-    if error.report is not None:
-        return {**error.report, "error": error.message, "hint": error.hint}
-    never_was = Run(
-        run=None, project=options.last("--project"), command=shown(options.asked), cwd=options.last("--cwd"),
-        state="refused" if isinstance(error, Refused) else "failed", reason=error.message, exit_code=error.exit_code,
-        session=options.last("--session"), draft_name=options.last("--draft"),
-    )  # fmt: skip
-    return {**never_was.as_dict(), "error": error.message, "hint": error.hint}
 
 
 def _print_object(report: dict[str, object]) -> None:
@@ -231,12 +223,27 @@ def _run(options: Options, as_json: bool, brief: Brief | None, signals: Signals)
         store.notices.clear()
     policy = store.policy_of(project)
     request = _request(options, project, policy)
+
+    def at_terminal() -> Sequence[Ask]:
+        from fumehood.faces.cli.screen import terminal
+
+        return terminal()
+
     # An agent's own screen is on the terminal, if there is one: a question would get lost in it.
-    asks = (options.special.asks or _asks) if brief is None else ()
+    asks = (options.special.asks or at_terminal) if brief is None else ()
     permissions = Permissions(store, asks, patience_s=policy.ask_timeout)
     wishes = _wishes(options, as_json, brief).replace(signals=signals)
     if policy.rootfs.install and not as_json and brief is None and "--quiet" not in options.flags:
-        wishes = wishes.replace(on_install=_installing())
+        shown_by: list[Callable[[str, int, int], None]] = []  # loaded only where a root tree is installed
+
+        def tell_installing(line: str, done: int, total: int) -> None:
+            if not shown_by:
+                from fumehood.faces.cli.screen import Progress
+
+                shown_by.append(Progress("fumehood: "))
+            shown_by[0](line, done, total)
+
+        wishes = wishes.replace(on_install=tell_installing)
     hood = Hood(store, project, policy, start, permissions)
     run = _placed(store, options, request, lambda request: hood.run(request, wishes))
     link = options.last("--keep-cwd")
@@ -273,25 +280,24 @@ def _request(options: Options, project: Project, policy: Policy) -> Request:
     shell = options.last("--shell") or ""
     if "--shell" in options.values and not (shell.startswith("/") and os.access(shell, os.X_OK)):
         raise BadRequest(f"{shell} is not a shell", hint="--shell takes the whole path of a program")
+    cwd, write = options.last("--cwd"), options.values.get("--write")
+    if cwd is None and "--session" in options.values:
+        cwd = ""  # where its last command ended
+    elif cwd != PLAYGROUND:  # where the caller says, or is if that is in the project, never elsewhere
+        cwd = _named(options, project, cwd)
+    allowed = None if write is None else tuple(_named(options, project, path) for path in write)
     request = Request(
-        command=options.asked, title=options.special.title, cwd=_directory(options, project), mode=policy.mode(asked),
+        command=options.asked, title=options.special.title, cwd=cwd, mode=policy.mode(asked),
         timeout=_seconds(options.last("--timeout")), root=options.last("--root") or policy.root,
         session=options.last("--session") or "", draft=options.last("--draft") or "",
         own_tmp="--own-tmp" in options.flags, beside=tuple(options.values.get("--beside", ())),
         shell=shell, source=_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
         background_after=_seconds(options.last("--background-after")), if_granted="--if-granted" in options.flags,
-        write=_writable(options, project), begins_draft="--brief" in options.flags,
+        write=() if "--read-only" in options.flags else allowed, begins_draft="--brief" in options.flags,
     )  # fmt: skip
     prepare = options.special.prepare
     return request if prepare is None else prepare(request, policy)
-
-
-def _asks() -> Sequence[Ask]:
-    """Whoever is at the terminal."""
-    from fumehood.faces.cli.screen import terminal
-
-    return terminal()
 
 
 def chosen_project(store: Store, options: Options, session: str) -> str:
@@ -344,14 +350,6 @@ def _source(asked: str) -> str:
     return max(files)[1] if files else ""
 
 
-def _directory(options: Options, project: Project) -> str:
-    """Return where the command starts: where the caller says, or is if that is in the project, never elsewhere."""
-    asked = options.last("--cwd")
-    if asked is None and "--session" in options.values:
-        return ""  # where its last command ended
-    return asked if asked == PLAYGROUND else _named(options, project, asked)
-
-
 def _named(options: Options, project: Project, path: str | None) -> str:
     """Return what a path of an option means."""
     current = here()
@@ -359,14 +357,6 @@ def _named(options: Options, project: Project, path: str | None) -> str:
     is_named = "--session" not in options.values and {"--project", "--workspace"} & options.values.keys()
     start = current if is_in(current, project.roots) or (path is not None and not is_named) else project.path
     return os.path.join(start, path or "")
-
-
-def _writable(options: Options, project: Project) -> tuple[str, ...] | None:
-    """Return all that the command may write; None where that is not limited."""
-    if "--read-only" in options.flags:
-        return ()
-    paths = options.values.get("--write")
-    return None if paths is None else tuple(_named(options, project, path) for path in paths)
 
 
 def _seconds(text: str | None) -> float | None:
@@ -386,7 +376,7 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
         return Wishes(terminal=Terminal(), on_stdout=sink_to(1, screen=True))
     if brief is not None and os.isatty(0) and os.isatty(1):
         # A client that typed its model's keys there later could not have them rewritten: this is the terminal.
-        return Wishes(terminal=Terminal(), is_agents_terminal=True, on_stdout=ToModel(1, brief.mark))
+        return Wishes(terminal=Terminal(), is_agents_terminal=True, on_stdout=sink_to_model(1, brief.mark))
     # The command never gets the person's terminal itself: it could type into it.
     typed = os.isatty(0)
     if as_json:
@@ -394,7 +384,7 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
     plain = Wishes(stdin=TYPED if typed else INHERITED, is_one_stream=is_same_file(1, 2))
     if brief is not None:
         # The model reads one text: what its client would read from two pipes comes in no certain order.
-        return plain.replace(is_one_stream=True, on_stdout=brief.sink(1), on_again=brief.tell_again)
+        return plain.replace(is_one_stream=True, on_stdout=brief.sink, on_again=brief.tell_again)
     if "--quiet" in options.flags or not os.isatty(2) or os.environ.get("TERM") == "dumb":
         return plain.replace(on_stdout=sink_to(1), on_stderr=sink_to(2), on_again=_tell_again)
     from fumehood.faces.cli.screen import LiveLine
@@ -404,28 +394,14 @@ def _wishes(options: Options, as_json: bool, brief: Brief | None) -> Wishes:
     return plain.replace(on_stdout=out, on_stderr=err, watch=live.watch, on_again=_tell_again)
 
 
-def _installing() -> Callable[[str, int, int], None]:
-    """Return what shows how a root tree is installed; loaded only where one is."""
-    shown: list[Callable[[str, int, int], None]] = []
-
-    def tell(line: str, done: int, total: int) -> None:
-        if not shown:
-            from fumehood.faces.cli.screen import Progress
-
-            shown.append(Progress("fumehood: "))
-        shown[0](line, done, total)
-
-    return tell
-
-
 def _tell_again(reason: str) -> None:
     sink_to(2)(f"fumehood: {reason}\n".encode(errors="backslashreplace"))
 
 
 def shell(arguments: Sequence[str]) -> int:
     """Open a shell; returns its exit code."""
-    options = parse(arguments)
-    if options is None:
+    options = parse(arguments).checked()
+    if options.wants_help:
         sys.stdout.write(text_of("shell.txt"))
         return 0
     if options.command:
@@ -473,11 +449,8 @@ class Brief:
     def __init__(self, session: str) -> None:
         self._session = session
         self.mark = session_mark(state_directory(), session)
-        self._to_model = [ToModel(fd, self.mark) for fd in (1, 2) if not os.isatty(fd)]
-
-    def sink(self, fd: int) -> Sink:
-        """Return what takes one output."""
-        return next((each for each in self._to_model if each.fd == fd), None) or sink_to(fd)
+        self._is_read_by_model = not os.isatty(1)
+        self.sink = sink_to_model(1, self.mark) if self._is_read_by_model else sink_to(1)
 
     def tell(self, run: Run) -> None:
         """Write what the agent can't know from the command itself, nor from before."""
@@ -496,17 +469,17 @@ class Brief:
 
     def tell_notices(self, notices: Sequence[str]) -> None:
         """Write what the person should know once."""
-        if notices:
-            self._write([f"{line_of(self.mark)} note for the user: {printable(each)}" for each in notices])
+        self._write([f"{line_of(self.mark)} note for the user: {printable(each)}" for each in notices])
 
     def tell_error(self, error: FumehoodError) -> None:
         """Write why nothing ran."""
         self._write([refusal(error, self.mark)])
 
     def _write(self, lines: Sequence[str]) -> None:
-        before = "\n" if lines and any(each.is_in_line for each in self._to_model) else ""
-        text = before + "".join(f"{line}\n" for line in lines)
-        sink_to(2)(text.encode(errors="backslashreplace"))
+        if lines:
+            before = "\n" if self._is_read_by_model and self.sink.is_in_line else ""
+            text = before + "".join(f"{line}\n" for line in lines)
+            sink_to(2)(text.encode(errors="backslashreplace"))
 
 
 def _explain(options: Options, as_json: bool) -> None:
@@ -521,11 +494,7 @@ def _explain(options: Options, as_json: bool) -> None:
     explained = _placed(store, options, request, lambda request: explain.explained(hood, request))
     if as_json:
         _print_object(explained)
-    else:
-        _tell_explained(explained)
-
-
-def _tell_explained(explained: dict[str, Any]) -> None:
+        return
     colour = Paint(1)
     lines = [f"{printable(explained['command'])} would run like this; nothing was run", ""]
     hosts = f": {', '.join(explained['hosts'])}" if explained["hosts"] else ""
