@@ -106,6 +106,16 @@ class Context:
         return project
 
     @property
+    def project_here(self) -> Project | None:
+        """The project; None where there can't be one, such as in the home, unless one was named."""
+        try:
+            return self.project
+        except BadRequest:
+            if self.options.project or self.options.workspace:
+                raise
+            return None
+
+    @property
     def reach(self) -> Reach:
         """Which runs may be named: every one, unless an option leaves less; no other option leaves more."""
         session = self.options.only_session
@@ -142,11 +152,18 @@ class Context:
 
         return Sandbox(self.project.path, face=CLI)
 
-    def say(self, answer: object, show: Callable[[], object]) -> int:
-        """Print an object where --json asks for it, else show it to a person; what is much is made when it is asked."""
+    def printed(self, answer: object) -> bool:
+        """Print an object where --json asks for it; else it is to be shown to a person.
+
+        What is much is made when it is asked for.
+        """
         if self.as_json:
             sys.stdout.write(json.dumps(answer() if callable(answer) else answer) + "\n")
-        else:
+        return self.as_json
+
+    def say(self, answer: object, show: Callable[[], object]) -> int:
+        """The same, where one act shows it."""
+        if not self.printed(answer):
             show()
         return 0
 

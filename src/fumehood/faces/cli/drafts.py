@@ -22,7 +22,7 @@ from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint
 from fumehood.faces.cli.look import tell_differences, write_difference
 from fumehood.faces.cli.output import WIDEST, tell_error, whole_number
-from fumehood.faces.cli.screen import Ticking
+from fumehood.faces.cli.screen import ticking
 from fumehood.faces.cli.telling import by_directory, deletions, tell_run
 from fumehood.service import bundles, drafts
 from fumehood.service import drafting as comparing
@@ -77,7 +77,7 @@ def _draft(context: Context) -> int:
 
 def _new(context: Context) -> int:
     options = context.options
-    with Ticking("copying the project", options):
+    with ticking("copying the project", options):
         project = context.store.projects.open(context.project.path)
         draft = drafts.new_draft(context.store, project, options.name, frozen=options.frozen)
     message = f"draft {draft.name} begins; fumehood run --draft {draft.name} -- COMMAND"
@@ -95,8 +95,7 @@ def _fields(context: Context, draft: DraftRecord) -> dict[str, Any]:
 def _list(context: Context) -> int:
     open_ones = context.store.drafts.open_ones(context.project.id)
     rows = [_fields(context, draft) for draft in open_ones]
-
-    def show() -> None:
+    if not context.printed({"drafts": rows}):
         if not rows:
             print("there is no draft here; fumehood draft new NAME")
         wide = max((len(row["name"]) for row in rows), default=0)
@@ -106,8 +105,7 @@ def _list(context: Context) -> int:
             notes += ["frozen"] if row["frozen"] else []
             notes += ["a command runs in it"] if row["running"] else []
             print(f"{row['name']:{wide}}  {paint()(when, 'dim')}  {', '.join(notes)}")
-
-    return context.say({"drafts": rows}, show)
+    return 0
 
 
 def _show(context: Context, draft: DraftRecord) -> int:
@@ -124,15 +122,14 @@ def _show(context: Context, draft: DraftRecord) -> int:
     def note(change: Change) -> str:
         return "  merged with the project's" if change.path in merged else ""
 
-    def show() -> None:
+    if not context.printed(answer):
         colour = paint()
         count = f"{how_many(len(shown), 'change')}{deletions(run)}"
         print(f"draft {colour(printable(draft.name), 'bold')}: {count}")
         for text in by_directory(run, colour, note):
             print(f"  {text}")
         _tell_conflicts(conflicts)
-
-    return context.say(answer, show)
+    return 0
 
 
 def _tell_conflicts(conflicts: Sequence[Conflict]) -> None:
@@ -168,31 +165,27 @@ def _diff(context: Context, draft: DraftRecord) -> int:
 def _log(context: Context, draft: DraftRecord) -> int:
     runs = context.store.history.runs(Reach(draft=draft.id))
     rows = [picked(run, "run number command state exit_code started_at") for run in runs]
-
-    def show() -> None:
+    if not context.printed({"draft": draft.name, "runs": rows}):
         if not runs:
             print(f"nothing has run in draft {draft.name} yet; fumehood run --draft {draft.name} -- COMMAND")
         for run in runs:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
             print(f"#{run.number}  {paint()(when, 'dim')}  {run.state:9}  {fitted(printable(run.command), WIDEST)}")
-
-    return context.say({"draft": draft.name, "runs": rows}, show)
-
-
-def _done(context: Context, draft: DraftRecord) -> Run:
-    options = context.options
-    with Ticking("applying", options):
-        if not options.as_commit:
-            return drafts.apply_draft(context.store, context.project, draft, force=options.force)
-        with context.sandbox() as sandbox:
-            return sandbox.draft(draft.name).commit(
-                options.branch or "", message=options.message or "", author=options.author or "", force=options.force
-            )
+    return 0
 
 
 def _apply(context: Context, draft: DraftRecord) -> int:
+    options = context.options
     try:
-        done = _done(context, draft)
+        with ticking("applying", options):
+            if options.as_commit:
+                with context.sandbox() as sandbox:
+                    done = sandbox.draft(draft.name).commit(
+                        options.branch or "", message=options.message or "", author=options.author or "",
+                        force=options.force,
+                    )  # fmt: skip
+            else:
+                done = drafts.apply_draft(context.store, context.project, draft, force=options.force)
     except DraftConflict as error:
         conflicts: Sequence[Any] = error.conflicts
         answer = {"error": error.message, "hint": error.hint, "conflicts": [each.as_dict() for each in conflicts]}
@@ -201,13 +194,10 @@ def _apply(context: Context, draft: DraftRecord) -> int:
             sys.stdout.flush()
             tell_error(error)
         return 1  # as those do who merge
-
-    def show() -> None:
+    if not context.printed(done.as_dict):
         if not done.changed:
             print(f"the project has it all already; draft {draft.name} is gone")
         tell_run(done, sys.stdout)
-
-    context.say(done.as_dict, show)
     return int(done.state == "held")
 
 
@@ -228,8 +218,7 @@ def _rebase(context: Context, draft: DraftRecord) -> int:
     with context.sandbox() as sandbox:
         merged, conflicts = sandbox.draft(draft.name).rebase()
     answer = {"draft": draft.name, "merged": merged, "conflicts": [each.as_dict() for each in conflicts]}
-
-    def show() -> None:
+    if not context.printed(answer):
         for path in merged:
             print(f"  {printable(path)} has both the draft's and the project's changes now")
         _tell_conflicts(conflicts)
@@ -237,8 +226,6 @@ def _rebase(context: Context, draft: DraftRecord) -> int:
             print(_TO_CHOOSE.format(draft=draft.name))
         if not merged and not conflicts:
             print("nothing that the draft has changed was changed in the project")
-
-    context.say(answer, show)
     return int(bool(conflicts))
 
 
@@ -342,7 +329,10 @@ def _export(context: Context) -> int:
 def _written(context: Context, run: Run, answer: dict[str, object], what: str) -> int:
     path = context.options.output
     key = context.options.key or context.store.policy_of(context.project_of(run)).sign.key
-    is_ours = path == "-" or _is_standard_output(path)
+    try:
+        is_ours = path == "-" or os.path.samestat(os.stat(path), os.fstat(1))  # as /dev/stdout does
+    except OSError:
+        is_ours = False
     if is_ours and context.as_json:
         raise BadRequest("both the object and the export would go to standard output", hint="name a file: -o FILE")
     place = 1 if is_ours else os.path.abspath(path)
@@ -357,14 +347,6 @@ def _written(context: Context, run: Run, answer: dict[str, object], what: str) -
     if is_ours:
         return 0
     return context.say({**answer, "file": place, "changes": count, "key": key}, lambda: print(message))
-
-
-def _is_standard_output(path: str) -> bool:
-    """Tell whether a path leads to where our standard output goes, as /dev/stdout does."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(1))
-    except OSError:
-        return False
 
 
 @command(

@@ -126,16 +126,14 @@ def _job(context: Context) -> str:
 
 def _plan(context: Context, sender: FleetSender) -> int:
     plan = sender.plan()
-
-    def show() -> None:
+    if not context.printed(plan):
         for each in plan["files"]:
             print(f"{'there' if each['sent'] else 'send ':5} {each['size']:>12,}  {printable(each['path'])}")
         for each in plan["at_home"]:
             print(f"stays {'':>12}  {printable(each['path'])}  ({each['reason']})")
         files = how_many(len(plan["files"]), "file")
         print(f"{files}, {plan['bytes']:,} bytes; {plan['to_send']:,} are not there yet")
-
-    return context.say(plan, show)
+    return 0
 
 
 def _run(context: Context, sender: FleetSender) -> int:
@@ -158,13 +156,10 @@ def _waited(context: Context, sender: FleetSender, job: str) -> int:
         print(f"\nfumehood: it goes on; fumehood fleet attach {job} comes back for it", file=sys.stderr)
         return 130
     sys.stdout.flush()
-
-    def show() -> None:
+    if not context.printed({"job": job, **run.as_dict()}):
         tell_run(run, sys.stderr)
         if run.state in ("failed", "refused"):
             tell_error(FumehoodError(run.reason, hint=f"fumehood show {run.name}"))
-
-    context.say({"job": job, **run.as_dict()}, show)
     return _status(run)
 
 
@@ -237,11 +232,9 @@ def _cancel(context: Context, sender: FleetSender) -> int:
 
 def _list(context: Context, sender: FleetSender) -> int:
     notes = [{name: each[name] for name in ("id", "command", "run")} for each in sender.notes()]
-
-    def show() -> None:
+    if not context.printed({"jobs": notes}):
         for each in notes:
             command = each["command"] if isinstance(each["command"], str) else " ".join(each["command"])
             name = context.store.history.name(each["run"]) if each["run"] else "under way"
             print(f"{each['id']}  {f'#{name}' if name.isdecimal() else name:9}  {printable(command)}")
-
-    return context.say({"jobs": notes}, show)
+    return 0

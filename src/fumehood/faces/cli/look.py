@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from fumehood.core import changes as c
@@ -35,10 +36,9 @@ from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import REACH, Context, argument, command, flag, option, paint, run_or
 from fumehood.faces.cli.output import WIDEST, GuardedText, ModelText, Paint, here, sink_to, whole_number, width
 from fumehood.faces.cli.telling import SIGNS, STATES, by_directory, event_line, headline, line_of, numbered
-from fumehood.service.differences import Difference, contents, differences, each_difference
+from fumehood.service.differences import contents, differences, each_difference
 from fumehood.service.layers import MEND, unknown
 from fumehood.service.settle import chosen
-from fumehood.service.store import Store
 from fumehood.store.audit import Event
 from fumehood.store.history import CHECKPOINT, UNFINISHED, History, Reach
 from fumehood.store.records import pieces
@@ -73,7 +73,18 @@ def _log(context: Context) -> int:
     runs = history.runs(context.reach, asked_for, limit=options.limit)
     counts = history.count_changes([run.run for run in runs])
     if context.as_json:
-        return context.say({"runs": _audit(context, runs, counts)}, lambda: None)
+        events = context.store.audit.of([run.run for run in runs])
+        listed = [
+            {
+                **picked(run, _OF_A_RUN), "changes": counts[run.run], "path_count": sum(counts[run.run].values()),
+                "paths": run.fields_of(history.first_changes(run.run, _PATHS)),
+                "blocked": [blocked.fields() for blocked in run.blocked],
+                "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],
+                "events": [event.fields() for event in events[run.run]],
+            }
+            for run in runs
+        ]  # fmt: skip
+        return context.say({"runs": listed}, lambda: None)
     if not runs:
         lost = len(unknown(context.store))
         yet = f"nothing is recorded; directories of runs without a record: {lost}; {MEND}" if lost else ""
@@ -83,11 +94,14 @@ def _log(context: Context) -> int:
     if options.graph:
         below = {run.run: _built_on(history, run, runs[place:]) for place, run in enumerate(runs)}
         names = {run.run: f"#{run.number}" for run in runs}
-        for run, drawn in zip(runs, drawing(runs, below), strict=True):
+        encoding = (getattr(sys.stdout, "encoding", "") or "").lower()
+        rows = list(_graph(runs, below, _SIGNS if encoding.startswith("utf") else _PLAIN_SIGNS))
+        wide = max(map(len, rows), default=0)
+        for run, row in zip(runs, rows, strict=True):
             others = [names[each] for each in below[run.run]]
             verb = "of" if run.act in ("undo", CHECKPOINT) else "on"
             note = f"  ← {verb} {', '.join(others)}" if others else ""
-            print(lines.line(run, colour, before=f"{drawn} ", after=note))
+            print(lines.line(run, colour, before=f"{row:{wide}} ", after=note))
         return 0
     cleanings = {} if asked_for.sessions else context.store.audit.cleanings([run.run for run in runs], project)
     # The runs of one session, or one draft, are told together, where its latest stands.
@@ -158,16 +172,8 @@ def _built_on(history: History, run: Run, earlier: Sequence[Run]) -> list[str]:
     return [name for name in dict.fromkeys([*run.below, *last_to_change]) if name in listed]
 
 
-def drawing(runs: Sequence[Run], below: dict[str, list[str]]) -> Iterator[str]:
+def _graph(runs: Sequence[Run], below: dict[str, list[str]], signs: str) -> Iterator[str]:
     """Draw a line's beginning for each run, the latest first: itself, and lines to those below that it is built on."""
-    encoding = (getattr(sys.stdout, "encoding", "") or "").lower()
-    signs = _SIGNS if encoding.startswith("utf") else _PLAIN_SIGNS
-    rows = list(_rows(runs, below, signs))
-    wide = max(map(len, rows), default=0)
-    return (f"{row:{wide}}" for row in rows)
-
-
-def _rows(runs: Sequence[Run], below: dict[str, list[str]], signs: str) -> Iterator[str]:
     at_run, undone, undo, line, across, opens, closes = list(signs)
     lanes: list[str] = []  # the run that each line goes down to; "" where there is none
     for run in runs:
@@ -210,24 +216,6 @@ def _free(lanes: list[str], after: int = -1) -> int:
     return len(lanes) - 1
 
 
-# ---- For programs.
-
-def _audit(context: Context, runs: Sequence[Run], counts: Counts) -> list[dict[str, Any]]:
-    """Tell of runs: who asked, what ran, what was decided and by whom, how much changed and the first of it."""
-    events = context.store.audit.of([run.run for run in runs])
-    history = context.store.history
-    return [
-        {
-            **picked(run, _OF_A_RUN), "changes": counts[run.run], "path_count": sum(counts[run.run].values()),
-            "paths": run.fields_of(history.first_changes(run.run, _PATHS)),
-            "blocked": [blocked.fields() for blocked in run.blocked],
-            "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],
-            "events": [event.fields() for event in events[run.run]],
-        }
-        for run in runs
-    ]  # fmt: skip
-
-
 # ---- One run.
 
 @command("show", "show everything about a run", "fumehood show last", run_or("last"), *REACH)
@@ -240,13 +228,11 @@ def _show(context: Context) -> int:
         """Call runs in a text that is recorded, by their ids, what people call them."""
         before, by, name = text.rpartition("by run ")
         return f"{before}{by}{context.store.history.name(name)}" if by else text
-
-    def show() -> None:
+    if not context.printed(lambda: {**run.as_dict(), **more}):
         for change in run.changed:
             change.reason = by_name(change.reason)
         _tell(run, [event.replace(detail=by_name(event.detail)) for event in events])
-
-    return context.say(lambda: {**run.as_dict(), **more}, show)
+    return 0
 
 
 def _tell(run: Run, events: Sequence[Event]) -> None:
@@ -309,13 +295,10 @@ def _connection(connection: Connection, colour: Callable[[str, str], str]) -> st
 )  # fmt: skip
 def _diff(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
-    wanted = context.store, run, options.paths
     if options.tool or options.difftool:
         if context.as_json:
             raise BadRequest("--json and --difftool can't be used together", hint="choose one")
-        for line in show(*wanted, here=here(), tool=options.tool or ""):
-            print(f"not shown: {line}")
-        return 0
+        return _show_in_tool(context, run)
     return tell_differences(context, run, options.paths, {"run": run.run})
 
 
@@ -324,13 +307,19 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
     options = context.options
     wanted, policy = (context.store, run, paths), context.agents_policy
     if options.stat:
-        counts = [_line_count(each) for each in each_difference(*wanted, here=here(), hidden_by=policy)]
+        counts = [
+            {
+                "path": each.path, "root": each.root, "change": each.change, "kind": each.kind, "binary": each.binary,
+                "added": lines[0], "removed": lines[1],
+            }
+            for each in each_difference(*wanted, here=here(), hidden_by=policy) for lines in [each.line_counts]
+        ]  # fmt: skip
         return _stat(context, run, about, counts)
     if context.as_json:
         changed = [each.fields() for each in differences(*wanted, here=here(), hidden_by=policy)]
         return context.say({**about, "differences": changed}, lambda: None)
 
-    with Paged(context.store.own_path(), wanted=not options.no_pager):
+    with _paged(context.store.own_path(), wanted=not options.no_pager):
         objects = 0
         for each in each_difference(*wanted, here=here(), hidden_by=policy):
             if not paths and objects_of(f"/{each.path}"):
@@ -342,20 +331,10 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
     return 0
 
 
-def _line_count(each: Difference) -> dict[str, Any]:
-    """Tell how many lines of one path a run added and removed."""
-    added, removed = each.line_counts
-    return {
-        "path": each.path, "root": each.root, "change": each.change, "kind": each.kind, "binary": each.binary,
-        "added": added, "removed": removed,
-    }  # fmt: skip
-
-
 def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence[dict[str, Any]]) -> int:
     """Tell how many lines of each path were added and removed, with a bar where the terminal has room for one."""
     added, removed = (sum(each[name] for each in counts) for name in ("added", "removed"))
-
-    def show() -> None:
+    if not context.printed({**about, "paths": counts, "added": added, "removed": removed}):
         from math import ceil
 
         colour, room = paint(), width() or 80
@@ -373,8 +352,7 @@ def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence
             shown = name if len(name) <= longest else f"…{name[1 - longest :]}"
             print(f"{colour(sign, shade)} {shown:{longest}} | {what}".rstrip())
         print(f"{how_many(len(counts), 'path')}, {how_many(added, 'line')} added, {removed} removed")
-
-    return context.say({**about, "paths": counts, "added": added, "removed": removed}, show)
+    return 0
 
 
 def write_difference(text: str) -> None:
@@ -402,17 +380,17 @@ def _output(context: Context) -> int:
         more = {"state": run.state, "exit_code": run.exit_code}
         if not context.as_json:
             return 0
-
-    def show() -> None:
+    answer = {
+        "run": run.run, "stdout": run.stdout, "stderr": run.stderr, "output_truncated": run.output_truncated, **more,
+    }  # fmt: skip
+    if not context.printed(answer):
         sys.stdout.flush()
         sink = sys.stdout.write if isinstance(sys.stdout, ModelText) else sink_to(1)
         for name in ("stdout", "stderr"):
             for piece in context.store.history.printed(run.run, name):
                 sink(piece)
         sink(b"")
-
-    return context.say({"run": run.run, "stdout": run.stdout, "stderr": run.stderr,
-                        "output_truncated": run.output_truncated, **more}, show)  # fmt: skip
+    return 0
 
 
 def _follow(context: Context, run: Run) -> Run:
@@ -443,80 +421,58 @@ def _follow(context: Context, run: Run) -> Run:
     return run
 
 
-_SHOWN = (0, 1)  # what git exits with: nothing differs, or something does
-
-
-def show(store: Store, run: Run, paths: Sequence[str], *, here: str, tool: str) -> list[str]:
-    """Show each file of a run in the tool, one after the other; returns a line for each path that is not a file."""
-    path = store.own_path()
+def _show_in_tool(context: Context, run: Run) -> int:
+    """Show each file of a run in the person's difftool, one after the other, and name each path that is not a file."""
+    options, path = context.options, context.store.own_path()
     git = shutil.which("git", path=path)
     if git is None:
         raise Unavailable("a difftool is found and started by git, which is not here", hint="fumehood diff without it")
     left_out = []
     with tempfile.TemporaryDirectory(prefix="fumehood-diff-") as place:
         environment = {**os.environ, "PATH": path, "GIT_CEILING_DIRECTORIES": os.path.dirname(place)}
-        for number, change in enumerate(chosen(run, paths, here=here)):
+        for number, change in enumerate(chosen(run, options.paths, here=here())):
             if change.kind != c.FILE or change.change == c.MODE:
-                left_out.append(f"{change.change} {change.kind} {printable(change.path)}")
+                left_out.append(f"not shown: {change.change} {change.kind} {printable(change.path)}")
                 continue
-            files = _written(f"{place}/{number}", os.path.basename(change.path), contents(store, run, change))
-            named = [f"--tool={tool}"] if tool else []
-            command = [git, "difftool", "--no-index", "--no-prompt", *named, "--", *files]
+            name, files = os.path.basename(change.path), []
+            for side, content in zip(("before", "after"), contents(context.store, run, change), strict=True):
+                os.makedirs(f"{place}/{number}/{side}")
+                # No name that git itself would read.
+                files.append(f"{place}/{number}/{side}/{'_' if name.startswith('.') else ''}{name}")
+                with open(files[-1], "xb") as file:
+                    file.write(content)
+            tool = [f"--tool={options.tool}"] if options.tool else []
+            command = [git, "difftool", "--no-index", "--no-prompt", *tool, "--", *files]
             code = subprocess.run(command, cwd=place, env=environment, check=False).returncode
-            if code not in _SHOWN:
+            if code not in (0, 1):  # as git exits where nothing differs, or something does
                 raise BadRequest(
                     f"git difftool failed with {code} on {printable(change.path)}",
                     hint="git difftool --tool-help lists those that can be used",
                 )
-    return left_out
+    print("".join(f"{line}\n" for line in left_out), end="")
+    return 0
 
 
-def _written(place: str, name: str, versions: tuple[bytes, bytes]) -> list[str]:
-    """Write both versions; none of them has a name that git itself would read."""
-    files = []
-    for side, content in zip(("before", "after"), versions, strict=True):
-        os.makedirs(f"{place}/{side}")
-        files.append(f"{place}/{side}/{'_' if name.startswith('.') else ''}{name}")
-        with open(files[-1], "xb") as file:
-            file.write(content)
-    return files
-
-
-_USUAL = "command -v less >/dev/null && exec less; exec cat"
-
-
-class Paged:
-    """Has standard output read through a pager on this PATH for a `with` block, where it goes to a terminal."""
-
-    def __init__(self, path: str, *, wanted: bool = True) -> None:
-        self._path = path
-        self._pager = os.environ.get("PAGER", _USUAL).strip()
-        is_read = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        self._is_on = wanted and is_read and self._pager not in ("", "cat")
-
-    def __enter__(self) -> None:
-        self._before, self._process = sys.stdout, None
-        if not self._is_on:
-            return
-        hidden = ("LESSOPEN", "LESSCLOSE")  # programs that less would start
-        environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        environment = {"LESS": "FRX", **environment, "LESSSECURE": "1", "PATH": self._path}
-        command = ["/bin/sh", "-c", self._pager]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, cwd="/", env=environment)
-        assert self._process.stdin is not None
-        text = io.TextIOWrapper(self._process.stdin, encoding="utf-8", errors="backslashreplace")
-        sys.stdout = GuardedText(text)
-        self._interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager
-
-    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> bool:
-        if self._process is None:
-            return False
-        try:
+@contextmanager
+def _paged(path: str, *, wanted: bool) -> Iterator[None]:
+    """Have standard output read through a pager on this PATH, where it goes to a terminal."""
+    pager = os.environ.get("PAGER", "command -v less >/dev/null && exec less; exec cat").strip()
+    if not wanted or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb" or pager in ("", "cat"):
+        yield
+        return
+    hidden = ("LESSOPEN", "LESSCLOSE")  # programs that less would start
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment = {"LESS": "FRX", **environment, "LESSSECURE": "1", "PATH": path}
+    process = subprocess.Popen(["/bin/sh", "-c", pager], stdin=subprocess.PIPE, cwd="/", env=environment)
+    assert process.stdin is not None
+    before, interrupt = sys.stdout, signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager
+    sys.stdout = GuardedText(io.TextIOWrapper(process.stdin, encoding="utf-8", errors="backslashreplace"))
+    try:
+        with suppress(BrokenPipeError):  # the person has read enough
+            yield
+    finally:
+        with suppress(BrokenPipeError):
             sys.stdout.close()
-        except BrokenPipeError:
-            pass  # the person has read enough
-        finally:
-            sys.stdout = self._before
-            self._process.wait()
-            signal.signal(signal.SIGINT, self._interrupt)
-        return kind is BrokenPipeError
+        sys.stdout = before
+        process.wait()
+        signal.signal(signal.SIGINT, interrupt)

@@ -9,7 +9,6 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
 from typing import Any, TextIO
 
 from fumehood.core.report import how_many, printable
@@ -17,9 +16,8 @@ from fumehood.core.wording import fitted
 from fumehood.errors import BadConfiguration, BadRequest
 from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint, several  # fmt: skip
 from fumehood.faces.cli.output import WIDEST, Paint, confirmed, whole_number
-from fumehood.faces.cli.screen import Progress, Ticking
+from fumehood.faces.cli.screen import Progress, ticking
 from fumehood.linux import doctor
-from fumehood.linux.doctor import Ability
 from fumehood.rootfs.tree import Installed, mark_of
 from fumehood.service import recover
 from fumehood.service.clean import DAYS, NAMED, Freed, clean
@@ -27,7 +25,7 @@ from fumehood.service.explain import Examination, examined
 from fumehood.service.opened import OpenedStore
 from fumehood.service.projects import clear, layer_of, remove, reset, size_of
 from fumehood.store.config import policy_for
-from fumehood.store.projects import Project, Workspace
+from fumehood.store.projects import Workspace
 
 _CAPTURES = {
     "kernel": "the kernel's overlay, mounted by the launcher in a namespace of its own",
@@ -70,28 +68,39 @@ def _rootfs(context: Context) -> int:
         raise BadRequest(f"rootfs {what} needs a name", hint="fumehood rootfs list shows them")
     if what not in ("use", "remove") and options.name:
         raise BadRequest(f"rootfs {what} takes no name", hint=f"fumehood rootfs {what} --help")
-    if what == "list":
-        return _list(context)
     if what == "check":
         return _check(context)
     if what == "remove":
         root_trees.remove_from(store, options.name, Progress(is_shown=not context.as_json))
-        return _say_removed(context)
-    tree = root_trees.use(store, options.name) if what == "use" else _install(context)
-    if tree is None:
-        return context.say({"newer": None}, lambda: print("the newest version is installed"))
-    current = root_trees.installed(store)[1]
-    called = "alpine" if tree.name == current else tree.name
-    ready = f"{tree.name} is ready: fumehood run --root {called} -- 'cat /etc/os-release'"
-    return context.say(_tree_entry(tree, current), lambda: print(ready))
+    tree = root_trees.use(store, options.name) if what == "use" else None
+    if what in ("install", "update"):
+        tree = _install(context)  # None: the newest is there already
+        if tree is None:
+            return context.say({"newer": None}, lambda: print("the newest version is installed"))
+    trees, current = root_trees.installed(store)
+    if what == "remove":
+        means = f"; alpine is {current} now" if current else ""
+        answer = {"removed": options.name, "current": current or None}
+        return context.say(answer, lambda: print(f"{options.name} is removed{means}"))
 
+    def entry(tree: Installed) -> dict[str, object]:
+        mark = mark_of(tree.path)
+        return {
+            "name": tree.name, "version": tree.version, "path": tree.path, "current": tree.name == current,
+            "tier": mark.tier, "packages": list(mark.packages),
+        }  # fmt: skip
 
-def _say_removed(context: Context) -> int:
-    from fumehood.service import root_trees
-
-    name, current = context.options.name, root_trees.installed(context.store)[1]
-    means = f"; alpine is {current} now" if current else ""
-    return context.say({"removed": name, "current": current or None}, lambda: print(f"{name} is removed{means}"))
+    if tree is not None:
+        called = "alpine" if tree.name == current else tree.name
+        ready = f"{tree.name} is ready: fumehood run --root {called} -- 'cat /etc/os-release'"
+        return context.say(entry(tree), lambda: print(ready))
+    if not context.printed({"roots": list(map(entry, trees))}):
+        for each in trees:
+            mark = "*" if each.name == current else " "
+            print(f"{mark} {each.name:28} {each.version:12} {printable(each.path)}")
+        if not trees:
+            print("no root tree is installed; fumehood rootfs install")
+    return 0
 
 
 def _install(context: Context) -> Installed | None:
@@ -116,29 +125,6 @@ def _install(context: Context) -> Installed | None:
     )  # fmt: skip
 
 
-def _tree_entry(tree: Installed, current: str) -> dict[str, object]:
-    mark = mark_of(tree.path)
-    return {
-        "name": tree.name, "version": tree.version, "path": tree.path, "current": tree.name == current,
-        "tier": mark.tier, "packages": list(mark.packages),
-    }  # fmt: skip
-
-
-def _list(context: Context) -> int:
-    from fumehood.service import root_trees
-
-    trees, current = root_trees.installed(context.store)
-
-    def show() -> None:
-        for tree in trees:
-            mark = "*" if tree.name == current else " "
-            print(f"{mark} {tree.name:28} {tree.version:12} {printable(tree.path)}")
-        if not trees:
-            print("no root tree is installed; fumehood rootfs install")
-
-    return context.say({"roots": [_tree_entry(tree, current) for tree in trees]}, show)
-
-
 def _check(context: Context) -> int:
     from fumehood.service import root_trees
 
@@ -146,16 +132,14 @@ def _check(context: Context) -> int:
     newer = root_trees.newer(context.store, mirror=options.mirror or "", proxy=options.proxy or "")
     trees, current = root_trees.installed(context.store)
     used = next((tree.version for tree in trees if tree.name == current), None)
-
-    def show() -> None:
+    if not context.printed({"current": used, "newer": newer}):
         if newer is None:
             print(f"Alpine {used} is the newest")
         elif used is None:
             print(f"Alpine {newer} can be installed: fumehood rootfs install")
         else:
             print(f"Alpine {newer} is out, {used} is in use: fumehood rootfs update")
-
-    return context.say({"current": used, "newer": newer}, show)
+    return 0
 
 
 # ---- Workspaces.
@@ -189,11 +173,21 @@ def _workspace(context: Context) -> int:
     if options.what == "path":
         path = context.store.workspaces.find(options.name).path
         return context.say({"path": path}, lambda: print(path))
-    acts = {
-        "list": _list_workspaces, "create": _create_or_set, "set": _create_or_set, "reset": _reset,
-        "clear": _clear_or_remove, "remove": _clear_or_remove,
-    }  # fmt: skip
-    return acts[options.what](context)
+    if options.what == "list":
+        return _list_workspaces(context)
+    if options.what in ("create", "set"):
+        return _create_or_set(context)
+    if options.what == "reset":
+        path = context.store.workspaces.find(options.name).path if options.name else context.project.path
+        dropped = reset(context.store, context.store.projects.open(path, register=False))
+        said = " again" if dropped else "; there was nothing to drop"
+        line = f"{printable(path)}: its root is the shared one{said}"
+        return context.say({"path": path, "dropped": dropped}, lambda: print(line))
+    workspace, is_clear = context.store.workspaces.find(options.name), options.what == "clear"
+    (clear if is_clear else remove)(context.store, workspace, sure=options.yes)
+    done = "empty" if is_clear else "removed"
+    answer = {"cleared" if is_clear else "removed": workspace.name}
+    return context.say(answer, lambda: print(f"the workspace {workspace.name} is {done}"))
 
 
 def _create_or_set(context: Context) -> int:
@@ -229,8 +223,7 @@ def _list_workspaces(context: Context) -> int:
 
     def mib(size: int) -> str:
         return f"{size / (1 << 20):.1f} MiB"
-
-    def show() -> None:
+    if not context.printed({"workspaces": entries}):
         for each in entries:
             layer = each["layer"]
             kept = f"  own root layer: {mib(layer['size'])} over {layer['base']}" if layer else ""
@@ -239,24 +232,7 @@ def _list_workspaces(context: Context) -> int:
             print(f"{'':16} {printable(each['path'])}")
         if not entries:
             print("there is no workspace yet; fumehood workspace create NAME")
-
-    return context.say({"workspaces": entries}, show)
-
-
-def _reset(context: Context) -> int:
-    name = context.options.name
-    path = context.store.workspaces.find(name).path if name else context.project.path
-    dropped = reset(context.store, context.store.projects.open(path, register=False))
-    said = "its root is the shared one again" if dropped else "its root is the shared one; there was nothing to drop"
-    return context.say({"path": path, "dropped": dropped}, lambda: print(f"{printable(path)}: {said}"))
-
-
-def _clear_or_remove(context: Context) -> int:
-    workspace, is_clear = context.store.workspaces.find(context.options.name), context.options.what == "clear"
-    (clear if is_clear else remove)(context.store, workspace, sure=context.options.yes)
-    done = "empty" if is_clear else "removed"
-    answer = {"cleared" if is_clear else "removed": workspace.name}
-    return context.say(answer, lambda: print(f"the workspace {workspace.name} is {done}"))
+    return 0
 
 
 # ---- What this machine can do, and what may go.
@@ -271,65 +247,56 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.mend:
         return _mend(options)
     context = Context(options)
-    examination = examined(context.store, _project(context))
-    return show(examination, as_json=context.as_json, colour=paint().on, out=sys.stdout)
-
-
-def _project(context: Context) -> Project | None:
-    """Return the project around here, where there can be one."""
     try:
-        project = context.project
-        context.store.policy_of(project)
+        project = context.project_here
+        if project is not None:
+            context.store.policy_of(project)
     except (BadRequest, BadConfiguration):
-        if context.options.project or context.options.workspace:
+        if options.project or options.workspace:
             raise
-        return None
-    return project
+        project = None
+    return show(examined(context.store, project), as_json=context.as_json, colour=paint().on, out=sys.stdout)
 
 
 def show(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) -> int:
     """Report what was seen; returns 0 if commands can be sandboxed here, else 1."""
+    host = examination.host
     if as_json:
         json.dump(examination.as_dict(), out, indent=2)
         out.write("\n")
-    else:
-        paint = Paint(1)
-        paint.on = colour
-        out.write("\n".join([*_summary(examination, paint), "", *_table(examination.abilities, paint)]) + "\n")
-    return 1 if examination.host.why_bare else 0
-
-
-def _summary(examination: Examination, paint: Paint) -> list[str]:
-    host = examination.host
+        return int(bool(host.why_bare))
+    paint = Paint(1)
+    paint.on = colour
     if host.why_bare or not host.bwrap:
-        return [
+        lines = [
             paint("Commands can NOT be sandboxed on this machine.", "red"),
             f"  {host.why_bare}",
             "  each one would run unsandboxed, and only if you allow it when you are asked",
         ]
-    version = ".".join(str(part) for part in host.bwrap.version)
-    # What protects commands besides the sandbox itself, and then what does not.
-    protections = sorted(doctor.in_force(host).items(), key=lambda item: not item[1].works)
-    in_force = [name if each.works else f"no {name} ({each.detail.partition(': ')[2]})" for name, each in protections]
-    return [
-        paint("Commands can be sandboxed on this machine.", "bold"),
-        f"  bubblewrap  {version}, {host.bwrap.path} ({host.bwrap.origin})",
-        f"  capture     {examination.capture}: {_CAPTURES[examination.capture]}",
-        f"  why         {examination.why_this_capture}",
-        f"  in force    {', '.join(in_force)}",
-    ]
-
-
-def _table(abilities: Sequence[Ability], paint: Paint) -> list[str]:
-    width = min(max(len(ability.name) for ability in abilities), 44)
-    lines = []
-    for ability in abilities:
+    else:
+        version = ".".join(str(part) for part in host.bwrap.version)
+        # What protects commands besides the sandbox itself, and then what does not.
+        protections = sorted(doctor.in_force(host).items(), key=lambda item: not item[1].works)
+        in_force = [
+            name if each.works else f"no {name} ({each.detail.partition(': ')[2]})" for name, each in protections
+        ]
+        lines = [
+            paint("Commands can be sandboxed on this machine.", "bold"),
+            f"  bubblewrap  {version}, {host.bwrap.path} ({host.bwrap.origin})",
+            f"  capture     {examination.capture}: {_CAPTURES[examination.capture]}",
+            f"  why         {examination.why_this_capture}",
+            f"  in force    {', '.join(in_force)}",
+        ]
+    lines.append("")
+    width = min(max(len(ability.name) for ability in examination.abilities), 44)
+    for ability in examination.abilities:
         mark = "ok" if ability.works else "MISSING" if ability.needed == "required" else "missing"
         mark = "info" if ability.needed == "info" else mark
         lines.append(f"{paint(f'{mark:8}', _COLOURS[mark])} {ability.name:{width}}  {printable(ability.detail)}")
         if ability.fix and not ability.works:
             lines.append(f"{'':9}{paint('fix:', 'bold')} {ability.fix}")
-    return lines
+    out.write("\n".join(lines) + "\n")
+    return int(bool(host.why_bare))
 
 
 def _mend(options: argparse.Namespace) -> int:
@@ -368,7 +335,7 @@ def _clean(context: Context) -> int:
     project = None if options.all else context.project
 
     def cleaned(*, dry: bool) -> Freed:
-        with Ticking("looking what may go" if dry else "removing", options):
+        with ticking("looking what may go" if dry else "removing", options):
             return clean(
                 context.store, days=days, backup_days=wishes.backup_days, budget=wishes.budget, project=project, dry=dry
             )

@@ -34,8 +34,8 @@ from fumehood.store.history import Reach
 def _ps(context: Context) -> int:
     reach = Reach() if context.options.all else Reach(project=context.project.id)
     runs = now.running(context.store, context.reach, reach)
-
-    def show() -> None:
+    fields = "run number project command cwd session started_at network"
+    if not context.printed({"runs": [picked(run, fields) for run in runs]}):
         for run in runs:
             line = line_of(run, printable)
             where = f"  {printable(run.project)}" if context.options.all else ""
@@ -43,9 +43,7 @@ def _ps(context: Context) -> int:
             print(f"{numbered(run):5}  {since:>8}  {brief(run.command)}{'  ' if line else ''}{line}{where}")
         if not runs:
             print("nothing runs")
-
-    fields = "run number project command cwd session started_at network"
-    return context.say({"runs": [picked(run, fields) for run in runs]}, show)
+    return 0
 
 
 @command("stop", "end a command that runs; what it wrote is held", "fumehood stop last", RUN, *REACH)
@@ -60,13 +58,10 @@ def _stop(context: Context) -> int:
 )  # fmt: skip
 def _checkpoint(context: Context) -> int:
     run = now.checkpoint(context.store, context.run(context.options.run))
-
-    def show() -> None:
+    if not context.printed(run.as_dict):
         if not run.changed:
             print(f"fumehood: nothing was settled{f': {printable(run.reason)}' if run.reason else ''}")
         tell_run(run, sys.stdout)
-
-    context.say(run.as_dict, show)
     return 125 if run.state == FAILED else 0
 
 
@@ -83,10 +78,14 @@ def _forward(context: Context) -> int:
     options = context.options
     if options.draft is not None:
         session = loopback_of(context.store.drafts.find(context.project.id, options.draft).id)
+    elif options.session:
+        session = _known_session(context, options.session)
     else:
-        session = options.session or _latest(context)
-        if options.session and context.store.sessions.find(session) is None:
-            raise BadRequest(f"there is no session {session}", hint="fumehood log shows the names of sessions")
+        runs = now.running(context.store, Reach(project=context.project.id))
+        latest = next((run for run in runs if run.session), None)
+        if latest is None:
+            raise BadRequest("no command of a session runs now", hint="fumehood ps shows what runs; --session NAME")
+        session = (latest.session or "") if latest.draft is None else loopback_of(latest.draft)
     networks = {run.network for run in now.running(context.store) if run.session == session}
     if networks == {FULL}:
         message = f"what runs in session {session} has the whole network: it listens on this machine itself"
@@ -109,12 +108,10 @@ def _forward(context: Context) -> int:
             return 0
 
 
-def _latest(context: Context) -> str:
-    """Return the session whose command began last of those that run now."""
-    for run in now.running(context.store, Reach(project=context.project.id)):
-        if run.session:
-            return run.session if run.draft is None else loopback_of(run.draft)
-    raise BadRequest("no command of a session runs now", hint="fumehood ps shows what runs; --session NAME")
+def _known_session(context: Context, name: str) -> str:
+    if context.store.sessions.find(name) is None:
+        raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
+    return name
 
 
 _MISSED = 5  # questions that found nobody that are shown
@@ -137,9 +134,8 @@ def _ask(context: Context) -> int:
     words += [*(f"--write={path}" for path in options.write), f"--reason={options.reason}"]
     asked = widenings(words, lambda path: os.path.join(here(), os.path.expanduser(path)))
     project = store.projects.open(context.project.path)
-    session = options.only_session or options.session or ""
-    if session and store.sessions.find(session) is None:
-        raise BadRequest(f"there is no session {session}", hint="fumehood log shows the names of sessions")
+    named = options.only_session or options.session
+    session = _known_session(context, named) if named else ""
     may_ask = () if options.only_session else terminal
     permissions = Permissions(store, may_ask, patience_s=store.policy_of(project).ask_timeout)
     said = settle_access(store, project, session, asked, permissions.decide)
@@ -175,8 +171,7 @@ def _status(context: Context) -> int:
         "taken_back": None if undone is None else {**_named(undone), "in_part": is_part},
         "questions": [each.as_dict() for each in questions], "missed": [each.fields() for each in missed],
     }  # fmt: skip
-
-    def show() -> None:
+    if not context.printed(answer):
         rows: list[tuple[str, str]] = [("project", project.path)]
         rows += [("session", session)] if session else []
         for run in running:
@@ -200,8 +195,7 @@ def _status(context: Context) -> int:
         for name, text in rows:
             said = fitted(printable(text), room - 10) if room else brief(text)
             print(f"{colour(f'{name:9}', 'dim')} {said if name else colour(said, 'dim')}")
-
-    return context.say(answer, show)
+    return 0
 
 
 def _named(run: Run) -> dict[str, object]:

@@ -23,7 +23,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint
 from fumehood.faces.cli.output import Paint, confirmed, here, whole_number
-from fumehood.faces.cli.screen import Ticking, terminal
+from fumehood.faces.cli.screen import terminal, ticking
 from fumehood.faces.cli.telling import tell_run
 from fumehood.linux.launch import start
 from fumehood.service import provided
@@ -33,7 +33,7 @@ from fumehood.service.projects import add_root, forget, loss, offered, remove_ro
 from fumehood.service.restore import EMPTY, KnownFile, known_file, known_files, made_by, place_of, restore, versions
 from fumehood.store.audit import Grant
 from fumehood.store.config import compile_file, file_of, load, policy_for
-from fumehood.store.projects import KnownProject, Project
+from fumehood.store.projects import Project
 
 _NAMED = 3  # days and runs named in a line
 
@@ -63,8 +63,7 @@ def _files(context: Context) -> int:
 
 def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -> int:
     listed = [each for each in files if context.options.all or each.was_touched]
-
-    def show() -> None:
+    if not context.printed(lambda: {"files": [each.as_dict() for each in listed]}):
         colour = paint()
         for each in listed:
             print(_line(context, project.path, each, colour))
@@ -73,8 +72,7 @@ def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -
         elif len(listed) < len(files):
             left_out = len(files) - len(listed)
             print(colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim"))
-
-    return context.say(lambda: {"files": [each.as_dict() for each in listed]}, show)
+    return 0
 
 
 def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str:
@@ -98,28 +96,26 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
         raise BadRequest(
             f"nothing is known about {printable(path)}", hint="no run changed it; fumehood scan reads the project"
         )
-
-    def show() -> None:
-        colour = paint()
-        if file is not None:
-            print(_line(context, project.path, file.replace(days=(), runs=()), colour))
-        if not kept:
-            last = f"no earlier version is kept; run {context.store.history.name(by)} changed it last"
-            why = last if by else "no run changed it"
-            print(f"it can't be restored: {why}")
-            return
-        print("it can be restored:")
-        for version in kept:
-            is_run = "-" not in version.source
-            when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
-            source = context.store.history.name(version.source) if is_run else version.source
-            size = size_told(version.size)
-            kind = "" if version.kind == "file" else f" {version.kind}"
-            print(f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size:>10}{kind}  {printable(version.about)}")
-        print(colour(f"fumehood restore {typed(path)} [--from RUN|DATE]", "dim"))
-
     answer = {"path": path, "root": root} if file is None else file.as_dict()
-    return context.say({**answer, "versions": [version.as_dict() for version in kept]}, show)
+    if context.printed({**answer, "versions": [version.as_dict() for version in kept]}):
+        return 0
+    colour = paint()
+    if file is not None:
+        print(_line(context, project.path, file.replace(days=(), runs=()), colour))
+    if not kept:
+        last = f"no earlier version is kept; run {context.store.history.name(by)} changed it last"
+        print(f"it can't be restored: {last if by else 'no run changed it'}")
+        return 0
+    print("it can be restored:")
+    for version in kept:
+        is_run = "-" not in version.source
+        when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
+        source = context.store.history.name(version.source) if is_run else version.source
+        kind = "" if version.kind == "file" else f" {version.kind}"
+        size = size_told(version.size)
+        print(f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size:>10}{kind}  {printable(version.about)}")
+    print(colour(f"fumehood restore {typed(path)} [--from RUN|DATE]", "dim"))
+    return 0
 
 
 @command(
@@ -132,15 +128,14 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
 )  # fmt: skip
 def _restore(context: Context) -> int:
     done = restore(context.store, context.project, context.options.path, context.options.source, here=here())
-
-    def show() -> None:
-        if done.state == EMPTY:
-            print("nothing to do: it is that version already")
-            return
+    if context.printed(done.as_dict):
+        pass
+    elif done.state == EMPTY:
+        print("nothing to do: it is that version already")
+    else:
         tell_run(done, sys.stdout)
         print(f"  to have it back as it was: fumehood undo {done.name}")
-
-    return context.say(done.as_dict, show)
+    return 0
 
 
 @command(
@@ -153,16 +148,14 @@ def _scan(context: Context) -> int:
     def progress(count: int) -> None:
         seen[0] = count
 
-    with Ticking("reading the project", context.options, lambda: f"{seen[0]} files"):
+    with ticking("reading the project", context.options, lambda: f"{seen[0]} files"):
         scan = scan_project(context.store, context.project, progress)
-
-    def show() -> None:
+    if not context.printed(scan.fields()):
         kept = f", {scan.kept} missing but backed up" if scan.kept else ""
         print(f"{how_many(scan.files, 'file')}: {scan.added} new, {scan.updated} changed, {scan.dropped} gone{kept}")
         if scan.unread:
             print(f"{how_many(scan.unread, 'directory', 'directories')} could not be read")
-
-    return context.say(scan.fields(), show)
+    return 0
 
 
 @command(
@@ -176,7 +169,16 @@ def _projects(context: Context) -> int:
     options, projects = context.options, context.store.projects
     if options.what == "list":
         listed = projects.listed()
-        return context.say({"projects": [each.fields() for each in listed]}, lambda: _show_projects(listed))
+
+        def show() -> None:
+            if not listed:
+                print("no project is known yet")
+            for each in listed:
+                held = f", {each.held} held" if each.held else ""
+                place = "" if each.place == "there" else f"  [{each.place}]"
+                print(f"{each.id:4}  {printable(each.path)}  {how_many(each.runs, 'run')}{held}{place}")
+
+        return context.say({"projects": [each.fields() for each in listed]}, show)
     if not options.which or (options.what == "move" and not options.to):
         needed = "PROJECT NEW" if options.what == "move" else "PROJECT"
         raise BadRequest(f"projects {options.what} needs {needed}", hint="fumehood projects list shows them")
@@ -195,15 +197,6 @@ def _projects(context: Context) -> int:
             raise BadRequest("nothing was forgotten", hint="answer y, or give --yes")
     forget(context.store, which)
     return context.say({"forgotten": which.fields(), **lost.fields()}, lambda: print(f"forgotten; {lost.in_words()}"))
-
-
-def _show_projects(projects: list[KnownProject]) -> None:
-    if not projects:
-        print("no project is known yet")
-    for each in projects:
-        held = f", {each.held} held" if each.held else ""
-        place = "" if each.place == "there" else f"  [{each.place}]"
-        print(f"{each.id:4}  {printable(each.path)}  {how_many(each.runs, 'run')}{held}{place}")
 
 
 # ---- What commands may do.
@@ -226,16 +219,14 @@ def _roots(context: Context) -> int:
     elif options.what == "remove":
         project = remove_root(store, project, options.directory)
     more = offered(store, project)
-
-    def show() -> None:
+    if not context.printed({"roots": list(project.roots), "offered": more}):
         for root in project.roots:
             print(printable(root))
         if more:
             print("commands can't write these yet: a git directory, a mount, or where a link leads; to let them:")
         for path in more:
             print(f"  fumehood roots add {typed(path)}")
-
-    return context.say({"roots": list(project.roots), "offered": more}, show)
+    return 0
 
 
 @command(
@@ -251,14 +242,12 @@ def _grants(context: Context) -> int:
         gone = grants.revoke(context.options.grant)
         return context.say(gone.fields(), lambda: print(f"revoked: {_grant_line(gone)}"))
     kept = grants.all()
-
-    def show() -> None:
+    if not context.printed({"grants": [grant.fields() for grant in kept]}):
         if not kept:
             print("no answers are kept: you are asked whenever a permission is needed")
         for grant in kept:
             print(f"{grant.id:4}  {_grant_line(grant)}")
-
-    return context.say({"grants": [grant.fields() for grant in kept]}, show)
+    return 0
 
 
 def _grant_line(grant: Grant) -> str:
@@ -285,13 +274,8 @@ def _playground(context: Context) -> int:
 # ---- What is set, and what that comes to.
 
 def _roots_here(context: Context) -> tuple[str, ...]:
-    """Return the roots of the project; none where there can't be one, such as in the home: settings hold there too."""
-    try:
-        return context.project.roots
-    except BadRequest:
-        if context.options.project or context.options.workspace:
-            raise
-        return ()
+    project = context.project_here
+    return () if project is None else project.roots  # settings hold there too
 
 
 @command(
@@ -335,17 +319,14 @@ def _check_config(context: Context, path: str) -> int:
         notes = remarks(path, checked)
         # What is no matter of its text: who may write it.
         load(context.store.places, _roots_here(context))
-
-    def show() -> None:
+    problems, noted = ([each.fields() for each in some] for some in (complaints, notes))
+    if not context.printed({"path": path, "exists": True, "problems": problems, "remarks": noted}):
         for each in (*complaints, *notes):
             key = f"{paint()(printable(each.key), 'bold')}: " if each.key else ""
             hint = f" ({printable(each.hint)})" if each.hint else ""
             print(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
         if not complaints:
             print(f"{printable(path)} is fine{', but not all of it has an effect here' if notes else ''}")
-
-    problems, noted = ([each.fields() for each in some] for some in (complaints, notes))
-    context.say({"path": path, "exists": True, "problems": problems, "remarks": noted}, show)
     return 1 if complaints else 0
 
 
@@ -359,9 +340,13 @@ def _show_config(context: Context, path: str) -> int:
     for key in KEYS:
         origin = "project" if key.place in own else "global" if key.place in everywhere else "default"
         keys.append({"key": key.name, "value": key.of(policy), "from": origin})
-    sections = {each.name: list(map(_plain, getattr(policy, each.field))) for each in SECTIONS}
-
-    def show() -> None:
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for section in SECTIONS:  # tables of the policy, or what was made of one, without what says nothing
+        all_of_it = (each.fields() if isinstance(each, Value) else each for each in getattr(policy, section.field))
+        sections[section.name] = [
+            {name: value for name, value in each.items() if value not in ((), {})} for each in all_of_it
+        ]
+    if not context.printed({"path": path, "project": project, "keys": keys, **sections}):
         for key, each in zip(KEYS, keys, strict=True):
             line = f"{key.name} = {printable(key.kind.write(each['value']))}"
             print(paint()(line, "dim") if each["from"] == "default" else f"{line}    # {each['from']}")
@@ -371,14 +356,7 @@ def _show_config(context: Context, path: str) -> int:
                 unsaid = ("settings", "defaults")
                 inside = [f"{field} = {shown(value)}" for field, value in fields.items() if field not in unsaid]
                 print(f"[[{name}]] {printable(', '.join(inside))}")
-
-    return context.say({"path": path, "project": project, "keys": keys, **sections}, show)
-
-
-def _plain(table: Any) -> dict[str, Any]:
-    """Return a table of the policy, or what was made of one, without what says nothing."""
-    fields: dict[str, Any] = table.fields() if isinstance(table, Value) else table
-    return {name: value for name, value in fields.items() if value not in ((), {})}
+    return 0
 
 
 @command(

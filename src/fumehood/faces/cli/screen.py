@@ -17,6 +17,7 @@ import re
 import select
 import sys
 import time
+from contextlib import contextmanager
 
 from fumehood.core import questions
 from fumehood.core.report import printable
@@ -26,8 +27,7 @@ from fumehood.linux.terminal import TerminalTurn, hear_resuming, tell_when_resum
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence
-    from typing import Self
+    from collections.abc import Callable, Iterator, Sequence
 
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Watched
@@ -194,18 +194,20 @@ _AFTER_S = 1.0  # what takes less needs no word
 _EVERY_S = 0.2
 
 
-class _Line:
+class OwnLine:
     """One line, which makes way for whatever is written next."""
 
     def __init__(self) -> None:
         self._is_shown = False
-        self._began = time.monotonic()
+        self.began = time.monotonic()
 
-    def _draw(self, turn: int, text: str) -> None:
+    def draw(self, turn: int, text: str) -> None:
+        """Write a text in its place."""
         self._write(f"\r\033[K{_SPINNER[turn % len(_SPINNER)]} {text}")
         self._is_shown = True
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Make way."""
         if self._is_shown:
             self._write("\r\033[K")
             self._is_shown = False
@@ -217,7 +219,7 @@ class _Line:
             return  # only a decoration: nothing must fail for it
 
     @staticmethod
-    def _width() -> int:
+    def width() -> int:
         """Return how wide the terminal is; 0 where it is gone."""
         try:
             return os.get_terminal_size(2).columns or 80
@@ -225,7 +227,7 @@ class _Line:
             return 0
 
 
-class LiveLine(_Line):
+class LiveLine(OwnLine):
     """What a running command is writing; it is read as a watch on the layers."""
 
     _watched: Watched
@@ -248,14 +250,14 @@ class LiveLine(_Line):
     def stop(self) -> None:
         """Read the rest and stop, and leave no line behind."""
         self._watched.stop()
-        self._clear()
+        self.clear()
 
     def around(self, sink: Sink) -> Callable[[bytes], None]:
         """Return a sink that clears the line before the command's output."""
 
         def clearing(data: bytes) -> None:
             if data:
-                self._clear()
+                self.clear()
                 self._at_line_start = data.endswith(b"\n")
             sink(data)
 
@@ -268,60 +270,50 @@ class LiveLine(_Line):
         if not self._at_line_start or now < self._next:
             return
         self._next = now + _PAUSE_S
-        if not (width := self._width()):
+        if not (width := self.width()):
             return  # and the command with it
         room = max(width - 25, 8)
         name = printable(path)
         name = name if len(name) <= room else "…" + name[1 - room :]
-        since = f"{elapsed(now - self._began)} " if now - self._began >= 1 else ""
-        self._draw(self._count, f"{since}{self._count} {_SIGNS[what]} {name}")
+        since = f"{elapsed(now - self.began)} " if now - self.began >= 1 else ""
+        self.draw(self._count, f"{since}{self._count} {_SIGNS[what]} {name}")
 
 
-class Ticking(_Line):
-    """What is being done in a `with` block, for how long, and how far it has come, from its second second on.
+@contextmanager
+def ticking(what: str, options: argparse.Namespace, amount: Callable[[], str] | None = None) -> Iterator[None]:
+    """Tell what is being done in a `with` block, for how long, and how far it has come, from its second second on.
 
     Only at a terminal, and not where it is quiet.
     """
+    import threading
 
-    def __init__(self, what: str, options: argparse.Namespace, amount: Callable[[], str] | None = None) -> None:
-        import threading
-
-        super().__init__()
-        self._what = what
-        self._amount = amount or _of_how_many
-        self._is_on = os.isatty(2) and os.environ.get("TERM") != "dumb" and not options.quiet
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tick, name="fumehood-progress", daemon=True)
-
-    def __enter__(self) -> Self:
-        from fumehood.service import apply
-
-        apply.note_progress((), 0)
-        if self._is_on:
-            self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._ended.set()
-        if self._is_on:
-            self._thread.join()
-        self._clear()
-
-    def _tick(self) -> None:
-        turn, wait = 0, _AFTER_S
-        while not self._ended.wait(wait):
-            turn, wait = turn + 1, _EVERY_S
-            words = [self._what, self._amount(), elapsed(time.monotonic() - self._began)]
-            if not (width := self._width()):
-                return
-            self._draw(turn, fitted(printable("  ".join(word for word in words if word)), width - 3))
-
-
-def _of_how_many() -> str:
     from fumehood.service import apply
 
-    done, total = apply.progress()
-    return f"{done} of {total}" if total else ""
+    apply.note_progress((), 0)
+    if not os.isatty(2) or os.environ.get("TERM") == "dumb" or options.quiet:
+        yield
+        return
+    line, ended = OwnLine(), threading.Event()
+
+    def tick() -> None:
+        turn, wait = 0, _AFTER_S
+        while not ended.wait(wait):
+            turn, wait = turn + 1, _EVERY_S
+            done, total = apply.progress()
+            count = amount() if amount else f"{done} of {total}" if total else ""
+            words = [what, count, elapsed(time.monotonic() - line.began)]
+            if not (width := line.width()):
+                return
+            line.draw(turn, fitted(printable("  ".join(word for word in words if word)), width - 3))
+
+    thread = threading.Thread(target=tick, name="fumehood-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        line.clear()
 
 
 class Progress:
@@ -436,19 +428,16 @@ def _prompt(tty: int, closed: int, resumed: int, asked: Asked, deadline: float) 
                     is_quiet = wait_for_quiet(tty, closed, resumed, seconds=left / 4)
                     _write(tty, _keys_text(asked.question, left) if is_quiet else "  >")
                     answer = _answer(tty, closed, resumed, asked.question)
-            is_ours = bool(answer) and asked.answer(answer)
-            # Whoever reads this has the terminal back as it was.
-            _write(tty, f" {asked.question.worded(KEYS[answer][1]) if is_ours else _outcome(asked)}\n")
+            is_ours, reply = bool(answer) and asked.answer(answer), asked.reply
+            if is_ours:
+                outcome = asked.question.worded(KEYS[answer][1])
+            elif reply is None or reply.reason:
+                outcome = "no answer: deny"
+            else:
+                outcome = f"answered elsewhere: {asked.question.worded(KEYS[reply.answer][1])}"
+            _write(tty, f" {outcome}\n")  # whoever reads this has the terminal back as it was
     except (OSError, termios.error):
         asked.answer(None)  # the terminal is gone, and with it whoever was there
-
-
-def _outcome(asked: Asked) -> str:
-    """Say what came of a question that was not settled here."""
-    reply = asked.reply
-    if reply is None or reply.reason:
-        return "no answer: deny"
-    return f"answered elsewhere: {asked.question.worded(KEYS[reply.answer][1])}"
 
 
 def turn(tty: int) -> TerminalTurn:

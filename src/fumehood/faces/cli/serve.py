@@ -24,6 +24,7 @@ from fumehood.service.opened import OpenedStore
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Set
 
     from dbus_fast import Message
     from dbus_fast.aio import MessageBus
@@ -174,8 +175,7 @@ class Notifier:
         if not self._owner and not await self._is_present():
             return
         waiting = {each.id: each for each in self._desk.waiting(self._project)}
-        for key in self._shown.keys() - waiting.keys():
-            await self._close(self._shown.pop(key))
+        await self._close(self._shown.keys() - waiting.keys())
         for key, question in waiting.items():
             if key not in self._shown:
                 await self._show(question)
@@ -183,8 +183,11 @@ class Notifier:
     async def end(self) -> None:
         """Be present no longer."""
         self._presence.close()
-        for number in self._shown.values():
-            await self._close(number)
+        await self._close({*self._shown})
+
+    async def _close(self, keys: Set[str]) -> None:
+        for number in filter(None, map(self._shown.pop, keys)):
+            await self._call(_NAME, _PATH, _NAME, "CloseNotification", "u", [number])
 
     async def _show(self, question: OpenQuestion) -> None:
         from dbus_fast import Variant
@@ -198,10 +201,6 @@ class Notifier:
         if reply is not None:
             self._shown[question.id] = reply.body[0]
 
-    async def _close(self, number: int) -> None:
-        if number:
-            await self._call(_NAME, _PATH, _NAME, "CloseNotification", "u", [number])
-
     def _take(self, message: Message) -> None:
         if message.sender == _BUS and message.member == "NameOwnerChanged" and message.body[0] == _NAME:
             # What was shown is gone with the program that did. Another one is looked for.
@@ -211,14 +210,12 @@ class Notifier:
         elif message.sender == self._owner and message.interface == _NAME:
             key = next((key for key, number in self._shown.items() if number == message.body[0]), None)
             if key is not None and message.member == "ActionInvoked":
-                self._answer(key, message.body[1])
+                option = message.body[1]
+                question = next((each for each in self._desk.waiting(self._project) if each.id == key), None)
+                if question is not None and option in question.question.options:
+                    self.answered += question.answer(option)
             elif key is not None and message.member == "NotificationClosed":
                 self._shown[key] = 0  # that is no answer: others may give one
-
-    def _answer(self, key: str, option: str) -> None:
-        question = next((each for each in self._desk.waiting(self._project) if each.id == key), None)
-        if question is not None and option in question.question.options:
-            self.answered += question.answer(option)
 
     async def _call(
         self, name: str, path: str, interface: str, member: str, signature: str = "", body: list[Any] | None = None
@@ -226,11 +223,10 @@ class Notifier:
         """Call a method; None where that failed, because the program is gone or never was there."""
         from dbus_fast import Message, MessageType
 
-        reply = await self._bus.call(
-            Message(
-                destination=name, path=path, interface=interface, member=member, signature=signature, body=body or []
-            )
+        message = Message(
+            destination=name, path=path, interface=interface, member=member, signature=signature, body=body or []
         )
+        reply = await self._bus.call(message)
         return None if reply.message_type is MessageType.ERROR else reply
 
 

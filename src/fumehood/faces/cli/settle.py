@@ -19,7 +19,7 @@ from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import REACH, RUN, Argument, Context, argument, command, flag, option, paint, run_or
 from fumehood.faces.cli.look import write_difference
 from fumehood.faces.cli.output import here
-from fumehood.faces.cli.screen import Keys, Ticking, columns, turn, wait_for_quiet
+from fumehood.faces.cli.screen import Keys, columns, ticking, turn, wait_for_quiet
 from fumehood.faces.cli.telling import apply_line, headline, numbered, place_of, tell_run
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
@@ -47,6 +47,12 @@ def _watch(context: Context) -> int:
     return 0
 
 
+def _is_drawable() -> bool:
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    return is_terminal and is_unicode and os.environ.get("TERM", "dumb") != "dumb"
+
+
 def _draw(context: Context, **options: Any) -> None:
     """Draw the views until the person leaves; raises ModuleNotFoundError where the extra that does is not there."""
     from fumehood.faces.terminal.app import watch
@@ -56,19 +62,9 @@ def _draw(context: Context, **options: Any) -> None:
         watch(context.store, **options)
 
 
-def _is_drawable() -> bool:
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
-    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    return is_terminal and is_unicode and os.environ.get("TERM", "dumb") != "dumb"
+# ---- Apply and discard, undo and redo.
 
-
-_ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
-_CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
 _LOOKED_AT = 20  # runs, for a checkpoint of one that was taken back
-_MOST_CHANGED = 3  # times that a person is shown anew what changes while they look
-_END = "q\x03\x04\x1b"
-
-
 _PATHS = argument("paths", nargs="*", default=(), metavar="PATH", help="only these, and what is in them")
 
 
@@ -89,10 +85,9 @@ _BACK_AND_FORTH = (
     RUN, _PATHS, _force("also apply what was changed in the project after the run began"),
 )  # fmt: skip
 def _apply(context: Context) -> int:
-    options = context.options
-    run = context.run(options.run)
-    project = context.project_of(run)
-    with Ticking("applying", options):
+    options, run = context.options, context.run(context.options.run)
+    with ticking("applying", options):
+        project = context.project_of(run)
         done = decide.apply_held(context.store, project, run, options.paths, here=here(), force=options.force)
     _say(context, done, lambda: _tell_decided(done))
     # As those do who merge: what was asked for is not all done.
@@ -111,7 +106,7 @@ def _tell_decided(done: Run) -> None:
 )  # fmt: skip
 def _discard(context: Context) -> int:
     run = context.run(context.options.run)
-    with Ticking("throwing away", context.options):
+    with ticking("throwing away", context.options):
         done = decide.discard_held(context.store, context.project_of(run), run, context.options.paths, here=here())
     return _say(context, done, lambda: _tell_decided(done))
 
@@ -121,35 +116,31 @@ def _discard(context: Context) -> int:
     "fumehood undo\nfumehood undo 214\nfumehood undo last src/main.py", *_BACK_AND_FORTH,
 )  # fmt: skip
 def _undo(context: Context) -> int:
-    options = context.options
+    options, store = context.options, context.store
     if options.session is not None:
-        return _whole_session(context, options.session, undo_session)
-    options.run = LAST if options.run is None else options.run
-    by = options.only_session or ""
-    if options.run != LAST and not options.paths:
-        run = context.run(options.run)
-        with Ticking("taking back", options):
-            backs = undo_command(context.store, context.project_of(run), run, by=by, force=options.force)
-        return _say_taken_back(context, backs)
-    run = last_to_undo(context.store, *context.reaches(LAST)) if options.run == LAST else context.run(options.run)
-    with Ticking("taking back", options):
-        back = undo(context.store, context.project_of(run), run, options.paths, here=here(), force=options.force, by=by)
-    if back.of is None:  # what waited in a draft was thrown away
-        return _say(context, back, lambda: _tell_decided(back))
+        return _whole_session(context, undo_session)
+    is_last, by = options.run in (None, LAST), options.only_session or ""
+    is_whole = not is_last and not options.paths
+    run = last_to_undo(store, *context.reaches(LAST)) if is_last else context.run(options.run)
+    with ticking("taking back", options):
+        project, force = context.project_of(run), options.force
+        if is_whole:
+            backs = undo_command(store, project, run, by=by, force=force)
+        else:
+            backs = [undo(store, project, run, options.paths, here=here(), force=force, by=by)]
 
-    def show() -> None:
-        _tell_undo(back, _meant(context, back))
+    def tell_what_stands() -> None:
         # Those of a command come right after it.
-        latest = islice(context.store.history.standing(*context.reaches(LAST)), _LOOKED_AT)
+        latest = islice(store.history.standing(*context.reaches(LAST)), _LOOKED_AT)
         earlier = next((each for each in latest if each.act == CHECKPOINT and each.of == run.run), None)
         if earlier is not None:
             print(f"  what was settled while it ran stands; to take that back: fumehood undo {earlier.name}")
-        names = set(context.store.history.held(context.project_of(run).id)) if options.run == LAST else set()
-        for each in context.store.history.runs(*context.reaches(LAST), among=names):
+        names = set(store.history.held(project.id)) if is_last else set()
+        for each in store.history.runs(*context.reaches(LAST), among=names):
             if each.number > run.number:
                 print(f"  run {each.name} came later, and waits; to throw it away: fumehood discard {each.name}")
 
-    return _say(context, back, show)
+    return _say_taken_back(context, backs, None if is_whole else tell_what_stands)
 
 
 @command(
@@ -159,19 +150,19 @@ def _undo(context: Context) -> int:
 def _redo(context: Context) -> int:
     options = context.options
     if options.session is not None:
-        return _whole_session(context, options.session, redo_session)
-    options.run = LAST if options.run is None else options.run
-    reaches, by = context.reaches(options.run), options.only_session or ""
-    run = to_redo(context.store, options.run, *reaches) if options.run == LAST else context.run(options.run)
-    project, force = context.project_of(run), options.force
-    with Ticking("bringing back", options):
+        return _whole_session(context, redo_session)
+    name, by = LAST if options.run is None else options.run, options.only_session or ""
+    reaches = context.reaches(name)
+    run = to_redo(context.store, name, *reaches) if name == LAST else context.run(name)
+    with ticking("bringing back", options):
         backs = redo_command(
-            context.store, project, options.run, *reaches, paths=options.paths, here=here(), by=by, force=force
-        )
+            context.store, context.project_of(run), name, *reaches, paths=options.paths, here=here(), by=by,
+            force=options.force,
+        )  # fmt: skip
     return _say_taken_back(context, backs)
 
 
-def _say_taken_back(context: Context, backs: Sequence[Run]) -> int:
+def _say_taken_back(context: Context, backs: Sequence[Run], tell_more: Callable[[], None] | None = None) -> int:
     """Tell what was taken back, or brought back: a run, and what was settled while it ran."""
     first, *others = backs
     if first.of is None:  # what waited in a draft was thrown away
@@ -183,9 +174,10 @@ def _say_taken_back(context: Context, backs: Sequence[Run]) -> int:
         command = next((run.name for run in meant if run.act == "run"), "") if others else ""
         for back, run in zip(backs, meant, strict=True):
             _tell_undo(back, run, command)
+        if tell_more is not None:
+            tell_more()
 
-    more = {"also": [back.as_dict() for back in others]} if others else {}
-    return _say(context, first, show, more)
+    return _say(context, first, show, {"also": [back.as_dict() for back in others]} if others else {})
 
 
 def _say(context: Context, done: Run, show: Callable[[], None], more: Mapping[str, object] | None = None) -> int:
@@ -196,23 +188,22 @@ def _say(context: Context, done: Run, show: Callable[[], None], more: Mapping[st
     return code
 
 
-def _whole_session(context: Context, name: str, act: Callable[..., list[Run]]) -> int:
-    if context.options.run is not None or context.options.paths:
+def _whole_session(context: Context, act: Callable[..., list[Run]]) -> int:
+    options, name = context.options, context.options.session
+    if options.run is not None or options.paths:
         raise BadRequest("--session means all runs of a session, so a run or a path can't be named", hint="choose one")
     path, reach = project_of(context.store, name), context.reach
     is_in_reach = name in (reach.sessions or (name,)) and (reach.project is None or path == context.project.path)
     if path is None or not is_in_reach:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
-    project, by = context.store.projects.open(path), context.options.only_session or ""
-    with Ticking("going through the session", context.options):
-        backs = act(context.store, project, name, by=by, force=context.options.force)
-
-    def show() -> None:
+    with ticking("going through the session", options):
+        project = context.store.projects.open(path)
+        backs = act(context.store, project, name, by=options.only_session or "", force=options.force)
+    if not context.printed(lambda: {"runs": [back.as_dict() for back in backs]}):
         for back in backs:
             print(f"fumehood: run {_meant(context, back).name}: {headline(back)}")
         print(f"  {_way_back(backs[-1], f'--session {printable(name)}')}")
-
-    return context.say(lambda: {"runs": [back.as_dict() for back in backs]}, show)
+    return 0
 
 
 def _meant(context: Context, back: Run) -> Run:
@@ -243,6 +234,12 @@ def _way_back(back: Run, whole: str) -> str:
 
 # ---- What is held, one change at a time: its difference, and one key.
 
+_ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
+_CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
+_MOST_CHANGED = 3  # times that a person is shown anew what changes while they look
+_END = "q\x03\x04\x1b"
+
+
 @command(
     "review", "go through what is held, change by change", "fumehood review",
     run_or(""), flag("--lines", "ask line by line, also where the views can be drawn"),
@@ -251,7 +248,17 @@ def _review(context: Context) -> int:
     """Without a terminal, tell what waits; with one, ask for each."""
     runs = _held(context)
     if context.as_json:
-        return context.say({"runs": [_as_object(context, run) for run in runs]}, lambda: None)
+
+        def fields(run: Run) -> dict[str, Any]:
+            differences = each_difference(context.store, run, [place_of(run, change) for change in _waiting(run)])
+            texts = {(each.root, each.path): each.text for each in differences}
+            changes = [
+                {**each.fields(), "flags": list(each.flags), "diff": texts.get((each.root, each.path), "")}
+                for each in run.changes if each.verdict in c.WAITING
+            ]  # fmt: skip
+            return {**picked(run, "run number command started_at reason"), "changes": changes}
+
+        return context.say({"runs": list(map(fields, runs))}, lambda: None)
     if not runs:
         print("nothing is held")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -261,26 +268,27 @@ def _review(context: Context) -> int:
                 _say_change(context, run, change)
             print(f"{apply_line(run)}   or   fumehood discard {run.name}\n")
         return 0
-    if runs and not context.options.lines and _is_drawn(context, runs):
-        return 0
+    if runs and not context.options.lines and _is_drawable():
+
+        def still_held() -> list[Run]:
+            """Return as they are now those that hold something, and what else is held by then."""
+            if context.options.run:
+                now = context.store.history.runs(among=[run.run for run in runs])
+                return [run for run in now if run.state == "held"]
+            return _held(context)
+
+        try:
+            _draw(context, view="waiting", project=context.project.id, held=still_held)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] not in _TERMINAL_EXTRA:
+                raise  # else the person is asked line by line
+        else:
+            return 0
     for run in runs:
         if not _go_through(context, run):
             break
     upkeep(context.store, context.project.id)
     return 0
-
-
-def _is_drawn(context: Context, runs: Sequence[Run]) -> bool:
-    """Have it gone through in the views; False where they can't be drawn, and a person is asked line by line."""
-    if not _is_drawable():
-        return False
-    try:
-        _draw(context, view="waiting", project=context.project.id, held=lambda: _still_held(context, runs))
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _TERMINAL_EXTRA:
-            raise
-        return False
-    return True
 
 
 def _held(context: Context) -> list[Run]:
@@ -290,15 +298,7 @@ def _held(context: Context) -> list[Run]:
         if run.state != "held":
             raise BadRequest(f"run {run.name} holds nothing: it is {run.state}", hint=f"fumehood show {run.name}")
         return [run]
-    names = context.store.history.held(context.project.id)
-    return [context.store.history.find(name) for name in reversed(names)]
-
-
-def _still_held(context: Context, runs: Sequence[Run]) -> list[Run]:
-    """Return as they are now those of some runs that hold something, and what else is held by then."""
-    if context.options.run:
-        return [run for run in context.store.history.runs(among=[run.run for run in runs]) if run.state == "held"]
-    return _held(context)
+    return [context.store.history.find(name) for name in reversed(context.store.history.held(context.project.id))]
 
 
 def _waiting(run: Run) -> list[c.Change]:
@@ -319,17 +319,6 @@ def _lies_in(place: tuple[int, str], change: c.Change) -> bool:
     return root == change.root and (path == change.path or is_inside)
 
 
-def _as_object(context: Context, run: Run) -> dict[str, Any]:
-    places = [place_of(run, change) for change in _waiting(run)]
-    texts = {(each.root, each.path): each.text for each in each_difference(context.store, run, places)}
-    changes = [change for change in run.changes if change.verdict in c.WAITING]
-    return {
-        **picked(run, "run number command started_at reason"),
-        "changes": [{**each.fields(), "flags": list(each.flags), "diff": texts.get((each.root, each.path), "")}
-                    for each in changes],
-    }  # fmt: skip
-
-
 def _go_through(context: Context, run: Run) -> bool:
     """Ask for every change of one run; returns whether to go on with the next."""
     run = context.store.history.find(run.run)  # as it is now: the person took their time for those before it
@@ -344,14 +333,26 @@ def _go_through(context: Context, run: Run) -> bool:
         with turn(0) as mine:
             mine.wait()
             _say_change(context, run, change)
-            _say_companions(run, change)
+            # What can't stay behind when this change is applied, and so goes with it.
+            meant = decide.meant(run, [place_of(run, change)])
+            others = [each for each in meant if not _lies_in((each.root, each.path), change)]
+            if others:
+                print("applying it also applies:")
+                _say_items([held_item(run, each) for each in others], run)
             key = _key(is_conflict=any(_lies_in(each, change) for each in conflicts))
         if key in _END:
             return False
         if key == "s":
             continue
         try:
-            run = _decide(context, run, change, key)
+            paths = [] if key in "AD" else [place_of(run, change)]
+            # The key is for what was shown: another process may have changed what the run holds since.
+            expected = decide.shown_digest(run, paths, forth=key not in "dD")
+            about = context.store, context.project_of(run), run, paths
+            if key in "dD":
+                run = decide.discard_held(*about, expected=expected)
+            else:
+                run = decide.apply_held(*about, force=key == "f", expected=expected)
         except FumehoodError as error:
             print(f"{printable(error.message)}\n  {printable(error.hint)}")
             run = context.store.history.find(run.run)
@@ -364,16 +365,6 @@ def _go_through(context: Context, run: Run) -> bool:
             # What turned out to be a conflict is asked for once more, as that.
             seen -= _conflicts(run) - conflicts
     return True
-
-
-def _decide(context: Context, run: Run, change: c.Change, key: str) -> Run:
-    project = context.project_of(run)
-    paths = [] if key in "AD" else [place_of(run, change)]
-    # The key is for what was shown: another process may have changed what the run holds since.
-    expected = decide.shown_digest(run, paths, forth=key not in "dD")
-    if key in "dD":
-        return decide.discard_held(context.store, project, run, paths, expected=expected)
-    return decide.apply_held(context.store, project, run, paths, force=key == "f", expected=expected)
 
 
 def _say_run(run: Run) -> None:
@@ -402,15 +393,6 @@ def _say_change(context: Context, run: Run, change: c.Change) -> None:
     for each in each_difference(context.store, run, [place_of(run, change)]):
         write_difference(each.text)
     sys.stdout.flush()
-
-
-def _say_companions(run: Run, change: c.Change) -> None:
-    """Name what can't stay behind when this change is applied, and so goes with it."""
-    meant = decide.meant(run, [place_of(run, change)])
-    others = [each for each in meant if not _lies_in((each.root, each.path), change)]
-    if others:
-        print("applying it also applies:")
-        _say_items([held_item(run, each) for each in others], run)
 
 
 def _key(*, is_conflict: bool) -> str:

@@ -19,12 +19,10 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, paint, several
 from fumehood.faces.cli.hook_clients import ALLOW
-from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
 from fumehood.faces.cli.output import here, whole_number
 from fumehood.faces.cli.screen import Progress, terminal
 from fumehood.faces.cli.setup_clients import CLIENTS, ClientSettings, SettingsEdit, at, meaning, read_settings
 from fumehood.linux import doctor, probe
-from fumehood.linux.doctor import Ability
 from fumehood.linux.launch import start
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root
@@ -111,22 +109,8 @@ class _Wizard:
         host = probe.host(places.cache, places.state, fresh=True)
         abilities = doctor.examine(places.state, host)
         missing = [ability for ability in abilities if ability.needed == "required" and not ability.works]
-        if not host.captures or missing:
-            self._offer(missing)
-            host = probe.host(places.cache, places.state, fresh=True)
-        if not host.captures:
-            raise FumehoodError(f"commands can't be sandboxed here: {host.why}", hint="fumehood doctor tells more")
-        assert host.bwrap is not None
-        version = ".".join(str(part) for part in host.bwrap.version)
-        self._say(f"  commands can be sandboxed: bubblewrap {version}, writes captured by {host.captures[0]}")
-        self.answer["capture"] = host.captures[0]
-
-    def _offer(self, missing: list[Ability]) -> None:
-        """Offer to install what is missing; what no package mends is only told."""
-        for ability in missing:
+        for ability in missing:  # what no package mends is only told
             self._say(f"  missing: {ability.name}: {ability.detail}")
-            if not ability.fix:
-                continue
             line = ability.fix.removeprefix("sudo ")
             # As somebody else, sudo would ask for a password, which --yes can't give.
             can_run = line.startswith(_INSTALLERS) and (os.geteuid() == 0 or not self._options.yes)
@@ -134,8 +118,16 @@ class _Wizard:
                 command = line if os.geteuid() == 0 else f"sudo {line}"
                 environment = {**os.environ, "PATH": self._context.store.own_path()}
                 subprocess.run(["/bin/sh", "-c", command], env=environment, check=False)
-            else:
+            elif ability.fix:
                 self._say(f"  to fix it: {ability.fix}")
+        if not host.captures or missing:
+            host = probe.host(places.cache, places.state, fresh=True)
+        if not host.captures:
+            raise FumehoodError(f"commands can't be sandboxed here: {host.why}", hint="fumehood doctor tells more")
+        assert host.bwrap is not None
+        version = ".".join(str(part) for part in host.bwrap.version)
+        self._say(f"  commands can be sandboxed: bubblewrap {version}, writes captured by {host.captures[0]}")
+        self.answer["capture"] = host.captures[0]
 
     def choose_root(self) -> None:
         """Choose what commands see as `/` by default, and install it."""
@@ -235,24 +227,32 @@ def connect(context: Context, client: str) -> int:
     options = context.options
     if client not in CLIENTS:
         raise BadRequest(f"there is no client {client}", hint=f"one of: {', '.join(CLIENTS)}")
-    is_server = options.mcp or client not in HOOKED
-    settings = CLIENTS[client](installed_command(), options.mcp)
-    if is_server and not options.remove and not options.print:
+    settings = CLIENTS[client](installed_command())
+    if (options.mcp or not settings.hook) and not options.remove and not options.print:
         _check_server()
-    changes = [_compared(path, edits, is_removal=options.remove) for path, edits in settings.files.items()]
+    edits_of, notes = settings.chosen(mcp=options.mcp)
+    changes = [_compared(path, edits, is_removal=options.remove) for path, edits in edits_of.items()]
     files: list[dict[str, Any]] = [
         {"path": each.path, "changed": False, "diff": each.diff, "backup": None} for each in changes
     ]
     answer: dict[str, Any] = {
-        "client": client, **files[0], "notes": [] if options.remove else list(settings.notes), "files": files,
+        "client": client, **files[0], "notes": [] if options.remove else list(notes), "files": files,
     }  # fmt: skip
     if options.print:
         for file, change in zip(files, changes, strict=True):
             file["text"] = change.after
-        return context.say(answer, lambda: _print(changes))
+        headed = [f"# {each.path}\n{each.after}" if len(changes) > 1 else each.after for each in changes]
+        return context.say(answer, lambda: sys.stdout.write("".join(headed)))
     if not context.as_json:
         sys.stdout.write("".join(each.diff for each in changes) or f"{changes[0].path}: nothing to change\n")
-    if any(each.diff for each in changes) and _is_agreed(context):
+    is_agreed = any(each.diff for each in changes)
+    if is_agreed and not options.yes:
+        if not (os.isatty(0) and os.isatty(1)):
+            raise BadRequest("there is nobody to ask", hint="--yes writes it without asking, --print only shows it")
+        sys.stdout.write("write this? [Y/n] ")
+        sys.stdout.flush()
+        is_agreed = sys.stdin.readline().strip().lower() in ("", "y", "yes")
+    if is_agreed:
         for file, change in zip(files, changes, strict=True):
             if change.diff:
                 file |= {"backup": _write(change), "changed": True}
@@ -260,7 +260,14 @@ def connect(context: Context, client: str) -> int:
     answer["directories"] = [] if options.remove else _offered(context, settings)
     answer["notes"] += [f"the client was given {path}; for commands: fumehood roots add {quoted(path)}"
                         for path in answer["directories"]]  # fmt: skip
-    return context.say(answer, lambda: _tell(answer))
+    if not context.printed(answer):
+        for file in files:
+            if file["changed"]:
+                backup = f"; what was there: {file['backup']}" if file["backup"] else ""
+                done = "written" if os.path.exists(file["path"]) else "removed"
+                sys.stdout.write(f"{done}: {file['path']}{backup}\n")
+        sys.stdout.write("".join(f"note: {note}\n" for note in answer["notes"]))
+    return 0
 
 
 def _offered(context: Context, settings: ClientSettings) -> list[str]:
@@ -360,13 +367,6 @@ def _taken_out(path: str, edits: Sequence[SettingsEdit], before: str, after: str
     )
 
 
-def _print(changes: Sequence[Rewriting]) -> None:
-    for each in changes:
-        if len(changes) > 1:
-            sys.stdout.write(f"# {each.path}\n")
-        sys.stdout.write(each.after)
-
-
 def _write(change: Rewriting) -> str | None:
     path = change.path
     try:
@@ -378,26 +378,6 @@ def _write(change: Rewriting) -> str | None:
         hint = "--print shows what to add"
         raise FumehoodError(f"{path} can't be written: {error.strerror}", hint=hint) from error
     return backup
-
-
-def _is_agreed(context: Context) -> bool:
-    if context.options.yes:
-        return True
-    if not (os.isatty(0) and os.isatty(1)):
-        raise BadRequest("there is nobody to ask", hint="--yes writes it without asking, --print only shows it")
-    sys.stdout.write("write this? [Y/n] ")
-    sys.stdout.flush()
-    return sys.stdin.readline().strip().lower() in ("", "y", "yes")
-
-
-def _tell(answer: dict[str, Any]) -> None:
-    for file in answer["files"]:
-        if file["changed"]:
-            backup = f"; what was there: {file['backup']}" if file["backup"] else ""
-            done = "written" if os.path.exists(file["path"]) else "removed"
-            sys.stdout.write(f"{done}: {file['path']}{backup}\n")
-    for note in answer["notes"]:
-        sys.stdout.write(f"note: {note}\n")
 
 
 def installed_command() -> list[str]:

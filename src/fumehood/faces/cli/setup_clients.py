@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fumehood.core import settings_text
 from fumehood.core.request import quoted
@@ -50,14 +50,32 @@ class SettingsEdit(Value):
     remove: Callable[[str], str]
 
 
-class ClientSettings(NamedTuple):
-    """What connects one client: edits of files, the first of them the one that matters, and what a person must know."""
+class ClientSettings(Value):
+    """What connects one client: edits of its files by their paths, and what a person must know then."""
 
-    files: Mapping[str, list[SettingsEdit]]
-    notes: Sequence[str]
+    # By the hook, if it has one, or by the server. Where the hook is not there, its own shell is closed besides.
+    hook: Mapping[str, SettingsEdit] = {}
+    hook_notes: Sequence[str] = (_RESTART,)
+    server: Mapping[str, SettingsEdit]
+    server_notes: Sequence[str] = (_RESTART,)
+    closing: Mapping[str, SettingsEdit] = {}
+    shell_notes: Sequence[str] = (_CLOSED,)
     # Where the client's own settings name more directories that it may write: files, and the keys in them.
     naming: Sequence[str] = ()
     keys: Sequence[str] = ()
+
+    def chosen(self, *, mcp: bool) -> tuple[Mapping[str, Sequence[SettingsEdit]], Sequence[str]]:
+        """Return the edits of each file, the one that matters first, and what to say."""
+        if self.hook and not mcp:
+            return {path: [edit] for path, edit in self.hook.items()}, self.hook_notes
+        # Where our hook is in the client's settings, its own shell runs in the hood as well.
+        texts = {path: read_settings(path) for path in self.hook}
+        if any(text if path.endswith(".js") else _hook_places(meaning(path, text)) for path, text in texts.items()):
+            return {path: [edit] for path, edit in self.server.items()}, self.server_notes
+        files: dict[str, list[SettingsEdit]] = {}
+        for path, edit in (*self.server.items(), *self.closing.items()):
+            files.setdefault(path, []).append(edit)
+        return files, (*self.server_notes, *self.shell_notes)
 
 
 # ---- What a client's settings say, and how they are changed.
@@ -248,41 +266,6 @@ def _at_end(text: str, block: str) -> str:
     return text + gap + block
 
 
-def _toml_table(keys: list[str], values: dict[str, Any]) -> SettingsEdit:
-    """Values of a table in TOML, two keys deep at most, such as a server's."""
-    return SettingsEdit(
-        add=lambda text: _with_table(text, keys, values), remove=lambda text: _without_values(text, keys, list(values))
-    )
-
-
-def _with_table(text: str, keys: list[str], values: dict[str, Any]) -> str:
-    table = at(_toml(text).unwrap(), keys)
-    if isinstance(table, dict) and all(table.get(key) == value for key, value in values.items()):
-        return text
-    text = _without_values(text, keys, list(values))
-    settings = _toml(text)
-    outer = at(settings, keys[:1])
-    if outer is None or (len(keys) > 1 and _is_headed(outer)):
-        lines = (f"{key} = {_toml_value(value).as_string()}\n" for key, value in values.items())
-        return _at_end(text, f"[{'.'.join(keys)}]\n{''.join(lines)}")
-    for key, value in ({keys[1]: values} if len(keys) > 1 else values).items():
-        outer[key] = _toml_value(value)
-    return str(settings.as_string())
-
-
-def _without_values(text: str, keys: list[str], names: list[str]) -> str:
-    settings = _toml(text)
-    table = at(settings, keys)
-    if table is None or not any(name in table for name in names):
-        return text
-    for name in names:
-        table.pop(name, None)
-    for depth in range(len(keys), 0, -1):
-        if not at(settings, keys[:depth]):
-            del at(settings, keys[: depth - 1])[keys[depth - 1]]
-    return str(settings.as_string())
-
-
 def _is_headed(table: Any) -> bool:
     """Return True for a table with a line of its own, to which another such line can add."""
     from tomlkit.items import InlineTable
@@ -290,65 +273,39 @@ def _is_headed(table: Any) -> bool:
     return not isinstance(table, InlineTable)
 
 
-def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
-    """Hooks in TOML: for each event, the tools that it is for."""
-    line, matchers = _hook_line(command, client), _matchers(client)
+def _toml_table(keys: list[str], values: dict[str, Any]) -> SettingsEdit:
+    """Values of a table in TOML, two keys deep at most, such as a server's."""
+
+    def remove(text: str) -> str:
+        settings = _toml(text)
+        table = at(settings, keys)
+        if table is None or not any(name in table for name in values):
+            return text
+        for name in values:
+            table.pop(name, None)
+        for depth in range(len(keys), 0, -1):
+            if not at(settings, keys[:depth]):
+                del at(settings, keys[: depth - 1])[keys[depth - 1]]
+        return str(settings.as_string())
 
     def add(text: str) -> str:
-        places = _hook_places(_toml(text).unwrap())
-        text = _without_hooks(text)
-        for event, matcher in matchers.items():
-            text = _with_hook(text, event, matcher, _with_options(line, places[0][1] if places else ""))
-        _toml(text)
-        return text
+        table = at(_toml(text).unwrap(), keys)
+        if isinstance(table, dict) and all(table.get(key) == value for key, value in values.items()):
+            return text
+        text = remove(text)
+        settings = _toml(text)
+        outer = at(settings, keys[:1])
+        if outer is None or (len(keys) > 1 and _is_headed(outer)):
+            lines = (f"{key} = {_toml_value(value).as_string()}\n" for key, value in values.items())
+            return _at_end(text, f"[{'.'.join(keys)}]\n{''.join(lines)}")
+        for key, value in ({keys[1]: values} if len(keys) > 1 else values).items():
+            outer[key] = _toml_value(value)
+        return str(settings.as_string())
 
-    return SettingsEdit(add=add, remove=_without_hooks)
-
-
-def _with_hook(text: str, event: str, matcher: str, line: str) -> str:
-    settings = _toml(text)
-    hooks = at(settings, ["hooks"])
-    items = at(hooks, [event])
-    if (hooks is None or _is_headed(hooks)) and (items is None or _is_headed_list(items)):
-        return _at_end(
-            text,
-            f'[[hooks.{event}]]\nmatcher = "{matcher}"\n\n'
-            f'[[hooks.{event}.hooks]]\ntype = "command"\ncommand = {_toml_value(line).as_string()}\n',
-        )
-    hook = {"matcher": matcher, "hooks": [{"type": "command", "command": line}]}
-    if items is None:
-        hooks[event] = _toml_value([hook])
-    else:
-        items.append(_toml_value(hook))
-    return str(settings.as_string())
+    return SettingsEdit(add=add, remove=remove)
 
 
-def _without_hooks(text: str) -> str:
-    for start, end in _own_blocks(text):
-        text = (text[:start].rstrip("\n") + "\n" if text[:start].strip() else "") + text[end:]
-    settings = _toml(text)
-    places = _hook_places(settings.unwrap())
-    for (_, event, *within), _ in reversed(places):
-        if _is_headed_list(settings["hooks"][event]):
-            # The tables of such a list may lie far apart, where no parser takes one out.
-            raise BadRequest("our hook was changed by hand", hint=f"remove the {event} hook that names fumehood")
-        items = settings["hooks"][event]
-        for step in within[:-1]:
-            items = items[step]
-        del items[within[-1]]
-        for keys in (["hooks", str(event)], ["hooks"]):
-            if not at(settings, keys):
-                del at(settings, keys[:-1])[keys[-1]]
-    return str(settings.as_string()) if places else text
-
-
-def _is_headed_list(items: Any) -> bool:
-    from tomlkit.items import AoT
-
-    return isinstance(items, AoT)
-
-
-# As it was written by any version of us, for whichever tools.
+# Our own block in TOML, as it was written by any version of us, for whichever tools.
 _ANY_BLOCK = re.compile(
     r'^\[\[hooks\.(?P<event>\w+)\]\]\nmatcher = "[^"\n]*"\n\n'
     r'\[\[hooks\.(?P=event)\.hooks\]\]\ntype = "command"\ncommand = .*(?:\n|\Z)',
@@ -356,22 +313,65 @@ _ANY_BLOCK = re.compile(
 )
 
 
-def _own_blocks(text: str) -> Iterator[tuple[int, int]]:
-    """Yield where our own blocks lie, the last first: what is taken out then moves none of the others."""
-    for block in reversed(list(_ANY_BLOCK.finditer(text))):
-        if _hook_places(_toml(block[0]).unwrap()):
-            yield block.span()
+def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
+    """Hooks in TOML: for each event, the tools that it is for."""
+    from tomlkit.items import AoT
+
+    line, matchers = _hook_line(command, client), _matchers(client)
+
+    def remove(text: str) -> str:
+        for block in reversed(list(_ANY_BLOCK.finditer(text))):  # the last first: what is taken out moves no other
+            if _hook_places(_toml(block[0]).unwrap()):
+                before = text[: block.start()].rstrip("\n")
+                text = (f"{before}\n" if before.strip() else "") + text[block.end() :]
+        settings = _toml(text)
+        places = _hook_places(settings.unwrap())
+        for (_, event, *within), _ in reversed(places):
+            items = settings["hooks"][event]
+            if isinstance(items, AoT):
+                # The tables of such a list may lie far apart, where no parser takes one out.
+                raise BadRequest("our hook was changed by hand", hint=f"remove the {event} hook that names fumehood")
+            for step in within[:-1]:
+                items = items[step]
+            del items[within[-1]]
+            for keys in (["hooks", str(event)], ["hooks"]):
+                if not at(settings, keys):
+                    del at(settings, keys[:-1])[keys[-1]]
+        return str(settings.as_string()) if places else text
+
+    def add(text: str) -> str:
+        places = _hook_places(_toml(text).unwrap())
+        whole = _with_options(line, places[0][1] if places else "")
+        text = remove(text)
+        for event, matcher in matchers.items():
+            settings = _toml(text)
+            hooks = at(settings, ["hooks"])
+            items = at(hooks, [event])
+            if (hooks is None or _is_headed(hooks)) and (items is None or isinstance(items, AoT)):
+                text = _at_end(
+                    text,
+                    f'[[hooks.{event}]]\nmatcher = "{matcher}"\n\n'
+                    f'[[hooks.{event}.hooks]]\ntype = "command"\ncommand = {_toml_value(whole).as_string()}\n',
+                )
+                continue
+            hook = {"matcher": matcher, "hooks": [{"type": "command", "command": whole}]}
+            if items is None:
+                hooks[event] = _toml_value([hook])
+            else:
+                items.append(_toml_value(hook))
+            text = str(settings.as_string())
+        _toml(text)
+        return text
+
+    return SettingsEdit(add=add, remove=remove)
 
 
 # ---- Each client.
 
-def _edit_tools(client: str) -> list[str]:
-    return [*HOOKED[client].edits, *HOOKED[client].patches]
-
-
 def _matchers(client: str) -> dict[str, str]:
     """Return the tools that the hook is for, before and after them."""
-    return {HOOKED[client].before: _EVERY_TOOL, **dict.fromkeys(HOOKED[client].after, "|".join(_edit_tools(client)))}
+    hooked = HOOKED[client]
+    return {hooked.before: _EVERY_TOOL, **dict.fromkeys(hooked.after, "|".join([*hooked.edits, *hooked.patches]))}
 
 
 def _chosen(tools: str, hook: dict[str, Any]) -> dict[str, Any]:
@@ -390,113 +390,95 @@ def _own_places() -> dict[str, str]:
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
-def _is_hooked(path: str) -> bool:
-    """Return True where our hook is in the client's settings: then its own shell runs in the hood as well."""
-    return bool(_hook_places(meaning(path, read_settings(path))))
-
-
-def _claude(command: list[str], mcp: bool) -> ClientSettings:
+def _claude(command: list[str]) -> ClientSettings:
     moved = os.environ.get("CLAUDE_CONFIG_DIR")
     settings = f"{moved or f'{home()}/.claude'}/settings.json"
-    naming = (settings, ".claude/settings.json", ".claude/settings.local.json")
-    named = naming, ("permissions", "additionalDirectories")
-    if not mcp:
-        hooks = _json_hooks(
-            command, "claude", lambda tools, line: {"matcher": tools, "hooks": [{"type": "command", "command": line}]}
-        )
-        return ClientSettings({settings: [hooks]}, [_RESTART, _CLAUDE_HOOK], *named)
+    hooks = _json_hooks(
+        command, "claude", lambda tools, line: {"matcher": tools, "hooks": [{"type": "command", "command": line}]}
+    )
     # Where Claude Code itself keeps servers that hold for every project.
     server = _json_member(["mcpServers", SERVER], _server(command, type="stdio"))
-    files = {f"{moved or home()}/.claude.json": [server]}
-    if _is_hooked(settings):
-        return ClientSettings(files, [_RESTART], *named)
-    closing = _json_items(["permissions", "deny"], ("Bash", "Monitor"))
-    return ClientSettings({**files, settings: [closing]}, [_RESTART, _CLOSED], *named)
+    return ClientSettings(
+        hook={settings: hooks}, hook_notes=(_RESTART, _CLAUDE_HOOK), server={f"{moved or home()}/.claude.json": server},
+        closing={settings: _json_items(["permissions", "deny"], ("Bash", "Monitor"))},
+        naming=(settings, ".claude/settings.json", ".claude/settings.local.json"),
+        keys=("permissions", "additionalDirectories"),
+    )  # fmt: skip
 
 
-def _codex(command: list[str], mcp: bool) -> ClientSettings:
+def _codex(command: list[str]) -> ClientSettings:
     path = f"{os.environ.get('CODEX_HOME') or f'{home()}/.codex'}/config.toml"
-    named = (path,), ("sandbox_workspace_write", "writable_roots")
-    if not mcp:
-        hooks = _toml_hooks(command, "codex")
-        return ClientSettings({path: [hooks]}, _CODEX_HOOK, *named)
-    edits = [_toml_table(["mcp_servers", SERVER], {**_server(command), "required": True})]
-    notes = [_CODEX_SERVER]
-    if not _is_hooked(path):
-        edits.append(_toml_table(["features"], {"shell_tool": False}))
-        notes.append(_CLOSED)
-    return ClientSettings({path: edits}, notes, *named)
+    server = _toml_table(["mcp_servers", SERVER], {**_server(command), "required": True})
+    return ClientSettings(
+        hook={path: _toml_hooks(command, "codex")}, hook_notes=_CODEX_HOOK,
+        server={path: server}, server_notes=(_CODEX_SERVER,),
+        closing={path: _toml_table(["features"], {"shell_tool": False})},
+        naming=(path,), keys=("sandbox_workspace_write", "writable_roots"),
+    )  # fmt: skip
 
 
-def _gemini(command: list[str], mcp: bool) -> ClientSettings:
+def _gemini(command: list[str]) -> ClientSettings:
     path = f"{os.environ.get('GEMINI_CLI_HOME') or home()}/.gemini/settings.json"
-    named = (path, ".gemini/settings.json"), ("context", "includeDirectories")
-    if not mcp:
-        kind = {"name": SERVER, "type": "command"}
-        hooks = _json_hooks(
-            command, "gemini", lambda tools, line: {"matcher": tools, "hooks": [{**kind, "command": line}]}
-        )
-        return ClientSettings({path: [hooks]}, [_RESTART], *named)
-    edits, notes = [_json_member(["mcpServers", SERVER], _server(command))], [_RESTART]
-    if not _is_hooked(path):
-        edits.append(_json_items(["tools", "exclude"], ("run_shell_command",)))
-        notes.append(_CLOSED)
-    return ClientSettings({path: edits}, notes, *named)
+    kind = {"name": SERVER, "type": "command"}
+    hooks = _json_hooks(
+        command, "gemini", lambda tools, line: {"matcher": tools, "hooks": [{**kind, "command": line}]}
+    )
+    return ClientSettings(
+        hook={path: hooks}, server={path: _json_member(["mcpServers", SERVER], _server(command))},
+        closing={path: _json_items(["tools", "exclude"], ("run_shell_command",))},
+        naming=(path, ".gemini/settings.json"), keys=("context", "includeDirectories"),
+    )  # fmt: skip
 
 
-def _copilot(command: list[str], mcp: bool) -> ClientSettings:
+def _copilot(command: list[str]) -> ClientSettings:
     folder = os.environ.get("COPILOT_HOME") or f"{home()}/.copilot"
-    # A project's own .github/hooks could be changed by the commands that it is about.
-    path = f"{folder}/hooks/{SERVER}.json"
-    if not mcp:
-        hooks = _json_hooks(
-            command, "copilot",
-            lambda tools, line: _chosen(tools, {"type": "command", "bash": line, "timeoutSec": _LONGEST_HOOK}),
-            version=1,
-        )  # fmt: skip
-        return ClientSettings({path: [hooks]}, [_RESTART])
+    hooks = _json_hooks(
+        command, "copilot",
+        lambda tools, line: _chosen(tools, {"type": "command", "bash": line, "timeoutSec": _LONGEST_HOOK}), version=1,
+    )  # fmt: skip
     server = _json_member(["mcpServers", SERVER], _server(command, type="local") | {"tools": ["*"]})
     warning = f"{_OPEN}: start it with --excluded-tools bash, or connect it by the hook: fumehood setup copilot"
-    notes = [_RESTART] if _is_hooked(path) else [_RESTART, warning]
-    return ClientSettings({f"{folder}/mcp-config.json": [server]}, notes)
+    # A project's own .github/hooks could be changed by the commands that it is about.
+    return ClientSettings(
+        hook={f"{folder}/hooks/{SERVER}.json": hooks}, server={f"{folder}/mcp-config.json": server},
+        shell_notes=(warning,),
+    )  # fmt: skip
 
 
-def _opencode(command: list[str], mcp: bool) -> ClientSettings:
-    folder = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home()}/.config'}/opencode"
-    script = _plugin(_hook_line(command, "opencode"), _edit_tools("opencode"))
-    plugin = f"{folder}/plugin/{SERVER}.js"
+def _opencode(command: list[str]) -> ClientSettings:
+    folder, hooked = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home()}/.config'}/opencode", HOOKED["opencode"]
     path = f"{folder}/opencode.json{'c' if os.path.exists(f'{folder}/opencode.jsonc') else ''}"
-    named = (path, "opencode.json"), ("permission", "external_directory")
-    if not mcp:
-        return ClientSettings({plugin: [script]}, [_RESTART], *named)
+    script = _plugin(_hook_line(command, "opencode"), [*hooked.edits, *hooked.patches])
     server = {"type": "local", "command": [*command, "mcp"], "enabled": True}
     server |= {"environment": _own_places()} if _own_places() else {}
-    edits, notes = [_json_member(["mcp", SERVER], server)], [_RESTART]
-    if not os.path.exists(plugin):
-        edits.append(_json_member(["permission", "bash"], "deny"))
-        notes.append(_CLOSED)
-    return ClientSettings({path: edits}, notes, *named)
+    return ClientSettings(
+        hook={f"{folder}/plugin/{SERVER}.js": script}, server={path: _json_member(["mcp", SERVER], server)},
+        closing={path: _json_member(["permission", "bash"], "deny")},
+        naming=(path, "opencode.json"), keys=("permission", "external_directory"),
+    )  # fmt: skip
 
 
-def _cursor(command: list[str], mcp: bool) -> ClientSettings:
-    path = f"{home()}/.cursor/hooks.json"
-    if not mcp:
-        hooks = _json_hooks(
-            command, "cursor", lambda tools, line: _chosen(tools, {"command": line, "failClosed": True}), version=1
-        )
-        return ClientSettings({path: [hooks]}, [_RESTART, _CURSOR_HOOK])
+def _cursor(command: list[str]) -> ClientSettings:
+    hooks = _json_hooks(
+        command, "cursor", lambda tools, line: _chosen(tools, {"command": line, "failClosed": True}), version=1
+    )
     server = _json_member(["mcpServers", SERVER], _server(command))
-    return ClientSettings({f"{home()}/.cursor/mcp.json": [server]}, [] if _is_hooked(path) else [_OPEN, _NO_HOOK])
+    return ClientSettings(
+        hook={f"{home()}/.cursor/hooks.json": hooks}, hook_notes=(_RESTART, _CURSOR_HOOK),
+        server={f"{home()}/.cursor/mcp.json": server}, server_notes=(), shell_notes=(_OPEN, _NO_HOOK),
+    )  # fmt: skip
 
 
-def _vscode(command: list[str], _mcp: bool) -> ClientSettings:
+def _vscode(command: list[str]) -> ClientSettings:
     folder = os.environ.get("XDG_CONFIG_HOME") or f"{home()}/.config"
-    notes = ("VS Code asks whether to trust the server when it starts first", _OPEN, _NO_HOOK)
     server = _json_member(["servers", SERVER], _server(command, type="stdio"))
-    return ClientSettings({f"{folder}/Code/User/mcp.json": [server]}, notes)
+    return ClientSettings(
+        server={f"{folder}/Code/User/mcp.json": server},
+        server_notes=("VS Code asks whether to trust the server when it starts first",), shell_notes=(_OPEN, _NO_HOOK),
+    )  # fmt: skip
 
 
-CLIENTS: dict[str, Callable[[list[str], bool], ClientSettings]] = {
+CLIENTS: dict[str, Callable[[list[str]], ClientSettings]] = {
     "claude": _claude, "codex": _codex, "gemini": _gemini, "copilot": _copilot, "opencode": _opencode,
     "cursor": _cursor, "vscode": _vscode,
 }  # fmt: skip

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fumehood.store.audit import Event
 
 _MOST = 12  # lines about changes; what is alike is then told by directory
-_SAME_LINE = ("root", "verdict", "change", "reason", "flags")  # what changes in one line have in common
+_SAME = ("root", "verdict", "change", "reason", "flags")  # what changes in one line have in common
 _LARGE = 4  # entries of a tree that comes or goes whole that get lines of their own
 STATES = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
 SIGNS = {
@@ -169,17 +169,15 @@ def _lines(run: Run, paint: Paint) -> Iterator[str]:
             yield _place(run, change, paint) + _fate(run, change, said) + more
         else:
             top = "" if each.path == "./" else each.path
-            alike = [other for other in shown if _is_alike(other, change) and other.path.startswith(top)]
-            count = sum(1 + inside.get((other.root, other.path), 0) for other in alike)
+            count = sum(
+                1 + inside.get((other.root, other.path), 0) for other in shown
+                if other.path.startswith(top) and all(getattr(other, part) == getattr(change, part) for part in _SAME)
+            )  # fmt: skip
             place = _place(run, change, paint, path=f"{each.path}…")
             yield f"{place}{_fate(run, change, said)}  {paint(f'{count} of them', 'dim')}"
     if left_out or inside or any(each.count > 1 for each in listed):
         more = "".join(f"{count} more {kind}; " for kind, count in left_out.items())
         yield paint(f"{more}all of them: fumehood show {run.name}", "dim")
-
-
-def _is_alike(one: c.Change, other: c.Change) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in _SAME_LINE)
 
 
 def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
