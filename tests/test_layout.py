@@ -184,6 +184,6 @@ def test_a_plain_run_loads_nothing_slow(home: Path, project: Path, line: str) ->
 @pytest.mark.namespaces
 def test_a_run_that_changes_something_loads_neither_what_mends_nor_other_commands(home: Path, project: Path) -> None:
     imported = imported_by(project, "date +%N > a")
-    assert "fumehood.faces.cli.telling" in imported
+    assert "fumehood.faces.cli.run_text" in imported
     others = {"fumehood.service.recover", "fumehood.service.decide", "fumehood.faces.cli.commands", "argparse"}
     assert not sorted(others & imported)

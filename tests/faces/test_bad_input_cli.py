@@ -301,7 +301,7 @@ def test_what_nobody_foresaw_is_one_line_unless_somebody_looks_for_it(
 ) -> None:
     # A module of ours that can't be loaded stands for it.
     script = (
-        "import sys; sys.modules['fumehood.faces.cli.look'] = None\n"
+        "import sys; sys.modules['fumehood.faces.cli.log'] = None\n"
         "sys.argv = ['fumehood', 'log']\nfrom fumehood.faces.cli.main import command; command()"
     )
     for debug, lines in (("", 2), ("1", 10)):

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _MODULES = {
     name: module
     for module, names in (
-        ("look", "log show diff output"),
-        ("now", "ps stop checkpoint forward status ask"),
-        ("settle", "apply discard undo redo review"),
+        ("log", "log show diff output"),
+        ("status", "ps stop checkpoint forward status ask"),
+        ("review", "apply discard undo redo review"),
         ("drafts", "draft best"),
-        ("settle", "watch"),
+        ("review", "watch"),
         ("drafts", "export import"),
         ("fleet", "fleet worker"),
         ("project", "files restore scan"),

@@ -20,10 +20,10 @@ from fumehood.core.report import Run, how_many, picked, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint
-from fumehood.faces.cli.look import tell_differences, write_difference
+from fumehood.faces.cli.log import tell_differences, write_difference
 from fumehood.faces.cli.output import WIDEST, tell_error, whole_number
+from fumehood.faces.cli.run_text import by_directory, deletions, tell_run
 from fumehood.faces.cli.screen import ticking
-from fumehood.faces.cli.telling import by_directory, deletions, tell_run
 from fumehood.service import bundles, drafts
 from fumehood.service import drafting as comparing
 from fumehood.service.drafting import Best, Candidate

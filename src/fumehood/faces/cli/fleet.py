@@ -11,7 +11,7 @@ from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, several
 from fumehood.faces.cli.output import seconds, tell_error, whole_number
-from fumehood.faces.cli.telling import numbered, tell_run
+from fumehood.faces.cli.run_text import numbered, tell_run
 from fumehood.service.fleet import PACKAGES
 
 if TYPE_CHECKING:

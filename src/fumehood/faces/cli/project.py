@@ -23,8 +23,8 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint
 from fumehood.faces.cli.output import Paint, confirmed, here, whole_number
+from fumehood.faces.cli.run_text import tell_run
 from fumehood.faces.cli.screen import terminal, ticking
-from fumehood.faces.cli.telling import tell_run
 from fumehood.linux.launch import start
 from fumehood.service import provided
 from fumehood.service.files import scan_project

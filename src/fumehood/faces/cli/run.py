@@ -176,7 +176,7 @@ def _tell(run: Run, options: Options, brief: Brief | None) -> None:
     elif brief is not None:
         brief.tell(run)
     elif "--quiet" not in options.flags:
-        from fumehood.faces.cli.telling import tell_run
+        from fumehood.faces.cli.run_text import tell_run
 
         if os.isatty(2) and run.one_stream and run.stdout[-1:] not in ("", "\n"):
             sys.stderr.write("\n")  # or words of the command's would stand in a line of ours
@@ -454,7 +454,7 @@ class Brief:
 
     def tell(self, run: Run) -> None:
         """Write what the agent can't know from the command itself, nor from before."""
-        from fumehood.faces.cli.telling import agent_lines
+        from fumehood.faces.cli.run_text import agent_lines
 
         blocked = run.blocked
         if blocked and self._session:

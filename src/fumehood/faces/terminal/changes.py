@@ -19,7 +19,7 @@ from fumehood.core.report import Run, printable, shown_path
 from fumehood.core.value import Value
 from fumehood.core.wording import by_kind, fitted, listed, quoted
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.telling import SIGNS, place_of
+from fumehood.faces.cli.run_text import SIGNS, place_of
 from fumehood.faces.terminal.widgets import Acting, Pieces, shown
 from fumehood.service import decide, overview
 from fumehood.service.differences import contents, difference_of

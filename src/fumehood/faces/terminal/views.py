@@ -18,8 +18,8 @@ from fumehood.core.limits import size_told
 from fumehood.core.questions import Question, question_lines
 from fumehood.core.report import Run, printable
 from fumehood.core.wording import elapsed, fitted, quoted
+from fumehood.faces.cli.run_text import SIGNS, STATES
 from fumehood.faces.cli.screen import KEYS
-from fumehood.faces.cli.telling import SIGNS, STATES
 from fumehood.faces.terminal.changes import ChangesView
 from fumehood.faces.terminal.widgets import Acting, Lines, both, shown
 from fumehood.service import overview

@@ -21,8 +21,8 @@ from textual.widgets import Static
 
 from fumehood.core.report import Run, printable
 from fumehood.errors import FumehoodError, plain_error
+from fumehood.faces.cli.run_text import headline
 from fumehood.faces.cli.screen import Filter
-from fumehood.faces.cli.telling import headline
 from fumehood.service import overview
 from fumehood.service.opened import upkeep
 from fumehood.service.overview import Chosen

@@ -1,4 +1,4 @@
-"""Commands that look: log, show, diff, output.
+"""Commands about what ran: log, show, diff, output.
 
 `log` lists what ran, the latest first, each run in a line as wide as the terminal, and which built on which.
 
@@ -35,7 +35,7 @@ from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import REACH, Context, argument, command, flag, option, paint, run_or
 from fumehood.faces.cli.output import WIDEST, GuardedText, ModelText, Paint, here, sink_to, whole_number, width
-from fumehood.faces.cli.telling import SIGNS, STATES, by_directory, event_line, headline, line_of, numbered
+from fumehood.faces.cli.run_text import SIGNS, STATES, by_directory, event_line, headline, line_of, numbered
 from fumehood.service.differences import contents, differences, each_difference
 from fumehood.service.layers import MEND, unknown
 from fumehood.service.settle import chosen

@@ -1,6 +1,6 @@
-"""Commands that settle what a run left: apply, discard, undo, redo, review.
+"""Commands that decide what becomes of what a run changed: apply, discard, undo, redo, review, watch.
 
-`fumehood watch`: what runs, what is asked and what waits, drawn on the terminal; `review` begins with what waits.
+`watch` draws what runs, what is asked and what waits on the terminal; `review` begins with what waits.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fumehood.core.report import REDO, Run, how_many, picked, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import REACH, RUN, Argument, Context, argument, command, flag, option, paint, run_or
-from fumehood.faces.cli.look import write_difference
+from fumehood.faces.cli.log import write_difference
 from fumehood.faces.cli.output import here
+from fumehood.faces.cli.run_text import apply_line, headline, numbered, place_of, tell_run
 from fumehood.faces.cli.screen import Keys, columns, ticking, turn, wait_for_quiet
-from fumehood.faces.cli.telling import apply_line, headline, numbered, place_of, tell_run
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import upkeep

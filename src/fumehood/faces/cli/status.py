@@ -16,8 +16,8 @@ from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, flag, option, paint, several
 from fumehood.faces.cli.output import here, whole_number, width
+from fumehood.faces.cli.run_text import line_of, numbered, tell_run
 from fumehood.faces.cli.screen import terminal
-from fumehood.faces.cli.telling import line_of, numbered, tell_run
 from fumehood.service import loopback, now
 from fumehood.service.ask import settle_access
 from fumehood.service.desk import Desk
