@@ -68,8 +68,11 @@ def _draft(context: Context) -> int:
         return _new(context)
     context.store.recover()
     draft = context.store.drafts.find(context.project.id, options.name)
+    if options.what == "diff":
+        with drafts.Preview(context.store, context.project, draft) as whole:
+            return tell_differences(context, whole.run, options.rest, {"draft": draft.name})
     acts = {
-        "show": _show, "diff": _diff, "log": _log, "apply": _apply, "discard": _discard, "rename": _rename,
+        "show": _show, "log": _log, "apply": _apply, "discard": _discard, "rename": _rename,
         "rebase": _rebase,
     }  # fmt: skip
     return acts[options.what](context, draft)
@@ -155,11 +158,6 @@ def around_marks(text: str) -> str:
         for number, line in enumerate(lines) if number in shown
     ]  # fmt: skip
     return "".join(pieces)
-
-
-def _diff(context: Context, draft: DraftRecord) -> int:
-    with drafts.Preview(context.store, context.project, draft) as whole:
-        return tell_differences(context, whole.run, context.options.rest, {"draft": draft.name})
 
 
 def _log(context: Context, draft: DraftRecord) -> int:
