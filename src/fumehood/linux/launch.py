@@ -155,11 +155,7 @@ class Ready(Value):
 def made_ready(plan: Plan) -> Ready:
     """Do what can be done before the next launch, which is likely to be as the last one was."""
     try:
-        if plan.loopback and not plan.privileged:
-            namespaces.enter_session(-1, privileged=False, groups=plan.groups)
-            namespaces.enter_namespaces(privileged=False, groups=plan.groups, is_inner=True)
-        else:
-            namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups)
+        _begin(plan)
     except OSError:
         os._exit(125)
     try:
@@ -168,6 +164,14 @@ def made_ready(plan: Plan) -> Ready:
         # The host is not as it was then; the next plan knows better.
         site.close()
         return Ready(like=plan)
+
+
+def _begin(plan: Plan) -> None:
+    """Enter the first namespaces of a plan that has some."""
+    is_in_session = plan.loopback != "" and not plan.privileged
+    if is_in_session:
+        namespaces.enter_session(-1, privileged=False, groups=plan.groups)
+    namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups, is_inner=is_in_session)
 
 
 def _host_shown(plan: Plan, ready: Ready | None = None) -> Site:
@@ -274,19 +278,19 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
 
 def _enter(plan: Plan, channel: int, network: int, *, is_ready: bool) -> None:
     """Enter the namespaces that the plan has, as far as that was not done ahead."""
+    is_joined = not plan.begins
+    if not is_ready and not is_joined:
+        _begin(plan)
     if plan.loopback:
-        if plan.privileged or not is_ready:
+        if plan.privileged or is_joined:
             namespaces.enter_session(network, privileged=plan.privileged, groups=plan.groups)
         made = [] if network >= 0 else [os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)]
         if plan.listen or plan.resolvers:
             made += namespaces.listeners(plan.listen, plan.resolvers, is_alone=False)
         if made:
             _hand_out(channel, made)
-        if not is_ready:
-            namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups, is_inner=True)
-    elif not is_ready:
-        kinds = libc.CLONE_NEWNS | (libc.CLONE_NEWNET if plan.listen else 0)
-        namespaces.enter_namespaces(kinds, privileged=plan.privileged, groups=plan.groups)
+        if is_joined:
+            namespaces.enter_namespaces(privileged=False, groups=plan.groups, is_inner=True)
     elif plan.listen:
         libc.unshare(libc.CLONE_NEWNET)
 
