@@ -319,10 +319,7 @@ class Warden:
         self._kernel: KernelMemory | None = None
         self._room = Room(places, limits.written, empty=empty, besides=besides)
         self._cgroup = Cgroup.around(init, descendants, self._memory, limits.processes)
-        machine = Machine()
-        reserve = min(_LARGEST_RESERVE, machine.total // 50)
-        # How much memory it must leave to the machine; that one was nearly full before is not its fault.
-        self._reserve = reserve if machine.left > reserve else 0
+        self._reserve = _reserve_of(Machine())
         self.due = 0.0
 
     def look(self) -> Blocked | None:
@@ -433,3 +430,9 @@ class Warden:
             self._open.look()
             self._is_open_known = True
         return self._open
+
+
+def _reserve_of(machine: Machine) -> int:
+    """Return how much memory a run must leave to the machine; one that was nearly full before is not its fault."""
+    reserve = min(_LARGEST_RESERVE, machine.total // 50)
+    return reserve if machine.left > reserve else 0
