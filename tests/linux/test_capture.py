@@ -640,15 +640,11 @@ def layer(test_directory: Path, home: Path) -> Layer:
 
 
 def mount(layer: Layer, way: str) -> None:
-    (capture_fuse.mount if way == "fuse" else capture_copy.prepare)(layer)
+    (capture_fuse if way == "fuse" else capture_copy).begin(layer)
 
 
 def collect(layer: Layer, way: str) -> None:
-    if way == "copy":
-        capture_copy.distil(layer)
-    else:
-        capture_fuse.unmount(layer)
-        capture_fuse.normalise(layer)
+    (capture_fuse if way == "fuse" else capture_copy).finish(layer)
 
 
 @pytest.mark.parametrize("way", ["fuse", "copy"], indirect=True)
@@ -676,22 +672,22 @@ def test_a_layer_with_nothing_new_is_empty(way: str, layer: Layer) -> None:
 
 @pytest.mark.parametrize("way", ["fuse"], indirect=True)
 def test_a_mount_that_somebody_looks_into_goes_all_the_same(way: str, layer: Layer) -> None:
-    capture_fuse.mount(layer)
+    capture_fuse.begin(layer)
     with subprocess.Popen(["sleep", "60"], cwd=layer.merged) as watcher:
-        capture_fuse.unmount(layer)
+        capture_fuse.finish(layer)
         assert not mounts_mentioning(layer.merged)
         watcher.kill()
 
 
 @pytest.mark.parametrize("way", ["fuse"], indirect=True)
 def test_a_broken_mount_is_taken_away_and_told(way: str, layer: Layer) -> None:
-    capture_fuse.mount(layer)
+    capture_fuse.begin(layer)
     capture_fuse._daemons[layer.merged].kill()
     capture_fuse._daemons[layer.merged].wait()
     with pytest.raises(FumehoodError, match="broke while the command ran"):
-        capture_fuse.unmount(layer)
+        capture_fuse.finish(layer)
     assert not mounts_mentioning(layer.merged)
-    capture_fuse.unmount(layer)
+    capture_fuse.finish(layer)
 
 
 @pytest.mark.parametrize("way", ["fuse"], indirect=True)
@@ -699,7 +695,7 @@ def test_a_mount_that_can_not_be_made_says_why(way: str, layer: Layer) -> None:
     os.rmdir(layer.work)
     Path(layer.work).write_text("not a directory")
     with pytest.raises(FumehoodError, match=r"fuse-overlayfs can't cover .*workdir"):
-        capture_fuse.mount(layer)
+        capture_fuse.begin(layer)
     assert not mounts_mentioning(layer.merged)
 
 
@@ -723,7 +719,7 @@ def test_names_like_those_that_fuse_overlayfs_uses(way: str, layer: Layer) -> No
         mkdir .wh.dir new2 new2/.wh..wh..opq; ln -s x .wh.link
         echo 1 > f; mv f .wh.file; : > f; mv f .wh..; echo a > new2/a
     """
-    capture_fuse.mount(layer)
+    capture_fuse.begin(layer)
     shell(script, Path(layer.merged))
     collect(layer, way)
     left = sorted(tree(Path(layer.upper)))
@@ -736,7 +732,7 @@ def test_whiteouts_that_are_files_become_the_kernels(way: str, layer: Layer) -> 
     # As fuse-overlayfs leaves them where it can't make device nodes.
     upper = Path(layer.upper)
     shell(": > .wh.b; : > .wh.stale; mkdir d; : > d/.wh..wh..opq; : > d/.wh.x; mkdir n; : > n/.wh..wh..opq", upper)
-    capture_fuse.normalise(layer)
+    capture_fuse.finish(layer)
     assert sorted(tree(upper)) == [".", "b", "d", "n"]
     assert stat.S_ISCHR((upper / "b").lstat().st_mode)
     assert os.getxattr(upper / "d", "user.overlay.opaque") == b"y"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fumehood.errors import FumehoodError
-from fumehood.linux.capture_fuse import normalise
+from fumehood.linux.capture_fuse import finish
 from fumehood.linux.monitor import WatchedLayer
 from fumehood.linux.namespaces import Layer
 from fumehood.linux.warden import Room
@@ -19,7 +19,7 @@ OPENING: dict[str, Callable[[str, str], object]] = {
     "room": lambda there, missing: Room([there, missing], 1, empty=True),
     "watched": lambda there, missing: WatchedLayer(os.fsencode(missing), os.fsencode(there)).open(),
     "folded": lambda there, missing: fold_root(f"{there}/new", [there, missing]),
-    "normalised": lambda there, missing: normalise(_layer(there, missing)),
+    "normalised": lambda there, missing: finish(_layer(there, missing)),
     "scanned": lambda there, missing: scanned([_layer(there, missing)]),
 }
 

@@ -2,8 +2,10 @@
 
 kernel: an overlay that the launcher mounts in a namespace of its own
 bwrap:  an overlay that bubblewrap mounts itself, from 0.11 on
-fuse:   fuse-overlayfs, for kernels and policies that forbid the first two
-copy:   a copied tree, compared with the project afterwards
+fuse:   fuse-overlayfs, for kernels and policies that forbid the first two (`capture_fuse`)
+copy:   a copied tree, compared with the project afterwards (`capture_copy`)
+
+The last two show a tree of ours in a root's place; the module of each has the functions that `TreeWay` names.
 """
 
 from __future__ import annotations
@@ -25,8 +27,24 @@ from fumehood.linux.nofollow import LISTING, Parents, join, open_below, open_top
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from typing import Protocol
 
     from fumehood.linux.probe import Host
+
+    class TreeWay(Protocol):
+        """A way of capturing that shows a tree at `layer.merged` while the command runs."""
+
+        def begin(self, layer: Layer) -> None:
+            """Get the tree ready; raises OverlayUnavailable."""
+
+        def can_finish(self, layer: Layer) -> bool:
+            """Tell whether what the command changed can still be told, should another process have begun."""
+
+        def finish(self, layer: Layer) -> None:
+            """Make `layer.upper` the layer that a kernel overlay would have left; raises FumehoodError."""
+
+        def abandon(self, layer: Layer) -> None:
+            """Take away what must not outlive the run; may be repeated."""
 
 
 # ---- What in a root belongs to another user or group than ours, and which ways of capturing can carry that.
@@ -333,40 +351,51 @@ class Capture:
                 operations.append(Narrowed(target=target, directories=own, why="asked for"))
         return operations
 
-    @property
-    def _trees(self) -> list[Layer]:
+    def _trees(self) -> list[tuple[TreeWay, Layer]]:
         """Those that a tree of ours stands for while the command runs."""
-        return [each for each in self.layers if not each.is_overlaid]
+        way = _tree_way(self.way)
+        return [] if way is None else [(way, each) for each in self.layers if not each.is_overlaid]
 
     def begin(self) -> None:
         """Get ready what must stand before the sandbox starts."""
         for layer in self.layers:
             if layer.inner:
                 _check_places(layer)
-        if self.way == FUSE:
-            from fumehood.linux.capture_fuse import mount as prepare
-        elif self.way == COPY:
-            from fumehood.linux.capture_copy import prepare
-        else:
-            return
-        for each in self._trees:
-            prepare(each)
+        for way, layer in self._trees():
+            way.begin(layer)
 
     def finish(self) -> None:
         """Make each upper directory the layer that a kernel overlay would have left."""
-        if self.way == FUSE:
-            from fumehood.linux.capture_fuse import collect
-        elif self.way == COPY:
-            from fumehood.linux.capture_copy import distil as collect
-        else:
-            return
-        for each in self._trees:
-            collect(each)
+        for way, layer in self._trees():
+            way.finish(layer)
 
     def abandon(self) -> None:
         """Undo `begin` after a failure."""
-        if self.way == FUSE:
-            from fumehood.linux.capture_fuse import clear_away
+        for way, layer in self._trees():
+            way.abandon(layer)
 
-            for each in self._trees:
-                clear_away(each)
+
+def _tree_way(name: str) -> TreeWay | None:
+    if name == FUSE:
+        from fumehood.linux import capture_fuse
+
+        return capture_fuse
+    if name == COPY:
+        from fumehood.linux import capture_copy
+
+        return capture_copy
+    return None
+
+
+def finish_for_the_dead(name: str, layers: Sequence[Layer]) -> Layer | None:
+    """Make layers of what a command wrote whose process died; return one for which that is not possible any more."""
+    way = _tree_way(name)
+    if way is not None:
+        for layer in layers:
+            way.abandon(layer)
+        for layer in layers:
+            if not way.can_finish(layer):
+                return layer
+        for layer in layers:
+            way.finish(layer)
+    return None

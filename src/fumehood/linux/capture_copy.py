@@ -71,7 +71,7 @@ def _generation(directory: int) -> int:
 
 # ---- Copy the root, and note what was copied.
 
-def prepare(layer: Layer) -> None:
+def begin(layer: Layer) -> None:
     """Copy a root, with the held layers over it, to `layer.merged`; raises OverlayUnavailable."""
     copying = _Copying(layer.inner)
     try:
@@ -104,8 +104,8 @@ def _manifest_file(layer: Layer) -> str:
     return f"{os.path.dirname(layer.merged)}/manifest"
 
 
-def has_manifest(layer: Layer) -> bool:
-    """Tell whether what the command changed can still be told."""
+def can_finish(layer: Layer) -> bool:
+    """Tell whether what was copied is still known."""
     return os.path.exists(_manifest_file(layer))
 
 
@@ -175,7 +175,11 @@ def _is_readable(directory: int, name: str, status: os.stat_result, ability: int
 
 # ---- Tell a copy after the run from what was copied: whatever differs is moved into the layer.
 
-def distil(layer: Layer) -> None:
+def abandon(layer: Layer) -> None:
+    """Leave the copy: it goes with the run's directory."""
+
+
+def finish(layer: Layer) -> None:
     """Move what the command changed from the copy to `layer.upper`; raises FumehoodError.
 
     Comparing moves things, so it can't be done again: the manifest goes first.

@@ -46,7 +46,7 @@ if os.getppid() == int(sys.argv[1]):
 _daemons: dict[str, subprocess.Popen[bytes]] = {}
 
 
-def mount(layer: Layer) -> None:
+def begin(layer: Layer) -> None:
     """Mount a view of a root at `layer.merged` that writes into `layer.upper`; raises OverlayUnavailable."""
     import subprocess
     import tempfile
@@ -70,7 +70,7 @@ def mount(layer: Layer) -> None:
             is_serving = _serves(daemon, layer.merged)
         finally:
             if not is_serving:
-                clear_away(layer)
+                abandon(layer)
         if not is_serving:
             output.seek(0)
             lines = output.read().decode(errors="replace").splitlines()
@@ -111,30 +111,44 @@ def _serves(daemon: subprocess.Popen[bytes], merged: str) -> bool:
     return False
 
 
-def collect(layer: Layer) -> None:
+def can_finish(layer: Layer) -> bool:  # noqa: ARG001 - all of it is in the layer already
+    """Tell that it can be: nothing is noted elsewhere."""
+    return True
+
+
+def finish(layer: Layer) -> None:
     """Take the mount away, and make the upper directory the layer that a kernel overlay would have left."""
-    unmount(layer)
-    normalise(layer)
-
-
-def unmount(layer: Layer) -> None:
-    """Take the mount away, whatever state it is in; raises where it broke while the command ran."""
     daemon = _daemons.get(layer.merged)
     broke = daemon is not None and daemon.poll() is not None
-    clear_away(layer)
+    abandon(layer)
     if broke:
         raise OverlayUnavailable(
             f"fuse-overlayfs broke while the command ran on {layer.root}, so its changes are incomplete",
             hint="nothing was taken over; try another way of capturing: fumehood doctor lists those that work",
         )
+    try:
+        with (
+            Descriptors(map(open_top, layer.lowers)) as lowers,
+            Closing(open_top(layer.upper)) as top, Loosened(top) as opened, Stack(lowers) as stack,
+        ):  # fmt: skip
+            waiting = [("", True)]
+            while waiting:
+                waiting += _normalise_directory(opened, stack, *waiting.pop())
+    except OSError as error:
+        raise FumehoodError(
+            f"cannot collect what the command wrote to {layer.root}: {error.strerror}",
+            hint="nothing was taken over; fumehood clean frees what is no longer needed",
+        ) from error
 
 
-def clear_away(layer: Layer) -> None:
+def abandon(layer: Layer) -> None:
     """Unmount and end the process that served the mount, if there is one; may be repeated."""
     merged = layer.merged
+    above = os.path.realpath(os.path.dirname(merged))
     daemon = _daemons.get(merged)
     until = time.monotonic() + _BUSY_S
-    while _is_mounted(merged) and not _detach(merged, lazily=False):
+    # Asked of the kernel's table, because a mount whose process is dead can't be looked at.
+    while f"{above}/{os.path.basename(merged)}" in mounts_inside(above) and not _detach(merged, lazily=False):
         if time.monotonic() > until:
             # Somebody on the host looks into it. All that was written is in the layer already, so the
             # last resort is to take it out of sight: it goes when they are done.
@@ -142,15 +156,19 @@ def clear_away(layer: Layer) -> None:
             break
         time.sleep(0.02)
     if daemon is not None:
-        _end(daemon)
+        import subprocess
+
+        # It ends by itself; other mount namespaces may keep it, so it is asked to, then made to.
+        for ask in (None, daemon.terminate, daemon.kill):
+            if ask is not None:
+                ask()
+            try:
+                daemon.wait(_END_S)
+                break
+            except subprocess.TimeoutExpired:
+                continue
     # Last, so that a Ctrl-C on the way here leaves it to be cleared away by the next call.
     _daemons.pop(merged, None)
-
-
-def _is_mounted(merged: str) -> bool:
-    """Tell by the kernel's table, because a mount whose process is dead can't be looked at."""
-    above = os.path.realpath(os.path.dirname(merged))
-    return f"{above}/{os.path.basename(merged)}" in mounts_inside(above)
 
 
 def _detach(merged: str, *, lazily: bool) -> bool:
@@ -170,37 +188,6 @@ def _detach(merged: str, *, lazily: bool) -> bool:
     return False
 
 
-def _end(daemon: subprocess.Popen[bytes]) -> None:
-    """Let the process end by itself; other mount namespaces may keep it, so ask it to, then make it."""
-    import subprocess
-
-    for ask in (None, daemon.terminate, daemon.kill):
-        if ask is not None:
-            ask()
-        try:
-            daemon.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            continue
-        return
-
-
-def normalise(layer: Layer) -> None:
-    """Put the layer into the form that the kernel leaves, and drop what fuse-overlayfs adds to it."""
-    try:
-        with (
-            Descriptors(map(open_top, layer.lowers)) as lowers,
-            Closing(open_top(layer.upper)) as top, Loosened(top) as opened, Stack(lowers) as stack,
-        ):  # fmt: skip
-            waiting = [("", True)]
-            while waiting:
-                waiting += _normalise_directory(opened, stack, *waiting.pop())
-    except OSError as error:
-        raise FumehoodError(
-            f"cannot collect what the command wrote to {layer.root}: {error.strerror}",
-            hint="nothing was taken over; fumehood clean frees what is no longer needed",
-        ) from error
-
-
 def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: bool) -> list[tuple[str, bool]]:
     """Put one directory in order, which lower layers show through or not; return those in it."""
     inside: list[tuple[str, bool]] = []
@@ -212,7 +199,7 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
             is_merged = False
         elif is_merged:
             # fuse-overlayfs loses the group of what is not ours, and the set-user and set-group bits of directories.
-            _keep_group(here, ".", os.fstat(here), os.fstat(parts[0]))
+            _give_group(here, ".", os.fstat(here), os.fstat(parts[0]).st_gid)
             mode, was = (stat.S_IMODE(os.fstat(fd).st_mode) for fd in (here, parts[0]))
             if opened.modes.get(path, mode) == was & ~_SPECIAL and was & _SPECIAL:
                 opened.modes[path] = was
@@ -221,17 +208,19 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
             status = os.stat(name, dir_fd=here, follow_symlinks=False)
             hidden = _hidden_by(name, status)
             if hidden is not None:
-                _settle_whiteout(here, name, hidden, needed=is_merged and _exists(below, hidden))
+                _settle_whiteout(here, name, hidden, needed=is_merged and _seen(below, hidden) is not None)
                 continue
-            if passes_on and _is_new(here, name, status, is_below=is_merged and _exists(below, name)):
-                _pass_on(here, name, status)
+            if passes_on and _is_new(here, name, status, is_below=is_merged and _seen(below, name) is not None):
+                # Had the command moved it there, it would have kept its own group; that can't be told.
+                inherited = stat.S_ISGID if stat.S_ISDIR(status.st_mode) else 0
+                _give_group(here, name, status, os.fstat(here).st_gid, inherited)
             if stat.S_ISDIR(status.st_mode):
                 inside.append((join(path, name), is_merged))
             else:
                 origin = _origin(stack, path, below, here, name) if stat.S_ISREG(status.st_mode) else None
                 is_in_place = is_merged and origin is not None and _is_another_name(below, name, origin)
                 if origin is not None:
-                    _keep_group(here, name, status, origin)
+                    _give_group(here, name, status, origin.st_gid)
                 unmark(here, name)
                 if is_in_place:
                     mark_in_place(here, name)
@@ -259,14 +248,17 @@ def _is_another_name(below: Merged, name: str, origin: os.stat_result) -> bool:
     return lower is not None and lower.st_nlink > 1 and (lower.st_dev, lower.st_ino) == (origin.st_dev, origin.st_ino)
 
 
-def _keep_group(directory: int, name: str, status: os.stat_result, below: os.stat_result) -> None:
-    """Give what was copied up the group that it had; that takes special bits from a file."""
-    if status.st_gid != below.st_gid:
+def _give_group(directory: int, name: str, status: os.stat_result, group: int, more: int = 0) -> None:
+    """Give an entry the group that fuse-overlayfs forgot, and `more` bits of its mode."""
+    if status.st_gid != group:
         try:
-            os.chown(name, -1, below.st_gid, dir_fd=directory, follow_symlinks=False)
+            os.chown(name, -1, group, dir_fd=directory, follow_symlinks=False)
         except PermissionError:
             return  # not a group of ours
-        os.chmod(name, stat.S_IMODE(status.st_mode), dir_fd=directory)
+    elif not more:
+        return
+    if not stat.S_ISLNK(status.st_mode):  # another group takes special bits from a file
+        os.chmod(name, stat.S_IMODE(status.st_mode) | more, dir_fd=directory)
 
 
 def _below(stack: Stack, path: str, is_merged: bool) -> Merged:
@@ -277,10 +269,6 @@ def _below(stack: Stack, path: str, is_merged: bool) -> Merged:
         if error.errno not in _NOTHING_THERE:
             raise
         return Merged()
-
-
-def _exists(directory: Merged, name: str) -> bool:
-    return _seen(directory, name) is not None
 
 
 def _seen(directory: Merged, name: str) -> os.stat_result | None:
@@ -298,22 +286,6 @@ def _is_new(directory: int, name: str, status: os.stat_result, *, is_below: bool
     if not is_below:
         return True
     return stat.S_ISDIR(status.st_mode) and not set(_OPAQUE_MARKS).isdisjoint(attributes(directory, name))
-
-
-def _pass_on(directory: int, name: str, status: os.stat_result) -> None:
-    """Give a new entry the group of a directory that passes its group on, which fuse-overlayfs forgets to do.
-
-    Had the command moved the entry there, it would have kept its own; that can't be told.
-    """
-    group = os.fstat(directory).st_gid
-    if status.st_gid != group:
-        try:
-            os.chown(name, -1, group, dir_fd=directory, follow_symlinks=False)
-        except PermissionError:
-            return  # not a group of ours
-    if not stat.S_ISLNK(status.st_mode):
-        inherited = stat.S_ISGID if stat.S_ISDIR(status.st_mode) else 0
-        os.chmod(name, stat.S_IMODE(status.st_mode) | inherited, dir_fd=directory)
 
 
 def _take_opaque_marks(directory: int) -> bool:

@@ -19,7 +19,7 @@ from fumehood.core.report import Run, printable
 from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, TooDeep, plain_error
-from fumehood.linux.capture import COPY, FUSE
+from fumehood.linux.capture import COPY, FUSE, finish_for_the_dead
 from fumehood.linux.copying import renew
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import open_top, remove_tree
@@ -197,20 +197,9 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         layer for layer in layers
         if run.capture in (FUSE, COPY) and os.path.basename(layer.merged) in os.listdir(os.path.dirname(layer.merged))
     ]  # fmt: skip
-    if run.capture == FUSE:
-        from fumehood.linux import capture_fuse
-
-        for layer in trees:
-            capture_fuse.clear_away(layer)
-            capture_fuse.normalise(layer)
-    elif run.capture == COPY:
-        from fumehood.linux import capture_copy
-
-        for layer in trees:
-            if not capture_copy.has_manifest(layer):
-                return f"{STOPPED_RUNNING}; what it left is in {layer.merged}"
-        for layer in trees:
-            capture_copy.distil(layer)
+    lost = finish_for_the_dead(run.capture, trees)
+    if lost is not None:
+        return f"{STOPPED_RUNNING}; what it left is in {lost.merged}"
     overlaid = [layer.upper for layer in layers if layer not in trees]
     if overlaid and any(
         state == RUNNING and name != run.run and layering.is_claimed(store.places, name)
