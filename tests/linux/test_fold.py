@@ -44,7 +44,7 @@ def shown(tops: list[int]) -> dict[str, tuple[object, ...]]:
             for path, status in stack.walk("")
         }
     finally:
-        stack.restore()
+        stack.close()
 
 
 def test_a_fold_shows_what_its_layers_show(test_directory: Path) -> None:
@@ -94,6 +94,6 @@ def test_a_directory_that_no_layer_shows_is_not_there(test_directory: Path) -> N
             with pytest.raises(FileNotFoundError):
                 stack.reach(path)
     finally:
-        stack.restore()
+        stack.close()
         for top in tops:
             os.close(top)

@@ -215,7 +215,7 @@ class _Distilling(Closable):
         """Let go of the directories."""
         if self._open is not None:
             os.close(self._open[1])
-        self._originals.restore()
+        self._originals.close()
         for each in (self._merged, self._upper):
             each.let_go()
         self._tops.close()

@@ -192,15 +192,14 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
     """Put one directory in order, which lower layers show through or not; return those in it."""
     inside: list[tuple[str, bool]] = []
     with Closing(opened.open(path)) as here, _below(stack, path, is_merged) as below:
-        parts = (*below.layers, *below.live)
-        is_merged = bool(parts)
+        is_merged = bool(below.parts)
         if _take_opaque_marks(here) and is_merged:
             set_opaque(here)
             is_merged = False
         elif is_merged:
             # fuse-overlayfs loses the group of what is not ours, and the set-user and set-group bits of directories.
-            _give_group(here, ".", os.fstat(here), os.fstat(parts[0]).st_gid)
-            mode, was = (stat.S_IMODE(os.fstat(fd).st_mode) for fd in (here, parts[0]))
+            _give_group(here, ".", os.fstat(here), os.fstat(below.parts[0]).st_gid)
+            mode, was = (stat.S_IMODE(os.fstat(fd).st_mode) for fd in (here, below.parts[0]))
             if opened.modes.get(path, mode) == was & ~_SPECIAL and was & _SPECIAL:
                 opened.modes[path] = was
         passes_on = opened.modes.get(path, os.fstat(here).st_mode) & stat.S_ISGID

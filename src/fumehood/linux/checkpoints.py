@@ -247,21 +247,16 @@ def streams(processes: Sequence[int], tops: Sequence[str]) -> Iterator[tuple[int
             continue
         for name in names:
             try:
-                place = _below(os.readlink(f"/proc/{pid}/fd/{name}"), tops)
+                path = os.readlink(f"/proc/{pid}/fd/{name}")
+                number = next((number for number, top in enumerate(tops) if path.startswith(f"{top}/")), -1)
                 words = read(f"/proc/{pid}/fdinfo/{name}").split()
                 flags = int(words[words.index(b"flags:") + 1], 8)
-                if place is None or flags & os.O_ACCMODE == os.O_RDONLY:
+                if number < 0 or flags & os.O_ACCMODE == os.O_RDONLY:
                     continue
                 at_end = flags & os.O_APPEND or int(words[1]) == os.stat(f"/proc/{pid}/fd/{name}").st_size
             except (OSError, ValueError):
                 continue
             only_adds = flags & os.O_ACCMODE == os.O_WRONLY and bool(at_end)
+            place = number, path[len(tops[number]) + 1 :]
             is_stream[place] = is_stream.get(place, True) and only_adds
     return (place for place, only_adds in is_stream.items() if only_adds)
-
-
-def _below(path: str, tops: Sequence[str]) -> tuple[int, str] | None:
-    for number, top in enumerate(tops):
-        if path.startswith(f"{top}/"):
-            return number, path[len(top) + 1 :]
-    return None

@@ -41,6 +41,8 @@ _PIECE = 1 << 24
 _PATIENCE_S = 2.0
 _SOURCE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TARGET = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# That a file can't have another name there: by its owner, by the file system, or because that is another one.
+CANT_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def copy_file(source_dir: int, source: str, target_dir: int, target: str) -> None:
@@ -171,10 +173,10 @@ def copy_entry(
     else:
         if stat.S_ISLNK(status.st_mode):
             os.symlink(os.readlink(source, dir_fd=source_dir), target, dir_fd=target_dir)
-            give_owner(target, status, target_dir)
         else:
             os.mknod(target, status.st_mode, status.st_rdev, dir_fd=target_dir)
-            give_owner(target, status, target_dir)
+        give_owner(target, status, target_dir)
+        if not stat.S_ISLNK(status.st_mode):
             # The umask has cut it. In a directory of ours: nobody can have put a symlink there.
             os.chmod(target, stat.S_IMODE(status.st_mode), dir_fd=target_dir)
         try:
@@ -204,10 +206,8 @@ def copy_tree(
             is_directory = status is not None and stat.S_ISDIR(status.st_mode)
             if is_directory:
                 os.mkdir(name, 0o700, dir_fd=writing)
-            elif links is None:
-                copy_entry(reading, name, writing, name, own_links, path)
             else:
-                copy_entry(reading, name, writing, name, links, join(at, path))
+                copy_entry(reading, name, writing, name, links or own_links, join(at, path) if links else path)
             return is_directory
 
         fill(target_top, tree, make, is_layer=is_layer)
@@ -216,11 +216,19 @@ def copy_tree(
 def renew_unless_gone(layers: Sequence[str], unmounting: int, count: int) -> None:
     """Put copies in the place of layers whose overlays live on, because another command has something of them open.
 
-    By `unmounting` is told that overlays are gone, if at all: so many are awaited.
+    By `unmounting` is told that overlays are gone, if at all: so many are awaited, but only for a little while. Who
+    looked for something there may just be done.
     """
     written = [layer for layer in layers if not _is_empty(layer)]
-    if written and not (unmounting >= 0 and _are_gone(unmounting, count)):
-        renew(written)
+    if written and unmounting >= 0:
+        until = time.monotonic() + _PATIENCE_S
+        poll = select.poll()
+        poll.register(unmounting, select.POLLIN)
+        while count > 0 and poll.poll(max(0.0, until - time.monotonic()) * 1000):
+            count -= unmounted(unmounting)
+        if count <= 0:
+            return
+    renew(written)
 
 
 def renew(layers: Sequence[str]) -> None:
@@ -230,25 +238,22 @@ def renew(layers: Sequence[str]) -> None:
     applied is the layer's own file.
     """
     for layer in layers:
+        above, name = os.path.split(layer)
+        copy = f"{name}.new"
         try:
-            _renew(*os.path.split(layer))
+            with Closing(open_top(above)) as top:
+                remove_tree(top, copy)  # an earlier try may have come to no end
+                copy_tree(top, name, top, copy, is_layer=True)
+                renameat2(top, name.encode(), top, copy.encode(), RENAME_EXCHANGE)
+                try:
+                    remove_tree(top, copy)
+                except OSError:
+                    continue  # the other command writes there just now; it goes with the run's directory
         except OSError as error:
             raise FumehoodError(
                 f"cannot copy what the command wrote, of which another one has something open: {error.strerror}",
                 hint="nothing was taken over; end the other command, and run this one again",
             ) from error
-
-
-def _renew(above: str, name: str) -> None:
-    copy = f"{name}.new"
-    with Closing(open_top(above)) as top:
-        remove_tree(top, copy)  # an earlier try may have come to no end
-        copy_tree(top, name, top, copy, is_layer=True)
-        renameat2(top, name.encode(), top, copy.encode(), RENAME_EXCHANGE)
-        try:
-            remove_tree(top, copy)
-        except OSError:
-            return  # the other command writes there just now; it goes with the run's directory
 
 
 def _is_empty(directory: str) -> bool:
@@ -257,16 +262,6 @@ def _is_empty(directory: str) -> bool:
             return next(entries, None) is None
     except PermissionError:
         return False  # the command has closed it
-
-
-def _are_gone(unmounting: int, count: int) -> bool:
-    """Wait a little for overlays to be gone: who looked for something there may just be done."""
-    until = time.monotonic() + _PATIENCE_S
-    poll = select.poll()
-    poll.register(unmounting, select.POLLIN)
-    while count > 0 and poll.poll(max(0.0, until - time.monotonic()) * 1000):
-        count -= unmounted(unmounting)
-    return count <= 0
 
 
 def copy_with_content(source: int, name: str, target: int, copy: str, content: bytes) -> None:
@@ -294,7 +289,7 @@ def copy_whole(source: int, target: int, is_never_written: Callable[[str, os.sta
                 os.mkdir(name, 0o700, dir_fd=writing)
                 return True
             try:
-                if not is_never_written(path, status) or not is_linked(reading, writing, name):
+                if not is_never_written(path, status) or not is_linked(reading, name, writing, name):
                     copy_entry(reading, name, writing, name, links, path)
             except FileNotFoundError:
                 return False
@@ -303,12 +298,12 @@ def copy_whole(source: int, target: int, is_never_written: Callable[[str, os.sta
         fill(target, tree, make, may_vanish=True)
 
 
-def is_linked(source_dir: int, target_dir: int, name: str) -> bool:
-    """Give an entry the same name in another directory; False if it can't have one there."""
+def is_linked(source_dir: int, source: str, target_dir: int, target: str) -> bool:
+    """Give an entry another name, maybe in another directory; False where it can't have one there."""
     try:
-        os.link(name, name, src_dir_fd=source_dir, dst_dir_fd=target_dir, follow_symlinks=False)
+        os.link(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir, follow_symlinks=False)
     except OSError as error:
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+        if error.errno not in CANT_LINK:
             raise
         return False
     return True

@@ -65,15 +65,13 @@ def prune(top: int, waiting: Sequence[c.Change]) -> None:
     with Loosened(top) as loosened:
         for path in reversed(directories):
             if path not in needed and whole.topmost(0, path) is None:
-                _in(loosened, path, _remove_empty)
-
-
-def _remove_empty(directory: int, name: str) -> None:
-    try:
-        os.rmdir(name, dir_fd=directory)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
+                parent, name = split(path)
+                with Closing(loosened.open(parent)) as directory:
+                    try:
+                        os.rmdir(name, dir_fd=directory)
+                    except OSError as error:
+                        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                            raise
 
 
 def _ancestors(changes: Sequence[c.Change]) -> set[str]:
@@ -99,13 +97,11 @@ def _in(loosened: Loosened, path: str, act: Callable[[int, str], None]) -> None:
     """Do something in the directory of a path, opened up where its owner may not change it; none is fine."""
     parent, name = split(path)
     try:
-        directory = loosened.reach(parent)
+        # Opened up ahead, because not everything that fails in a closed directory says so.
+        directory = loosened.open(parent)
     except FileNotFoundError:
         return
     with Closing(directory):
-        # Ahead, because not everything that fails in a closed directory says so.
-        if os.fstat(directory).st_mode & 0o300 != 0o300:
-            loosened.loosen(parent)
         act(directory, name)
 
 
@@ -167,7 +163,7 @@ class _Carrying(Closable):
         if after is None:
             raise ValueError(f"nothing to move: {change!r}")
         self._directory(parent)
-        with Closing(self._target.reach(parent)) as to:
+        with Closing(self._target.open(parent)) as to:
 
             def act(directory: int, name: str) -> None:
                 if look(directory, name) is None:
@@ -181,8 +177,6 @@ class _Carrying(Closable):
                     remove_directories(to, name)  # what is left of one whose entries have gone their way
                     move(directory, to, name, after)
 
-            if os.fstat(to).st_mode & 0o700 != 0o700:
-                self._target.loosen(parent)
             _in(self._source, change.path, act)
 
     def _directory(self, path: str) -> None:
@@ -248,7 +242,7 @@ def fold(target: int, layers: Sequence[int], *, goes: bool = False) -> None:
                         set_opaque(directory)
                 return True
             may_share = stat.S_ISREG(status.st_mode) or not goes
-            if not may_share or not is_linked(layer, folded, name):
+            if not may_share or not is_linked(layer, name, folded, name):
                 copy_entry(layer, name, folded, name)
             return False
 

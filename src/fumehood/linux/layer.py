@@ -124,30 +124,25 @@ class Stack(Closable):
         # For each directory: which parts have it, and whether they hide all that lies below them.
         self._parts: dict[str, tuple[Sequence[int], bool]] = {"": (range(len(tops)), False)}
 
-    def restore(self) -> None:
+    def close(self) -> None:
         """Close up the directories that were opened to be looked at."""
         for each in self._tops:
             each.restore()
 
-    close = restore
-
     def reach(self, path: str) -> Merged:
         """Open a directory as the command saw it; raises FileNotFoundError where it saw none."""
         merged = Merged()
-        if len(self._tops) == 1:
-            (merged.layers if self._layers else merged.live).append(self._tops[0].reach(path, PATH_ONLY))
-            return merged
-        try:
-            for number in self._parts_of(path)[0]:
-                try:
-                    part = self._tops[number].reach(path, PATH_ONLY)
-                except (FileNotFoundError, NotADirectoryError):
-                    continue  # it has gone since
-                (merged.layers if number < self._layers else merged.live).append(part)
-        except OSError:
-            merged.close()
-            raise
-        if not merged.layers and not merged.live:
+        for number in (0,) if len(self._tops) == 1 else self._parts_of(path)[0]:
+            try:
+                merged.parts.append(self._tops[number].reach(path, PATH_ONLY))
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # it has gone since
+            except OSError:
+                merged.close()
+                raise
+            if number == self._layers:
+                merged.live = merged.parts[-1]
+        if not merged.parts:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return merged
 
@@ -216,29 +211,29 @@ class Stack(Closable):
 
 
 class Merged(Closable):
-    """One directory of a stack: descriptors of its parts in layers, the topmost first, and of the project's own."""
+    """One directory of a stack: descriptors of its parts, the topmost first; `live` is the project's own, or -1."""
 
     def __init__(self) -> None:
-        self.layers: list[int] = []
-        self.live: list[int] = []
+        self.parts: list[int] = []
+        self.live = -1
 
     def look(self, name: str) -> tuple[os.stat_result | None, int]:
         """Return what is seen at a name, and the descriptor of the part that has it."""
-        for part in self.layers:
+        for part in self.parts:
             status = look(part, name)
+            if status is not None and part != self.live and hides(part, name, status):
+                return None, part
             if status is not None:
-                return (None if hides(part, name, status) else status), part
-        for part in self.live:
-            return look(part, name), part
-        return None, self.layers[-1]
+                return status, part
+        return None, self.parts[-1]
 
     def names(self) -> set[str]:
         """Return every name that some part has, whiteouts included."""
-        return {name for part in (*self.layers, *self.live) for name in entries(part)}
+        return {name for part in self.parts for name in entries(part)}
 
     def close(self) -> None:
         """Let go of the parts."""
-        for part in (*self.layers, *self.live):
+        for part in self.parts:
             os.close(part)
 
 
@@ -257,14 +252,12 @@ def scan(
     """
     with Stack(below) as stack, Loosened(upper) as layer:
         reading = _Scan(root, layer, stack, indexes, settled, is_in_use=is_in_use)
-        status, live = os.stat(upper), os.stat(below[0])
         # That of the root itself can change too, by the command or by a person meanwhile.
-        flags = (c.ATTRIBUTES,) if has_other_attributes(upper, below[0], ".", ("user.",)) else ()
-        if (flags or status.st_mode not in (mode, live.st_mode)) and not reading.is_settled(".", status):
-            before, after = reading.stamp_below(".", live), _with_mode(live, status)
-            if status.st_mode == mode:
-                after.mode = before.mode  # whatever a person has made of it
-            reading.add(".", c.MODE, c.DIRECTORY, before=before, after=after, flags=flags)
+        status, live = os.stat(upper), os.stat(below[0])
+        reading.same_directory(
+            ".", status, live, has_other_mode=status.st_mode not in (mode, live.st_mode),
+            has_others=has_other_attributes(upper, below[0], ".", ("user.",)),
+        )  # fmt: skip
         while reading.merged:
             reading.directory(*reading.merged.pop())
         reading.flag_moved()
@@ -321,13 +314,24 @@ class _Scan:
         if kind != c.DIRECTORY and self.is_settled(path, status):
             self._forget(upper, name)
         elif below is not None and kind == c.DIRECTORY and stat.S_ISDIR(below.st_mode):
-            flags = (c.ATTRIBUTES,) if has_other_attributes(upper, part, name) else ()
-            if (status.st_mode != below.st_mode or flags) and not self.is_settled(path, status):
-                before, after = self.stamp_below(path, below), _with_mode(below, status)
-                self.add(path, c.MODE, kind, before=before, after=after, flags=flags)
+            self.same_directory(
+                path, status, below, has_other_mode=status.st_mode != below.st_mode,
+                has_others=has_other_attributes(upper, part, name),
+            )  # fmt: skip
             self.merged.append((path, hidden))
         else:
             self._version(upper, live, part, path, status, below)
+
+    def same_directory(
+        self, path: str, status: os.stat_result, below: os.stat_result, *, has_other_mode: bool, has_others: bool
+    ) -> None:
+        """Take note of a directory's other mode, or other attributes, unless a checkpoint has settled that."""
+        if (has_other_mode or has_others) and not self.is_settled(path, status):
+            before, after = self.stamp_below(path, below), stamp_of(below)  # it stays the same inode
+            if has_other_mode:
+                after.mode = status.st_mode & 0o7777
+            flags = (c.ATTRIBUTES,) if has_others else ()
+            self.add(path, c.MODE, c.DIRECTORY, before=before, after=after, flags=flags)
 
     def _version(
         self, upper: int, live: Merged, part: int, path: str, status: os.stat_result, below: os.stat_result | None
@@ -347,7 +351,10 @@ class _Scan:
                     self._links_to_unchanged.add(status.st_ino)
                 self._forget(upper, name)
             else:
-                marked, flags = self._cleaned(upper, name, names), _flags(status, below)
+                flags: tuple[str, ...] = (c.NEW_GROUP,) if status.st_gid != below.st_gid else ()
+                if status.st_uid != below.st_uid:
+                    flags = (c.NEW_OWNER,)
+                marked = self._cleaned(upper, name, names)
                 self.add(path, change, kind, before=before, after=after, marked=marked, flags=flags)
         else:
             # Something where the project has nothing, or something of another kind.
@@ -379,7 +386,7 @@ class _Scan:
             below, means = now, meaning_in(part, INDEX, now)  # git replaced it in between
         before, seen = self.stamp_below(path, below), ""
         before.meaning = means
-        if self._indexes is not None and part in live.live:
+        if self._indexes is not None and part == live.live:
             seen = self._indexes.meaning(self._root, path, below, means)
             if means and seen and (seen == means or self._indexes.has_been_read(self._root, path, part, upper)):
                 before.changed_ns = 0
@@ -417,21 +424,19 @@ class _Scan:
         for change in reversed(self.changes[first:]):  # what lies in a directory comes after it
             is_added = change.kind == c.DIRECTORY and change.before is None
             is_shell = is_added and change.path not in needed and self._settled.is_around(self._root, change.path)
-            if is_shell and self._is_taken_out(change.path):
-                continue
+            if is_shell:
+                # It would come with the directory around it, so it is taken out of the layer too.
+                parent, name = split(change.path)
+                try:
+                    with Closing(self._layer.reach(parent)) as directory:
+                        if not self._is_in_use:
+                            os.rmdir(name, dir_fd=directory)
+                    continue
+                except OSError:
+                    pass  # the command has closed one of them, so what was settled in it is still there
             needed.add(split(change.path)[0])
             kept.append(change)
         self.changes[first:] = reversed(kept)
-
-    def _is_taken_out(self, path: str) -> bool:
-        """Take an empty directory out of the layer: it would come with the one around it. Tell whether it is out."""
-        try:
-            with Closing(self._layer.reach(split(path)[0])) as directory:
-                if not self._is_in_use:
-                    os.rmdir(split(path)[1], dir_fd=directory)
-        except OSError:
-            return False  # the command has closed one of them, so what was settled in it is still there
-        return True
 
     def is_settled(self, path: str, status: os.stat_result) -> bool:
         """Tell whether an entry of the layer is what a checkpoint put into the project."""
@@ -534,20 +539,6 @@ def _opening(directory: int, name: str, names: list[str]) -> tuple[str, ...]:
     # Behind a version: what each is for and what it allows, in two bytes each, and whom it names.
     opens = any(rules[at] == _OTHERS and rules[at + 2] & 2 for at in range(4, len(rules), 8))
     return (c.OPENING,) if opens else ()
-
-
-def _with_mode(live: os.stat_result, layer: os.stat_result) -> c.Stamp:
-    """Return the stamp a live directory will have once it gets the layer's mode: it stays the same inode."""
-    stamp = stamp_of(live)
-    stamp.mode = layer.st_mode & 0o7777
-    return stamp
-
-
-def _flags(status: os.stat_result, below: os.stat_result) -> tuple[str, ...]:
-    """Tell that the new version belongs to somebody else than the one it replaces."""
-    if status.st_uid != below.st_uid:
-        return (c.NEW_OWNER,)
-    return (c.NEW_GROUP,) if status.st_gid != below.st_gid else ()
 
 
 def _difference(

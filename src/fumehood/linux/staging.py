@@ -12,7 +12,7 @@ from fumehood.core.changes import MKDIR, PUT, RMDIR, SWAP, TAKE, Step
 from fumehood.core.judge import JOURNALS, database
 from fumehood.core.report import printable
 from fumehood.linux import libc
-from fumehood.linux.copying import Links, copy_directory, copy_entry, copy_file, copy_tree
+from fumehood.linux.copying import Links, copy_directory, copy_entry, copy_file, copy_tree, is_linked
 from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import (
     PATH_ONLY,
@@ -31,7 +31,7 @@ from fumehood.linux.nofollow import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 # ---- Bring layers and project onto one file system for the time of a swap, where they are on two.
@@ -86,7 +86,7 @@ class Staging:
         return True
 
     def prepare(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
-        """Copy in what will be put into the project, and take note of the copies' identities."""
+        """Copy in what will be put into the project, and let the changes name the copies."""
         with (
             Closing(open_top(self._upper)) as layer,
             Loosened(layer) as loosened,
@@ -97,12 +97,14 @@ class Staging:
                 if step.act in (SWAP, PUT, TAKE, MKDIR):
                     make_parents(target, step.parent)
                 if step.act in (SWAP, PUT, MKDIR):
+                    there = target.of(step.parent)
                     with Closing(loosened.reach(step.parent, PATH_ONLY)) as source:
-                        _bring(step, source, target.of(step.parent), links)
-        self._note_copies(changes, steps)
-
-    def _note_copies(self, changes: Sequence[c.Change], steps: Sequence[Step]) -> None:
-        """Let changes name the copies: these are what will be in the project, save for directories made there."""
+                        if step.act != MKDIR:
+                            copy_entry(source, step.name, there, step.name, links, step.change.path)
+                        elif look(source, step.name) is not None:
+                            os.mkdir(step.name, 0o700, dir_fd=there)
+                            copy_directory(source, there, step.name)
+        # These are what will be in the project, save for directories made there: the changes name them.
         copies = dict(walk(self.directory, ""))
         apart = {step.change.path for step in steps if step.act == MKDIR}
         moved = {step.change.path for step in steps if step.act in (SWAP, PUT)}
@@ -150,7 +152,13 @@ class Staging:
                             make_parents(layer, step.parent)
                             opened = step.parent
                         with Closing(source.as_is(step.parent)) as here, Closing(target.as_is(step.parent)) as there:
-                            (_resemble if step.act == RMDIR else _move_home)(here, there, step)
+                            if step.act == RMDIR:  # the layer's directory stands for the one that was removed
+                                make_parents(there, step.name)
+                                copy_directory(here, there, step.name)
+                                if step.change.before is not None:
+                                    os.chmod(step.name, step.change.before.mode, dir_fd=there)
+                            else:
+                                _move_home(here, there, step)
             # Renamed first: one that is not whole must not be taken for what is to be put into the layer.
             remove_tree(above, SETTLED)
             os.rename(HOME, SETTLED, src_dir_fd=above, dst_dir_fd=above)
@@ -166,14 +174,6 @@ class Staging:
         with Loosened(self._live) as loosened:
             loosened.loosen("")
             remove_tree(self._live, self._name)
-
-
-def _bring(step: Step, source: int, target: int, links: Links) -> None:
-    if step.act != MKDIR:
-        copy_entry(source, step.name, target, step.name, links, step.change.path)
-    elif look(source, step.name) is not None:
-        os.mkdir(step.name, 0o700, dir_fd=target)
-        copy_directory(source, target, step.name)
 
 
 def _make_way(layer: int, opened: Loosened, path: str) -> None:
@@ -204,14 +204,6 @@ def _move_home(here: int, there: int, step: Step) -> None:
         os.chmod(name, before.mode, dir_fd=there)
 
 
-def _resemble(here: int, there: int, step: Step) -> None:
-    """Let the layer's directory stand for one that was removed from the project."""
-    make_parents(there, step.name)
-    copy_directory(here, there, step.name)
-    if step.change.before is not None:
-        os.chmod(step.name, step.change.before.mode, dir_fd=there)
-
-
 # ---- Swap what two directories have at a name, or move it without replacing anything.
 #
 # Both are one call on most file systems. Those of networks, and folders that virtual machines share, often know plain
@@ -220,19 +212,50 @@ def _resemble(here: int, there: int, step: Step) -> None:
 
 ASIDE = ".fumehood-swap"  # in the first directory, while it is done in pieces
 _TRIES = 3
-_NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def exchange(one: int, other: int, name: str) -> None:
     """Swap the entries of two directories, whatever their kinds."""
-    if not _is_renamed(one, other, name, libc.RENAME_EXCHANGE):
-        _exchange_in_pieces(one, other, name)
+    if _is_renamed(one, other, name, libc.RENAME_EXCHANGE):
+        return
+    kinds = [os.stat(name, dir_fd=each, follow_symlinks=False).st_mode for each in (one, other)]
+    if not any(map(stat.S_ISDIR, kinds)) and _is_linked_aside(one, other, name):
+        # The name is never absent, and what is replaced has another one.
+        try:
+            os.rename(name, name, src_dir_fd=one, dst_dir_fd=other)
+        except OSError:
+            os.unlink(ASIDE, dir_fd=one)
+            raise
+    else:
+        os.rename(name, ASIDE, src_dir_fd=other, dst_dir_fd=one)
+        try:
+            move(one, other, name)
+        except OSError:
+            if look(other, name) is None:
+                os.rename(ASIDE, name, src_dir_fd=one, dst_dir_fd=other)
+            raise
+    os.rename(ASIDE, name, src_dir_fd=one, dst_dir_fd=one)
 
 
 def move(source: int, target: int, name: str) -> None:
     """Rename an entry from one directory to another; FileExistsError where something is there."""
-    if not _is_renamed(source, target, name, libc.RENAME_NOREPLACE):
-        _move_in_pieces(source, target, name)
+    if _is_renamed(source, target, name, libc.RENAME_NOREPLACE):
+        return
+    is_directory = stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode)
+    # A link refuses to replace anything, which a rename does not.
+    if not is_directory and is_linked(source, name, target, name):
+        try:
+            if _have_two_numbers(look(source, name), look(target, name)):
+                os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)  # the entry takes its number along
+            if look(source, name) is not None:
+                os.unlink(name, dir_fd=source)
+        except OSError:
+            os.unlink(name, dir_fd=target)
+            raise
+        return
+    if look(target, name) is not None:
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+    os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
 def _is_renamed(source: int, target: int, name: str, how: int) -> bool:
@@ -264,68 +287,19 @@ def settle_swap(one: int, other: int, name: str, is_ours: Callable[[os.stat_resu
         os.unlink(ASIDE, dir_fd=one)  # a second name of what is there, or of what somebody has replaced since
 
 
-def _exchange_in_pieces(one: int, other: int, name: str) -> None:
-    kinds = [os.stat(name, dir_fd=each, follow_symlinks=False).st_mode for each in (one, other)]
-    if not any(map(stat.S_ISDIR, kinds)) and _is_linked_aside(one, other, name):
-        # The name is never absent, and what is replaced has another one.
-        try:
-            os.rename(name, name, src_dir_fd=one, dst_dir_fd=other)
-        except OSError:
-            os.unlink(ASIDE, dir_fd=one)
-            raise
-    else:
-        os.rename(name, ASIDE, src_dir_fd=other, dst_dir_fd=one)
-        try:
-            move(one, other, name)
-        except OSError:
-            if look(other, name) is None:
-                os.rename(ASIDE, name, src_dir_fd=one, dst_dir_fd=other)
-            raise
-    os.rename(ASIDE, name, src_dir_fd=one, dst_dir_fd=one)
-
-
 def _is_linked_aside(one: int, other: int, name: str) -> bool:
     """Give an entry of the second directory another name in the first; False where it can't have one.
 
     Where every name has an inode number of its own, as with sshfs, nobody can tell whether it is the same file.
     """
     for _ in range(_TRIES):
-        if not _is_linked(other, name, one, ASIDE):
+        if not is_linked(other, name, one, ASIDE):
             return False
         now, aside = look(other, name), look(one, ASIDE)
         if now is not None and aside is not None and _is_same(now, aside):
             return True
         os.unlink(ASIDE, dir_fd=one)  # somebody has just saved it
     return False
-
-
-def _move_in_pieces(source: int, target: int, name: str) -> None:
-    is_directory = stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode)
-    # A link refuses to replace anything, which a rename does not.
-    if not is_directory and _is_linked(source, name, target, name):
-        try:
-            if _have_two_numbers(look(source, name), look(target, name)):
-                os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)  # the entry takes its number along
-            if look(source, name) is not None:
-                os.unlink(name, dir_fd=source)
-        except OSError:
-            os.unlink(name, dir_fd=target)
-            raise
-        return
-    if look(target, name) is not None:
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
-    os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
-
-
-def _is_linked(source: int, name: str, target: int, other: str) -> bool:
-    """Give an entry another name in another directory; False where the file system, or its owner, allows none."""
-    try:
-        os.link(name, other, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        return False
-    return True
 
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
@@ -427,23 +401,19 @@ def open_elsewhere(
     """
     busy: dict[tuple[int, str], str] = {}
     for number, root in enumerate(roots):
-        mine = (change for change in changes if change.root == number)
-        paths = list(_asked_for(mine, swaps_ask=swaps_ask))
+        paths: list[str] = []
+        for change in changes:
+            if change.root == number and change.verdict == c.APPLIED:
+                before, path = change.before, change.path
+                if before is not None and before.kind == c.FILE and not (swaps_ask and change.change == c.MODIFIED):
+                    paths.append(path)
+                if path.endswith(JOURNALS):
+                    paths.append(database(path))
         if not paths:
             continue
         with Closing(open_top(root)) as top:
             busy.update(((number, path), programs) for path, programs in written(top, paths).items())
     return busy
-
-
-def _asked_for(changes: Iterable[c.Change], *, swaps_ask: bool) -> Iterator[str]:
-    for change in changes:
-        if change.verdict == c.APPLIED:
-            before, path = change.before, change.path
-            if before is not None and before.kind == c.FILE and not (swaps_ask and change.change == c.MODIFIED):
-                yield path
-            if path.endswith(JOURNALS):
-                yield database(path)
 
 
 def unless_written(directory: int, name: bytes) -> os.stat_result | None:
