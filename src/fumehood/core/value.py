@@ -8,7 +8,6 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from typing import Any, Self, dataclass_transform
 else:
 
@@ -36,11 +35,6 @@ class Value:
                 raise TypeError(f"{type(self).__name__} needs {name}")
         if fields:
             raise TypeError(f"{type(self).__name__} has no {', '.join(fields)}")
-
-    @classmethod
-    def from_row(cls, values: Iterable[Any]) -> Self:
-        """Return a record of values in the order of its fields, as a row of the database has them."""
-        return cls(**dict(zip(cls._fields, values, strict=True)))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable: {name} can't be set")

@@ -14,6 +14,7 @@ from fumehood.core.network import Connection
 from fumehood.core.report import first_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
+from fumehood.store.database import record_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,14 +81,13 @@ class Audit:
         """Return what happened to some runs, the earliest first."""
         events: dict[str, list[Event]] = {run: [] for run in runs}
         for row in self.database.rows_for(f"{_EVENTS} WHERE run IN (?) ORDER BY n", runs):
-            event = Event.from_row(row)
+            event = record_of(Event, row)
             events[event.run].append(event)
         return events
 
     def apart(self, project: int | None = None) -> list[Event]:
         """Return what happened that is about no run, of one project or of all, the earliest first."""
-        query = f"{_EVENTS} WHERE run = ''{_of(project)} ORDER BY n"
-        return [Event.from_row(row) for row in self.database.rows(query)]
+        return self._apart("TRUE", project)
 
     def cleanings(self, runs: Sequence[str], project: int | None = None) -> dict[str, list[Event]]:
         """Return what was cleaned away since the earliest of some runs, by the last of them that came before."""
@@ -98,9 +98,12 @@ class Audit:
         events: dict[str, list[Event]] = {}
         for at, (run, first) in enumerate(began, start=1):
             until = f" AND n < {began[at][1]}" if at < len(began) else ""
-            query = f"{_EVENTS} WHERE run = '' AND act = '{CLEANED}' AND n > {first}{until}{_of(project)} ORDER BY n"
-            events[run] = [Event.from_row(row) for row in self.database.rows(query)]
+            events[run] = self._apart(f"act = '{CLEANED}' AND n > {first}{until}", project)
         return events
+
+    def _apart(self, condition: str, project: int | None) -> list[Event]:
+        mine = "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
+        return self.database.records(Event, f"{_EVENTS} WHERE run = '' AND {condition}{mine} ORDER BY n")
 
     def _who(self) -> tuple[int, str]:
         """Return the number and the name of the user; looked up once, because it costs more than the event."""
@@ -119,10 +122,6 @@ class Audit:
 def storable(text: str) -> str:
     """Make a text storable: bytes that are no UTF-8 are written as escapes."""
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
-
-
-def _of(project: int | None) -> str:
-    return "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
 
 
 def agent_of(environment: Mapping[str, str]) -> str:
@@ -153,18 +152,16 @@ _INSERT_CONNECTION = (
 )
 
 
-def write(connection: sqlite3.Connection, run: str, connections: Sequence[Connection]) -> None:
+def write_connections(connection: sqlite3.Connection, run: str, connections: Sequence[Connection]) -> None:
     """Record what a run connected to."""
     rows = [(n, *each.fields().values(), run) for n, each in enumerate(connections)]
     connection.executemany(_INSERT_CONNECTION, rows)
 
 
-def read(database: Database, run: str) -> tuple[Connection, ...]:
+def read_connections(database: Database, run: str) -> tuple[Connection, ...]:
     """Return what a run connected to, in the order it did."""
-    rows = database.rows(
-        f"SELECT {_NAMES} FROM connections JOIN runs ON runs.number = run WHERE id = ? ORDER BY n", (run,)
-    )
-    return tuple(each.replace(allowed=bool(each.allowed)) for each in map(Connection.from_row, rows))
+    query = f"SELECT {_NAMES} FROM connections JOIN runs ON runs.number = run WHERE id = ? ORDER BY n"
+    return tuple(database.records(Connection, query, (run,)))
 
 
 # ---- Permissions that a person chose to keep.
@@ -246,9 +243,7 @@ class Grants:
     def missed(self, project: str = "") -> list[Missed]:
         """Return the questions that found nobody, the latest first; of one project, or of all."""
         query = f"SELECT {', '.join(Missed._fields)} FROM missed WHERE ? IN (x'', project) ORDER BY id DESC"
-        missed = map(Missed.from_row, self.database.rows(query, (os.fsencode(project),)))
-        names = ("project", "target", "directory")
-        return [each.replace(**{name: os.fsdecode(getattr(each, name)) for name in names}) for each in missed]
+        return self.database.records(Missed, query, (os.fsencode(project),))
 
     def forget_missed(self, number: int) -> bool:
         """Forget a question that found nobody; False if it is not there."""
@@ -256,8 +251,7 @@ class Grants:
 
     def all(self) -> list[Grant]:
         """Return every kept answer, the oldest first."""
-        grants = map(Grant.from_row, self.database.rows(f"SELECT {', '.join(Grant._fields)} FROM grants ORDER BY id"))
-        return [each.replace(project=os.fsdecode(each.project), target=os.fsdecode(each.target)) for each in grants]
+        return self.database.records(Grant, f"SELECT {', '.join(Grant._fields)} FROM grants ORDER BY id")
 
     def revoke(self, number: int) -> Grant:
         """Forget a kept answer, so that it is asked again."""

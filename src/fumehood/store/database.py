@@ -18,7 +18,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Iterator, Sequence
-    from typing import Any
+    from typing import Any, TypeVar
+
+    from fumehood.core.value import Value
+
+    AnyRecord = TypeVar("AnyRecord", bound=Value)
 elif "functools" in sys.modules:
     import _sqlite3 as sqlite3  # without its wrapper, which loads datetime for what is not used here
 else:
@@ -152,6 +156,10 @@ class Database:
         except sqlite3.DatabaseError as error:
             raise unusable(self.path, error) from error
 
+    def records(self, kind: type[AnyRecord], query: str, values: Iterable[Any] = ()) -> list[AnyRecord]:
+        """Return what a query finds as records of a kind, whose fields it names in their order."""
+        return [record_of(kind, row) for row in self.rows(query, values)]
+
     def rows_for(self, query: str, names: Sequence[Any], *others: Any) -> Iterator[tuple[Any, ...]]:
         """Yield what a query finds for any of many names, where it says `(?)`; other values come before them."""
         for start in range(0, len(names), _AT_ONCE):
@@ -170,6 +178,15 @@ class Database:
         # A program may simply forget a sandbox: nothing is lost by that, so nobody is to complain of it.
         if getattr(self, "_connection", None) is not None and self._process == os.getpid():
             self.close()
+
+
+def record_of(kind: type[AnyRecord], row: Iterable[Any]) -> AnyRecord:
+    """Return a row as a record: a path is bytes in the database, and what is true or false a number."""
+    fields = {}
+    for name, value in zip(kind._fields, row, strict=True):
+        text = os.fsdecode(value) if isinstance(value, bytes) else value
+        fields[name] = bool(value) if kind.__annotations__[name] == "bool" else text
+    return kind(**fields)
 
 
 def _close_all() -> None:

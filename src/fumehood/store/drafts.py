@@ -96,7 +96,7 @@ class Drafts:
     def open_ones(self, project: int) -> list[DraftRecord]:
         """Return the open drafts of a project, the earliest first."""
         query = f"SELECT {_COLUMNS} FROM drafts WHERE project = ? AND state = 'open' ORDER BY id"
-        return [DraftRecord.from_row(row) for row in self.database.rows(query, (project,))]
+        return self.database.records(DraftRecord, query, (project,))
 
     def shown_at(self, draft: DraftRecord, besides: str = "") -> str:
         """Name the state of a draft: another one as soon as something is recorded of a run in it, save `besides`."""
@@ -142,8 +142,8 @@ class Drafts:
         return bool(self.database.rows(query, (draft.base, draft.id)))
 
     def _one(self, condition: str, *values: object) -> DraftRecord | None:
-        rows = self.database.rows(f"SELECT {_COLUMNS} FROM drafts WHERE {condition}", values)
-        return DraftRecord.from_row(rows[0]) if rows else None
+        query = f"SELECT {_COLUMNS} FROM drafts WHERE {condition}"
+        return next(iter(self.database.records(DraftRecord, query, values)), None)
 
 
 def _is_taken(name: str) -> BadRequest:

@@ -8,13 +8,13 @@ import time
 from fumehood.core.changes import ABSENT, APPLIED, Change
 from fumehood.core.value import Value
 from fumehood.store import records
+from fumehood.store.database import record_of
 from fumehood.store.schema import CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Iterator, Sequence
-    from typing import Any
 
     from fumehood.store.database import Database
 
@@ -219,13 +219,13 @@ class Files:
     def by_numbers(self, numbers: Sequence[int]) -> list[tuple[int, Record]]:
         """Return records by number, each with its project's."""
         query = _RECORD.replace("SELECT", "SELECT files.project,", 1) + " WHERE files.id IN (?)"
-        return [(row[0], _record(row[1:])) for row in self.database.rows_for(query, numbers)]
+        return [(row[0], record_of(Record, row[1:])) for row in self.database.rows_for(query, numbers)]
 
     def at(self, project: int, root: str, path: str) -> Record | None:
         """Return the record of one path."""
         query = f"{_RECORD} WHERE files.project = ? AND root = ? AND path = ?"
-        rows = self.database.rows(query, (project, os.fsencode(root), os.fsencode(path)))
-        return _record(rows[0]) if rows else None
+        values = project, os.fsencode(root), os.fsencode(path)
+        return next(iter(self.database.records(Record, query, values)), None)
 
     def below(self, project: int, root: str, path: str = "") -> list[Record]:
         """Return the records of everything below a directory of a root, in order."""
@@ -234,16 +234,16 @@ class Files:
             # Whatever begins with the path and a slash; the letter after the slash is a 0.
             where += " AND path > ? AND path < ?"
             values += [os.fsencode(f"{path}/"), os.fsencode(f"{path}0")]
-        return [_record(row) for row in self.database.rows(f"{_RECORD} WHERE {where} ORDER BY path", values)]
+        return self.database.records(Record, f"{_RECORD} WHERE {where} ORDER BY path", values)
 
     def page(self, project: int, words: str, after: str, *, most: int) -> tuple[list[Record], bool]:
         """Return files of a project that runs changed or want to change, by path, and whether there are more."""
-        rows = self.database.rows(
-            f"{_RECORD} WHERE files.project = ? AND (last_run IS NOT NULL OR is_deleted OR needs_approval)"
+        shown = self.database.records(
+            Record, f"{_RECORD} WHERE files.project = ? AND (last_run IS NOT NULL OR is_deleted OR needs_approval)"
             " AND instr(path, ?) AND path > ? ORDER BY path LIMIT ?",
             (project, os.fsencode(words), os.fsencode(after), most + 1),
-        )
-        return [_record(row) for row in rows[:most]], len(rows) > most
+        )  # fmt: skip
+        return shown[:most], len(shown) > most
 
     def past(self, project: int, root: str, path: str) -> list[Past]:
         """Return the changes of one path that were applied, the latest first."""
@@ -253,15 +253,19 @@ class Files:
             f"{_PAST} WHERE +runs.project = ? AND changes.directory = ? ORDER BY changes.run DESC",
             (project, os.fsencode(directory)),
         )
-        # Read only if it is there: very much may have changed in one directory.
         ending = os.fsencode(f"/{name}\0")
-        return [
-            each
-            for row in rows
-            if ending in row[_ENTRIES]
-            for each in _pasts(row)
-            if each.change.path == path and each.root == root
-        ]
+        pasts: list[Past] = []
+        for row in rows:
+            if ending not in row[_ENTRIES]:
+                continue  # very much may have changed in one directory: it is read only where this path is there
+            *run, home, joined = row[:_COLUMNS]
+            roots = records.roots_of(os.fsdecode(home), joined)
+            pasts += (
+                record_of(Past, (*run, root, change))
+                for change in records.changes_of_rows([row[_COLUMNS:]])
+                if (change.verdict, change.path, roots[change.root]) == (APPLIED, path, root)
+            )
+        return pasts
 
     def sources(self, project: int, home: str) -> dict[tuple[str, str], tuple[list[str], int]]:
         """Return for each root and path the runs whose layers should hold what was there before.
@@ -310,24 +314,6 @@ class Files:
                 )
                 connection.execute("UPDATE runs SET is_listed = 1 WHERE number = ?", (number,))
         return True
-
-
-def _record(row: Sequence[Any]) -> Record:
-    number, root, path, kind, size, modified_ns, copy, is_deleted, needs_approval, last_run, last_day = row
-    return Record(
-        id=number, root=os.fsdecode(root), path=os.fsdecode(path), kind=kind, size=size, modified_ns=modified_ns,
-        last_approved_copy_path=os.fsdecode(copy), is_deleted=bool(is_deleted), needs_approval=bool(needs_approval),
-        last_run=last_run, last_day=last_day,
-    )  # fmt: skip
-
-
-def _pasts(row: Sequence[Any]) -> Iterator[Past]:
-    *run, project, roots = row[:_COLUMNS]
-    # The first root is the project, wherever that is by now.
-    paths = [os.fsdecode(root) for root in (project, *roots.split(b"\0")[1:])]
-    for change in records.changes_of_rows([row[_COLUMNS:]]):
-        if change.verdict == APPLIED:
-            yield Past.from_row((*run, paths[change.root], change))
 
 
 def _learn(

@@ -52,6 +52,11 @@ _INSERT = f"INSERT INTO changes (run, n, {', '.join(CHANGES)}) VALUES (?, ?{', ?
 _NUMBER = "(SELECT number FROM runs WHERE id = ?)"
 
 
+def _update(connection: sqlite3.Connection, run: str, **columns: Any) -> None:
+    changed = ", ".join(f"{column} = ?" for column in columns)
+    connection.execute(f"UPDATE runs SET {changed} WHERE id = ?", (*columns.values(), run))
+
+
 class Reach(Value):
     """Which runs somebody can name: those of one project, of some sessions, or, where nothing is said, all."""
 
@@ -112,18 +117,15 @@ class History:
 
     def _end(self, connection: sqlite3.Connection, run: Run, outputs: Sequence[Printed]) -> None:
         (stdout, stdout_size), (stderr, stderr_size) = outputs
-        connection.execute(
-            "UPDATE runs SET state = ?, reason = ?, duration_s = ?, exit_code = ?, timed_out = ?, stdout = ?,"
-            " stderr = ?, stdout_size = ?, stderr_size = ?, blocked = ?, network = ?, hosts = ? WHERE id = ?",
-            (
-                run.state, trail.storable(run.reason), run.duration_s, run.exit_code, run.timed_out, stdout,
-                None if run.one_stream else stderr,  # with a size of 0: it is in the other
-                stdout_size, stderr_size, _blocked_text(run.blocked), run.network,
-                "\n".join(run.hosts), run.run,
-            ),
+        _update(
+            connection, run.run, state=run.state, reason=trail.storable(run.reason), duration_s=run.duration_s,
+            exit_code=run.exit_code, timed_out=run.timed_out, stdout=stdout,
+            stderr=None if run.one_stream else stderr,  # with a size of 0: it is in the other
+            stdout_size=stdout_size, stderr_size=stderr_size, blocked=_blocked_text(run.blocked), network=run.network,
+            hosts="\n".join(run.hosts),
         )  # fmt: skip
         if run.new_connections:
-            trail.write(connection, run.run, run.new_connections)
+            trail.write_connections(connection, run.run, run.new_connections)
 
     def journal(self, run: Run, outputs: Sequence[Printed] = _NOTHING, *, event: str = "") -> None:
         """Record all that is about to be done to the project, before it is done."""
@@ -149,10 +151,10 @@ class History:
         """
         is_one_verdict = not any(change.verdict != APPLIED or change.reason for change in run.changed)
         with self.database.transaction(durable=True) as connection:
-            connection.execute("UPDATE runs SET state = ?, reason = '' WHERE id = ?", (state, run.run))
+            _update(connection, run.run, state=state, reason="")
             if only_verdicts and is_one_verdict:
                 connection.execute(f"UPDATE changes SET verdict = ? WHERE run = {_NUMBER}", (APPLIED, run.run))
-                connection.execute("UPDATE runs SET is_listed = 0 WHERE id = ?", (run.run,))
+                _update(connection, run.run, is_listed=0)
             else:
                 self._rewrite_changes(connection, run)
             if decided:
@@ -181,8 +183,7 @@ class History:
     def state(self, run: str, state: str, reason: str = "", *, event: str = "") -> None:
         """Record a new state."""
         with self.database.transaction() as connection:
-            values = (state, trail.storable(reason), run)
-            connection.execute("UPDATE runs SET state = ?, reason = ? WHERE id = ?", values)
+            _update(connection, run, state=state, reason=trail.storable(reason))
             self.audit.add(connection, run, event or state, reason)
 
     def _rewrite_changes(self, connection: sqlite3.Connection, run: Run) -> None:
@@ -212,8 +213,7 @@ class History:
                 self.audit.add(connection, run.run, trail.DECIDED, decided)
             self.audit.add(connection, run.run, event or run.state, _summary(run))
             for other, is_rewritten in others:
-                values = other.state, trail.storable(other.reason), other.run
-                connection.execute("UPDATE runs SET state = ?, reason = ? WHERE id = ?", values)
+                _update(connection, other.run, state=other.state, reason=trail.storable(other.reason))
                 if is_rewritten:
                     self._rewrite_changes(connection, other)
                 self.audit.add(connection, other.run, other.state, f"{other.reason} by run {run.run}".lstrip())
@@ -275,7 +275,7 @@ class History:
         ((path, roots),) = self.database.rows(
             "SELECT projects.path, roots FROM runs JOIN projects ON projects.id = project WHERE runs.id = ?", (run,)
         )
-        return _roots(os.fsdecode(path), roots)
+        return records.roots_of(os.fsdecode(path), roots)
 
     def project_of(self, run: str) -> int:
         """Return the number of a run's project."""
@@ -295,7 +295,7 @@ class History:
         rows = self.database.rows_for(f"SELECT id, state, {is_late}, roots FROM runs WHERE id IN (?)", runs, later.run)
         by_id = {row[0]: row for row in rows}
         for run, state, was_decided_meanwhile, roots in (by_id[name] for name in runs if name in by_id):
-            yield run, state, bool(was_decided_meanwhile), _roots(later.project, roots)
+            yield run, state, bool(was_decided_meanwhile), records.roots_of(later.project, roots)
 
     def find(self, name: str, *reaches: Reach) -> Run:
         """Return the run that a number, an id, a unique prefix of one, `last` or `last~2` names, in every reach given.
@@ -454,23 +454,22 @@ class History:
 
         `by_earlier`: those of runs that began before this one instead, and went in after it had begun.
         """
-        later = f"changes.run < {_NUMBER} AND settled_after >= {_NUMBER}" if by_earlier else f"changes.run > {_NUMBER}"
-        rows = self.database.rows(
-            f"SELECT runs.id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
-            f" WHERE changes.directory = ? AND {later}"
-            " AND +project = (SELECT project FROM runs WHERE id = ?) ORDER BY changes.run",
-            (os.fsencode(path.rpartition("/")[0]), *(run,) * (3 if by_earlier else 2)),
-        )
-        return [(row[0], change) for row in rows for change in changes_of_rows([row[1:]]) if change.path == path]
+        if by_earlier:
+            return self._versions(run, path, f"changes.run < {_NUMBER} AND settled_after >= {_NUMBER}", run, run)
+        return self._versions(run, path, f"changes.run > {_NUMBER}", run)
 
     def made(self, run: str, path: str) -> list[Change]:
         """Return what commands and clients' edits made of a path in a run's project."""
+        return [change for _, change in self._versions(run, path, "act IN ('run', ?)", CHECKPOINT)]
+
+    def _versions(self, run: str, path: str, condition: str, *values: str) -> list[tuple[str, Change]]:
         rows = self.database.rows(
-            f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE changes.directory = ?"
-            " AND +project = (SELECT project FROM runs WHERE id = ?) AND act IN ('run', ?)",
-            (os.fsencode(path.rpartition("/")[0]), run, CHECKPOINT),
+            f"SELECT runs.id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
+            " WHERE changes.directory = ? AND +project = (SELECT project FROM runs WHERE id = ?)"
+            f" AND {condition} ORDER BY changes.run",
+            (os.fsencode(path.rpartition("/")[0]), run, *values),
         )
-        return [change for change in changes_of_rows(rows) if change.path == path]
+        return [(name, change) for name, *row in rows for change in changes_of_rows([row]) if change.path == path]
 
     def applied_in(self, run: Run, root: str, directory: str) -> Iterator[tuple[str, Change]]:
         """Yield the latest changes in a directory that were applied, the last one first, with the runs that made them.
@@ -484,7 +483,7 @@ class History:
             (os.fsencode(directory), run.run),
         )
         for name, joined, *row in rows:
-            roots = _roots(run.project, joined)
+            roots = records.roots_of(run.project, joined)
             for change in changes_of_rows([row]):
                 if (roots[change.root], change.verdict) == (root, APPLIED):
                     yield name, change
@@ -497,7 +496,7 @@ class History:
         fields["run"], fields["number"] = fields.pop("id"), fields.pop("project_number")
         fields["name"] = self._name(row[0], fields["run"], fields["number"])
         fields["cwd"] = os.fsdecode(fields["cwd"])
-        fields["roots"] = _roots(project, fields["roots"])
+        fields["roots"] = records.roots_of(project, fields["roots"])
         fields["timed_out"], fields["sandboxed"] = bool(fields["timed_out"]), bool(fields["sandboxed"])
         fields["duration_s"] = fields["duration_s"] or 0.0
         fields["blocked"] = _blocked(fields["blocked"])
@@ -507,7 +506,7 @@ class History:
         return Run(
             project=project, stdout=stdout, stderr=stderr, output_truncated=cut_out or cut_err,
             changed=lambda: self.changes(fields["run"]),
-            connections=lambda: trail.read(self.database, fields["run"]), **fields,
+            connections=lambda: trail.read_connections(self.database, fields["run"]), **fields,
         )  # fmt: skip
 
     def _name(self, project: int, run: str, number: int) -> str:
@@ -571,11 +570,6 @@ def _summary(run: Run, by: str = "") -> str:
     ended = "" if run.exit_code is None else f"exit {run.exit_code}"
     became = f"{by}{trail.verdicts(run.changed)}" if run.changed else ""
     return "; ".join(part for part in (ended, became, run.reason) if part)
-
-
-def _roots(project: str, joined: bytes) -> tuple[str, ...]:
-    """Return a run's roots; the first is the project, wherever that is by now."""
-    return (project, *(os.fsdecode(root) for root in joined.split(b"\0")[1:]))
 
 
 def _blocked_text(blocked: Sequence[Blocked]) -> str:

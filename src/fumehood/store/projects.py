@@ -13,6 +13,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux import libc
 from fumehood.linux.namespaces import why_no_root
 from fumehood.store.audit import IN_SESSION
+from fumehood.store.database import record_of
 from fumehood.store.places import Places, home, make_private
 from fumehood.store.records import packed, unpacked
 
@@ -594,5 +595,5 @@ class Sessions:
 
 
 def _session(row: tuple[Any, ...]) -> Session:
-    *others, cwd, environment = row
-    return Session.from_row((*others, os.fsdecode(cwd), unpacked(environment)))
+    *others, environment = row
+    return record_of(Session, (*others, unpacked(environment)))

@@ -110,6 +110,11 @@ def changes_of_row(root: int, raw: bytes, within: bytes | None, later: str | Non
         )  # fmt: skip
 
 
+def roots_of(project: str, joined: bytes) -> tuple[str, ...]:
+    """Return a run's roots; the first is the project, wherever that is by now."""
+    return (project, *(os.fsdecode(root) for root in joined.split(b"\0")[1:]))
+
+
 def later_runs(database: Database, run: str, directory: str) -> list[str]:
     """Return the later runs of a run's project that changed something in a directory, the earliest first."""
     rows = database.rows(
