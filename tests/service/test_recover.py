@@ -535,7 +535,7 @@ import os, sys
 from fumehood import Policy, Sandbox
 from fumehood.linux import capture_copy
 left = [-1]
-rename, distil = os.rename, capture_copy.distil
+rename, finish = os.rename, capture_copy.finish
 def dying(*given, **named):
     if not left[0]:
         os.kill(os.getpid(), 9)
@@ -543,8 +543,8 @@ def dying(*given, **named):
     return rename(*given, **named)
 def begin(layer):
     left[0] = int(sys.argv[2])
-    distil(layer)
-os.rename, capture_copy.distil = dying, begin
+    finish(layer)
+os.rename, capture_copy.finish = dying, begin
 Sandbox(sys.argv[1], policy=Policy(capture="copy")).run("echo new > kept; rm gone; echo b > b; mkdir d; echo c > d/c")
 """
 

@@ -11,12 +11,12 @@ import fcntl
 import marshal
 import os
 import stat
-import time
 from struct import Struct
 from weakref import WeakKeyDictionary
 
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux.cache import replace
+from fumehood.linux.checkpoints import let_time_pass
 from fumehood.linux.copying import copy_belongings, copy_entry, copy_file, fill
 from fumehood.linux.gitindex import same_content
 from fumehood.linux.layer import (
@@ -33,15 +33,13 @@ from fumehood.linux.nofollow import LISTING, Loosened, is_whiteout, join, open_b
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from fumehood.linux.namespaces import Layer
 
     # For each directory of the copy, by its path: each name in it, with the record of what was copied there.
     Manifest = dict[str, dict[str, bytes]]
 
-_TICK_S = 0.1
-_COARSE_CLOCK = 5  # the one that file times are taken from; Python has no name for it
 _GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION
 
 _COPIED, _STAND_IN, _LEFT_OUT = 0, 1, 2
@@ -72,22 +70,40 @@ def _generation(directory: int) -> int:
 # ---- Copy the root, and note what was copied.
 
 def begin(layer: Layer) -> None:
-    """Copy a root, with the held layers over it, to `layer.merged`; raises OverlayUnavailable."""
-    copying = _Copying(layer.inner)
+    """Copy a root, with the held layers over it, to `layer.merged`, and note what was copied."""
+    manifest: Manifest = {}
+
+    def make(reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> bool:
+        """Copy an entry and note it; return whether it is a directory, made but still empty."""
+        if status is None or is_whiteout(status):
+            return False
+        is_to_fill = False
+        try:
+            if stat.S_ISDIR(status.st_mode):
+                # What is a root of its own is only stood in for.
+                is_to_fill = path not in layer.inner and _is_readable(reading, name, status, os.R_OK | os.X_OK)
+                record = _make_directory(writing, name, status, is_to_fill)
+            else:
+                record = _copy_other(reading, writing, name, status)
+        except FileNotFoundError:
+            return False  # it has just gone
+        manifest.setdefault(split(path)[0], {})[name] = record
+        return is_to_fill
+
     try:
         with (
             Descriptors(map(open_top, layer.lowers)) as lowers,
             Closing(os.open(layer.merged, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)) as target,
             Stack(lowers) as shown,
         ):
-            fill(target, shown, copying.make, may_vanish=True)
+            fill(target, shown, make, may_vanish=True)
             with Closing(open_below(lowers[-1], "", LISTING)) as root:
                 copy_belongings(root, target, os.fstat(root))
             # The layer's own top directory is what an overlay would show.
             set_mode(target, stat.S_IMODE(os.stat(layer.upper).st_mode))
-        copying.wait_a_tick()
-        _manifests[layer] = copying.manifest
-        replace(_manifest_file(layer), marshal.dumps(copying.manifest))
+        let_time_pass()  # whatever changes from now on has a later time than what was copied
+        _manifests[layer] = manifest
+        replace(_manifest_file(layer), marshal.dumps(manifest))
     except OSError as error:
         raise OverlayUnavailable(
             f"cannot copy {layer.root}: {error.strerror}: {_subject(error)}",
@@ -109,53 +125,22 @@ def can_finish(layer: Layer) -> bool:
     return os.path.exists(_manifest_file(layer))
 
 
-class _Copying:
-    """One copying of all that lies under a layer; what is `inner`, a root of its own, is only stood in for."""
-
-    def __init__(self, inner: Sequence[str] = ()) -> None:
-        self._inner = inner
-        self.manifest: Manifest = {}
-        self._latest_ns = 0
-
-    def wait_a_tick(self) -> None:
-        """See to it that whatever changes from now on has a later time than what was copied."""
-        until = time.monotonic() + _TICK_S
-        while time.clock_gettime_ns(_COARSE_CLOCK) <= self._latest_ns and time.monotonic() < until:
-            time.sleep(0.001)
-
-    def make(self, reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> bool:
-        """Copy an entry and note it; return whether it is a directory, made but still empty."""
-        if status is None or is_whiteout(status):
-            return False
-        is_to_fill = False
-        try:
-            if stat.S_ISDIR(status.st_mode):
-                is_to_fill = path not in self._inner and _is_readable(reading, name, status, os.R_OK | os.X_OK)
-                record = _make_directory(writing, name, status, is_to_fill)
-            else:
-                record = self._leaf(reading, writing, name, status)
-        except FileNotFoundError:
-            return False  # it has just gone
-        self.manifest.setdefault(split(path)[0], {})[name] = record
-        return is_to_fill
-
-    def _leaf(self, reading: int, writing: int, name: str, status: os.stat_result) -> bytes:
-        how = _COPIED
-        try:
-            if not stat.S_ISREG(status.st_mode):
-                copy_entry(reading, name, writing, name)
-            elif _is_readable(reading, name, status, os.R_OK):
-                copy_file(reading, name, writing, name)
-            else:
-                os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0, dir_fd=writing))
-                how = _STAND_IN
-        except PermissionError:
-            if not stat.S_ISCHR(status.st_mode) and not stat.S_ISBLK(status.st_mode):
-                raise
-            return _RECORD.pack(0, 0, 0, 0, status.st_mode, 0, _LEFT_OUT)  # devices are made by root only
-        copy = os.stat(name, dir_fd=writing, follow_symlinks=False)
-        self._latest_ns = max(self._latest_ns, copy.st_ctime_ns)
-        return _RECORD.pack(copy.st_ino, copy.st_size, copy.st_mtime_ns, copy.st_ctime_ns, copy.st_mode, 0, how)
+def _copy_other(reading: int, writing: int, name: str, status: os.stat_result) -> bytes:
+    how = _COPIED
+    try:
+        if not stat.S_ISREG(status.st_mode):
+            copy_entry(reading, name, writing, name)
+        elif _is_readable(reading, name, status, os.R_OK):
+            copy_file(reading, name, writing, name)
+        else:
+            os.close(os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0, dir_fd=writing))
+            how = _STAND_IN
+    except PermissionError:
+        if not stat.S_ISCHR(status.st_mode) and not stat.S_ISBLK(status.st_mode):
+            raise
+        return _RECORD.pack(0, 0, 0, 0, status.st_mode, 0, _LEFT_OUT)  # devices are made by root only
+    copy = os.stat(name, dir_fd=writing, follow_symlinks=False)
+    return _RECORD.pack(copy.st_ino, copy.st_size, copy.st_mtime_ns, copy.st_ctime_ns, copy.st_mode, 0, how)
 
 
 def _make_directory(writing: int, name: str, status: os.stat_result, is_readable: bool) -> bytes:
@@ -271,17 +256,19 @@ class _Distilling(Closable):
             self._layer_directory(path)
         elif was.how == _STAND_IN:
             self._merged.modes[path] = stat.S_IMODE(was.mode)  # that of what it stands for
-        elif status.st_mode != was.mode or self._has_other_attributes(here, name, path):
+        elif status.st_mode != was.mode or self._is_so(path, lambda _, there: has_other_attributes(here, there, name)):
             self._layer_directory(path)
         return True
 
-    def _has_other_attributes(self, here: int, name: str, path: str) -> bool:
+    def _is_so(self, path: str, claim: Callable[[os.stat_result, int], bool]) -> bool:
+        """Tell whether something is true of what was copied, by its status and its directory."""
+        parent, name = split(path)
         try:
-            with self._originals.reach(split(path)[0]) as originals:
+            with self._originals.reach(parent) as originals:
                 original, there = originals.look(name)
-                return original is not None and has_other_attributes(here, there, name)
-        except FileNotFoundError:
-            return False  # gone meanwhile: there is nothing to give them to
+                return original is not None and claim(original, there)
+        except OSError:
+            return False  # gone or replaced meanwhile: the apply will see that it is a conflict
 
     def _is_unchanged(self, here: int, name: str, parent: str, status: os.stat_result, was: _Was) -> bool:
         if status.st_ino != was.inode or stat.S_IFMT(status.st_mode) != stat.S_IFMT(was.mode):
@@ -293,12 +280,10 @@ class _Distilling(Closable):
         if (status.st_size, status.st_mtime_ns, status.st_mode) != (was.size, was.modified_ns, was.mode):
             return False
         # A link made to it, or a mode set back, leaves a file as it was.
-        try:
-            with self._originals.reach(parent) as originals:
-                original, there = originals.look(name)
-                return original is not None and _is_alike(here, there, name, status.st_mode, original.st_mode)
-        except OSError:
-            return False  # gone or replaced meanwhile: the apply will see that it is a conflict
+        return self._is_so(
+            join(parent, name),
+            lambda original, there: _is_alike(here, there, name, status.st_mode, original.st_mode),
+        )
 
     def _layer_directory(self, path: str) -> int:
         """Return a descriptor of a directory in the layer, made with those above it; valid until the next call."""
@@ -334,7 +319,9 @@ class _Distilling(Closable):
         if not stat.S_ISDIR(status.st_mode):
             os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
             unmark(target, name)
-            if was is not None and status.st_ino == was.inode and self._has_other_names(parent, name):
+            if was is not None and status.st_ino == was.inode and self._is_so(
+                path, lambda original, _: stat.S_ISREG(original.st_mode) and original.st_nlink > 1
+            ):
                 mark_in_place(target, name)
             return
         os.close(self._merged.open(path))  # a directory must be writable to change parents
@@ -346,14 +333,6 @@ class _Distilling(Closable):
         if was is not None and (self._has_marks or stat.S_ISDIR(was.mode)):
             with Closing(open_below(target, name, LISTING)) as directory:
                 set_opaque(directory)
-
-    def _has_other_names(self, parent: str, name: str) -> bool:
-        try:
-            with self._originals.reach(parent) as originals:
-                original = originals.look(name)[0]
-        except OSError:
-            return False  # gone or replaced meanwhile
-        return original is not None and stat.S_ISREG(original.st_mode) and original.st_nlink > 1
 
     def _clean_tree(self, top: str) -> None:
         """Remove from a new tree what only an overlay may put there: a command could have forged it."""

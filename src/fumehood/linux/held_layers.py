@@ -275,14 +275,8 @@ def keep_links(changes: list[c.Change], upper: int, *below: int) -> list[c.Chang
     `changes` are those of the layer `upper` over `below`, as for a scan. A name that lies elsewhere, or changed
     otherwise, is left alone.
     """
-    _count_names(changes, below[:-1])
-    with Stack(below) as stack, Loosened(upper) as layer:
-        return c.by_path((*changes, *_Links(changes, layer, stack).kept()))
-
-
-def _count_names(changes: Sequence[c.Change], layers: Sequence[int]) -> None:
-    """Let files that lie in held layers have as many links as they have names there: a fold gives each one more."""
-    for layer in layers:
+    # Files that lie in held layers have as many links as they have names there: a fold gives each one more.
+    for held in below[:-1]:
         mine = []
         for change in changes:
             before = change.before
@@ -290,19 +284,19 @@ def _count_names(changes: Sequence[c.Change], layers: Sequence[int]) -> None:
                 continue
             parent, name = split(change.path)
             try:
-                with Closing(open_below(layer, parent)) as directory:
+                with Closing(open_below(held, parent)) as directory:
                     status = look(directory, name)
             except OSError:
                 continue  # not in this one
             if status is not None and status.st_ino == before.inode:
                 mine.append(before)
         if mine:
-            wanted = dict.fromkeys((before.inode for before in mine), 0)
-            for _, status in walk(layer, ""):
-                if status.st_ino in wanted:
-                    wanted[status.st_ino] += 1
+            inodes = {before.inode for before in mine}
+            names = Counter(status.st_ino for _, status in walk(held, "") if status.st_ino in inodes)
             for before in mine:
-                before.links = wanted[before.inode] or before.links
+                before.links = names[before.inode] or before.links
+    with Stack(below) as stack, Loosened(upper) as layer:
+        return c.by_path((*changes, *_Links(changes, layer, stack).kept()))
 
 
 class _Links:

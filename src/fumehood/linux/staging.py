@@ -510,18 +510,10 @@ def _writers(names: set[str]) -> dict[tuple[int, int], list[tuple[str, str]]]:
 
 
 def _locked(parents: Parents, paths: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
-    """Return those paths that somebody has locked, or one of their journals: a database that is written is."""
-    lockers = _lockers()
-    return {
-        path: lockers[identity]
-        for path in paths
-        for journal in ("", *JOURNALS)
-        if (identity := _identity(parents, f"{path}{journal}")) in lockers
-    }
+    """Return those paths that somebody, maybe of other people, has locked, or one of their journals.
 
-
-def _lockers() -> dict[tuple[int, int], list[tuple[str, str]]]:
-    """Return who has files locked, other people's programs among them: by device and inode, the program and its pid."""
+    A database that is written is locked.
+    """
     lockers: dict[tuple[int, int], list[tuple[str, str]]] = {}
     with open("/proc/locks", "rb") as table:
         for line in table:
@@ -535,7 +527,12 @@ def _lockers() -> dict[tuple[int, int], list[tuple[str, str]]]:
             # While others lock and unlock, a line may come twice.
             if program and (program, process) not in programs:
                 programs.append((program, process))
-    return lockers
+    return {
+        path: lockers[identity]
+        for path in paths
+        for journal in ("", *JOURNALS)
+        if (identity := _identity(parents, f"{path}{journal}")) in lockers
+    }
 
 
 def _program(process: str) -> str:

@@ -114,21 +114,20 @@ class Installer:
                 except BlockingIOError as error:
                     raise BadRequest(f"a command is running in {tree.name}", hint="wait for it, or end it") from error
                 if root_tree.current(self._at) == tree.name:
-                    self._switch_from(tree.name)
+                    installed = root_tree.installed(self._at)
+                    others = [each for each in installed if each.name != tree.name and each.version[:1].isdecimal()]
+                    # A tree that a person named is theirs, and becomes `alpine` only where there is no other.
+                    newest = max(others, default=None, key=lambda each: (
+                        each.name.startswith("alpine-"), download.as_numbers(each.version),
+                        root_tree.mark_of(each.path).tier,
+                    ))  # fmt: skip
+                    if newest is None:
+                        os.unlink(f"{self._at}/{CURRENT}")
+                    else:
+                        root_tree.switch(self._at, newest.name)
                 gone = f"{_OLD}{secrets.token_hex(4)}"
                 os.rename(tree.path, f"{self._at}/{gone}")
             remove_directory(f"{self._at}/{gone}")
-
-    def _switch_from(self, name: str) -> None:
-        others = [each for each in root_tree.installed(self._at) if each.name != name and each.version[:1].isdecimal()]
-        if not others:
-            os.unlink(f"{self._at}/{CURRENT}")
-            return
-        # A tree that a person named is theirs, and becomes `alpine` only where there is no other.
-        newest = max(others, key=lambda each: (
-            each.name.startswith("alpine-"), download.as_numbers(each.version), root_tree.mark_of(each.path).tier,
-        ))  # fmt: skip
-        root_tree.switch(self._at, newest.name)
 
     @property
     def _is_tree(self) -> bool:
@@ -202,7 +201,8 @@ class Installer:
         with _Building(self._at) as building:
             self._tell("unpacking")
             unpack(tarball, building.tree, self._machine)
-            alpine = _alpine_release(building.tree)
+            release = _read(building.tree, "etc/alpine-release")[:256].strip()
+            alpine = release if re.fullmatch(r"[0-9][0-9A-Za-z._]*", release) else ""
             name = order.name or _name_for(order.source, alpine)
             name = self._name(order, alpine) if name == f"alpine-{alpine}" else name
             self._finish(building, order, alpine or "image")
@@ -266,12 +266,6 @@ def _name_for(source: str, alpine: str) -> str:
         return f"alpine-{alpine}"
     name = re.sub(r"[^A-Za-z0-9._+-]", "-", stem).lstrip(".-_+")[:100]
     return "image" if name in ("", ALPINE, HOST, CURRENT) else name
-
-
-def _alpine_release(tree: int) -> str:
-    """Return the Alpine version that a tree says it is, or ""."""
-    release = _read(tree, "etc/alpine-release")[:256].strip()
-    return release if re.fullmatch(r"[0-9][0-9A-Za-z._]*", release) else ""
 
 
 def _make_mount_points(tree: int) -> None:
@@ -413,7 +407,7 @@ def _point_at(tree: int, mirror: str, version: str, keys: Sequence[str]) -> None
 def _write(tree: int, path: str, content: bytes, mode: int = 0o644) -> None:
     folder, name = split(path)
     with Closing(open_inside(tree, folder, makes=True)) as above:
-        write_file(above, "", name, content, mode)
+        write_file(above, name, content, mode)
 
 
 def _read(top: int, path: str) -> str:

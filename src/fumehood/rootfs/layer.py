@@ -17,7 +17,7 @@ from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing
 from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind
-from fumehood.linux.nofollow import LISTING, look, make_parents, open_below, open_top, remove_tree, set_mode
+from fumehood.linux.nofollow import LISTING, look, open_below, open_top, remove_tree
 from fumehood.rootfs.tree import MOUNT_POINTS
 
 TYPE_CHECKING = False
@@ -168,22 +168,17 @@ def write_names(upper: str) -> None:
         return  # the host has none
     folder, _, name = RESOLVER.rpartition("/")
     with Closing(open_top(upper)) as top:
-        write_file(top, folder, name, content)
+        if look(top, folder) is None:
+            os.mkdir(folder, 0o700, dir_fd=top)
+            os.chmod(folder, 0o755, dir_fd=top)  # noqa: S103 - as directories of a system are
+        with Closing(open_below(top, folder)) as directory:
+            write_file(directory, name, content)
 
 
-def write_file(top: int, folder: str, name: str, content: bytes, mode: int = 0o644) -> None:
-    """Put a small file into the tree, in place of whatever is there; its directory is made where it is missing."""
-    parts = folder.split("/") if folder else []
-    for here in ("/".join(parts[:length]) for length in range(1, len(parts) + 1)):
-        try:
-            os.close(open_below(top, here))
-        except FileNotFoundError:
-            make_parents(top, here)
-            with Closing(open_below(top, here)) as made:
-                set_mode(made, 0o755)
-    with Closing(open_below(top, folder)) as above:
-        remove_tree(above, name)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        with Closing(os.open(name, flags, 0o644, dir_fd=above)) as file:
-            os.write(file, content)
-            os.fchmod(file, mode)
+def write_file(directory: int, name: str, content: bytes, mode: int = 0o644) -> None:
+    """Put a small file into a directory of a tree, in place of whatever is there."""
+    remove_tree(directory, name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with Closing(os.open(name, flags, 0o644, dir_fd=directory)) as file:
+        os.write(file, content)
+        os.fchmod(file, mode)

@@ -212,9 +212,9 @@ class Installed(Value):
     version: str
 
 
-def collection(data: str, environment: Mapping[str, str] | None = None) -> str:
+def collection(data: str) -> str:
     """Return the directory that holds root trees; FUMEHOOD_ROOTFS_DIR may name another."""
-    directory = (os.environ if environment is None else environment).get("FUMEHOOD_ROOTFS_DIR", "")
+    directory = os.environ.get("FUMEHOOD_ROOTFS_DIR", "")
     return directory.rstrip("/") if directory.startswith("/") else f"{data}/rootfs"
 
 

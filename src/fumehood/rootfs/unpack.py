@@ -326,10 +326,19 @@ def unpack(source: str, target: int, machine: str = "") -> None:
             is_image = machine and holds_image(plain)
             plain.seek(0)
             with _opened(plain) as archive:
-                if is_image:
-                    _unpack_image(archive, source, target, machine)
-                else:
-                    Unpacking(target).all_of(archive)
+                unpacking = Unpacking(target)
+                if not is_image:
+                    unpacking.all_of(archive)
+                    return
+                image = _Image(archive, source)
+                for name, sha256 in image.layers(machine):  # the lowest first
+                    with image.layer(name, sha256) as stream, _plain(stream, target) as packed:
+                        # A layer first takes away, then adds, so that it never hides its own entries.
+                        with _opened(packed) as layer:
+                            _take_away(layer, target)
+                        packed.seek(0)
+                        with _opened(packed) as layer:
+                            unpacking.all_of(layer, skip=_WHITEOUT)
     except _DAMAGE as error:
         raise damaged(source, error) from error
 
@@ -390,20 +399,6 @@ def holds_image(file: IO[bytes]) -> bool:
             if name.partition("/")[0] in ("bin", "etc", "usr", "sbin"):
                 return False
     return False
-
-
-def _unpack_image(archive: tarfile.TarFile, source: str, target: int, machine: str) -> None:
-    """Unpack the layers of the image for a machine, the lowest first."""
-    image = _Image(archive, source)
-    unpacking = Unpacking(target)
-    for name, sha256 in image.layers(machine):
-        with image.layer(name, sha256) as stream, _plain(stream, target) as plain:
-            # A layer first takes away, then adds, so that it never hides its own entries.
-            with _opened(plain) as layer:
-                _take_away(layer, target)
-            plain.seek(0)
-            with _opened(plain) as layer:
-                unpacking.all_of(layer, skip=_WHITEOUT)
 
 
 def _take_away(layer: tarfile.TarFile, target: int) -> None:

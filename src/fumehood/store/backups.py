@@ -219,7 +219,11 @@ def seal(places: Places, run: Run, uppers: Sequence[str]) -> None:
     seals = read_seals(places, run.layer, run.run)
     noted, left = dict(seals), _MOST_READ
     for number, upper in enumerate(uppers):
-        saved = [change for change in run.changed if change.root == number and _has_content(change)]
+        saved = [
+            change for change in run.changed
+            if (change.root, change.verdict) == (number, c.APPLIED)
+            and change.before is not None and change.before.kind in (c.FILE, c.SYMLINK)
+        ]  # fmt: skip
         if not saved or not os.path.isdir(upper):
             continue
         with Slots(upper) as slots:
@@ -234,11 +238,6 @@ def seal(places: Places, run: Run, uppers: Sequence[str]) -> None:
                     seals[place] = status.st_ino, status.st_ctime_ns, digest
     if seals != noted:
         replace(_seals_file(places, run.layer, run.run), marshal.dumps(seals))
-
-
-def _has_content(change: c.Change) -> bool:
-    before = change.before
-    return change.verdict == c.APPLIED and before is not None and before.kind in (c.FILE, c.SYMLINK)
 
 
 def read_seals(places: Places, layer: str, run: str) -> Seals:

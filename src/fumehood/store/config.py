@@ -63,7 +63,11 @@ def load(places: Places, roots: Sequence[str] = ()) -> Settings:
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        _check_links(path)
+        for place in (path, os.path.dirname(path)):
+            if os.path.islink(place) and not os.path.exists(place):
+                # Without what it leads to, all that the person had forbidden would be allowed.
+                hint = f"bring back what it leads to, or remove it: {place}"
+                raise BadConfiguration(f"the configuration is a link that leads nowhere: {place}", hint=hint) from None
         return {}
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -78,14 +82,6 @@ def load(places: Places, roots: Sequence[str] = ()) -> Settings:
         if identity:
             cache.keep(compiled, settings, identity)
     return settings
-
-
-def _check_links(path: str) -> None:
-    """Refuse links to what is gone: without it, all that the person had forbidden would be allowed."""
-    for place in (path, os.path.dirname(path)):
-        if os.path.islink(place) and not os.path.exists(place):
-            hint = f"bring back what it leads to, or remove it: {place}"
-            raise BadConfiguration(f"the configuration is a link that leads nowhere: {place}", hint=hint)
 
 
 def compile_file(path: str) -> tuple[bytes, Checked]:

@@ -11,6 +11,7 @@ import time
 from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
 from fumehood.linux import libc
+from fumehood.linux.libc import Closing
 from fumehood.linux.lock import locked
 from fumehood.store.schema import _IDENTITIES, MIGRATIONS  # noqa: F401 - a step that tests stop before
 
@@ -291,18 +292,13 @@ def unusable(path: str, error: sqlite3.DatabaseError) -> FumehoodError:
     _refuse_if_full(path, error)
     mend = "fumehood doctor --mend sets it aside and rebuilds what can be rebuilt from there"
     look = f"check that you may read and write it and {os.path.dirname(path)}, and that no other program locks it"
-    if (most := _largest_file()) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
+    import resource
+
+    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)  # less than nothing where nobody has limited it
+    if most > 0 and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
         look = f"no file may be larger than {size_told(most)} here, and it may have to be: ulimit -f shows that limit"
     way_on = mend if _tells_of_damage(error) or os.path.isdir(path) else look
     return StoreDamaged(f"the database {path} can't be used: {error}", hint=f"{_where(path)}; {way_on}")
-
-
-def _largest_file() -> int:
-    """Return how large this process may make a file; 0 where nobody has limited it."""
-    import resource
-
-    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    return max(most, 0)
 
 
 def _tells_of_damage(error: sqlite3.DatabaseError) -> bool:
@@ -336,22 +332,19 @@ def keep(state: str) -> None:
     """Take the room that the end of a run needs, or refuse to begin one."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        file = os.open(_path(state), flags, 0o600)
-        try:
-            if os.fstat(file).st_size < _SIZE:
-                os.posix_fallocate(file, 0, _SIZE)
-        except OSError:
-            os.unlink(_path(state))
-            raise
-        finally:
-            os.close(file)
+        with Closing(os.open(_path(state), flags, 0o600)) as file:
+            try:
+                if os.fstat(file).st_size < _SIZE:
+                    os.posix_fallocate(file, 0, _SIZE)
+            except OSError:
+                os.unlink(_path(state))
+                raise
     except OSError as error:
         if error.errno not in _FULL:
             raise
         lacking = shortage_to_begin(state) or f"the disk of {state} is full"
         raise NoRoom(f"no command can begin: {lacking}", hint=hint(state)) from error
-    lacking = shortage(state)
-    if lacking:
+    if lacking := shortage(state):
         raise NoRoom(f"no command can begin: {lacking}", hint=hint(state))
 
 
