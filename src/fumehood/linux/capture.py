@@ -323,15 +323,15 @@ class Capture:
     """One run's way of capturing: what bubblewrap is told, and what is done before and after."""
 
     def __init__(
-        self, way: str, layers: Sequence[Layer], targets: Mapping[str, str] | None = None,
-        groups: tuple[int, ...] = (), write: Sequence[str] | None = None,
+        self, way: str, layers: Sequence[Layer], targets: Mapping[str, str], groups: tuple[int, ...],
+        write: Sequence[str] | None,
     ) -> None:  # fmt: skip
         self._write = write  # all that may be written, where that is not every root
         self.way = way
         self.layers = layers
         self.groups = groups  # that the launcher maps into its namespace, besides our own
         # Every root, and where it appears.
-        self.targets = tuple((each.root, (targets or {}).get(each.root, each.root)) for each in layers)
+        self.targets = tuple((each.root, targets.get(each.root, each.root)) for each in layers)
 
     @property
     def mounts(self) -> list[Operation]:

@@ -217,7 +217,9 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
                 inside.append((join(path, name), is_merged))
             else:
                 origin = _origin(stack, path, below, here, name) if stat.S_ISREG(status.st_mode) else None
-                is_in_place = is_merged and origin is not None and _is_another_name(below, name, origin)
+                # Of a file with several names it knows one, and copies that up whichever a command writes.
+                lower = _seen(below, name) if is_merged and origin is not None else None
+                is_in_place = lower is not None and lower.st_nlink > 1 and _is_same(lower, origin)
                 if origin is not None:
                     _give_group(here, name, status, origin.st_gid)
                 unmark(here, name)
@@ -238,13 +240,8 @@ def _origin(stack: Stack, path: str, below: Merged, here: int, name: str) -> os.
         return _seen(there, first)
 
 
-def _is_another_name(below: Merged, name: str, origin: os.stat_result) -> bool:
-    """Tell whether a file with several names was written in place: it then has the path of one of them.
-
-    Of such a file, fuse-overlayfs knows one name, and copies that up whichever a command writes.
-    """
-    lower = _seen(below, name)
-    return lower is not None and lower.st_nlink > 1 and (lower.st_dev, lower.st_ino) == (origin.st_dev, origin.st_ino)
+def _is_same(one: os.stat_result, other: os.stat_result | None) -> bool:
+    return other is not None and (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _give_group(directory: int, name: str, status: os.stat_result, group: int, more: int = 0) -> None:

@@ -99,9 +99,7 @@ def copy_belongings(reading: int, writing: int, status: os.stat_result) -> None:
 
 
 def _copy_owner_and_attributes(reading: int, writing: int, status: os.stat_result) -> None:
-    made = os.fstat(writing)
-    if (status.st_uid, status.st_gid) != (made.st_uid, made.st_gid):
-        give_owner(writing, status)
+    give_owner(writing, status)
     for attribute in listxattr(reading):
         if attribute.startswith(c.BOOKKEEPING):
             continue

@@ -364,8 +364,8 @@ class _Scan:
                 after=_stamped(upper, name, status), marked=self._cleaned(upper, name, names),
                 flags=_opening(upper, name, names),
             )  # fmt: skip
-            if below is not None and stat.S_ISDIR(below.st_mode):
-                self._lost_inside(path)
+            if below is not None:
+                self._gone_inside(path, below)
             if kind == c.DIRECTORY:
                 self._new_inside(path)
                 self._leave_out_shells(first)
@@ -473,12 +473,11 @@ class _Scan:
         if self._settled is not None and self._settled.is_anothers(self._root, path):
             return
         self._gone(path, below)
-        if stat.S_ISDIR(below.st_mode):
-            self._lost_inside(path)
+        self._gone_inside(path, below)
 
-    def _lost_inside(self, top: str) -> None:
+    def _gone_inside(self, top: str, below: os.stat_result) -> None:
         """Deletions are never left out of a report: list everything that goes with a directory."""
-        for path, status in self._below.walk(top):
+        for path, status in self._below.walk(top) if stat.S_ISDIR(below.st_mode) else ():
             self._gone(path, status, within=top)
 
     def _gone(self, path: str, below: os.stat_result, within: str | None = None) -> None:

@@ -138,7 +138,7 @@ class Unpacking:
     def _one(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
         self._entries += 1
         if self._entries > _MOST_ENTRIES:
-            raise _too_many()
+            raise Hostile("the tarball has too many entries", hint="is it a root file system?")
         parent, name = split(path)
         above = self._directory(parent, path)
         present = look(above, name)
@@ -275,13 +275,9 @@ def _each(archive: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
     """Yield every member, without keeping them as tarfile does: a small file can hold millions."""
     for count, member in enumerate(archive):
         if count == _MOST_ENTRIES:
-            raise _too_many()
+            raise Hostile("the tarball has too many entries", hint="is it a root file system?")
         archive.members.clear()  # type: ignore[attr-defined] # typeshed leaves it out
         yield member
-
-
-def _too_many() -> Hostile:
-    return Hostile("the tarball has too many entries", hint="is it a root file system?")
 
 
 def checked_path(name: str) -> str:

@@ -122,7 +122,14 @@ class Daily(Closable):
             try:
                 if parent != last:
                     there, last = slots.directory(os.fsdecode(parent)), parent
-                if not _is_original(os.stat(basename, dir_fd=there, follow_symlinks=False), change):
+                status = os.stat(basename, dir_fd=there, follow_symlinks=False)
+                before, after = change.before, change.after
+                # The file that the change took out of the project, or a true copy of it, and not what the run made.
+                if (
+                    before is None or not stat.S_ISREG(status.st_mode)
+                    or (after is not None and status.st_ino == after.inode)
+                    or (status.st_size, status.st_mtime_ns) != (before.size, before.modified_ns)
+                ):  # fmt: skip
                     raise FileNotFoundError(errno.ENOENT, GONE)
                 self._add(there, basename, name)
             except OSError as error:
@@ -189,14 +196,6 @@ class Daily(Closable):
         """Return copies that were never finished and have not changed since a moment."""
         unfinished = [(name, self.look(name)) for name, _ in self.entries() if name.startswith(_COPYING)]
         return [name for name, status in unfinished if status is not None and status.st_ctime < before]
-
-
-def _is_original(status: os.stat_result, change: c.Change) -> bool:
-    """Tell whether an entry of a layer is the file that a change took out of the project, or a true copy of it."""
-    before, after = change.before, change.after
-    if before is None or not stat.S_ISREG(status.st_mode) or (after is not None and status.st_ino == after.inode):
-        return False
-    return status.st_size == before.size and status.st_mtime_ns == before.modified_ns
 
 
 # ---- What the backups of a run hold, noted when they were made, so that one that was altered since is not put back.

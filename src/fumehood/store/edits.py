@@ -15,7 +15,7 @@ from fumehood.core.value import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
     from fumehood.store.places import Places
@@ -154,24 +154,21 @@ def note_end(places: Places, edit: OpenEdit, *, is_told: bool) -> None:
     if (edit.must_be_told and not is_told) or not all(map(os.path.isdir, edit.roots)):
         return  # or the project is elsewhere by now
     files = tuple(each.replace(after=_now(f"{edit.roots[each.root]}/{each.path}")) for each in edit.files)
-    if is_told or _is_soon(places, edit, files):
-        write(places, edit.replace(files=files, ended_at=time.time()))
+    if not is_told:
+        changed = [each for each in files if each.after != each.before]
+        limit = begun_ns(places, edit) + SOON_S * 1e9
+        for each in changed:
+            moment = each.after or _now(os.path.dirname(f"{edit.roots[each.root]}/{each.path}"))
+            if moment is not None and moment[_CHANGED] > limit:
+                return
+        if not changed:
+            return
+    write(places, edit.replace(files=files, ended_at=time.time()))
 
 
 def begun_ns(places: Places, edit: OpenEdit) -> int:
     """Return when an edit was begun, by the clock that files have."""
     return os.stat(places.run(edit.id)).st_mtime_ns
-
-
-def _is_soon(places: Places, edit: OpenEdit, files: Iterable[Kept]) -> bool:
-    """Return True if files changed, and no later than a client takes to write them."""
-    limit = begun_ns(places, edit) + SOON_S * 1e9
-    changed = [each for each in files if each.after != each.before]
-    moments = [
-        each.after or _now(os.path.dirname(f"{edit.roots[each.root]}/{each.path}")) or (0,) * (_CHANGED + 1)
-        for each in changed
-    ]
-    return bool(changed) and all(moment[_CHANGED] <= limit for moment in moments)
 
 
 def _now(path: str) -> Looked | None:
