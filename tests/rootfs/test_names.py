@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from fumehood.rootfs.layer import bound_names, told_names, write_names
+from fumehood.rootfs.tree import bound_names, told_names, write_names
 
 
 def test_the_topmost_tree_that_has_a_configuration_decides(tmp_path: Path) -> None:

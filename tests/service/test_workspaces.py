@@ -16,7 +16,7 @@ from fumehood import Policy, Sandbox
 from fumehood.core.policy import Limits, Rootfs
 from fumehood.errors import FumehoodError
 from fumehood.linux.confine import can_scope
-from fumehood.rootfs.layer import RootLayer
+from fumehood.rootfs.tree import RootLayer
 from fumehood.service.opened import OpenedStore
 from patience import LONG_S
 

@@ -29,8 +29,6 @@ from fumehood.linux.probe import Host
 from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
 from fumehood.rootfs.download import FULL, MIRROR, Fetcher, Release, branch_of
-from fumehood.rootfs.layer import bound_names, write_file
-from fumehood.rootfs.tree import CURRENT, MOUNT_POINTS, VERSION_FILE, Installed, Mark, is_program
 from fumehood.rootfs.unpack import full_disk, open_inside, unpack
 
 Process = subprocess.Popen[bytes]
@@ -40,7 +38,7 @@ _LONGEST_NAME = 100
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._+-]{{0,{_LONGEST_NAME - 1}}}")
 _PACKAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+:-]*([<>=~@][A-Za-z0-9._+<>=~@-]+)?")
 _LOCK, _NEW, _OLD = ".lock", ".new-", ".old-"
-_FOLDERS = ("dev", "proc", "sys", "tmp", *(point[1:] for point in MOUNT_POINTS))
+_FOLDERS = ("dev", "proc", "sys", "tmp", *(point[1:] for point in root_tree.MOUNT_POINTS))
 
 
 class Order(Value):
@@ -68,7 +66,7 @@ class Installer:
         self._fetcher = fetcher
         self._machine = machine
 
-    def install(self, order: Order) -> Installed:
+    def install(self, order: Order) -> root_tree.Installed:
         """Install what was ordered, unless it is here; `alpine` then means the latest release installed."""
         _check(order)
         # What is here needs no lock: the directory may be root's, and read by everybody.
@@ -90,12 +88,12 @@ class Installer:
     def newer(self, mirror: str) -> Release | None:
         """Ask the mirror for a newer version than the one in use; None where there is none."""
         latest = download.latest(self._fetcher, mirror, download.architecture(self._machine))
-        used = root_tree.mark_of(self._at if self._is_tree else f"{self._at}/{CURRENT}").version
+        used = root_tree.mark_of(self._at if self._is_tree else f"{self._at}/{root_tree.CURRENT}").version
         if used and download.as_numbers(latest.version) <= download.as_numbers(used):
             return None
         return latest
 
-    def update(self, order: Order) -> Installed | None:
+    def update(self, order: Order) -> root_tree.Installed | None:
         """Install the newest version beside the one in use, and switch; None where that is the newest."""
         _check(order)
         self._refuse_in_a_tree()
@@ -122,7 +120,7 @@ class Installer:
                         root_tree.mark_of(each.path).tier,
                     ))  # fmt: skip
                     if newest is None:
-                        os.unlink(f"{self._at}/{CURRENT}")
+                        os.unlink(f"{self._at}/{root_tree.CURRENT}")
                     else:
                         root_tree.switch(self._at, newest.name)
                 gone = f"{_OLD}{secrets.token_hex(4)}"
@@ -166,13 +164,13 @@ class Installer:
         is_less = order.tier == 1 and root_tree.is_ready(path) and root_tree.mark_of(path).tier == 0
         return f"{name}-tier1" if is_less else name
 
-    def _switched(self, name: str) -> Installed:
+    def _switched(self, name: str) -> root_tree.Installed:
         """Let `alpine` mean the tree of a name."""
         if root_tree.current(self._at) != name:
             root_tree.switch(self._at, name)
         return root_tree.find(self._at, name)
 
-    def _release(self, order: Order, release: Release) -> Installed:
+    def _release(self, order: Order, release: Release) -> root_tree.Installed:
         name = self._name(order, release.version)
         if self._answers(f"{self._at}/{name}", order):
             return self._switched(name)
@@ -187,7 +185,7 @@ class Installer:
             building.settle(name)
         return self._switched(name)
 
-    def _from_file(self, order: Order) -> Installed:
+    def _from_file(self, order: Order) -> root_tree.Installed:
         """Install a person's own tree: a root tarball, or an image archive."""
         tarball = order.source
         if order.source.startswith(("http://", "https://")):
@@ -217,7 +215,7 @@ class Installer:
         _make_mount_points(tree)
         if not root_tree.has_programs(building.path, tier=0):
             raise FumehoodError("what was unpacked is not a root tree: it has no /bin/sh", hint="nothing was installed")
-        manager = next((path for path in _MANAGERS if is_program(tree, path)), None)
+        manager = next((path for path in _MANAGERS if root_tree.is_program(tree, path)), None)
         if manager is not None:
             _point_at(tree, order.mirror, version, order.keys)
         elif packages:
@@ -231,7 +229,7 @@ class Installer:
             words = [manager or "apk", "add", "--no-cache", "--no-chown", *packages]
             _add(_started(self._host, self._cache, building.path, words, order.proxy), self._tell)
             _make_mount_points(tree)  # scripts may have moved one
-        if manager is not None and not is_program(tree, "/usr/local/sbin/apk"):
+        if manager is not None and not root_tree.is_program(tree, "/usr/local/sbin/apk"):
             # `apk add` is to work for commands as it does for us, without an option.
             _write(tree, "usr/local/sbin/apk", _COMMAND.format(manager=manager).encode(), 0o755)
         if self._host.why_bare:
@@ -239,13 +237,14 @@ class Installer:
         else:
             words = ["/bin/sh", "-c", "python3 -c ''" if order.tier else ":"]
             _try(_started(self._host, self._cache, building.path, words))
-        _write(tree, VERSION_FILE, Mark(version=version, tier=order.tier, packages=order.packages).content())
+        mark = root_tree.Mark(version=version, tier=order.tier, packages=order.packages)
+        _write(tree, root_tree.VERSION_FILE, mark.content())
 
 
 def _check(order: Order) -> None:
     if order.tier not in (0, *TIERS):
         raise BadRequest(f"there is no tier {order.tier}", hint="--tier 1 (shell, Python) or --tier 2 (more tools)")
-    if order.name and (not _NAME.fullmatch(order.name) or order.name in (ALPINE, HOST, CURRENT)):
+    if order.name and (not _NAME.fullmatch(order.name) or order.name in (ALPINE, HOST, root_tree.CURRENT)):
         raise BadRequest(f"a root can't be called {order.name!r}", hint="letters, digits, dots and dashes")
     if order.source and "://" not in order.source and not os.path.isfile(order.source):
         raise BadRequest(f"there is no file {order.source}", hint="--from takes a tarball, or its web address")
@@ -265,7 +264,7 @@ def _name_for(source: str, alpine: str) -> str:
     if alpine and stem.startswith("alpine-minirootfs"):
         return f"alpine-{alpine}"
     name = re.sub(r"[^A-Za-z0-9._+-]", "-", stem).lstrip(".-_+")[:100]
-    return "image" if name in ("", ALPINE, HOST, CURRENT) else name
+    return "image" if name in ("", ALPINE, HOST, root_tree.CURRENT) else name
 
 
 def _make_mount_points(tree: int) -> None:
@@ -407,7 +406,7 @@ def _point_at(tree: int, mirror: str, version: str, keys: Sequence[str]) -> None
 def _write(tree: int, path: str, content: bytes, mode: int = 0o644) -> None:
     folder, name = split(path)
     with Closing(open_inside(tree, folder, makes=True)) as above:
-        write_file(above, name, content, mode)
+        root_tree.write_file(above, name, content, mode)
 
 
 def _read(top: int, path: str) -> str:
@@ -489,7 +488,7 @@ def _arguments(host: Host, tree: str, proxy: str | None) -> list[str]:
     arguments = [*_ISOLATION, *(["--disable-userns"] if host.disable_userns else [])]
     arguments += ["--unshare-net", "--ro-bind"] if proxy is None else ["--bind"]
     arguments += [tree, "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", _TMP]
-    for bind in bound_names(tree):
+    for bind in root_tree.bound_names(tree):
         arguments += bind.arguments([])
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "TMPDIR": _TMP, "LANG": "C.UTF-8"}
     for name in _PROXIES:

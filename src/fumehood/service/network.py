@@ -317,7 +317,7 @@ class Access:
 def resolvers_of(world: World) -> tuple[str, ...]:
     """Return the addresses where a command's programs ask for names."""
     if world.tree is not None:
-        from fumehood.rootfs.layer import told_names
+        from fumehood.rootfs.tree import told_names
 
         layer = [f"{world.layer}/upper"] if world.layer else []
         return n.resolvers(told_names([*layer, world.tree.path]))

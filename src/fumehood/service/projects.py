@@ -20,7 +20,7 @@ from fumehood.linux.libc import Closing, remove_file
 from fumehood.linux.lock import Lock, locked
 from fumehood.linux.namespaces import possible_roots
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_directory, remove_tree, walk
-from fumehood.rootfs.layer import RootLayer
+from fumehood.rootfs.tree import RootLayer
 from fumehood.service import layers as layering
 from fumehood.service.decide import discard_held
 from fumehood.service.drafts import discard_draft

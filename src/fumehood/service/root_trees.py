@@ -12,7 +12,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux.probe import host
 from fumehood.rootfs import download, tree
 from fumehood.rootfs.installer import Installer, Order
-from fumehood.rootfs.layer import pins
+from fumehood.rootfs.tree import pins
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
 from fumehood.store.places import Places, places

@@ -44,8 +44,7 @@ if TYPE_CHECKING:
 
     from fumehood.linux.launch import Owner
     from fumehood.linux.lock import Lock
-    from fumehood.rootfs.layer import RootLayer
-    from fumehood.rootfs.tree import RootTree
+    from fumehood.rootfs.tree import RootLayer, RootTree
     from fumehood.service.profiles import Scratch
     from fumehood.service.session import Seat
 
@@ -112,7 +111,7 @@ class World(Value):
         """Let a command that shares the host's network find hosts; returns the files mounted for that."""
         if self.tree is None:
             return ()
-        from fumehood.rootfs.layer import bound_names, write_names
+        from fumehood.rootfs.tree import bound_names, write_names
 
         if not self.tree.guarded:
             return bound_names(self.tree.path)
@@ -187,8 +186,7 @@ class Entered:
 
     def _layered(self, world: World, tree: RootTree) -> World:
         """Lay the project's own layer over the tree; where another command is writing it, only to be read."""
-        from fumehood.rootfs.layer import RootLayer
-        from fumehood.rootfs.tree import MOUNT_POINTS
+        from fumehood.rootfs.tree import MOUNT_POINTS, RootLayer
 
         if self._way not in (KERNEL, BWRAP):
             raise BadRequest(
@@ -288,7 +286,7 @@ def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
         return root_tree.tree_at(path), ""
     pinned = ""
     if layer:
-        from fumehood.rootfs.layer import RootLayer
+        from fumehood.rootfs.tree import RootLayer
 
         pinned = RootLayer(layer).base
     if pinned and root not in (ALPINE, pinned):
