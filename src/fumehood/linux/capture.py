@@ -137,15 +137,15 @@ def still_there(roots: Sequence[str], paths: Sequence[str]) -> list[Stranger]:
     """Return those of some whole paths that still are strangers in one of the roots."""
     strangers = []
     for path in paths:
-        for root in roots:
-            if path == root or path.startswith(f"{root}/"):
-                parent, name = split(path[len(root) + 1 :])
-                try:
-                    with Closing(open_top(root)) as top, Closing(open_below(top, parent)) as directory:
-                        strangers += _strangers(root, parent, directory, [name or "."])
-                except OSError:
-                    pass  # gone, or something else by now
-                break
+        root = next((each for each in roots if is_in(path, (each,))), None)
+        if root is None:
+            continue
+        parent, name = split(path[len(root) + 1 :])
+        try:
+            with Closing(open_top(root)) as top, Closing(open_below(top, parent)) as directory:
+                strangers += _strangers(root, parent, directory, [name or "."])
+        except OSError:
+            continue  # gone, or something else by now
     return strangers
 
 

@@ -299,11 +299,11 @@ def examined(store: Store, project: Project | None = None) -> Examination:
         database.give_back_if_full(state)
     if database.shortage(state):
         # Whatever is tried out there would seem not to work.
-        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=database.hint(state))
+        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=database.room_hint(state))
     host = probe.host(store.places.cache, state, fresh=True)
     room = Ability(
         name="room for records", works=not lacking, detail=lacking or f"enough in {state}",
-        fix=database.hint(state), needed="required",
+        fix=database.room_hint(state), needed="required",
     )  # fmt: skip
     lost = layering.unknown(store)
     detail = f"directories of runs without a record: {len(lost)}" if lost else "every run's directory is recorded"

@@ -69,7 +69,7 @@ class Permissions:
         if question.unaskable:
             return questions.Decision(allowed=False, answer=questions.DENY_ONCE, reason=question.unaskable)
         if not self.are_answered(question.project):
-            self._store.grants.miss(question)
+            self._store.grants.note_missed(question)
             return questions.Decision(allowed=False, answer=questions.DENY_ONCE, reason=questions.NOBODY)
         from fumehood.service.ask import ask_all
         from fumehood.service.desk import Desk
@@ -77,9 +77,9 @@ class Permissions:
         # At the desk too where nobody is there yet: who comes while the others are asked may answer.
         reply = ask_all((*self._others, Desk(self._store.places)), question, self._patience_s, cancelled)
         if reply.reason in (questions.NOBODY, questions.TOO_LATE, questions.CANCELLED):
-            self._store.grants.miss(question)
+            self._store.grants.note_missed(question)
         else:
-            self._store.grants.meet(question)
+            self._store.grants.forget_asked(question)
         verdict, scope = questions.verdict(reply.answer), questions.scope(reply.answer)
         if scope == questions.SESSION and self._session is not None and not question.is_lasting:
             self._session[question.key] = verdict

@@ -79,7 +79,7 @@ class Hood(Workplace):
         if hood._withheld and hood.asking(wishes).are_answered(self.project.path):
             request = hood._asking(request)
         # Before anything is tried out there: on a full disk, nothing would seem to work.
-        database.keep(self.store.places.state)
+        database.reserve_room(self.store.places.state)
         if hood.policy.rootfs.install and (request.root or hood.policy.root) == ALPINE and not self.host().why_bare:
             from fumehood.service.root_trees import install_if_missing
 

@@ -223,7 +223,7 @@ class Grants:
             (*_row(key), answer, time.time()), durable=True,
         )  # fmt: skip
 
-    def miss(self, question: Question) -> None:
+    def note_missed(self, question: Question) -> None:
         """Note a question that found nobody; the same one again takes the place of the first."""
         key = (question.what, question.project, question.wanted)
         values = (storable(question.text), storable(question.command), os.fsencode(question.directory))
@@ -236,7 +236,7 @@ class Grants:
                 (time.time(), *_row(key), *values, _ahead(question)),
             )
 
-    def meet(self, question: Question) -> None:
+    def forget_asked(self, question: Question) -> None:
         """Note that a question found somebody, as it may not have done before."""
         self.database.write(*_forgetting(question))
 

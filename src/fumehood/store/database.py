@@ -324,37 +324,37 @@ def _where(path: str) -> str:
 # A run begins only where that file is there and some room is left besides. So what a command did can be recorded,
 # held or thrown away, even where others fill the disk meanwhile.
 
-_SIZE = 4 << 20
+_RESERVED = 4 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def keep(state: str) -> None:
+def reserve_room(state: str) -> None:
     """Take the room that the end of a run needs, or refuse to begin one."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with Closing(os.open(_path(state), flags, 0o600)) as file:
+        with Closing(os.open(_reserve(state), flags, 0o600)) as file:
             try:
-                if os.fstat(file).st_size < _SIZE:
-                    os.posix_fallocate(file, 0, _SIZE)
+                if os.fstat(file).st_size < _RESERVED:
+                    os.posix_fallocate(file, 0, _RESERVED)
             except OSError:
-                os.unlink(_path(state))
+                os.unlink(_reserve(state))
                 raise
     except OSError as error:
         if error.errno not in _FULL:
             raise
         lacking = shortage_to_begin(state) or f"the disk of {state} is full"
-        raise NoRoom(f"no command can begin: {lacking}", hint=hint(state)) from error
+        raise NoRoom(f"no command can begin: {lacking}", hint=room_hint(state)) from error
     if lacking := shortage(state):
-        raise NoRoom(f"no command can begin: {lacking}", hint=hint(state))
+        raise NoRoom(f"no command can begin: {lacking}", hint=room_hint(state))
 
 
 def shortage_to_begin(state: str) -> str:
     """Say what the disk lacks for another run to begin; "" where it has room."""
     try:
-        reserved = os.stat(_path(state)).st_size
+        reserved = os.stat(_reserve(state)).st_size
     except OSError:
         reserved = 0
-    return shortage(state, besides=_SIZE - reserved)
+    return shortage(state, besides=_RESERVED - reserved)
 
 
 def shortage(state: str, *, besides: int = 0, part: int = 1) -> str:
@@ -374,18 +374,18 @@ def shortage(state: str, *, besides: int = 0, part: int = 1) -> str:
     return ""
 
 
-def hint(state: str) -> str:
+def room_hint(state: str) -> str:
     """Say how to get room again."""
-    needed = size_told(END_BYTES + _SIZE)
+    needed = size_told(END_BYTES + _RESERVED)
     return f"free some of it ({needed} are needed in {state}): fumehood clean, or discard what is held"
 
 
 def give_back_if_full(state: str) -> bool:
     """Give the room back where the disk has little left, for what is to be recorded now; tell if there was some."""
-    return bool(shortage(state)) and libc.remove_file(_path(state))
+    return bool(shortage(state)) and libc.remove_file(_reserve(state))
 
 
-def _path(state: str) -> str:
+def _reserve(state: str) -> str:
     return f"{state}/reserve"
 
 

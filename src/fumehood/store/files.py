@@ -9,7 +9,7 @@ from fumehood.core.changes import ABSENT, APPLIED, Change
 from fumehood.core.value import Value
 from fumehood.store import records
 from fumehood.store.database import record_of
-from fumehood.store.schema import CHANGES
+from fumehood.store.schema import CHANGES, OF_CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _LISTED_AT_ONCE = 500  # runs
 SOURCES = 20  # runs named as the sources of one file in a list of many
 _NOTED = ("id", "path", "kind", "size", "modified_ns", "last_approved_copy_path")
 _SEEN = ("path", "kind", "size", "modified_ns")
-_CHANGES = ", ".join(f"changes.{column}" for column in CHANGES)
 _SET = (
     "kind = excluded.kind, size = excluded.size, modified_ns = excluded.modified_ns,"
     " is_deleted = excluded.is_deleted, recorded_at = excluded.recorded_at,"
@@ -39,7 +38,7 @@ _SET = (
 )
 _PAST = (
     "SELECT runs.id, runs.number, runs.act, runs.command, runs.layer, runs.started_at, projects.path, runs.roots,"
-    f" {_CHANGES} FROM changes JOIN runs ON runs.number = changes.run JOIN projects ON projects.id = runs.project"
+    f" {OF_CHANGES} FROM changes JOIN runs ON runs.number = changes.run JOIN projects ON projects.id = runs.project"
 )
 _COLUMNS = 8  # of the run, before those of the change
 _ENTRIES = _COLUMNS + CHANGES.index("entries")
@@ -301,7 +300,7 @@ class Files:
         with self.database.transaction() as connection:
             for number, joined in connection.execute(query, (project,)).fetchall():
                 roots = [b"", *joined.split(b"\0")[1:]]
-                rows = connection.execute(f"SELECT {_CHANGES} FROM changes WHERE run = ?", (number,)).fetchall()
+                rows = connection.execute(f"SELECT {OF_CHANGES} FROM changes WHERE run = ?", (number,)).fetchall()
                 connection.execute("DELETE FROM versions WHERE run = ?", (number,))
                 connection.executemany(
                     "INSERT INTO versions VALUES (?, ?, ?)",

@@ -13,7 +13,7 @@ from fumehood.store import audit as trail
 from fumehood.store import records
 from fumehood.store.database import Database, note_day
 from fumehood.store.records import changes_of_rows
-from fumehood.store.schema import CHANGES
+from fumehood.store.schema import CHANGES, OF_CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ _SELECT = (
     f"SELECT projects.id, projects.path, {', '.join(f'runs.{column}' for column in _COLUMNS)},"
     " (SELECT name FROM drafts WHERE drafts.id = runs.draft) FROM runs JOIN projects ON projects.id = project"
 )
-_CHANGES = ", ".join(f"changes.{column}" for column in CHANGES)
 _INSERT = f"INSERT INTO changes (run, n, {', '.join(CHANGES)}) VALUES (?, ?{', ?' * len(CHANGES)})"
 _NUMBER = "(SELECT number FROM runs WHERE id = ?)"
 
@@ -441,13 +440,13 @@ class History:
         return changes_of_rows(self._rows_of_changes(run))
 
     def _rows_of_changes(self, run: str, most: int = -1) -> list[tuple[Any, ...]]:
-        query = f"SELECT {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n LIMIT ?"
+        query = f"SELECT {OF_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n LIMIT ?"
         return self.database.rows(query, (run, most))
 
     def first_changes(self, run: str, most: int) -> list[Change]:
         """Return the first of what a run changed, without reading the rest."""
         rows = self._rows_of_changes(run, most)
-        return changes_of_rows((*row[:-1], records.beginning(row[-1], most)) for row in rows)[:most]
+        return changes_of_rows((*row[:-1], records.first_entries(row[-1], most)) for row in rows)[:most]
 
     def later_versions(self, run: str, path: str, *, by_earlier: bool = False) -> list[tuple[str, Change]]:
         """Return the later changes of a path, the earliest first, with the runs that made them.
@@ -464,7 +463,7 @@ class History:
 
     def _versions(self, run: str, path: str, condition: str, *values: str) -> list[tuple[str, Change]]:
         rows = self.database.rows(
-            f"SELECT runs.id, {_CHANGES} FROM changes JOIN runs ON runs.number = run"
+            f"SELECT runs.id, {OF_CHANGES} FROM changes JOIN runs ON runs.number = run"
             " WHERE changes.directory = ? AND +project = (SELECT project FROM runs WHERE id = ?)"
             f" AND {condition} ORDER BY changes.run",
             (os.fsencode(path.rpartition("/")[0]), run, *values),
@@ -477,7 +476,7 @@ class History:
         They are those of a run's project; the directory is relative to a root.
         """
         rows = self.database.rows(
-            f"SELECT runs.id, runs.roots, {_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE"
+            f"SELECT runs.id, runs.roots, {OF_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE"
             " changes.directory = ? AND +project = (SELECT project FROM runs WHERE id = ?)"
             f" ORDER BY changes.run DESC LIMIT {_LATEST}",
             (os.fsencode(directory), run.run),

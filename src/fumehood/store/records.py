@@ -16,7 +16,7 @@ from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.linux.cache import replace
 from fumehood.linux.libc import Closing, remove_file
-from fumehood.store.schema import CHANGES
+from fumehood.store.schema import OF_CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class RecordedChange(Change):
         self._after = stamp
 
 
-def beginning(entries: bytes, most: int) -> bytes:
+def first_entries(entries: bytes, most: int) -> bytes:
     """Return the first entries of a row, at most so many."""
     return b"".join(entry + b"\0" for entry in entries.split(b"\0", most)[:most] if entry)
 
@@ -333,7 +333,6 @@ def pieces(path: str, start: int = 0) -> Iterator[bytes]:
             yield piece
 
 
-_CHANGES = ", ".join(CHANGES)
 _OF_RUN = "FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?)"
 # A name may look so too: whoever reads the rows looks closer.
 _HAS_WAITING = "verdict IS NULL AND (instr(entries, x'0968656c6409') OR instr(entries, x'09636f6e666c69637409'))"
@@ -364,7 +363,7 @@ def page_of_changes(
 
 def _rows(database: Database, run: str, first: int, *, waiting: bool) -> Iterator[tuple[int, list[Any]]]:
     only = f" AND {_HAS_WAITING}" if waiting else ""
-    query = f"SELECT n, {_CHANGES} {_OF_RUN} AND n >= ?{only} ORDER BY n LIMIT {_ROWS_AT_ONCE}"
+    query = f"SELECT n, {OF_CHANGES} {_OF_RUN} AND n >= ?{only} ORDER BY n LIMIT {_ROWS_AT_ONCE}"
     while rows := database.rows(query, (run, first)):
         for number, *row in rows:
             yield number, row
@@ -392,7 +391,7 @@ def change_at(database: Database, run: str, root: int, path: str) -> Change | No
     """Return what a run did to one path, without reading the rest."""
     directory, _, name = path.rpartition("/")
     rows = database.rows(
-        f"SELECT {_CHANGES} {_OF_RUN} AND directory = ? AND root = ? AND instr(entries, ?)",
+        f"SELECT {OF_CHANGES} {_OF_RUN} AND directory = ? AND root = ? AND instr(entries, ?)",
         (run, os.fsencode(directory), root, os.fsencode(f"/{name}\0")),
     )
     changes = (change for row in rows for change in changes_of_row(*row))

@@ -200,6 +200,7 @@ ALTER TABLE runs ADD COLUMN draft INTEGER REFERENCES drafts(id);
 CREATE INDEX runs_of_draft ON runs (draft, number) WHERE draft IS NOT NULL;
 """
 CHANGES = ("root", "directory", "within", "verdict", "entries")  # columns of the table of that name
+OF_CHANGES = ", ".join(f"changes.{column}" for column in CHANGES)  # as a query asks for them
 MIGRATIONS = (
     _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
     _STACKED, _ORDER, _IDENTITIES, _LONG_HISTORY, _NUMBERS, _MISSED, _LOST_NUMBERS,
