@@ -15,7 +15,7 @@ from fumehood.linux.nofollow import LISTING, PATH_ONLY, Parents, look, open_belo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Container, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 LARGEST = 16 << 20  # bytes; reading a larger one would be noticed, and it is compared by its bytes
 
@@ -37,130 +37,135 @@ class _NotUnderstood(Exception):
     """The file is no index, or one whose entries are not all in it."""
 
 
-def meaning(data: bytes) -> str:
-    """Return a digest of the entries of an index: path, mode, object, stage and the flags that git acts on.
+class _Index:
+    """An index, taken apart; raises _NotUnderstood, ValueError or IndexError where that can't be done.
 
-    Nothing where the file is not wholly understood: damaged, split (its entries lie in another file), sparse (they are
-    directories), huge, or no index at all. Such files are the same only if their bytes are.
+    `meant` are its entries as bytes that no others have: of their flags, those that git acts on are there with the
+    length of the path, which is no news. They begin at `starts` of the `body`, the last one ends at `end`. `size` is
+    that of an object's name.
     """
-    understood = _understood(data)
-    return understood[0] if understood else ""
+
+    def __init__(self, body: bytes, size: int) -> None:
+        self.body, self.size = body, size
+        self.version, count = int.from_bytes(body[4:8], "big"), int.from_bytes(body[8:_HEADER], "big")
+        if not body.startswith(b"DIRC") or self.version not in _VERSIONS:
+            raise _NotUnderstood
+        self.meant: list[bytes] = []
+        self.starts: list[int] = []
+        at, path, flags_at, left = _HEADER, b"", _OBJECT_AT + size, _LONGEST_PATHS
+        for _ in range(count):
+            start = at
+            at = start + flags_at + 2
+            if body[start + flags_at] & _EXTENDED:
+                if self.version == _PLAIN:
+                    raise _NotUnderstood
+                at += 2
+            if self.version == _COMPRESSED:
+                flagged = at
+                path, at = _path_after(path, body, at)
+                left -= len(path)
+                if left < 0:
+                    raise _NotUnderstood
+                meant = body[start + _OBJECT_AT : flagged] + path + b"\0"
+            else:
+                end = body.index(b"\0", at)
+                at = start + ((end - start + 8) & ~7)
+                meant = body[start + _OBJECT_AT : end + 1]
+            self.starts.append(start)
+            self.meant.append(body[start + _MODE_AT : start + _MODE_AT + 4] + meant)
+        self.end = at
+
+    def extensions(self) -> list[tuple[bytes, bytes]]:
+        """Return what follows the entries, each with its name; raises _NotUnderstood."""
+        extensions, at = [], self.end
+        while at < len(self.body):
+            kind, length = self.body[at : at + 4], int.from_bytes(self.body[at + 4 : at + _EXTENSION], "big")
+            # Git itself gives up on one that it does not know, unless it begins with a capital letter.
+            if not kind[:1].isupper():
+                raise _NotUnderstood
+            extensions.append((kind, self.body[at + _EXTENSION : at + _EXTENSION + length]))
+            at += _EXTENSION + length
+        if at != len(self.body):
+            raise _NotUnderstood
+        return extensions
+
+    def is_in_commit(self) -> bool:
+        """Return True if it names the tree of all its entries: none was staged since."""
+        trees = [content for kind, content in self.extensions() if kind == _TREES]
+        return bool(trees) and trees[0].startswith(b"\0") and not trees[0].startswith(b"\0-")
+
+    def has_conflicts(self) -> bool:
+        """Return True if there are conflicts in it, or were."""
+        flags_at = 4 + self.size
+        is_open = any(each[flags_at] & _STAGES for each in self.meant)
+        return is_open or any(kind == _RESOLVE_UNDO for kind, _ in self.extensions())
+
+    def by_path(self) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+        """Return what the entries mean, and the times around that, by path."""
+        flags_at = 4 + self.size
+        paths = [each[flags_at + (4 if each[flags_at] & _EXTENDED else 2) : -1] for each in self.meant]
+        times = (self.body[each : each + _OBJECT_AT] for each in self.starts)
+        return dict(zip(paths, self.meant, strict=True)), dict(zip(paths, times, strict=True))
 
 
-def _understood(data: bytes) -> tuple[str, tuple[bytes, int, int, int]] | None:
-    """Return the digest of an index, and what its entries are read by; None where it is not wholly understood.
+def _understood(data: bytes) -> _Index | None:
+    """Return an index with all that is in it; None where it is not wholly understood.
 
-    That is the index without its checksum, its version, how many entries it has, and the size of a name.
+    So is one that is damaged, split (its entries lie in another file), sparse (they are directories), huge, or no index
+    at all. Such files are the same only if their bytes are.
     """
     import hashlib
 
     if len(data) > LARGEST or len(data) < _HEADER:
-        return None
-    magic, version, count = data[:4], int.from_bytes(data[4:8], "big"), int.from_bytes(data[8:12], "big")
-    if magic != b"DIRC" or version not in _VERSIONS:
         return None
     for name, size in _HASHES:
         body, checksum = data[:-size], data[-size:]
         # All zero where the person has git skip it (index.skipHash).
         if not any(checksum) or hashlib.new(name, body, usedforsecurity=False).digest() == checksum:
             try:
-                return _digest(body, version, count, size), (body, version, count, size)
+                index = _Index(body, size)
+                index.extensions()
             except (_NotUnderstood, ValueError, IndexError):
                 continue
+            return index
     return None
 
 
-def _entries(data: bytes, *, in_commit: bool = False) -> frozenset[bytes]:
-    """Return what the entries of an index mean, each as bytes; none where the file is not wholly understood.
+def meaning(data: bytes) -> str:
+    """Return a digest of the entries of an index: path, mode, object, stage and the flags that git acts on.
 
-    With `in_commit`, none either where something is staged: git then has no name for the tree of all of it.
+    Nothing where the file is not wholly understood.
     """
-    understood = _understood(data)
-    if understood is None:
-        return frozenset()
-    entries: set[bytes] = set()
-    at = _take_entries(entries.add, *understood[1])
-    return frozenset(entries) if not in_commit or _has_tree(data, at) else frozenset()
-
-
-def _has_tree(data: bytes, at: int) -> bool:
-    """Return True if an index, from the end of its entries on, names the tree of them all: none was staged since."""
-    while at < len(data):
-        if data.startswith(_TREES, at):
-            return data.startswith(b"\0", at + _EXTENSION) and not data.startswith(b"\0-", at + _EXTENSION)
-        at += _EXTENSION + int.from_bytes(data[at + 4 : at + _EXTENSION], "big")
-    return False
-
-
-def _digest(body: bytes, version: int, count: int, size: int) -> str:
     import hashlib
 
-    digest = hashlib.sha256(bytes((size,)), usedforsecurity=False)
-    at = _take_entries(digest.update, body, version, count, size)
-    while at < len(body):
-        kind, length = body[at : at + 4], int.from_bytes(body[at + 4 : at + _EXTENSION], "big")
-        at += _EXTENSION + length
-        # Git itself gives up on one that it does not know, unless it begins with a capital letter.
-        if not kind[:1].isupper():
-            raise _NotUnderstood
+    index = _understood(data)
+    if index is None:
+        return ""
+    digest = hashlib.sha256(bytes((index.size,)), usedforsecurity=False)
+    for each in index.meant:
+        digest.update(each)
+    for kind, content in index.extensions():
         if kind == _RESOLVE_UNDO:
-            digest.update(kind + body[at - length : at])
-    if at != len(body):
-        raise _NotUnderstood
+            digest.update(kind + content)
     return digest.hexdigest()
 
 
-def _take_entries(
-    take: Callable[[bytes], None], body: bytes, version: int, count: int, size: int, starts: list[int] | None = None
-) -> int:
-    """Pass on what the entries mean, as bytes that no others have; return where the last one ends.
-
-    Of the flags, those that git acts on are taken with the length of the path, which is no news. `starts` gets where
-    each begins.
-    """
-    at, path, flags_at, left = _HEADER, b"", _OBJECT_AT + size, _LONGEST_PATHS
-    for _ in range(count):
-        start = at
-        if starts is not None:
-            starts.append(start)
-        at = start + flags_at + 2
-        if body[start + flags_at] & _EXTENDED:
-            if version == _PLAIN:
-                raise _NotUnderstood
-            at += 2
-        if version == _COMPRESSED:
-            flagged = at
-            path, at = _path_after(path, body, at)
-            left -= len(path)
-            if left < 0:
-                raise _NotUnderstood
-            meant = body[start + _OBJECT_AT : flagged] + path + b"\0"
-        else:
-            end = body.index(b"\0", at)
-            at = start + ((end - start + 8) & ~7)
-            meant = body[start + _OBJECT_AT : end + 1]
-        take(body[start + _MODE_AT : start + _MODE_AT + 4] + meant)
-    return at
-
-
 def has_any(data: bytes, names: Collection[bytes]) -> bool:
-    """Return True if an index has any of some objects' names, or may have; however many these are, it is read once."""
-    return any(_has_any(data, names, size) for size in {len(name) for name in names})
+    """Return True if an index has any of some objects' names, or may have; however many these are, it is read once.
 
-
-def _has_any(data: bytes, names: Collection[bytes], size: int) -> bool:
-    """Look for names of one size in the entries, then in what follows these; where they are no entries, everywhere."""
-    entries: set[bytes] = set()
-    version, count = int.from_bytes(data[4:8], "big"), int.from_bytes(data[8:12], "big")
-    at = 0
-    if data.startswith(b"DIRC") and version in _VERSIONS:
+    They are looked for in the entries, then in what follows these; where they are no entries, everywhere.
+    """
+    for size in {len(name) for name in names}:
         try:
-            at = _take_entries(lambda meant: entries.add(meant[4 : 4 + size]), data, version, count, size)
+            index = _Index(data, size)
+            entries, rest = {each[4 : 4 + size] for each in index.meant}, index.end
         except (_NotUnderstood, ValueError, IndexError):
-            at = 0
-    if len(data) - at > _LONGEST_REST or not entries.isdisjoint(names):
-        return True
-    return any(data[each : each + size] in names for each in range(at, len(data)))
+            entries, rest = set(), 0
+        if len(data) - rest > _LONGEST_REST or not entries.isdisjoint(names):
+            return True
+        if any(data[each : each + size] in names for each in range(rest, len(data))):
+            return True
+    return False
 
 
 def _path_after(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:
@@ -186,29 +191,6 @@ def _path_after(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:
 # ---- What a person only stages while a command changes the index, too: each path is as the one has it who changed it.
 
 
-class _Staged:
-    """The entries of an index that is understood whole, by path: what each means, and the times around that."""
-
-    def __init__(self, data: bytes) -> None:
-        self.version = self.size = 0
-        self.is_in_commit = False
-        self.entries: dict[bytes, bytes] = {}
-        self.times: dict[bytes, bytes] = {}
-        understood = _understood(data)
-        if understood is None:
-            return
-        body, version, count, size = understood[1]
-        meant: list[bytes] = []
-        starts: list[int] = []
-        at, flags_at = _take_entries(meant.append, body, version, count, size, starts), 4 + size
-        if any(each[flags_at] & _STAGES for each in meant) or _RESOLVE_UNDO in body[at:]:
-            return  # there are conflicts in it, or were
-        paths = [each[flags_at + (4 if each[flags_at] & _EXTENDED else 2) : -1] for each in meant]
-        self.version, self.size, self.is_in_commit = version, size, _has_tree(data, at)
-        self.entries = dict(zip(paths, meant, strict=True))
-        self.times = dict(zip(paths, (body[each : each + _OBJECT_AT] for each in starts), strict=True))
-
-
 def joined(then: bytes, now: bytes, mine: bytes, *, is_all: bool) -> bytes:
     """Return a command's index with what a person has only staged since `then`, each given by its bytes.
 
@@ -216,51 +198,50 @@ def joined(then: bytes, now: bytes, mine: bytes, *, is_all: bool) -> bytes:
     Unless the index `is_all` that the command changed, what it has read may be in a commit of its own, and what was
     staged then already, too: so nothing. What git keeps in an index to be quick is left out.
     """
-    base, theirs, own = (_Staged(each) for each in (then, now, mine))
-    if not 0 < base.size == theirs.size == own.size or not (is_all or base.is_in_commit):
+    base, theirs, own = (_understood(each) for each in (then, now, mine))
+    if base is None or theirs is None or own is None or not base.size == theirs.size == own.size:
         return b""
-    places = base.entries.keys() | theirs.entries.keys()
-    changed = {path for path in places if base.entries.get(path) != theirs.entries.get(path)}
-    fine = (base.entries, theirs.entries) if is_all else (base.entries,)
-    if not changed or any(all(own.entries.get(path) != each.get(path) for each in fine) for path in changed):
+    if any(each.has_conflicts() for each in (base, theirs, own)) or not (is_all or base.is_in_commit()):
         return b""
-    new = (own.entries.keys() | theirs.entries.keys()) - base.entries.keys()
+    (before, _), (staged, their_times), (entries, times) = base.by_path(), theirs.by_path(), own.by_path()
+    changed = {path for path in before.keys() | staged.keys() if before.get(path) != staged.get(path)}
+    fine = (before, staged) if is_all else (before,)
+    if not changed or any(all(entries.get(path) != each.get(path) for each in fine) for path in changed):
+        return b""
+    new = (entries.keys() | staged.keys()) - before.keys()
     for path in changed:
-        for into, source in ((own.entries, theirs.entries), (own.times, theirs.times)):
+        for into, source in ((entries, staged), (times, their_times)):
             into.pop(path, None)
             if path in source:
                 into[path] = source[path]
-    if any(_lies_in_file(path, own.entries) for path in new):
+    # What lies above a new path may be an entry: one of both has a file where the other has a directory.
+    if any(not entries.keys().isdisjoint(_above(path)) for path in new):
         return b""
-    return _written(own, theirs.version)
+    return _written(entries, times, theirs.version, own.size)
 
 
-def _lies_in_file(path: bytes, entries: Container[bytes]) -> bool:
-    """Return True if something above a path is an entry: one of both has a file where the other has a directory."""
+def _above(path: bytes) -> Iterator[bytes]:
     while path := path.rpartition(b"/")[0]:
-        if path in entries:
-            return True
-    return False
+        yield path
 
 
-def _written(index: _Staged, version: int) -> bytes:
+def _written(entries: dict[bytes, bytes], times: dict[bytes, bytes], version: int, size: int) -> bytes:
     """Return an index as git writes it, without what it can do without."""
     import hashlib
 
     if version != _COMPRESSED:
-        is_longer = any(each[4 + index.size] & _EXTENDED for each in index.entries.values())
-        version = 3 if is_longer else _PLAIN
-    pieces = [b"DIRC", version.to_bytes(4, "big"), len(index.entries).to_bytes(4, "big")]
+        version = 3 if any(each[4 + size] & _EXTENDED for each in entries.values()) else _PLAIN
+    pieces = [b"DIRC", version.to_bytes(4, "big"), len(entries).to_bytes(4, "big")]
     last = b""
-    for path, meant in sorted(index.entries.items()):
-        entry = index.times[path] + meant[4 : -1 - len(path)]
+    for path, meant in sorted(entries.items()):
+        entry = times[path] + meant[4 : -1 - len(path)]
         if version == _COMPRESSED:
             pieces += (entry, _number(len(last)), path, b"\0")  # all of the one before goes
         else:
             pieces += (entry, path, b"\0" * (8 - (len(entry) + len(path)) % 8))
         last = path
     body = b"".join(pieces)
-    name = next(name for name, size in _HASHES if size == index.size)
+    name = next(name for name, length in _HASHES if length == size)
     return body + hashlib.new(name, body, usedforsecurity=False).digest()
 
 
@@ -446,15 +427,19 @@ class SeenIndexes:
         has only staged is not for a command to commit.
         """
         file, _ = self._held[root, path]
-        then = _entries(_whole(file))
+        then = _understood(_whole(file))
         try:
             with Closing(os.open(NAME, _READING, dir_fd=live)) as theirs:
-                now = _entries(_whole(theirs), in_commit=True)
+                now = _understood(_whole(theirs))
             with Closing(os.open(NAME, _READING, dir_fd=layer)) as own:
-                mine = _entries(_whole(own))
+                mine = _understood(_whole(own))
         except OSError:
             return False  # git has just replaced one
-        return bool(then and now and mine) and now - then <= mine and mine.isdisjoint(then - now)
+        # Where something is staged, git has no name for the tree of all of it.
+        if not (then and now and mine) or not now.is_in_commit():
+            return False
+        before, after, ours = set(then.meant), set(now.meant), set(mine.meant)
+        return bool(before and after and ours) and after - before <= ours and ours.isdisjoint(before - after)
 
     def joined(self, change: c.Change, live: int, layer: int, *, is_all: bool) -> tuple[bytes, int]:
         """Return a command's index with what a person has only staged since, as bytes, and the older time of the two.

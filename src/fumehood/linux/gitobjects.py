@@ -71,10 +71,8 @@ def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
 
 def _is_apart(roots: Sequence[str], change: c.Change, gits: Collection[str]) -> bool:
     """Return True for an object or a note, unless it only moves with more of its repository."""
-    root = roots[change.root]
-    if not may_stay(f"{root}/{change.path}", gits):
-        return False
-    return change.within is None or may_stay(f"{root}/{change.within}", gits)
+    paths = (change.path,) if change.within is None else (change.path, change.within)
+    return all(may_stay(f"{roots[change.root]}/{path}", gits) for path in paths)
 
 
 def has_read_theirs(roots: Sequence[str], gits: Collection[str], change: c.Change, upper: str) -> bool:
@@ -107,7 +105,9 @@ def has_read_theirs(roots: Sequence[str], gits: Collection[str], change: c.Chang
         if not is_ref:
             return True
         moves = [(*line.split(b" ", 2), b"")[:2] for line in lines]
-        return _ends(theirs)[1:] == [now.strip()] == [old for old, _ in moves[:1]] and all(
+        # What a ref was before the last line of a log, and after it.
+        last = theirs.splitlines()[-1].split(b" ", 2)[:2] if theirs else []
+        return last[1:] == [now.strip()] == [old for old, _ in moves[:1]] and all(
             _is_on_top(layer, _inside(root, git), old, os.fsdecode(new)) for old, new in moves
         )
 
@@ -169,11 +169,6 @@ def _is_moved_since(top: int, tree: str, git: str, began_ns: int) -> bool:
     return any(status is not None and c.is_later(status.st_ctime_ns, began_ns) for status in statuses)
 
 
-def _ends(log: bytes) -> list[bytes]:
-    """Return what a ref was before the last line of its log, and after it; nothing where there is no line."""
-    return log.splitlines()[-1].split(b" ", 2)[:2] if log else []
-
-
 def freshen(top: int, path: str) -> None:
     """Let an object count as needed from now on, as git does where it would write one that is there."""
     parent, name = split(path)
@@ -188,7 +183,14 @@ def keep_needed(roots: Sequence[str], changes: Sequence[c.Change], began_ns: int
     """Let objects stay that a run would remove, where a ref, or an index that names one, was written since it began."""
     for (root, git), group in _by_repository(roots, changes, git_directories(roots, changes)).items():
         going = [each for each in group if each.change == c.DELETED and each.verdict == c.APPLIED] if git else []
-        if going and _is_written_since(roots, changes, root, git, began_ns):
+        if not going:
+            continue
+        with Closing(open_top(roots[root])) as top:
+            written = [
+                path for path, status, is_cache in _naming_objects(top, _inside(roots[root], git))
+                if status.st_mtime_ns > began_ns and (_is_index(path) or not is_cache)
+            ]  # fmt: skip
+        if _is_any_needed(roots, changes, root, written):
             for change in going:
                 change.verdict, change.reason = c.DISCARDED, "it may be needed since"
 
@@ -208,8 +210,8 @@ def without_theirs(
     for (root, git), group in _by_repository(roots, changes, gits).items():
         own = [each for each in changes if git and repository(f"{roots[each.root]}/{each.path}", gits) == git]
         if git and (
-            moved(group) or moved(own) or git in waiting() or _is_needed(roots, changes, root, git, noted)
-            or _is_lent(git)
+            moved(group) or moved(own) or git in waiting()
+            or _is_any_needed(roots, changes, root, _written_since_noted(roots, root, git, noted)) or _is_lent(git)
         ):  # fmt: skip
             # What git makes of its objects is not brought back beside others.
             objects = [each for each in group if each.change == c.ADDED and not is_list(each.path)]
@@ -238,28 +240,28 @@ def _not_there(group: list[c.Change], moved: Callable[[Sequence[c.Change]], list
     return group
 
 
-def _is_written_since(roots: Sequence[str], changes: Sequence[c.Change], root: int, git: str, since_ns: int) -> bool:
-    paths = {each.path for each in changes if each.root == root}
-    names = _names(each.path for each in changes if each.root == root and each.change == c.DELETED)
-    with Closing(open_top(roots[root])) as top:
-        written = [
-            (path, is_cache) for path, status, is_cache in _naming_objects(top, _inside(roots[root], git))
-            if status.st_mtime_ns > since_ns and path not in paths
-        ]  # fmt: skip
-        indexes = [path for path, _ in written if _is_index(path)]
-        return not all(is_cache for _, is_cache in written) or _have_any(top, indexes, names)
+def _written_since_noted(roots: Sequence[str], root: int, git: str, noted: Refs) -> list[str]:
+    """Return what names objects in a repository and is not as it was noted, less the logs of HEADs.
+
+    These say where a HEAD was, and name no object that must be there.
+    """
+    others = (path for path, says in refs_of(roots[root], git).items() if noted.get((root, path)) != says)
+    return [path for path in others if "refs/" in path or not path.endswith("logs/HEAD")]
 
 
-def _is_needed(roots: Sequence[str], changes: Sequence[c.Change], root: int, git: str, noted: Refs) -> bool:
+def _is_any_needed(roots: Sequence[str], changes: Sequence[c.Change], root: int, written: Sequence[str]) -> bool:
+    """Return True if any of what others have written names an object that goes, as far as that can be told.
+
+    Of indexes, it can.
+    """
     paths = {each.path for each in changes if each.root == root}
-    names = _names(each.path for each in changes if each.root == root and each.change == c.DELETED)
-    others = [
-        path for path, says in refs_of(roots[root], git).items()
-        if path not in paths and noted.get((root, path)) != says and not _is_log(path)
-    ]  # fmt: skip
+    others = [path for path in written if path not in paths]
     indexes = list(filter(_is_index, others))
+    if len(indexes) < len(others):
+        return True
+    names = _names(each.path for each in changes if each.root == root and each.change == c.DELETED)
     with Closing(open_top(roots[root])) as top:
-        return len(indexes) < len(others) or _have_any(top, indexes, names)
+        return _have_any(top, indexes, names)
 
 
 def _is_lent(git: str) -> bool:
@@ -268,30 +270,22 @@ def _is_lent(git: str) -> bool:
     Nothing in the lender tells of it, so those beside it are asked, and those at the top of its work tree.
     """
     own, tree = os.path.realpath(f"{git}/objects"), os.path.dirname(git)
-    places = dict.fromkeys((tree, os.path.dirname(tree)))
-    return any(os.path.realpath(lender) == own for place in places for lender in _lenders_in(place))
-
-
-def _lenders_in(place: str) -> Iterator[str]:
-    """Yield the objects directories that the repositories in a directory borrow from."""
-    try:
-        names = os.listdir(place)[:_MOST_BESIDE]
-    except OSError:
-        return  # closed to us, so nobody in it can be asked
-    with Closing(open_top(place)) as top:
-        for name in names:
-            for objects in (f"{name}/.git/objects", f"{name}/objects"):
+    for place in dict.fromkeys((tree, os.path.dirname(tree))):
+        try:
+            names = os.listdir(place)[:_MOST_BESIDE]
+        except OSError:
+            continue  # closed to us, so nobody in it can be asked
+        with Closing(open_top(place)) as top:
+            for objects in (f"{name}/{inner}" for name in names for inner in (".git/objects", "objects")):
                 lines = (plain_file(f"{objects}/info/alternates", top) or b"").splitlines()
-                yield from (os.path.join(place, objects, os.fsdecode(line)) for line in lines if b"\0" not in line)
+                lenders = (os.path.join(place, objects, os.fsdecode(line)) for line in lines if b"\0" not in line)
+                if any(os.path.realpath(lender) == own for lender in lenders):
+                    return True
+    return False
 
 
 def _is_index(path: str) -> bool:
     return split(path)[1] == INDEX and "refs/" not in path
-
-
-def _is_log(path: str) -> bool:
-    """Return True for what says where a HEAD was: it names no object that must be there."""
-    return path.endswith("logs/HEAD") and "refs/" not in path
 
 
 def _names(paths: Iterable[str]) -> frozenset[bytes]:
@@ -329,7 +323,14 @@ def _have_any(top: int, indexes: Sequence[str], names: Collection[bytes]) -> boo
 
 def repositories_of(roots: Sequence[str], changes: Sequence[c.Change]) -> set[tuple[int, str]]:
     """Return the git directories, each with its root, that some changes are made in, unless these move with them."""
-    gits = git_directories(roots, changes) | _around_indexes(roots, changes)
+    gits = set(git_directories(roots, changes))
+    for change in changes:
+        around, name = split(change.path)
+        if name == INDEX and not around.endswith(".git"):
+            # One that changed alone does not show what is around it.
+            with Closing(open_top(roots[change.root])) as top:
+                if all(_status(top, join(around, each)) is not None for each in ("HEAD", "objects", "refs")):
+                    gits.add(join(roots[change.root], around) if around else roots[change.root])
     repositories = set()
     for change in changes:
         place = f"{roots[change.root]}/{change.path}"
@@ -337,18 +338,6 @@ def repositories_of(roots: Sequence[str], changes: Sequence[c.Change]) -> set[tu
         if git and (change.within is None or f"{roots[change.root]}/{change.within}".startswith(f"{git}/")):
             repositories.add((change.root, git))
     return repositories
-
-
-def _around_indexes(roots: Sequence[str], changes: Sequence[c.Change]) -> set[str]:
-    """Return the git directories that indexes lie in: one that changed alone does not show what is around it."""
-    gits = set()
-    for change in changes:
-        git, name = split(change.path)
-        if name == INDEX and not git.endswith(".git"):
-            with Closing(open_top(roots[change.root])) as top:
-                if all(_status(top, join(git, each)) is not None for each in ("HEAD", "objects", "refs")):
-                    gits.add(join(roots[change.root], git) if git else roots[change.root])
-    return gits
 
 
 def refs_of(root: str, git: str) -> dict[str, bytes]:
@@ -375,6 +364,18 @@ def _version(top: int, path: str, status: os.stat_result, *, is_cache: bool) -> 
     return hashlib.blake2b(_content(top, path, status), digest_size=16).digest()
 
 
+def _content(top: int, path: str, status: os.stat_result) -> bytes:
+    """Return what a ref says; one may be a link to another."""
+    parent, name = split(path)
+    with Closing(open_below(top, parent)) as directory:
+        if stat.S_ISLNK(status.st_mode):
+            return os.fsencode(os.readlink(name, dir_fd=directory))
+        if not stat.S_ISREG(status.st_mode):
+            return b""
+        with open(os.open(name, _READING, dir_fd=directory), "rb") as file:
+            return file.read(_LONGEST_REFS)
+
+
 def _inside(root: str, git: str) -> str:
     """Return a git directory's path in its root, which may be the root itself."""
     return git[len(root) + 1 :]
@@ -394,18 +395,6 @@ def _naming_objects(top: int, git: str) -> Iterator[tuple[str, os.stat_result, b
             for path, status in walk(top, join(tree, name)):
                 if not stat.S_ISDIR(status.st_mode) and (name == "refs" or is_list(path)):
                     yield path, status, name != "refs"
-
-
-def _content(top: int, path: str, status: os.stat_result) -> bytes:
-    """Return what a ref says; one may be a link to another."""
-    parent, name = split(path)
-    with Closing(open_below(top, parent)) as directory:
-        if stat.S_ISLNK(status.st_mode):
-            return os.fsencode(os.readlink(name, dir_fd=directory))
-        if not stat.S_ISREG(status.st_mode):
-            return b""
-        with open(os.open(name, _READING, dir_fd=directory), "rb") as file:
-            return file.read(_LONGEST_REFS)
 
 
 def heads_in_the_way(roots: Sequence[str], changes: Sequence[c.Change], noted: Refs) -> list[tuple[int, str]]:
