@@ -15,8 +15,8 @@ import pytest
 from conftest import need
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, MODIFIED, SYMLINK, TYPE, Change, Stamp, by_path
 from fumehood.core.danger import Concern, Facts, Rules, concern, environments_of, survey, suspects, wants_facts
+from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.nofollow import Parents, open_top
-from fumehood.linux.ways_in import had_repository
 
 LONGEST = 64 << 10
 Entry = tuple[Stamp, bytes]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.nofollow import Parents, open_top
-from fumehood.linux.ways_in import had_repository
 
 
 def was_there(project: Path, path: str) -> bool:

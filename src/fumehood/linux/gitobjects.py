@@ -8,12 +8,25 @@ import stat
 from fumehood.core import changes as c
 from fumehood.core.judge import git_directories, is_list, is_note, objects_of, repository
 from fumehood.core.masks import is_below, is_in
+from fumehood.core.tool_files import is_dot_git
 from fumehood.linux.cache import plain_file
 from fumehood.linux.copying import copy_with_content
 from fumehood.linux.gitindex import LARGEST, SeenIndexes, has_any, meaning
 from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import LISTING, join, kind_of, look, looks, open_below, open_top, split, stamp_of, walk
+from fumehood.linux.nofollow import (
+    LISTING,
+    Parents,
+    join,
+    kind_of,
+    look,
+    looks,
+    open_below,
+    open_top,
+    split,
+    stamp_of,
+    walk,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -515,3 +528,52 @@ def _status(top: int, path: str) -> os.stat_result | None:
             return look(directory, name)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+# Whether the project had a repository where a command left something of one.
+# Each is told from the others' being there too: one that a run takes away must not make the next run's "new".
+_PARTS = ("HEAD", "config", "objects", "refs")
+_CONFIGS = ("config", "config.worktree")
+
+
+def had_repository(live: Parents, root: str, path: str) -> bool:
+    """Return True if the git directory that a path belongs to was there before; `live` is the project's own side.
+
+    So it was where files of another repository lie: one put among them takes them over.
+    """
+    parts = path.split("/")
+    lower = [part.lower() for part in parts]
+    # Each directory that may be the git directory of a `.git`, a configuration or an old-style remote.
+    directories = [path] if is_dot_git(lower[-1]) else []
+    if lower[-1] in _CONFIGS:
+        directories.append("/".join(parts[:-1]))
+        if lower[-3:-2] == ["worktrees"]:
+            directories.append("/".join(parts[:-3]))  # a work tree, new or not, is of the repository that it lies in
+    directories += ["/".join(parts[:at]) for at, part in enumerate(lower[:-1]) if part in ("remotes", "branches")]
+    return any(_was_repository(live, root, directory) for directory in directories)
+
+
+def _was_repository(live: Parents, root: str, directory: str) -> bool:
+    parent, _, name = directory.rpartition("/")
+    try:
+        if not is_dot_git(name.lower()):
+            inside = live.of(directory)
+            return any(look(inside, part) is not None for part in _PARTS)
+        return look(live.of(parent), name) is not None or _belongs_elsewhere(live, root, parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True  # a link stood above, or it may not be looked at
+
+
+def _belongs_elsewhere(live: Parents, root: str, directory: str) -> bool:
+    """Return True if a directory without a `.git` had something in it that a repository further up has."""
+    with Closing(open_below(live.top, directory, LISTING)) as listing:
+        if not os.listdir(listing):
+            return False
+    names = directory.split("/") if directory else []
+    inside = ("/".join(names[:end]) for end in range(len(names)))
+    if any(look(live.of(above), ".git") is not None for above in inside):
+        return True
+    above_root = root.rstrip("/").split("/")[:-1]
+    return any(os.path.lexists("/".join([*above_root[:end], ".git"])) for end in range(1, len(above_root) + 1))

@@ -8,7 +8,9 @@ those programs follow them.
 
 from __future__ import annotations
 
+import heapq
 import os
+import time
 
 from fumehood.core.concern import Protected, shown, within
 from fumehood.core.gitconfig import may_name_program, parse, split_key
@@ -18,7 +20,6 @@ from fumehood.core.tool_files import (
     HELD_NAMES,
     HELD_SUFFIXES,
     PACKAGES,
-    is_dot_git,
     is_hook_manager,
     meaning_of,
     settings_name,
@@ -35,16 +36,18 @@ from fumehood.core.what_runs import (
     read_by_direnv,
     tasks_at_opening,
 )
-from fumehood.linux.cache import keep, recalled
+from fumehood.linux.cache import TICK_NS, keep, recalled
 from fumehood.linux.git_includes import Unreadable, content, expanded, links_and_end
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import LISTING, Parents, look, open_below, open_top
+from fumehood.linux.nofollow import Parents, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from fumehood.core.tool_files import Because
+
+    Seen = tuple[int, int, list[str], list[str]]  # when it changed, its inode; names of links, and of directories
 
 _MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
 _MOST_KEPT = 1000  # of those in which there was something
@@ -60,19 +63,15 @@ _STARTED_BY_HAND = ("launch.json", "tasks.json", ".code-workspace")
 _AT_OPENING = "folderOpen"
 
 
-class Ways:
-    """What leads into the roots, and the places that it makes the host act on."""
-
-    def __init__(self, roots: Sequence[str]) -> None:
-        self.roots = tuple(roots)
-        self.protected = Protected(self.roots)
+class Ways(Protected):
+    """The places in the roots that the host acts on, with what leads there."""
 
     def lead(self, directory: str, text: str, because: Because, *, whole: bool = False) -> str:
         """Protect what a path leads to, and every link on its way; returns where that is."""
         *links, end = links_and_end(os.path.join(directory, text))
         for link in links:
-            self.protected.add(link, because)
-        self.protected.add(end, because, whole=whole)
+            self.add(link, because)
+        self.add(end, because, whole=whole)
         return end
 
     def holds(self, path: str) -> bool:
@@ -123,18 +122,23 @@ class ProjectTree:
         inner = f"{path}/" if path else ""
         directory = f"{self._top}/{path}" if path else self._top
         can_be_named = len(os.fsencode(directory)) < _LONGEST_PATH
-        for entry in _entries_below(parents, path):
-            names.add(entry.name)
-            if entry.is_symlink():
-                if (because := self._meaning(inner + entry.name)) is not None:
-                    self.links.append((directory, entry.name, because))
-            elif entry.is_dir(follow_symlinks=False):
-                if entry.name != ".git" and not self._is_passed_by(entry.name) and can_be_named:
-                    yield inner + entry.name
-            elif entry.name.endswith(".toml") and settings_name(entry.name, meaning_of(path)) == "mise.toml":
-                self.mise.append(f"{directory}/{entry.name}")
-            elif _may_mean(inner, entry.name) and (because := self._meaning(inner + entry.name)) is not None:
-                self.files.append((f"{directory}/{entry.name}", because))
+        listing = parents.listing(path)
+        if listing is None:
+            return  # this user can't read it
+        # Not closed before: an entry may be looked at through it.
+        with Closing(listing), os.scandir(listing) as inside:
+            for entry in inside:
+                names.add(entry.name)
+                if entry.is_symlink():
+                    if (because := self._meaning(inner + entry.name)) is not None:
+                        self.links.append((directory, entry.name, because))
+                elif entry.is_dir(follow_symlinks=False):
+                    if entry.name != ".git" and not self._is_passed_by(entry.name) and can_be_named:
+                        yield inner + entry.name
+                elif entry.name.endswith(".toml") and settings_name(entry.name, meaning_of(path)) == "mise.toml":
+                    self.mise.append(f"{directory}/{entry.name}")
+                elif _may_mean(inner, entry.name) and (because := self._meaning(inner + entry.name)) is not None:
+                    self.files.append((f"{directory}/{entry.name}", because))
         if ".git" in names or names.issuperset(("HEAD", "objects", "refs")):
             self.repositories.append(directory)
 
@@ -148,15 +152,6 @@ def _may_mean(inner: str, name: str) -> bool:
     return lower in HELD_NAMES or lower.rpartition(".")[2] in HELD_SUFFIXES or is_hook_manager(lower, parent)
 
 
-def _entries_below(parents: Parents, path: str) -> Iterator[os.DirEntry[str]]:
-    """Yield what a directory below a top holds; nothing where this user can't read it."""
-    directory = parents.listing(path)
-    if directory is not None:
-        # Not closed before: an entry may be looked at through it.
-        with Closing(directory), os.scandir(directory) as inside:
-            yield from inside
-
-
 def entries(directory: str) -> list[os.DirEntry[str]]:
     """Return what a directory holds; nothing where this user can't read it."""
     try:
@@ -164,12 +159,6 @@ def entries(directory: str) -> list[os.DirEntry[str]]:
             return list(inside)
     except OSError:
         return []
-
-
-def protect_links(ways: Ways, tree: ProjectTree) -> None:
-    """Protect what links in a root lead to, where a tool acts on their names."""
-    for directory, name, (flag, reason) in tree.links:
-        ways.lead(directory, name, (flag, f"{reason}: the link {shown(name)} leads here"), whole=True)
 
 
 def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because: Because) -> None:
@@ -221,8 +210,10 @@ class _Runs:
         """Protect what one line runs."""
         for path in entered(line):
             places = [links_and_end(place)[-1] for place in self._places(path)]
-            self._bases += [each for each in places if each not in self._bases and self._may_enter(each)]
-        for path in files_run(line, self._is_file, self._is_program):
+            if len(self._bases) < _MOST_ENTERED:
+                inside = [each for each in places if self._ways.holds(each) and os.path.isdir(each)]
+                self._bases += [each for each in inside if each not in self._bases]
+        for path in files_run(line, lambda path: any(map(os.path.isfile, self._there(path))), self._is_program):
             for place in self._places(path):
                 if not _is_installed(place):
                     self._ways.lead("/", place, self._because)
@@ -236,12 +227,6 @@ class _Runs:
     def _places(self, path: str) -> list[str]:
         text = expanded(path, self._home)
         return [os.path.join(base, text) for base in self._bases] if text else []
-
-    def _may_enter(self, place: str) -> bool:
-        return len(self._bases) < _MOST_ENTERED and self._ways.holds(place) and os.path.isdir(place)
-
-    def _is_file(self, path: str) -> bool:
-        return any(os.path.isfile(place) for place in self._there(path))
 
     def _is_program(self, path: str) -> bool:
         return any(os.path.isfile(place) and os.access(place, os.X_OK) for place in self._there(path))
@@ -264,8 +249,10 @@ def _is_installed(place: str) -> bool:
     return os.path.exists(f"{os.path.dirname(os.path.dirname(place))}/pyvenv.cfg")
 
 
-def protect_what_files_name(ways: Ways, tree: ProjectTree, root: str, home: str) -> None:
-    """Protect what files run that tools act on by themselves: scripts, and settings of agents, editors and others."""
+def protect_what_tools_reach(ways: Ways, tree: ProjectTree, root: str, home: str) -> None:
+    """Protect what links lead to whose names tools act on by themselves, and what such scripts and settings run."""
+    for directory, name, (flag, reason) in tree.links:
+        ways.lead(directory, name, (flag, f"{reason}: the link {shown(name)} leads here"), whole=True)
     for path, (flag, _) in tree.files:
         because = (flag, f"{shown(os.path.basename(path))}, which runs by itself, names this")
         bases = tuple(dict.fromkeys((root, os.path.dirname(path))))
@@ -338,14 +325,11 @@ def protect_search_path(ways: Ways, added: Collection[str], path: str) -> None:
         replaced = next((f"{each}/{name}" for each in behind if os.path.isfile(f"{each}/{name}")), "")
         if not replaced or any(os.path.isfile(f"{each}/{name}") for each in before):
             continue
-        if not (is_installed and _is_packaged(name, replaced)):
+        head = text_of(replaced)[:64] if is_installed else ""
+        is_script = head.startswith("#!") and ("python" in head or "node" in head)
+        if not (is_installed and (name.startswith("python") or is_script)):
             because = ("shadows", f"would be run in place of {shown(replaced)}: its directory comes first on your PATH")
-            ways.protected.add(place, because)
-
-
-def _is_packaged(name: str, program: str) -> bool:
-    head = text_of(program)[:64]
-    return name.startswith("python") or (head.startswith("#!") and any(each in head for each in ("python", "node")))
+            ways.add(place, because)
 
 
 # What git on the host runs or obeys in the roots, found as git finds it, without running git.
@@ -542,50 +526,59 @@ def _line(path: str) -> str:
     return "" if "\0" in line else line
 
 
-# Whether the project had a repository where a command left something of one.
-# Each is told from the others' being there too: one that a run takes away must not make the next run's "new".
-_PARTS = ("HEAD", "config", "objects", "refs")
-_CONFIGS = ("config", "config.worktree")
+# What links of the home lead to: shells, editors and others start with what has a `.` before its name.
+#
+# Each directory is listed once, and again when it has changed: between two runs, hardly any of hundreds has.
+
+_MOST_OF_HOME = 300  # directories that are looked at
+_CROWD = 200  # no person keeps so many directories in one
+# Of the home, other people's packages and caches: no program starts by what these hold.
+_PASSED_BY = frozenset((".cache", ".npm", ".cargo", ".rustup", ".local", ".gradle", ".m2"))
+# At any depth. In `link`, yarn notes the packages that somebody works on; in `bin` and `versions`, npm, bun and pyenv
+# put what a person starts by its name.
+_PACKED = PACKAGES | {".git", "link", "versions", "bin"}
 
 
-def had_repository(live: Parents, root: str, path: str) -> bool:
-    """Return True if the git directory that a path belongs to was there before; `live` is the project's own side.
+def protect_home(ways: Ways, home: str, memory: str) -> None:
+    """Protect what links of a home lead to; `memory` is the file of ours in which it is kept how the home looked.
 
-    So it was where files of another repository lie: one put among them takes them over.
+    First come the directories in the home and in `~/.config`. Further down, those with the fewest beside them: what a
+    person keeps comes before the hundreds that a program made.
     """
-    parts = path.split("/")
-    lower = [part.lower() for part in parts]
-    # Each directory that may be the git directory of a `.git`, a configuration or an old-style remote.
-    directories = [path] if is_dot_git(lower[-1]) else []
-    if lower[-1] in _CONFIGS:
-        directories.append("/".join(parts[:-1]))
-        if lower[-3:-2] == ["worktrees"]:
-            directories.append("/".join(parts[:-3]))  # a work tree, new or not, is of the repository that it lies in
-    directories += ["/".join(parts[:at]) for at, part in enumerate(lower[:-1]) if part in ("remotes", "branches")]
-    return any(_was_repository(live, root, directory) for directory in directories)
-
-
-def _was_repository(live: Parents, root: str, directory: str) -> bool:
-    parent, _, name = directory.rpartition("/")
-    try:
-        if not is_dot_git(name.lower()):
-            inside = live.of(directory)
-            return any(look(inside, part) is not None for part in _PARTS)
-        return look(live.of(parent), name) is not None or _belongs_elsewhere(live, root, parent)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        return True  # a link stood above, or it may not be looked at
-
-
-def _belongs_elsewhere(live: Parents, root: str, directory: str) -> bool:
-    """Return True if a directory without a `.git` had something in it that a repository further up has."""
-    with Closing(open_below(live.top, directory, LISTING)) as listing:
-        if not os.listdir(listing):
-            return False
-    names = directory.split("/") if directory else []
-    inside = ("/".join(names[:end]) for end in range(len(names)))
-    if any(look(live.of(above), ".git") is not None for above in inside):
-        return True
-    above_root = root.rstrip("/").split("/")[:-1]
-    return any(os.path.lexists("/".join([*above_root[:end], ".git"])) for end in range(1, len(above_root) + 1))
+    if ways.holds(home):
+        return
+    before: dict[str, Seen] = recalled(memory) or {}
+    now: dict[str, Seen] = {}
+    waiting, left = [(0, home)], _MOST_OF_HOME
+    while waiting and left:
+        _, directory = heapq.heappop(waiting)
+        left -= 1
+        try:
+            status = os.stat(directory)
+        except OSError:
+            continue
+        seen = before.get(directory)
+        if seen is None or seen[:2] != (status.st_ctime_ns, status.st_ino):
+            inside = entries(directory)
+            # Another change now may bear the same time.
+            changed = status.st_ctime_ns if abs(time.time_ns() - status.st_ctime_ns) > TICK_NS else 0
+            seen = (
+                changed, status.st_ino, [entry.name for entry in inside if entry.is_symlink()],
+                [entry.name for entry in inside if entry.is_dir(follow_symlinks=False)],
+            )  # fmt: skip
+        now[directory] = seen
+        links, inner = seen[2:]
+        if directory == home:
+            links, inner = ([name for name in each if name[0] == "." and name not in _PASSED_BY] for each in seen[2:])
+        for name in links:
+            place = f"{directory}/{name}"
+            because = ("home-link", f"your ~{shown(place.removeprefix(home))} is a link to this")
+            ways.lead("/", place, because, whole=True)
+        beside = 0 if directory in (home, f"{home}/.config") else len(inner)
+        for name in inner if beside <= _CROWD else ():
+            # Below `~/.config`, a `bin` holds what the programs start that are configured there.
+            is_followed = name not in _PACKED or (name == "bin" and directory.startswith(f"{home}/.config/"))
+            if is_followed and f"{directory}/{name}" not in ways.roots:
+                heapq.heappush(waiting, (beside, f"{directory}/{name}"))
+    if now != before:
+        keep(memory, now)

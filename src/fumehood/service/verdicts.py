@@ -32,7 +32,7 @@ from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
 from fumehood.core.tool_files import PACKAGES, held_by_name, is_dot_git
 from fumehood.linux.capture import user_name
 from fumehood.linux.git_includes import links_and_end
-from fumehood.linux.home_links import protect_home
+from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, devices_below, mounts_below
 from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
@@ -40,11 +40,10 @@ from fumehood.linux.ways_in import (
     SYSTEM_PROGRAMS,
     ProjectTree,
     Ways,
-    had_repository,
-    protect_links,
+    protect_home,
     protect_search_path,
-    protect_what_files_name,
     protect_what_git_runs,
+    protect_what_tools_reach,
     searched_first,
     text_of,
 )
@@ -205,8 +204,7 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
     for root in roots:
         memory = f"{state_directory()}/ways-in-{os.stat(root).st_ino}"
         tree = ProjectTree(root, held_by_name, PACKAGES.__contains__, memory)
-        protect_links(ways, tree)
-        protect_what_files_name(ways, tree, root, homes[0])
+        protect_what_tools_reach(ways, tree, root, homes[0])
         tops += tree.repositories
         search_path[:0] = searched_first(tree, root)
     for number, home_directory in enumerate(homes):
@@ -218,7 +216,7 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
     }
     protect_search_path(ways, added, ":".join(search_path))
     protect_what_git_runs(ways, tops, touched.__contains__, homes, os.environ)
-    return ways.protected
+    return ways
 
 
 def _homes(roots: Sequence[str]) -> tuple[str, ...]:
