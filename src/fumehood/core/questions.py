@@ -29,7 +29,7 @@ TITLES = {
     DENY_ONCE: "Deny", DENY_SESSION: "Deny for this session", DENY_ALWAYS: "Always deny",
 }  # fmt: skip
 INTRODUCTION = "Fumehood asks you. Indented is what it is about; commands and names in it are not Fumehood's words."
-ANSWERS = (ALLOW_ONCE, ALLOW_SESSION, ALLOW_ALWAYS, DENY_ONCE, DENY_SESSION, DENY_ALWAYS)
+ANSWERS = tuple(TITLES)
 
 NETWORK, UNSANDBOXED, ROOT, LINKED_ROOT = "network", "unsandboxed", "root", "linked root"
 HOST, SHOW = "host", "show"  # for later commands too

@@ -172,32 +172,30 @@ def _each_bubblewrap() -> list[Ability]:
     return reports
 
 
+def _tried(name: str, fault: str, success: str, fix: str = "") -> Ability:
+    return Ability(name=name, works=not fault, detail=fault or success, fix=fix if fault else "")
+
+
 def _user_namespaces(machine: Host) -> Ability:
     refused = probe.try_user_namespace()
-    if not refused:
-        return Ability(name="user namespaces", works=True, detail="a program of ours may make one")
-    reason, fix = barrier(refused, machine)
-    return Ability(name="user namespaces", works=False, detail=reason or refused, fix=fix)
+    reason, fix = barrier(refused, machine) if refused else ("", "")
+    return _tried("user namespaces", reason or refused, "a program of ours may make one", fix)
 
 
 def _no_further_namespaces(machine: Host) -> Ability:
-    name = "bubblewrap --disable-userns"
-    if machine.disable_userns:
-        return Ability(name=name, works=True, detail="commands can't make user namespaces")
-    detail = "needs bubblewrap 0.8 or later, able to start a sandbox"
-    return Ability(name=name, works=False, detail=detail, fix=_NEWER_BUBBLEWRAP if machine.bwrap else "")
+    fault = "" if machine.disable_userns else "needs bubblewrap 0.8 or later, able to start a sandbox"
+    fix = _NEWER_BUBBLEWRAP if machine.bwrap else ""
+    return _tried("bubblewrap --disable-userns", fault, "commands can't make user namespaces", fix)
 
 
 def _kernel_overlay(machine: Host, state_dir: str) -> Ability:
     name = "overlay by the kernel"
     if "kernel" in machine.captures:
         how = "mounted as root" if machine.privileged else "mounted in a user namespace"
-        return Ability(name=name, works=True, detail=f"{how}, layers on {file_system(state_dir)}")
+        return _tried(name, "", f"{how}, layers on {file_system(state_dir)}")
     refused = machine.refusal("kernel") or probe.try_kernel_overlay(state_dir, False)
-    if not refused:
-        return Ability(name=name, works=True, detail="but there is no bubblewrap to use it with")
-    reason, fix = _overlay_barrier(refused, machine, state_dir)
-    return Ability(name=name, works=False, detail=reason or refused, fix=fix)
+    reason, fix = _overlay_barrier(refused, machine, state_dir) if refused else ("", "")
+    return _tried(name, reason or refused, "but there is no bubblewrap to use it with", fix)
 
 
 def _overlay_barrier(refused: str, machine: Host, state_dir: str) -> tuple[str, str]:
@@ -219,12 +217,10 @@ def _overlay_barrier(refused: str, machine: Host, state_dir: str) -> tuple[str, 
 
 
 def _own_overlay(machine: Host) -> Ability:
-    name = "bubblewrap --overlay"
-    if machine.overlay_bwrap:
-        return Ability(name=name, works=True, detail=_named(machine.overlay_bwrap))
-    refused = machine.refusal("bwrap") or "no bubblewrap starts here"
-    fix = _NEWER_BUBBLEWRAP if "0.11" in refused else ""
-    return Ability(name=name, works=False, detail=refused, fix=fix)
+    bwrap = machine.overlay_bwrap
+    fault = "" if bwrap else machine.refusal("bwrap") or "no bubblewrap starts here"
+    fix = _NEWER_BUBBLEWRAP if "0.11" in fault else ""
+    return _tried("bubblewrap --overlay", fault, _named(bwrap) if bwrap else "", fix)
 
 
 def _fuse(machine: Host) -> Ability:
@@ -245,9 +241,8 @@ def _fuse(machine: Host) -> Ability:
 
 def protections(machine: Host) -> list[Ability]:
     """Report what of all this is in force for the next command, and what it rests on."""
-    works = _can_filter()
-    detail = "system calls can be filtered" if works else "not in this kernel (CONFIG_SECCOMP_FILTER)"
-    seccomp = Ability(name="seccomp", works=works, detail=detail)
+    fault = "" if _can_filter() else "not in this kernel (CONFIG_SECCOMP_FILTER)"
+    seccomp = _tried("seccomp", fault, "system calls can be filtered")
     return [_landlock(), seccomp, *in_force(machine).values(), _cgroups()]
 
 
@@ -262,21 +257,17 @@ def in_force(machine: Host) -> dict[str, Ability]:
 
 def views(machine: Host) -> Ability:
     """Report whether the host is seen through read-only overlays."""
-    works = machine.captures[:1] == (KERNEL,)
-    detail = "not in force: masks are mounts over what exists, and commands get no Unix socket but pairs"
-    if works:
-        detail = "in force: masked names are absent, and no socket is reached"
-    return Ability(name="views of the host", works=works, detail=detail)
+    fault = "not in force: masks are mounts over what exists, and commands get no Unix socket but pairs"
+    success = "in force: masked names are absent, and no socket is reached"
+    return _tried("views of the host", "" if machine.captures[:1] == (KERNEL,) else fault, success)
 
 
 def filtering() -> Ability:
     """Report whether the filter of system calls is set."""
-    detail = "in force"
+    fault = "" if _can_filter() else "not in force: the kernel has none"
     if not confine.is_known():
-        detail = f"not in force: there is no table of calls for {confine.machine()}"
-    elif not _can_filter():
-        detail = "not in force: the kernel has none"
-    return Ability(name="filter of system calls", works=detail == "in force", detail=detail)
+        fault = f"not in force: there is no table of calls for {confine.machine()}"
+    return _tried("filter of system calls", fault, "in force")
 
 
 def guarding() -> Ability:

@@ -197,18 +197,19 @@ def barrier(said: str, machine: Host) -> tuple[str, str]:
     )  # fmt: skip
 
 
+# What bubblewrap says inside another one, what that means, and how the outer one is to be started.
+_NESTED = {
+    "max_*_namespaces": ("forbids sandboxes inside", "without --disable-userns"),
+    "No space left": ("forbids sandboxes inside", "without --disable-userns"),
+    "Read-only file system": ("shows /proc read-only", "with --proc /proc"),
+    # Bwrap's own --proc does this when root starts it.
+    "mount proc": ("covers parts of /proc", "as an ordinary user, or with --bind /proc /proc and no --unshare-pid"),
+}
+
+
 def _outer_bubblewrap(said: str, machine: Host) -> tuple[str, str] | None:
-    if not machine.nested:
-        return None
-    if "max_*_namespaces" in said or "No space left" in said:
-        fix = "start the outer bwrap without --disable-userns"
-        return "the bubblewrap around us forbids sandboxes inside", fix
-    if "Read-only file system" in said:
-        return "the bubblewrap around us shows /proc read-only", "start the outer bwrap with --proc /proc"
-    if "mount proc" in said:  # bwrap's own --proc does this when root starts it
-        fix = "start the outer bwrap as an ordinary user, or with --bind /proc /proc and no --unshare-pid"
-        return "the bubblewrap around us covers parts of /proc", fix
-    return None
+    means = next((means for words, means in _NESTED.items() if words in said), None) if machine.nested else None
+    return means and (f"the bubblewrap around us {means[0]}", f"start the outer bwrap {means[1]}")
 
 
 def _powerless_root(machine: Host) -> tuple[str, str] | None:
