@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from fumehood.core.questions import HOST
-from fumehood.core.value import Value
+from fumehood.core.value import DIGITS, LETTERS, Value
 from fumehood.errors import BadRequest, Refused
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ MOST_WORDS = 62  # of a request, less who asks and where
 TOO_MUCH = "that is too much to ask for at once"
 _LONGEST_REASON = 300
 _LONGEST_NUMBER = 20
-_IN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@-~#")
+_IN_NAMES = LETTERS | DIGITS | frozenset("._:@-~#")
 
 HELP = """usage: fumehood COMMAND [--json]
 

@@ -7,6 +7,7 @@ or names a file in the home. What looks like a secret is guessed, and the guesse
 from __future__ import annotations
 
 from fumehood.core.environment import looks_secret
+from fumehood.core.value import DIGITS, LETTERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 # A user without a password in these is a name, like git@; elsewhere it may be a token.
 _NAMED_USERS = ("ssh", "git+ssh", "ssh+git", "svn+ssh", "sftp", "rsync")
-_IN_WORDS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.+~")
+_IN_WORDS = LETTERS | DIGITS | frozenset("_-.+~")
 _IN_SCHEMES = _IN_WORDS - frozenset("_~")
 _ENDS = frozenset(" \t\r\n\"'`<>,|;(){}")  # what no address has in it, where a text has several
 _LONGEST_SCHEME, _LONGEST_ADDRESS = 16, 2048
@@ -26,7 +27,6 @@ _BETWEEN_PATHS = "\"'`=:;,()|&<>!{}\t\n\r"
 _HEADERS = ("authorization", "-----begin ")
 _SCHEMES = ("bearer ", "basic ")  # of a header, before a token of at least so many letters
 _SHORTEST_TOKEN = 6
-_RANDOM_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
 _SHORTEST_RANDOM, _SURELY_RANDOM = 16, 32
 
 
@@ -93,7 +93,7 @@ def words_of(text: str) -> list[str]:
 def is_random(word: str) -> bool:
     """Return True if letters and digits stand in a word as if drawn by lot, as in a token; a guess."""
     letters = word.replace("-", "").replace("_", "")
-    if len(letters) < _SHORTEST_RANDOM or not _RANDOM_LETTERS.issuperset(letters):
+    if len(letters) < _SHORTEST_RANDOM or not (LETTERS | DIGITS).issuperset(letters):
         return False
     if len(letters) >= _SURELY_RANDOM and letters == word and not letters.isdigit() and not letters.isalpha():
         return True
@@ -388,7 +388,7 @@ def _pieces(text: str) -> Iterator[str]:
 #
 # Parsers are loaded when there is something to parse: they take longer than a command to start.
 
-_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
+_PLAIN = LETTERS | DIGITS | frozenset("-_.")
 _SPECIAL = frozenset("\"'\\;#")  # has a meaning in npm's and yarn's values
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fumehood.core.value import Value
+from fumehood.core.value import DIGITS, LETTERS, Value
 from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
@@ -24,9 +24,7 @@ CWD, ENVIRONMENT = "cwd", "env"
 VARIABLE = "FUMEHOOD_ENV"
 BIN = "/dev/hood"  # on the PATH of a session's commands: what they ask us with
 
-_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_DIGITS = frozenset("0123456789")
-_IN_NAMES = _LETTERS | _DIGITS | frozenset("._:@-")
+_IN_NAMES = LETTERS | DIGITS | frozenset("._:@-")
 _LONGEST_NAME = 128
 
 
@@ -47,7 +45,7 @@ class Session(Value):
 
 def checked_name(name: str, what: str = "session") -> str:
     """Return the name of a session, or a draft, if it can be one: it is also that of a directory."""
-    if not name or len(name) > _LONGEST_NAME or not _IN_NAMES.issuperset(name) or name[0] not in _LETTERS | _DIGITS:
+    if not name or len(name) > _LONGEST_NAME or not _IN_NAMES.issuperset(name) or name[0] not in LETTERS | DIGITS:
         raise BadRequest(
             f"{name!r} can't be the name of a {what}",
             hint=f"letters, digits and . _ : @ - only, at most {_LONGEST_NAME}, beginning with a letter or digit",
@@ -67,7 +65,7 @@ def is_of_draft(session: str) -> bool:
 
 def is_variable(name: str) -> bool:
     """Return True if this can be the name of a variable that a session keeps."""
-    is_name = bool(name) and name[0] not in _DIGITS and (_LETTERS | _DIGITS | {"_"}).issuperset(name)
+    is_name = bool(name) and name[0] not in DIGITS and (LETTERS | DIGITS | {"_"}).issuperset(name)
     return is_name and not name.startswith("FUMEHOOD")
 
 
@@ -97,7 +95,7 @@ OWN_TOOLS = frozenset({
 
 # What was asked: a command, where it runs, and what becomes of its changes.
 
-_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./-_")
+_SAFE = LETTERS | DIGITS | frozenset("@%+=:,./-_")
 SHELL = "/bin/sh"
 # Where the shell says it is, which counts where that is gone, and where it is: no function or alias of the command's is
 # asked. A NUL is between two words.

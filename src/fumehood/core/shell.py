@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from fumehood.core.value import Value
+from fumehood.core.value import DIGITS, LETTERS, Value
 from fumehood.core.value import words as table_of
 
 TYPE_CHECKING = False
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # What a shell reads as more than a letter of a word, outside of quotes.
 _MEANING = frozenset("|&;<>()$`#!\n\r")
-_PROGRAM = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+:,./-_")
+_PROGRAM = LETTERS | DIGITS | frozenset("@%+:,./-_")
 _BUILT_IN = table_of(
     """. : [ alias bg break case cd command continue coproc do done elif else esac eval exec exit export fc fg fi for
     function getopts hash if in jobs let local read readonly return select set shift source then time times trap type

@@ -16,6 +16,9 @@ else:
         return lambda cls: cls
 
 
+LETTERS, DIGITS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"), frozenset("0123456789")
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class Value:
     """A record whose fields are its class annotations; class attributes are defaults."""

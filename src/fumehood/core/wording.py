@@ -71,9 +71,9 @@ def quoted(text: str, most: int = MOST_LETTERS) -> str:
     return _shortened(pieces, most)
 
 
-def brief(text: str, most: int = 80) -> str:
+def brief(text: str) -> str:
     """Write a name as part of a sentence: printable, and short."""
-    return _shortened(list(_letters(text)), most)
+    return _shortened(list(_letters(text)), 80)
 
 
 def listed(items: Iterable[Item], most: int = MOST_ITEMS, seen_by: str = "") -> list[str]:
