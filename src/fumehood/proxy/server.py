@@ -345,7 +345,7 @@ class Proxy:
         """Serve what the client speaks, HTTP or SOCKS5, by the first byte."""
         deadline = time.monotonic() + _GREETING_S
         first = client.exactly(1, deadline)
-        if first[0] != VERSION:
+        if first[0] != _VERSION:
             client.put_back(first)
             try:
                 http.ProxyConnection(client, self._reach, self.audit, self._track).serve()
@@ -357,19 +357,15 @@ class Proxy:
                 )  # fmt: skip
             return
         try:
-            host, port = request(
-                lambda size: client.exactly(size, deadline), lambda data: client.send(data, _GREETING_S)
-            )
+            host, port = _socks_request(client, deadline)
         except BadSocks as error:
             entry = self.audit.begin(SOCKS5, error.host, error.port)
             entry.reason = str(error)
             self.audit.end(entry)
             client.send(error.reply, _GREETING_S)
             return
-        codes = {Denied: NOT_ALLOWED, Unreachable: UNREACHABLE}
-        self._tunnel(
-            client, SOCKS5, host, port, say=lambda error: answer(GRANTED if error is None else codes[type(error)])
-        )
+        codes = {type(None): _GRANTED, Denied: _NOT_ALLOWED, Unreachable: _UNREACHABLE}
+        self._tunnel(client, SOCKS5, host, port, say=lambda error: _socks_answer(codes[type(error)]))
 
     def _tunnel(
         self, client: Wire, protocol: str, host: str, port: int, say: Callable[[Denied | Unreachable | None], bytes]
@@ -414,11 +410,11 @@ def _reset_at_close(connection: socket.socket) -> None:
 
 
 # SOCKS5, the server's side: CONNECT by name or address, without a login.
-VERSION = 5
+_VERSION = 5
 _NO_LOGIN, _NONE_ACCEPTABLE = 0, 0xFF
 _CONNECT = 1
 _IPV4, _NAME, _IPV6 = 1, 3, 4
-GRANTED, FAILED, NOT_ALLOWED, UNREACHABLE, BAD_COMMAND, BAD_ADDRESS = 0, 1, 2, 4, 7, 8
+_GRANTED, _SOCKS_FAILED, _NOT_ALLOWED, _UNREACHABLE, _BAD_COMMAND, _BAD_ADDRESS = 0, 1, 2, 4, 7, 8
 
 
 class BadSocks(Exception):
@@ -430,23 +426,26 @@ class BadSocks(Exception):
         self.host, self.port = host, port
 
 
-def answer(code: int) -> bytes:
-    """Return the answer to a request."""
-    return bytes((VERSION, code, 0, _IPV4, 0, 0, 0, 0, 0, 0))
+def _socks_answer(code: int) -> bytes:
+    return bytes((_VERSION, code, 0, _IPV4, 0, 0, 0, 0, 0, 0))
 
 
-def request(exactly: Callable[[int], bytes], send: Callable[[bytes], object]) -> tuple[str, int]:
+def _socks_request(client: Wire, deadline: float) -> tuple[str, int]:
     """Read a greeting, whose first byte was read already, and a request; return the host and port it asks for.
 
-    `exactly` reads so many bytes. Raises BadSocks.
+    Raises BadSocks.
     """
+
+    def exactly(size: int) -> bytes:
+        return client.exactly(size, deadline)
+
     methods = exactly(exactly(1)[0])
     if _NO_LOGIN not in methods:
-        raise BadSocks("the client insists on a login", bytes((VERSION, _NONE_ACCEPTABLE)))
-    send(bytes((VERSION, _NO_LOGIN)))
+        raise BadSocks("the client insists on a login", bytes((_VERSION, _NONE_ACCEPTABLE)))
+    client.send(bytes((_VERSION, _NO_LOGIN)), _GREETING_S)
     version, command, _, kind = exactly(4)
-    if version != VERSION:
-        raise BadSocks("this is not SOCKS5", answer(FAILED))
+    if version != _VERSION:
+        raise BadSocks("this is not SOCKS5", _socks_answer(_SOCKS_FAILED))
     if kind == _NAME:
         raw = exactly(exactly(1)[0]).decode("utf-8", "surrogateescape")
     elif kind == _IPV4:
@@ -454,14 +453,15 @@ def request(exactly: Callable[[int], bytes], send: Callable[[bytes], object]) ->
     elif kind == _IPV6:
         raw = str(ipaddress.IPv6Address(exactly(16)))
     else:
-        raise BadSocks("the kind of address is unknown", answer(BAD_ADDRESS))
+        raise BadSocks("the kind of address is unknown", _socks_answer(_BAD_ADDRESS))
     port = int.from_bytes(exactly(2), "big")
     if command != _CONNECT:
-        raise BadSocks("only CONNECT is served, not BIND or UDP", answer(BAD_COMMAND), printed(raw), port)
+        raise BadSocks("only CONNECT is served, not BIND or UDP", _socks_answer(_BAD_COMMAND), printed(raw), port)
     try:
         return canonical(raw), port_number(str(port))
     except ValueError as error:
-        raise BadSocks(f"{printed(raw)!r} is no host: {error}", answer(NOT_ALLOWED), printed(raw), port) from error
+        what = printed(raw)
+        raise BadSocks(f"{what!r} is no host: {error}", _socks_answer(_NOT_ALLOWED), what, port) from error
 
 
 # Names for programs that know no proxy. Parsed is only a question of one name, as resolvers send it.
