@@ -402,7 +402,7 @@ class RunningSandbox:
             by_others = 0 if self._killed else self._signal
             return Exit(status=128 + (by_others or _KILL), killed_by=by_others, home=home, tries=tries, **self._layers)
         # Bubblewrap tells the command's own status; never where the command did not run.
-        status = None if report else number_in(self._text, b'"exit-code": ')
+        status = None if report else number_in(self._text, "exit-code")
         return Exit(status=status, failure=report.partition("\0")[0], home=home, tries=tries, **self._layers)
 
     def _read_report(self) -> tuple[str, int]:
@@ -444,7 +444,7 @@ class RunningSandbox:
         """The process that is number one inside, once it is known: when it is gone, everything inside is."""
         from fumehood.linux.process import number_in
 
-        return number_in(self._text, b'"child-pid": ')
+        return number_in(self._text, "child-pid")
 
     def kill(self) -> None:
         """End everything inside at once.

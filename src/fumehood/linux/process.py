@@ -434,9 +434,9 @@ class Exit(Value):
         return [each for each in (self.home, self.unmounting) if each >= 0]
 
 
-def number_in(text: bytes, key: bytes) -> int | None:
+def number_in(text: bytes, key: str) -> int | None:
     """Return the number that stands after a key in what bubblewrap tells; None if it is not all there yet."""
-    _, is_there, rest = text.partition(key)
+    _, is_there, rest = text.partition(f'"{key}": '.encode())
     digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
     # Without what follows the digits, the number may still be coming in.
     return int(digits) if is_there and digits and len(rest) > len(digits) else None
@@ -454,7 +454,7 @@ def is_gone(init_file: str, patience_s: float, *, by_force: bool = False) -> boo
             noted = file.read()
     except FileNotFoundError:
         return True  # it never began
-    number = number_in(noted, b'"child-pid": ')
+    number = number_in(noted, "child-pid")
     if number is None:
         if by_force:
             end_abandoned()
@@ -480,7 +480,7 @@ def _is_there_still(process: int, noted: bytes) -> bool:
     """Return True if a process is in the namespaces that bubblewrap noted of it: no other one is."""
     try:
         return all(
-            os.stat(f"/proc/{process}/ns/{name}").st_ino == number_in(noted, f'"{name}-namespace": '.encode())
+            os.stat(f"/proc/{process}/ns/{name}").st_ino == number_in(noted, f"{name}-namespace")
             for name in ("mnt", "pid")
         )
     except OSError:
@@ -501,6 +501,12 @@ def end_abandoned() -> None:
                         os.waitpid(number, 0)
             except (ProcessLookupError, PermissionError, ChildProcessError):
                 continue  # it ended meanwhile, or is somebody else's
+
+
+def first_inside(init_file: str) -> int | None:
+    """Return the first process of a sandbox that runs, by the file in which bubblewrap has noted it."""
+    init = number_in(libc.read(init_file), "child-pid")
+    return init if init is not None and is_first_inside(init) else None
 
 
 def is_first_inside(process: int) -> bool:

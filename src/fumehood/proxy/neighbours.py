@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fumehood.linux.libc import Closing, read
 from fumehood.linux.namespaces import as_listed
-from fumehood.linux.process import is_first_inside, number_in
+from fumehood.linux.process import first_inside
 from fumehood.linux.usage import NotYet, Processes
 
 Place = tuple[str, int]
@@ -183,8 +183,8 @@ class Neighbours:
     def _sandbox(self, run: str) -> tuple[int, Processes] | None:
         # Kept open from the first time on: the number of a process that has ended may be given to another one.
         if run not in self._sandboxes:
-            init = number_in(read(self._init_file(run)), b'"child-pid": ')
-            if init is None or not is_first_inside(init):
+            init = first_inside(self._init_file(run))
+            if init is None:
                 return None
             try:
                 self._sandboxes[run] = init, Processes(init)

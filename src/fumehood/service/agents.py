@@ -253,7 +253,7 @@ class ShellCommands:
 
     def _init(self) -> int:
         with open(self._init_file, "rb") as file:
-            number = number_in(file.read(), b'"child-pid": ')
+            number = number_in(file.read(), "child-pid")
         assert number is not None, "somebody in there has said something"
         return number
 

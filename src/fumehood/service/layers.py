@@ -16,7 +16,7 @@ from fumehood.errors import BadRequest, FumehoodError, Unfinished, own_umask
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE, KERNEL
 from fumehood.linux.gitindex import SeenIndexes
-from fumehood.linux.libc import Closing, Descriptors, listxattr, read, remove_file
+from fumehood.linux.libc import Closing, Descriptors, listxattr, remove_file
 from fumehood.linux.lock import Lock
 from fumehood.linux.namespaces import Layer, look_anew
 from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_directory, remove_tree
@@ -488,14 +488,14 @@ def show_to_running(store: Store, project: int, run: Run) -> None:
     names -= {run.run, run.of or ""}  # a checkpoint is of a command that runs
     if not names:
         return
-    from fumehood.linux.process import is_first_inside, number_in
+    from fumehood.linux.process import first_inside
     from fumehood.rootfs.tree import targets
 
     changed = {run.roots[change.root] for change in run.changed if change.verdict == APPLIED}
     for other in store.history.runs(among=names):
         roots = [root for root in other.roots if root in changed] if other.capture == KERNEL else []
-        init = number_in(read(store.places.layer(other.run, 0, INIT)), b'"child-pid": ')
-        if roots and init is not None and is_first_inside(init):
+        init = first_inside(store.places.layer(other.run, 0, INIT)) if roots else None
+        if init is not None:
             try:
                 in_tree = targets(other.roots)
                 look_anew(init, [*roots, *(in_tree[root] for root in roots)])

@@ -19,7 +19,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, UndoRefused
 from fumehood.linux.libc import Closing, InterruptsHeld, read
 from fumehood.linux.nofollow import is_whiteout, open_top
-from fumehood.linux.process import is_first_inside, number_in
+from fumehood.linux.process import first_inside
 from fumehood.linux.usage import descendants
 from fumehood.service import decide, now
 from fumehood.service.layers import INIT, paths_in
@@ -53,8 +53,8 @@ def running(store: Store, *reaches: Reach) -> list[LiveCommand]:
 
 def live(store: Store, run: Run) -> LiveCommand:
     """Return a command that runs now, with what it uses at this moment."""
-    init = number_in(read(store.places.layer(run.run, 0, INIT)), b'"child-pid": ')
-    if init is None or not is_first_inside(init):
+    init = first_inside(store.places.layer(run.run, 0, INIT))
+    if init is None:
         return LiveCommand(run=run, memory=0, processes=0)  # it is being set up, or has just ended
     processes = descendants(init)
     sizes = (read(f"/proc/{process}/statm").split() for process in processes)
