@@ -13,7 +13,7 @@ from conftest import need
 from fumehood.core.network import NOT_GRANTED
 from fumehood.proxy import server as serving_module
 from fumehood.proxy.reach import resolve
-from patience import eventually
+from patience import LONG_S, eventually
 from proxy.conftest import read_all
 from servers import Tcp, Web, echo, greet_first, serving
 
@@ -350,6 +350,24 @@ def test_a_tls_client_that_is_asked_again_can_not_ask_for_another_host(proxy, na
     assert arrived[1] == (second if name == "localhost" else b"")
     (seen,) = running.stop()
     assert seen.allowed == (name == "localhost")
+
+
+def test_what_a_tls_client_sends_before_it_is_asked_again_is_not_kept_here(proxy):
+    first, record = hello("localhost"), b"\x17\x03\x03\x40\x00" + bytes(1 << 14)
+    came = threading.Event()
+
+    def want_it_again(connection):
+        connection.recv(len(first), socket.MSG_WAITALL)
+        connection.sendall(AGAIN)
+        connection.recv(1 << 20, socket.MSG_WAITALL)
+        came.set()
+
+    with serving(Tcp(want_it_again)) as there:
+        running = proxy(f"localhost:{there.port}")
+        with running.connect() as client:
+            exchange(client, connect_request(f"localhost:{there.port}"))
+            client.sendall(first + record * 70)
+            assert came.wait(LONG_S)
 
 
 def test_what_begins_like_tls_and_is_none_is_cut_off(proxy):

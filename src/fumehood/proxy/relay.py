@@ -331,8 +331,8 @@ class WrongHost(Exception):
     """A TLS client asked the server for another host than the one it was granted."""
 
 
-def _first_message(client: Wire, is_right: Callable[[str], bool], *, is_again: bool = False) -> bytes:
-    """Read a client's first TLS message, and return it with what came before it; nothing where it speaks no TLS.
+def _pass_first_message(client: Wire, host: Wire, is_right: Callable[[str], bool], *, is_again: bool = False) -> bool:
+    """Pass a client's first TLS message on, once it has come whole; False where it speaks no TLS.
 
     Raises WrongHost where it asks for another host, or can't be read. The one that is said again may come after
     records that were sent too early, which the host does not read.
@@ -340,7 +340,7 @@ def _first_message(client: Wire, is_right: Callable[[str], bool], *, is_again: b
     data = client.read(IDLE_S)
     client.put_back(data)
     if not data or (data[0] != HANDSHAKE and not is_again):
-        return b""
+        return False
     names: list[str | None] = []  # that of the host, once the message is complete; None where it has none
 
     def named(_server: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int:
@@ -351,29 +351,33 @@ def _first_message(client: Wire, is_right: Callable[[str], bool], *, is_again: b
     context.sni_callback = named
     incoming = ssl.MemoryBIO()
     server = context.wrap_bio(incoming, ssl.MemoryBIO(), server_side=True)
-    message, size = b"", 0
+    early = message = b""
     while not names:
         try:
             head = client.exactly(_RECORD, time.monotonic() + IDLE_S)
             record = head + client.exactly(int.from_bytes(head[-2:], "big"), time.monotonic() + IDLE_S)
         except Gone as error:
             raise WrongHost("the first TLS message did not come") from error
-        message += record
         if is_again and record[0] != HANDSHAKE:
+            early += record
+            if len(early) > LONGEST:  # there may be any amount of it
+                host.send(early, IDLE_S)
+                early = b""
             continue
         incoming.write(record)
-        size += len(record)
+        message += record
         try:
             server.do_handshake()
         except ssl.SSLWantReadError:
-            if size > LONGEST:
+            if len(message) > LONGEST:
                 raise WrongHost("the first message is too long") from None
         except ssl.SSLError as error:
             if not names:
                 raise WrongHost(f"no TLS that can be read: {error.reason or error}") from error
     if names[0] is not None and not is_right(names[0]):
         raise WrongHost(f"the TLS client asked for {names[0]} there")
-    return message
+    host.send(early + message, IDLE_S)
+    return True
 
 
 def _answer(host: socket.socket, client: socket.socket) -> bytes:
@@ -455,17 +459,16 @@ def relay(client: Wire, host: socket.socket, entry: Entry, is_right: Callable[[s
     with contextlib.closing(_Way(host, client.socket, entry.count_received)) as back:
         if not client.has_read and not _carry(back, until=client.socket):  # a host may speak first
             return
-        message = _first_message(client, is_right)
-        if message and not back.is_over:
-            Wire(host, entry).send(message, IDLE_S)
-            message, back.taken = b"", _answer(host, client.socket)
+        to_host = Wire(host, entry)
+        if _pass_first_message(client, to_host, is_right) and not back.is_over:
+            back.taken = _answer(host, client.socket)
             if back.taken[:1] == bytes((HANDSHAKE,)) and back.taken[:_TELLING].endswith(_AGAIN):
                 while back.holds:
                     _await(client.socket, select.POLLOUT, IDLE_S)
                     back.advance()
-                message = _first_message(client, is_right, is_again=True)
+                _pass_first_message(client, to_host, is_right, is_again=True)
         with contextlib.closing(_Way(client.socket, host, entry.count_sent)) as there:
-            there.taken = message + client.taken()
+            there.taken = client.taken()
             _carry(there, back)
 
 
