@@ -207,7 +207,12 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
             status = os.stat(name, dir_fd=here, follow_symlinks=False)
             hidden = _hidden_by(name, status)
             if hidden is not None:
-                _settle_whiteout(here, name, hidden, needed=is_merged and _seen(below, hidden) is not None)
+                # A whiteout stays, as a device node, only where there is something to hide.
+                is_needed = is_merged and _seen(below, hidden) is not None
+                if name != hidden or not is_needed:
+                    os.unlink(name, dir_fd=here)
+                if is_needed and look(here, hidden) is None:
+                    whiteout(here, hidden)
                 continue
             if passes_on and _is_new(here, name, status, is_below=is_merged and _seen(below, name) is not None):
                 # Had the command moved it there, it would have kept its own group; that can't be told.
@@ -217,13 +222,10 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
                 inside.append((join(path, name), is_merged))
             else:
                 origin = _origin(stack, path, below, here, name) if stat.S_ISREG(status.st_mode) else None
-                # Of a file with several names it knows one, and copies that up whichever a command writes.
-                lower = _seen(below, name) if is_merged and origin is not None else None
-                is_in_place = lower is not None and lower.st_nlink > 1 and _is_same(lower, origin)
                 if origin is not None:
                     _give_group(here, name, status, origin.st_gid)
                 unmark(here, name)
-                if is_in_place:
+                if is_merged and origin is not None and _is_another_name(below, name, origin):
                     mark_in_place(here, name)
     return inside
 
@@ -240,8 +242,13 @@ def _origin(stack: Stack, path: str, below: Merged, here: int, name: str) -> os.
         return _seen(there, first)
 
 
-def _is_same(one: os.stat_result, other: os.stat_result | None) -> bool:
-    return other is not None and (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+def _is_another_name(below: Merged, name: str, origin: os.stat_result) -> bool:
+    """Tell whether a file with several names was written in place: it then has the path of one of them.
+
+    Of such a file, fuse-overlayfs knows one name, and copies that up whichever a command writes.
+    """
+    lower = _seen(below, name)
+    return lower is not None and lower.st_nlink > 1 and (lower.st_dev, lower.st_ino) == (origin.st_dev, origin.st_ino)
 
 
 def _give_group(directory: int, name: str, status: os.stat_result, group: int, more: int = 0) -> None:
@@ -309,12 +316,3 @@ def _hidden_by(name: str, status: os.stat_result) -> str | None:
     if name.startswith(_PREFIX) and stat.S_ISREG(status.st_mode) and status.st_size == 0:
         return name[len(_PREFIX) :]
     return None
-
-
-def _settle_whiteout(directory: int, name: str, hidden: str, *, needed: bool) -> None:
-    """Keep a whiteout, as a device node, only where there is something to hide."""
-    if name == hidden and needed:
-        return
-    os.unlink(name, dir_fd=directory)
-    if needed and look(directory, hidden) is None:
-        whiteout(directory, hidden)

@@ -54,7 +54,7 @@ def throw_away(top: int, changes: Sequence[c.Change], staying: Sequence[c.Change
     with Loosened(top) as loosened:
         for change in _tops(changes, kept):
             if not c.is_mode_alone(change) and change.path not in kept:
-                _in(loosened, change.path, remove_tree)
+                _act_at(loosened, change.path, remove_tree)
 
 
 def prune(top: int, waiting: Sequence[c.Change]) -> None:
@@ -93,7 +93,7 @@ def _tops(changes: Sequence[c.Change], kept: set[str]) -> list[c.Change]:
     return tops
 
 
-def _in(loosened: Loosened, path: str, act: Callable[[int, str], None]) -> None:
+def _act_at(loosened: Loosened, path: str, act: Callable[[int, str], None]) -> None:
     """Do something in the directory of a path, opened up where its owner may not change it; none is fine."""
     parent, name = split(path)
     try:
@@ -145,8 +145,8 @@ class _Carrying(Closable):
             # A mark: it is made there, and removed here; in an opaque directory there is none.
             self._directory(split(change.path)[0])
             if not self._is_hidden(change.path):
-                _in(self._target, change.path, _mark)
-                _in(self._source, change.path, _unmark)
+                _act_at(self._target, change.path, _mark)
+                _act_at(self._source, change.path, _unmark)
         else:
             self._move(change)
 
@@ -177,7 +177,7 @@ class _Carrying(Closable):
                     remove_directories(to, name)  # what is left of one whose entries have gone their way
                     move(directory, to, name, after)
 
-            _in(self._source, change.path, act)
+            _act_at(self._source, change.path, act)
 
     def _directory(self, path: str) -> None:
         """Make a directory of the target, with those above it, where they are missing: each like the source's."""

@@ -68,10 +68,10 @@ class Reach(Value):
 class History:
     """Runs and their changes in the database; each new state is an event of the audit trail too."""
 
-    def __init__(self, database: Database, places: Places, audit: Audit | None = None) -> None:
+    def __init__(self, database: Database, places: Places, audit: Audit) -> None:
         self.database = database
         self.places = places
-        self.audit = trail.Audit(database) if audit is None else audit
+        self.audit = audit
         self.here: int | None = None  # the project whose runs are named by their numbers; others by their ids
 
     def begin(self, project: int, run: Run, process: int) -> None:
