@@ -305,7 +305,16 @@ UPDATES = frozenset(("checkout", "rebase", "merge", "none"))
 def key_concern(key: str, was: Values, now: Values) -> Concern | None:
     """Judge one setting whose values are new or changed."""
     if runs_something(key):
-        return _program_concern(key, {value or "" for value in now})
+        values = {value or "" for value in now}
+        if _is_in(key, _SWITCHABLE) and {value.lower() for value in values} <= _SWITCH:
+            return None
+        if _is_in(key, _FOR_A_PERSON) and values <= _PLAIN_PROGRAMS:
+            return flagged(FLAG, f"{shown(key)} is set")
+        if key.startswith("include"):
+            return held(FLAG, f"git would read settings from another file, named by {shown(key)}")
+        if _is_in(key, _PLACES):
+            return held(FLAG, f"{shown(key)} leads git to files elsewhere")
+        return held(FLAG, f"git would run a program named by {shown(key)}")
     before = frozenset(was)
     for value in [value or "" for value in dict.fromkeys(now) if value not in before]:
         if _is_in(key, ADDRESSES) and _is_helper_address(value):
@@ -318,18 +327,6 @@ def key_concern(key: str, was: Values, now: Values) -> Concern | None:
         return None
     decides = "decides whom git contacts or trusts" if _is_in(key, ELSEWHERE) else ""
     return held(FLAG, f"{shown(key)} {decides or 'is not a git setting that is known to be harmless'}")
-
-
-def _program_concern(key: str, values: set[str]) -> Concern | None:
-    if _is_in(key, _SWITCHABLE) and {value.lower() for value in values} <= _SWITCH:
-        return None
-    if _is_in(key, _FOR_A_PERSON) and values <= _PLAIN_PROGRAMS:
-        return flagged(FLAG, f"{shown(key)} is set")
-    if key.startswith("include"):
-        return held(FLAG, f"git would read settings from another file, named by {shown(key)}")
-    if _is_in(key, _PLACES):
-        return held(FLAG, f"{shown(key)} leads git to files elsewhere")
-    return held(FLAG, f"git would run a program named by {shown(key)}")
 
 
 def runs_something(key: str) -> bool:
@@ -401,14 +398,14 @@ def everyday_concern(old: bytes | None, new: bytes, is_own_work_tree: Callable[[
         return held(FLAG, "can't be understood as a git configuration")
     before = [] if old is None else parse(old) or []
     was, now = by_key(before), by_key(after)
-    moved = _renamed(was, now)
+    renamed = _renamed(was, now)
     changed = [key for key in {**now, **was} if was.get(key) != now.get(key)]
     reasons = []
     for key in changed:
         values = now.get(key, ())
         if key == "core.worktree" and is_own_work_tree(values):
             continue
-        if split_key(key)[:2] not in moved and not _is_everyday(key, was, values):
+        if split_key(key)[:2] not in renamed and not _is_everyday(key, was, values):
             reasons.append(_why(key, was.get(key, ()), values))
     if reasons:
         more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""

@@ -42,8 +42,11 @@ def judge(
                     change.verdict, change.reason = c.UNSUPPORTED, f"{why}{path}"
         if concern is not None:
             change.flags = (*change.flags, concern.flag)
-    if waiting is not None:
-        hold_what_builds_on(changes, waiting)
+    if waiting:
+        # What was built on something that waits can't go before it.
+        for change in changes:
+            if change.verdict == c.APPLIED and (run := waiting.under(change)) is not None:
+                change.verdict, change.reason = c.HELD, f"it builds on run {waiting.name(run)}, which was held"
     # A commit whose index waits would leave HEAD ahead of it, and a person's next commit would take it back.
     _share(changes, roots, c.HELD, "is held")
     keep_replacements_whole(changes)
@@ -251,25 +254,14 @@ def _repository(place: str, gits: Collection[str], is_part: Callable[[list[str]]
         git = place[:end]
         if git.endswith(".git") or git in gits:
             left -= 1
-            own = _own(place[end + 1 :].split("/"), is_part)
-            if own is not None:
-                return "/".join((git, *own))
+            rest = place[end + 1 :].split("/")
+            # A submodule's name may have slashes, so its state is known by what its paths end with.
+            for at in range(2, len(rest)) if rest[0] == "modules" else (0,):
+                # What a linked work tree has is called as the main one's.
+                if is_part(rest[at + 2 :] if rest[at] == "worktrees" else rest[at:]):
+                    return "/".join((git, *rest[:at]))
         end = place.find("/", end + 1)
     return ""
-
-
-def _own(rest: list[str], is_part: Callable[[list[str]], bool]) -> list[str] | None:
-    """Return where in a git directory the one lies that a path in it is a part of; None where it is part of none."""
-    if rest[0] != "modules":
-        return [] if is_part(_in_tree(rest)) else None
-    # A submodule's name may have slashes, so its state is known by what its paths end with.
-    ends = (end for end in range(2, len(rest)) if is_part(_in_tree(rest[end:])))
-    return next((rest[:end] for end in ends), None)
-
-
-def _in_tree(rest: list[str]) -> list[str]:
-    """Return a path in a git directory as its main work tree would have it, for one of a linked work tree."""
-    return rest[2:] if rest[0] == "worktrees" else rest
 
 
 def _is_state(rest: list[str]) -> bool:
@@ -426,12 +418,3 @@ class Waiting:
         if place.endswith(_POINTERS):
             place = f"{place.rpartition('/')[0]}/HEAD"
         return self._repositories.get(_state_of(change, place, self._gits))
-
-
-def hold_what_builds_on(changes: Sequence[c.Change], waiting: Waiting) -> None:
-    """Hold the changes that can't go before what they were built on."""
-    if not waiting:
-        return
-    for change in changes:
-        if change.verdict == c.APPLIED and (run := waiting.under(change)) is not None:
-            change.verdict, change.reason = c.HELD, f"it builds on run {waiting.name(run)}, which was held"

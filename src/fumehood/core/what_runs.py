@@ -340,7 +340,10 @@ def _pieces(line: str) -> Iterator[tuple[str, str]]:
     while at < len(line):
         letter = line[at]
         if letter in "\"'":
-            end = _closing(line, at)
+            end = at + 1
+            while end < len(line) and line[end] != letter:
+                end += 2 if line[end] == "\\" and letter == '"' else 1
+            end = min(end, len(line))  # where nothing closes it, a text ends with the line
             piece = line[at + 1 : end].replace("\\n", "\n").replace("\\", "")
             at = end + 1
             while line[at : at + 1].isspace():
@@ -357,14 +360,6 @@ def _pieces(line: str) -> Iterator[tuple[str, str]]:
             piece = line[at:end].strip()
             yield _KEY if is_key else "", piece
             at = end + is_key
-
-
-def _closing(line: str, at: int) -> int:
-    """Return where a quoted text ends: at the end of the line, where nothing closes it."""
-    quote, end = line[at], at + 1
-    while end < len(line) and line[end] != quote:
-        end += 2 if line[end] == "\\" and quote == '"' else 1
-    return min(end, len(line))
 
 
 def _plain(line: str, at: int) -> tuple[int, bool]:

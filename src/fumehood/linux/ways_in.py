@@ -213,22 +213,17 @@ class _Runs:
             if len(self._bases) < _MOST_ENTERED:
                 inside = [each for each in places if self._ways.holds(each) and os.path.isdir(each)]
                 self._bases += [each for each in inside if each not in self._bases]
-        for path in files_run(line, lambda path: any(map(os.path.isfile, self._there(path))), self._is_program):
+        for path in files_run(line, lambda path: any(map(os.path.isfile, self._there(path))), self.is_program):
             for place in self._places(path):
                 if not _is_installed(place):
                     self._ways.lead("/", place, self._because)
-
-    def protect_settings(self, text: str) -> None:
-        """Protect what settings run: what stands at a key that says so, and any text that begins as a command does."""
-        for line, is_run in lines_of(text):
-            if is_run or begins_as_command(line, self._is_program):
-                self.protect(line)
 
     def _places(self, path: str) -> list[str]:
         text = expanded(path, self._home)
         return [os.path.join(base, text) for base in self._bases] if text else []
 
-    def _is_program(self, path: str) -> bool:
+    def is_program(self, path: str) -> bool:
+        """Return True if a path is a program, from where lines are run."""
         return any(os.path.isfile(place) and os.access(place, os.X_OK) for place in self._there(path))
 
     def _there(self, path: str) -> Iterator[str]:
@@ -263,26 +258,25 @@ def protect_what_tools_reach(ways: Ways, tree: ProjectTree, root: str, home: str
                 for place in read_by_direnv(line):
                     ways.lead(os.path.dirname(path), place, because)
         elif name.rpartition(".")[2] in _SETTINGS:
-            _protect_what_settings_name(ways, path, bases, home, because)
+            text = text_of(path)
+            if flag == "agent-settings" and name.endswith((".json", ".jsonc", ".toml")):
+                from fumehood.core.settings_text import commands_in
+
+                for line in commands_in(text, is_toml=name.endswith(".toml")):
+                    protect_line(ways, line, bases, home, because)
+            is_by_hand = name.endswith(_STARTED_BY_HAND)
+            if is_by_hand and _AT_OPENING in text:
+                text, is_by_hand = tasks_at_opening(text, _AT_OPENING), False
+            if not is_by_hand:
+                runs = _Runs(ways, bases, home, because)
+                # What stands at a key that says so is run, and any text that begins as a command does.
+                for line, is_run in lines_of(text):
+                    if is_run or begins_as_command(line, runs.is_program):
+                        runs.protect(line)
         elif flag == "hook-manager" or (flag == "editor-settings" and name in HELD_NAMES):
             runs = _Runs(ways, bases, home, because)
             for line in _lines(path):
                 runs.protect(line)
-
-
-def _protect_what_settings_name(ways: Ways, path: str, bases: Sequence[str], home: str, because: Because) -> None:
-    text = text_of(path)
-    name = os.path.basename(path).lower()
-    if because[0] == "agent-settings" and name.endswith((".json", ".jsonc", ".toml")):
-        from fumehood.core.settings_text import commands_in
-
-        for line in commands_in(text, is_toml=name.endswith(".toml")):
-            protect_line(ways, line, bases, home, because)
-    is_by_hand = name.endswith(_STARTED_BY_HAND)
-    if is_by_hand and _AT_OPENING in text:
-        text, is_by_hand = tasks_at_opening(text, _AT_OPENING), False
-    if not is_by_hand:
-        _Runs(ways, bases, home, because).protect_settings(text)
 
 
 def text_of(path: str) -> str:
