@@ -302,6 +302,12 @@ def _is_login(key: str) -> bool:
 
 def _without_commands(value: Any) -> Any:
     """Return a message without the ways to log in that are commands, wherever in it they are listed."""
+
+    def is_harmless(method: Any) -> bool:
+        """Neither a command that the editor would run, nor something that we don't understand."""
+        extra = method.get("_meta") or {} if isinstance(method, dict) else None
+        return isinstance(extra, dict) and method.get("type") != "terminal" and not any(map(_is_login, extra))
+
     if isinstance(value, list):
         return list(map(_without_commands, value))
     if not isinstance(value, dict):
@@ -310,11 +316,5 @@ def _without_commands(value: Any) -> Any:
     methods = inner.get(_LOGINS)
     if methods is not None:
         is_list = isinstance(methods, list)
-        inner[_LOGINS] = [each for each in methods if not _runs_a_command(each)] if is_list else []
+        inner[_LOGINS] = [each for each in methods if is_harmless(each)] if is_list else []
     return inner
-
-
-def _runs_a_command(method: Any) -> bool:
-    """Return True if a way to log in is a command that the editor would run, or nothing that we understand."""
-    extra = method.get("_meta") or {} if isinstance(method, dict) else None
-    return not isinstance(extra, dict) or method.get("type") == "terminal" or any(map(_is_login, extra))

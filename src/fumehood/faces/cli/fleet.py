@@ -206,8 +206,7 @@ def _map(context: Context, sender: FleetSender) -> int:
         left = [job for job in ids if job not in runs]
         print(f"\nfumehood: {len(left)} go on; fumehood fleet attach ID comes back for one", file=sys.stderr)
         return 130
-    if context.as_json:
-        context.say({"runs": [{"job": job, "item": ids[job], **runs[job].as_dict()} for job in ids]}, lambda: None)
+    context.printed(lambda: {"runs": [{"job": job, "item": ids[job], **runs[job].as_dict()} for job in ids]})
     return max((1 if _status(run) else 0 for run in runs.values()), default=0)
 
 

@@ -59,7 +59,15 @@ def _becomes(fields: dict[str, object]) -> Becomes | None:
     ways: list[Becomes] = [written(text) for name in _WHOLE if isinstance(text := fields.get(name), str)]
     ways += _replaced(fields)
     if isinstance(several := fields.get("edits"), list):
-        ways.append(_in_turn([_replaced(each) if isinstance(each, dict) else [] for each in several]))
+        edits = [_replaced(each) if isinstance(each, dict) else [] for each in several]
+
+        def in_turn(content: bytes | None) -> bytes | None:
+            """Make each edit in what the one before left."""
+            for number, meant in enumerate(edits):
+                content = None if len(meant) != 1 or (number and content is None) else meant[0](content)
+            return content
+
+        ways.append(in_turn)
     return ways[0] if len(ways) == 1 else None
 
 
@@ -69,17 +77,6 @@ def _replaced(fields: dict[str, object]) -> list[Becomes]:
     return [
         replaced(old, new, everywhere=everywhere) for old, new in pairs if isinstance(old, str) and isinstance(new, str)
     ]
-
-
-def _in_turn(edits: Sequence[list[Becomes]]) -> Becomes:
-    """Tell what a file holds after several edits, each in what the one before left."""
-
-    def becomes(content: bytes | None) -> bytes | None:
-        for number, ways in enumerate(edits):
-            content = None if len(ways) != 1 or (number and content is None) else ways[0](content)
-        return content
-
-    return becomes
 
 
 def begun(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:

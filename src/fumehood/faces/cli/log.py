@@ -318,7 +318,6 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
     if context.as_json:
         changed = [each.fields() for each in differences(*wanted, here=here(), hidden_by=policy)]
         return context.say({**about, "differences": changed}, lambda: None)
-
     with _paged(context.store.own_path(), wanted=not options.no_pager):
         objects = 0
         for each in each_difference(*wanted, here=here(), hidden_by=policy):
@@ -373,52 +372,32 @@ def write_difference(text: str) -> None:
     run_or("last"), flag("--follow", "go on while the command runs"), *REACH,
 )  # fmt: skip
 def _output(context: Context) -> int:
-    run = context.run(context.options.run)
-    more = {}
-    if context.options.follow:
-        run = _follow(context, run)
-        more = {"state": run.state, "exit_code": run.exit_code}
-        if not context.as_json:
-            return 0
-    answer = {
-        "run": run.run, "stdout": run.stdout, "stderr": run.stderr, "output_truncated": run.output_truncated, **more,
-    }  # fmt: skip
-    if not context.printed(answer):
-        sys.stdout.flush()
-        sink = sys.stdout.write if isinstance(sys.stdout, ModelText) else sink_to(1)
-        for name in ("stdout", "stderr"):
-            for piece in context.store.history.printed(run.run, name):
-                sink(piece)
-        sink(b"")
-    return 0
-
-
-def _follow(context: Context, run: Run) -> Run:
-    """Print what a command prints until it has ended, but for JSON, whose object has it; returns it as it then is."""
+    options, store, run = context.options, context.store, context.run(context.options.run)
     sys.stdout.flush()
     sink = sys.stdout.write if isinstance(sys.stdout, ModelText) else sink_to(1)
-    read = {"stdout": 0, "stderr": 0}
-
-    def go_on(name: str, printed: Iterator[bytes]) -> None:
-        for piece in printed if not context.as_json else ():
-            read[name] += len(piece)
-            sink(piece)
-
-    while run.state in UNFINISHED:
-        for name, count in read.items():
+    shown = {"stdout": 0, "stderr": 0}  # bytes
+    while options.follow and run.state in UNFINISHED:
+        for name, count in shown.items() if not context.as_json else ():  # the object has it all
             try:
-                go_on(name, pieces(context.store.places.output(run.run, name), count))
+                for piece in pieces(store.places.output(run.run, name), count):
+                    shown[name] += len(piece)
+                    sink(piece)
             except FileNotFoundError:
                 continue  # it has printed nothing yet, or is at its end
         time.sleep(_FOLLOWS_S)
-        context.store.recover()  # should its process have died
-        run = context.store.history.find(run.run)
-    for name, count in read.items():
-        whole = b"".join(context.store.history.printed(run.run, name))
-        go_on(name, iter([whole[count:]] if whole[count:] else []))
-    if not context.as_json:
-        sink(b"")
-    return run
+        store.recover()  # should its process have died
+        run = store.history.find(run.run)
+    ended = " state exit_code" if options.follow else ""
+    if context.printed(lambda: picked(run, f"run stdout stderr output_truncated{ended}")):
+        return 0
+    for name, count in shown.items():
+        left = count
+        for piece in store.history.printed(run.run, name):
+            if len(piece) > left:
+                sink(piece[left:])
+            left = max(0, left - len(piece))
+    sink(b"")
+    return 0
 
 
 def _show_in_tool(context: Context, run: Run) -> int:
