@@ -162,6 +162,7 @@ def hardening(room: Path) -> Iterator[Figure]:
     from unittest import mock
 
     from fumehood import Sandbox
+    from fumehood.linux import confine
     from fumehood.linux.mounts import Bind, Devices, Proc, Tmpfs
     from fumehood.service import running
     from fumehood.service.surroundings import Seen
@@ -173,13 +174,13 @@ def hardening(room: Path) -> Iterator[Figure]:
     with Sandbox(project) as sandbox:
 
         def without() -> None:
-            def seen(self: running.Execution, *_arguments: object) -> Seen:
+            def look(self: running.Execution) -> Seen:
                 return Seen(mounts=(*bare, *self._capture.mounts), ahead=2, look=0, is_cut=True)
 
             with (
-                mock.patch.object(running.Execution, "_seen", seen),
+                mock.patch.object(running.Execution, "_look", look),
                 mock.patch.object(running, "filter_for", return_value=b""),
-                mock.patch.object(running, "guard", return_value=b""),
+                mock.patch.object(confine, "guard", return_value=b""),
             ):
                 sandbox.run("true")
 

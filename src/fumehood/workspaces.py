@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.service.ask import Answering, Ask
-    from fumehood.service.sandbox import Variables
+    from fumehood.service.hood import Variables
 
 __all__ = ["Workspace", "clear", "list", "open", "remove", "reset"]
 

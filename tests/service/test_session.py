@@ -21,7 +21,8 @@ from fumehood.core.questions import Question
 from fumehood.core.report import Blocked
 from fumehood.linux.probe import CAPTURES
 from fumehood.service import overview
-from fumehood.service.running import Wishes
+from fumehood.service.hood import Wishes
+from fumehood.service.sandbox import run_in
 from fumehood.service.session import leave_link
 from passing_days import pass_days
 from snapshots import snapshot
@@ -80,7 +81,7 @@ def test_whatever_a_command_does_to_its_shell_its_directory_and_its_output_are_k
     ):
         plain = subprocess.run([path, "-c", line], cwd=project, capture_output=True, text=True, check=False)
         request = agent._request(line, cwd=project).replace(shell=path)
-        run = agent._hood.run(request, Wishes())
+        run = run_in(agent._hood, request, Wishes())
         assert (run.exit_code, run.stdout) == (plain.returncode, plain.stdout) == (plain.returncode, printed), line
         assert (agent.cwd, run.blocked) == (f"{project}/d", ()), line
         agent.run("true", cwd=project)

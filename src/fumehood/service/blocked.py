@@ -8,7 +8,7 @@ from fumehood.core.changes import ADDED, outermost
 from fumehood.core.limits import OUTPUT, hit, may_be_cut_off, overflows
 from fumehood.core.masks import SERVICES, is_in
 from fumehood.core.network import FULL, Network
-from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, NOT_YET, OLD_FILES, Blocked, Run, first_of
+from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, NOT_YET, OLD_FILES, READ_ONLY, Blocked, Run, first_of
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import replace
@@ -33,12 +33,12 @@ from fumehood.store.history import Reach
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
 
     from fumehood.core.policy import Policy
+    from fumehood.core.request import Request
     from fumehood.linux.probe import Host
-    from fumehood.service.running import Ended, Workplace
-    from fumehood.service.session import Seat
+    from fumehood.service.hood import Hood
+    from fumehood.service.running import Ended, Execution
     from fumehood.service.store import Store
     from fumehood.service.surroundings import World
     from fumehood.store.places import Places
@@ -57,39 +57,40 @@ _ASKING = "fumehood ask"  # what a command of a session can type
 
 
 def what_was_blocked(
-    place: Workplace, run: Run, network: Network, hosts: tuple[str, ...], world: World, ended: Ended,
-    seat: Seat | None, withheld: dict[str, Any],
-) -> tuple[Blocked, ...]:  # fmt: skip
-    """Return what a command was refused, what it may have missed where it failed, and what was thrown away.
-
-    `hosts` are those that it was meant to reach, `withheld` is what profiles would grant it.
-    """
+    run: Run, execution: Execution, network: Network, request: Request, ended: Ended
+) -> tuple[Blocked, ...]:
+    """Return what a command was refused, what it may have missed where it failed, and what was thrown away."""
+    hood, world, seat = execution.hood, execution.world, execution.seat
+    store, policy, can_ask = hood.store, hood.policy, seat is not None
     blocked = list(run.blocked)  # connections
     if ended.outcome.limit is not None:
         blocked.append(ended.outcome.limit)
     if any(stream.size > stream.saved > 0 for stream in (ended.stdout, ended.stderr)):
-        blocked.append(hit(OUTPUT, place.policy.output_limit))
+        blocked.append(hit(OUTPUT, policy.output_limit))
     home = "" if ended.seen is None else ended.seen.home
     complaints = run.stdout if run.one_stream else run.stderr
-    blocked += _refused(place, run, complaints, world, home, can_ask=seat is not None)
+    blocked += _refused(hood, run, complaints, world, home, can_ask=can_ask)
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
-        blocked += _unreached(run, network, hosts, ended.outcome.exit.tries, _ASKING if seat else "")
+        blocked += _unreached(run, network, request.hosts, ended.outcome.exit.tries, _ASKING if can_ask else "")
     blocked += world.blocked
     if seat is not None:
         blocked += seat.lacking(run)
-        if (run.exit_code or run.changed) and len(place.store.history.unfinished(place.project.id)) > 1:
-            blocked += _not_seen_by_all(place.store, run, complaints)
+        if (run.exit_code or run.changed) and len(store.history.unfinished(hood.project.id)) > 1:
+            blocked += _not_seen_by_all(store, run, complaints)
     if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
-        blocked += _refused_by_owners(place.store.places, place.project, run, place.host(), place.policy.capture)
-    if run.exit_code and withheld:
+        blocked += _refused_by_owners(store.places, hood.project, run, hood.host(), policy.capture)
+    if run.exit_code and hood.withheld:
         from fumehood.service.profiles import missed as missed_profiles
 
-        blocked += missed_profiles(withheld)
+        blocked += missed_profiles(hood.withheld)
     if run.exit_code:
         blocked += _of_somebody_else(run, complaints)
-        _suspect(blocked, run, place.policy, world, ended, can_ask=seat is not None)
+        _suspect(blocked, run, policy, world, ended, can_ask=can_ask)
     if ended.left_at_home:
         blocked.append(_thrown_away(ended.left_at_home))
+    for directory in request.beside:
+        hint = f"to ask the person for it: {_ASKING} --write {quoted(directory)}"
+        blocked.append(Blocked(what=READ_ONLY, detail=directory, hint=hint))
     return tuple(blocked)
 
 
@@ -112,7 +113,7 @@ def lacked_room(run: Run, state: str) -> str:
 
 
 def _refused(
-    place: Workplace, run: Run, complaints: str, world: World, home: str, *, can_ask: bool
+    hood: Hood, run: Run, complaints: str, world: World, home: str, *, can_ask: bool
 ) -> tuple[Blocked, ...]:
     """Tell what a command could not write."""
     if not any(words in text for text in (run.stdout, run.stderr) for words in _REFUSALS):
@@ -130,7 +131,7 @@ def _refused(
         # What git names is relative to the top of the work tree.
         ways = (os.path.normpath(os.path.join(base, path)) for base in (run.cwd, run.project))
         meant = next((way for way in ways if os.path.isdir(os.path.dirname(way)) and not is_in(way, writable)), path)
-        directory = _addable(place, meant, home)
+        directory = _addable(hood, meant, home)
         return meant, f"{how} {quoted(directory)}" if directory else ""
 
     remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if can_ask else world.remedy
@@ -138,9 +139,9 @@ def _refused(
     return refused_writes(complaints, writable, remedy, home, is_limited=limited, helping=helping)
 
 
-def _addable(place: Workplace, path: str, home: str) -> str:
+def _addable(hood: Hood, path: str, home: str) -> str:
     """Return the directory that could be made a root to have a path written; nothing where none should."""
-    shown = [each for each in place.policy.show if is_in(path, (each,))]
+    shown = [each for each in hood.policy.show if is_in(path, (each,))]
     inside = os.path.realpath(os.path.dirname(path))
     if not os.path.isabs(path) or (not shown and is_in(inside, (*_OF_THE_SYSTEM, *([home] if home else ())))):
         return ""
@@ -148,7 +149,7 @@ def _addable(place: Workplace, path: str, home: str) -> str:
     for directory in ([path] if is_repository else [*sorted(shown, key=len, reverse=True), inside]):
         try:
             if os.access(directory, os.W_OK):
-                return place.store.projects.new_root(place.project, directory)
+                return hood.store.projects.new_root(hood.project, directory)
         except BadRequest:
             continue
     return ""

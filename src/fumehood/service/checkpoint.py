@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from fumehood.linux.checkpoints import Entry
     from fumehood.linux.namespaces import Layer
-    from fumehood.service.running import Workplace
+    from fumehood.service.hood import Hood
     from fumehood.service.store import Store
 
 _MOST_ENTRIES, _MOST_BYTES = 100_000, 1 << 30  # of layers that are settled without being asked for
@@ -60,7 +60,7 @@ class Checkpoints:
     """The checkpoints of one running command; `targets` are where it sees the roots."""
 
     def __init__(
-        self, hood: Workplace, run: Run, layers: Sequence[Layer], claim: layering.Claim, targets: Sequence[str]
+        self, hood: Hood, run: Run, layers: Sequence[Layer], claim: layering.Claim, targets: Sequence[str]
     ) -> None:
         self._hood = hood
         self._run = run

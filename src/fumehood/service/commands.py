@@ -24,8 +24,9 @@ from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
 from fumehood.service.dialogue import Dialogue, LoopListener, attend_in_thread, has_begun
+from fumehood.service.hood import Wishes
 from fumehood.service.opened import OpenedStore, is_cleaning_due, upkeep
-from fumehood.service.running import Wishes
+from fumehood.service.sandbox import foreseen, run_in
 from fumehood.service.started import Started, Underway, terminal_of
 
 if TYPE_CHECKING:
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from fumehood.core.report import Run
     from fumehood.linux.streams import Wish
     from fumehood.service.ask import Answering, Ask
+    from fumehood.service.hood import Hood
     from fumehood.service.projects import ThrownDirectory
-    from fumehood.service.sandbox import Hood
     from fumehood.store.projects import Project
 
     Function = Callable[..., object]
@@ -121,18 +122,18 @@ class Commands:
         self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False
     ) -> tuple[Question, ...]:
         """Return what a person would be asked before this command runs."""
-        return self._hood.foreseen(self._request(command, cwd=cwd, network=network))
+        return foreseen(self._hood, self._request(command, cwd=cwd, network=network))
 
     def _perform(self, request: Request, wishes: Wishes) -> Run:
         with in_our_words(self):
             upkeep(self._store, self._project.id)
             if isinstance(wishes.partner, Dialogue):  # it has a thread of ours, and is ended by its handle
-                run = self._hood.run(request, wishes)
+                run = run_in(self._hood, request, wishes)
             else:
                 underway = Underway(self._store, wishes)
                 try:
                     with underway as all_wishes:
-                        run = self._hood.run(request, all_wishes)
+                        run = run_in(self._hood, request, all_wishes)
                 finally:
                     underway.leave()  # again: Ctrl-C may have come just before it was left
         if is_cleaning_due(self._store):

@@ -290,11 +290,11 @@ class BestOf:
         self.drafts = [Draft(sandbox, record) for record in (first, *others)]
         for draft in self.drafts:
             # What they may use is for all that run at once together.
-            limits: Limits = sandbox._hood.policy.limits
-            draft._hood = sandbox._hood.limited(limits.replace(
+            policy, limits = sandbox._hood.policy, sandbox._hood.policy.limits
+            draft._hood = sandbox._hood.but(policy=policy.replace(limits=limits.replace(
                 memory=memory_limit(limits) // jobs, processes=limits.processes and max(1, limits.processes // jobs),
                 written=limits.written and max(1, limits.written // jobs),
-            ))  # fmt: skip
+            )))  # fmt: skip
         self.candidates = [Candidate(number=n, draft=each.name) for n, each in enumerate(self.drafts, 1)]
 
     def outcome(self, *, keep: bool, applies: bool) -> Best:

@@ -25,11 +25,13 @@ from fumehood.linux.doctor import Ability
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
 from fumehood.linux.probe import FIX, Host, read
-from fumehood.linux.streams import INLINE, Stream
+from fumehood.linux.streams import INLINE
 from fumehood.linux.survey import fault_of
 from fumehood.service import layers as layering
 from fumehood.service.blocked import failed_on
-from fumehood.service.running import Execution, Wishes
+from fumehood.service.hood import Hood, Wishes
+from fumehood.service.running import Execution, output_streams
+from fumehood.service.sandbox import world_of
 from fumehood.service.store import Store
 from fumehood.service.surroundings import World, around
 from fumehood.store import database
@@ -41,7 +43,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fumehood.service.sandbox import Hood
 
 
 _WAYS = {
@@ -66,9 +67,8 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     project = hood.project
     choice = capturing.choose(host, hood.policy.capture, project.roots, failed_on(hood.store.places, project))
     name = new_id()
-    world = hood.world(request, name)
-    with _unrecorded(hood, name, choice, world) as (execution, world):
-        seen = execution.would_see(world)
+    with _unrecorded(hood, name, choice, world_of(hood, request, name)) as execution:
+        seen, world = execution.would_see(), execution.world
     network = decided(request.network, request.hosts, hood.policy)
     owner = owner_of(project.path)
     limits = hood.policy.limits.fields()
@@ -94,20 +94,19 @@ def look_inside(hood: Hood, script: str, root: str, timeout: float) -> str:
     world = around(places, policy, root or policy.root, project.roots, owner_of(project.path), project.id)
     choice = capturing.choose(hood.host(), policy.capture, project.roots)
     name = new_id()
-    out, err = (Stream(each, places.output(name, each), INLINE) for each in ("stdout", "stderr"))
+    streams = output_streams(places, name, INLINE)
     try:
-        with _unrecorded(hood, name, choice, world) as (execution, world):
-            line = arguments(script, world.shell)
-            execution.run(line, world, world.cwd(project.path), (out, err), timeout, Wishes())
+        with _unrecorded(hood, name, choice, world) as execution:
+            execution.run(arguments(script, world.shell), world.cwd(project.path), streams, timeout, Wishes())
     finally:
-        for stream in (out, err):
+        for stream in streams:
             if stream.path:
                 os.unlink(stream.path)
-    return out.text()
+    return streams[0].text()
 
 
 @contextmanager
-def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -> Iterator[tuple[Execution, World]]:
+def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -> Iterator[Execution]:
     """Have layers for a command that no record will tell of; they are dropped at the end."""
     places, roots = hood.store.places, hood.project.roots
     with layering.Claim(places, name) as claim:
@@ -116,7 +115,7 @@ def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -
             layers = layering.make(places, name, roots, choice.way, overlaid=choice.overlaid)
             capture = capturing.Capture(choice.way, layers, world.targets, choice.groups, world.write)
             with world.entered(choice.way) as entered:
-                yield Execution(hood.host(), capture, hood.start, hood.policy.limits, hood.surroundings), entered
+                yield Execution(hood, entered, capture)
         finally:
             if world.scratch is not None:
                 world.scratch.remove()

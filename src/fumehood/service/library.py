@@ -19,12 +19,12 @@ from fumehood.service.ask import channels, question_for, settle_access, settled_
 from fumehood.service.commands import Commands, naming, texts
 from fumehood.service.dialogue import end_all
 from fumehood.service.differences import each_difference
+from fumehood.service.hood import Hood
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.overview import redo_command, redo_session, undo_command, undo_session
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import ThrownDirectory, add_root, reset
 from fumehood.service.restore import known_file, known_files, place_of, restore
-from fumehood.service.sandbox import Hood
 from fumehood.service.session import keep_variables, news, session_of
 from fumehood.service.started import end_underway
 from fumehood.service.undo import last_to_undo, undo
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fumehood.service.desk import Questions
     from fumehood.service.drafting import Best, Candidate, Draft
     from fumehood.service.fleet.sender import FleetSender
-    from fumehood.service.sandbox import Variables
+    from fumehood.service.hood import Variables
 
 # What has no end, as a pipe or a device, would be read or written for as long as a command may take.
 _A_FILE = '[ ! -e "$1" ] || [ -f "$1" ] || { echo it is not a file >&2; exit 1; }; '

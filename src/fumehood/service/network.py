@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fumehood.linux.launch import Plan, Starter
+    from fumehood.linux.launch import Plan, Starter, Streams
     from fumehood.linux.process import Running
     from fumehood.proxy.neighbours import Neighbours
     from fumehood.proxy.server import Proxy
@@ -31,20 +31,16 @@ _TOO_MANY = f"the command asked for more than {MOST_ITEMS} hosts, which is more 
 
 
 class Asking:
-    """Puts the hosts that a command tries to reach to a person, one after the other, while its connections wait.
+    """Puts what a command asks for while it runs to a person, one question after the other; the command waits.
 
     Each connection has a thread of its own, which calls `refusal`. The thread that attends the command calls the rest.
     """
 
-    def __init__(
-        self, decide: Callable[[str, Callable[[], bool]], Decision], record: Callable[[str, Decision], object]
-    ) -> None:
-        self._decide = decide
-        self._record = record
+    def __init__(self, decide_host: Callable[[str, Callable[[], bool]], Decision]) -> None:
+        self._decide_host = decide_host
         self._changed = threading.Condition()
         self._turn = threading.Lock()  # one question at a time
         self._answers: dict[str, Decision | None] = {}  # None: it waits for one
-        self._unrecorded: list[tuple[str, Decision]] = []
         self._error: BaseException | None = None
         self._silence = ""  # why nobody is asked any more
         self._waiting = 0
@@ -61,7 +57,6 @@ class Asking:
                 if refusal:
                     return refusal
                 self._answers[place] = None
-                self._begin_waiting()
         if is_new:
             self._answer(place)
         with self._changed:
@@ -71,59 +66,46 @@ class Asking:
 
     def _answer(self, place: str) -> None:
         """Find the answer about a host, which others may wait for too."""
+
+        def decide(is_closed: Callable[[], bool]) -> Decision:
+            decision = self._decide_host(place, is_closed)
+            if decision.reason == TOO_LATE:  # nobody is there: the next one would wait as long
+                self._fall_silent(decision.reason)
+            return decision
+
         decision = Decision(allowed=False, reason=CANCELLED)
         try:
-            with self._turn:
-                decision = self._asked(place)
+            decision = self.waited_for(decide)
         except BaseException as error:  # noqa: BLE001 - handed on to the thread that attends the command
             self._error = error
         with self._changed:
             self._answers[place] = decision
-            self._end_waiting()
-
-    def _asked(self, place: str) -> Decision:
-        refused = self._until_attended()
-        if refused is not None:
-            return refused
-        decision = self._decide(place, lambda: bool(self._silence))
-        if decision.reason == TOO_LATE:  # nobody is there: the next one would wait as long
-            self._fall_silent(decision.reason)
-        with self._changed:
-            self._unrecorded.append((place, decision))
-        return decision
+            self._changed.notify_all()
+            self._wake()
 
     def waited_for(self, decide: Callable[[Callable[[], bool]], Decision]) -> Decision:
-        """Have something else decided, that the command asks for itself and waits for."""
+        """Have something decided, once it is its turn; from now on the command waits for a person."""
         with self._changed:
-            self._begin_waiting()
+            if not self._waiting:
+                self._since = time.monotonic()
+            self._waiting += 1
+            self._wake()
         try:
             with self._turn:
-                return self._until_attended() or decide(lambda: bool(self._silence))
+                with self._changed:
+                    # What is typed is the answer only once nobody else reads it any more.
+                    while not self.is_open and not self._silence:
+                        self._changed.wait()
+                    if self._silence:
+                        return Decision(allowed=False, reason=self._silence)
+                return decide(lambda: bool(self._silence))
         finally:
             with self._changed:
-                self._end_waiting()
-
-    def _begin_waiting(self) -> None:
-        """A thread begins to wait for a person (the lock is held)."""
-        if not self._waiting:
-            self._since = time.monotonic()
-        self._waiting += 1
-        self._wake()
-
-    def _end_waiting(self) -> None:
-        """A thread waits no more (the lock is held)."""
-        self._waiting -= 1
-        if not self._waiting:
-            self._waited_s += time.monotonic() - self._since
-        self._changed.notify_all()
-        self._wake()
-
-    def _until_attended(self) -> Decision | None:
-        """Wait until what is typed is the answer, so that nobody else reads it any more; a no where nobody is asked."""
-        with self._changed:
-            while not self.is_open and not self._silence:
-                self._changed.wait()
-            return Decision(allowed=False, reason=self._silence) if self._silence else None
+                self._waiting -= 1
+                if not self._waiting:
+                    self._waited_s += time.monotonic() - self._since
+                self._changed.notify_all()
+                self._wake()
 
     def _wake(self) -> None:
         """Have the attending thread look (the lock is held)."""
@@ -140,15 +122,8 @@ class Asking:
             os.eventfd_read(self._event)
             self.is_open = self._waiting > 0
             self._changed.notify_all()
-        self._keep_record()
         if self._error is not None:
             raise self._error
-
-    def _keep_record(self) -> None:
-        with self._changed:
-            answered, self._unrecorded = self._unrecorded, []
-        for place, decision in answered:
-            self._record(place, decision)
 
     @property
     def waited_s(self) -> float:
@@ -166,8 +141,7 @@ class Asking:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Record what is left, once no connection waits any more."""
-        self._keep_record()
+        """Let go of the descriptor, once no connection waits any more."""
         with self._changed:
             os.close(self._event)
             self._event = -1
@@ -241,7 +215,7 @@ class Access:
         """True if the command shares the host's network."""
         return self.network.mode == n.FULL
 
-    def launched(self, start: Starter, plan: Plan, streams: tuple[int, int, int]) -> Running:
+    def launched(self, start: Starter, plan: Plan, streams: Streams) -> Running:
         """Start a sandbox, and serve what it asks for once its listeners come."""
         if self._proxy is None or self._in_session:
             return start(plan, streams)
@@ -288,9 +262,7 @@ class Access:
         self._shared = []
 
     def stop(self, run: Run) -> None:
-        """The command has ended: close what is still asked, end the proxy, and note in the run what it saw."""
-        if self.asking is not None:
-            self.asking.close()
+        """The command has ended, and nothing is asked any more: end the proxy, and note in the run what it saw."""
         if self._neighbours is not None and self._held is None:
             self._neighbours.withdraw()
             self._neighbours.close()
@@ -300,10 +272,8 @@ class Access:
             run.connections = self._proxy.stop()
             self._proxy = None
         run.blocked = (*_blocked(run), *self._taken())
-        if self.asking is not None:
-            self.asking.finish()
-            if self.asking.granted:
-                run.network, run.hosts = n.HOSTS, (*self.network.hosts, *self.asking.granted)
+        if self.asking is not None and self.asking.granted:
+            run.network, run.hosts = n.HOSTS, (*self.network.hosts, *self.asking.granted)
 
     def _taken(self) -> list[Blocked]:
         """Return the ports of this machine that were granted, and that a command of the session has taken."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from fumehood.linux.namespaces import Layer
     from fumehood.service.agents import ShellCommands
     from fumehood.service.checkpoint import Checkpoints
+    from fumehood.service.hood import Hood
     from fumehood.service.layers import Claim
-    from fumehood.service.running import Workplace
     from fumehood.service.store import Store
 
 _LOOK_S = 0.05
@@ -127,7 +127,7 @@ class When:
     """Tells when a running command is to be checkpointed: somebody asks for it, or its interval is over."""
 
     def __init__(
-        self, hood: Workplace, run: Run, layers: Sequence[Layer], claim: Claim, targets: Sequence[str],
+        self, hood: Hood, run: Run, layers: Sequence[Layer], claim: Claim, targets: Sequence[str],
         background_after: float | None, commands: ShellCommands | None = None,
     ) -> None:  # fmt: skip
         self._parts = hood, run, layers, claim, targets

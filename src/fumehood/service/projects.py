@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from copy import copy
 
 from fumehood.core.masks import is_in
 from fumehood.core.questions import root_question
-from fumehood.core.report import READ_ONLY, Blocked, how_many
-from fumehood.core.request import Request, quoted
+from fumehood.core.report import how_many
+from fumehood.core.request import Request
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import plain_file
@@ -31,14 +30,10 @@ from fumehood.store.places import Alone, Places, make_private, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import TypeVar
-
+    from fumehood.service.hood import Hood, Wishes
     from fumehood.service.permission import Permissions
-    from fumehood.service.running import Wishes, Workplace
     from fumehood.service.store import Store
     from fumehood.store.projects import KnownProject, Project, Workspace
-
-    Place = TypeVar("Place", bound=Workplace)
 
 
 _LONGEST = 4096
@@ -313,7 +308,7 @@ def _remove(path: str, lock: Lock) -> None:
 _MARK = "offered-"
 
 
-def offer(hood: Workplace, request: Request, wishes: Wishes) -> Request:
+def offer(hood: Hood, request: Request, wishes: Wishes) -> Request:
     """Ask whether commands may write what this one uses of such directories; the request then has what stays read-only.
 
     Where nobody is there to ask, the command is told, as once as the person would be.
@@ -347,17 +342,11 @@ def offer(hood: Workplace, request: Request, wishes: Wishes) -> Request:
     return request.replace(beside=tuple(read_only))
 
 
-def read_only_beside(directories: tuple[str, ...]) -> tuple[Blocked, ...]:
-    """Say to a command what it can only read, and how it asks for more."""
-    return tuple(
-        Blocked(what=READ_ONLY, detail=each, hint=f"to ask the person for it: fumehood ask --write {quoted(each)}")
-        for each in directories
-    )
 
 
 # ---- What one run may write, where its caller limits it: nothing, some directories of the roots, another one for once.
 
-def limited(hood: Place, request: Request) -> tuple[Place, Request]:
+def limited(hood: Hood, request: Request) -> tuple[Hood, Request]:
     """Return a hood whose project has what a request may write besides as roots, and the request with real paths.
 
     Nobody is asked yet.
@@ -375,7 +364,5 @@ def limited(hood: Place, request: Request) -> tuple[Place, Request]:
             there = "is not a directory" if os.path.lexists(real) else "does not exist"
             raise BadRequest(f"{path} can't be what a run may write: it {there}", hint="name a directory that is there")
         directories.append(real)
-    own = copy(hood)
-    own.project = project
     besides = project.extra[len(hood.project.extra) :]
-    return own, request.replace(write=tuple(dict.fromkeys(directories)), besides=besides)
+    return hood.but(project=project), request.replace(write=tuple(dict.fromkeys(directories)), besides=besides)

@@ -9,7 +9,7 @@ import time
 from fumehood.core.environment import split_loading_variables
 from fumehood.core.report import Run
 from fumehood.core.value import Value
-from fumehood.errors import MORE_FILES, BadRequest, FumehoodError, LaunchFailed, NoDirectory, Refused, Unavailable
+from fumehood.errors import MORE_FILES, BadRequest, FumehoodError, LaunchFailed, NoDirectory, Unavailable
 from fumehood.linux.cache import plain_file
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
@@ -18,44 +18,27 @@ from fumehood.linux.libc import InterruptsHeld, remove_file
 from fumehood.linux.mounts import Operation, Text, is_bubblewraps
 from fumehood.linux.namespaces import Layer, from_inside
 from fumehood.linux.nofollow import LISTING
-from fumehood.linux.probe import Host, host
-from fumehood.linux.streams import CLOSED, Stream, can_be_given_again, on_terminal, piped
+from fumehood.linux.streams import Stream, on_terminal, piped
 from fumehood.service.layers import init_file
-from fumehood.service.permission import Permissions
 from fumehood.service.provided import secrets_elsewhere
-from fumehood.store.audit import DECIDED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import NoReturn, Protocol
+    from typing import NoReturn
 
-    from fumehood.core.policy import Limits, Policy
-    from fumehood.core.questions import Decision, Question
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.launch import Starter, Streams
-    from fumehood.linux.process import Guard, Outcome, Partner, QuestionsOpen, Running, Watched
-    from fumehood.linux.streams import Sink, Stdio, Wish
-    from fumehood.linux.terminal import ProgramTerminal, Signals, Terminal
-    from fumehood.service.ask import Ask
+    from fumehood.linux.process import Guard, Outcome, QuestionsOpen, Running
+    from fumehood.linux.streams import Sink, Stdio
+    from fumehood.service.hood import Hood, Wishes
     from fumehood.service.inside import Door
     from fumehood.service.loopback import Loopback
     from fumehood.service.network import Access
     from fumehood.service.session import Seat
-    from fumehood.service.store import Store
-    from fumehood.service.surroundings import Seen, Surroundings, World
+    from fumehood.service.surroundings import Seen, World
     from fumehood.store.history import Printed
-    from fumehood.store.projects import Project
-
-    class TakingPart(Partner, Protocol):
-        """A program that is told what becomes of its command."""
-
-        def named(self, run: str) -> None:
-            """The run of this name is on its way."""
-        def launched(self) -> None:
-            """Its command was started."""
-        def finish(self) -> None:
-            """All that was printed is told; raises what the program's own functions raised."""
+    from fumehood.store.places import Places
 
 
 class Ended(Value):
@@ -69,128 +52,54 @@ class Ended(Value):
     left_at_home: tuple[str, ...] = ()  # what it wrote to its home, which is thrown away
 
 
-class Wishes(Value):
-    """How the caller wants to take part while the command runs."""
-
-    stdin: Wish = CLOSED
-    on_stdout: Sink | None = None
-    on_stderr: Sink | None = None
-    watch: Callable[[Sequence[Layer]], Watched] | None = None
-    cancelled: Callable[[], bool] | None = None
-    terminal: Terminal | ProgramTerminal | None = None  # the command's own, in place of pipes
-    partner: TakingPart | None = None  # the program, where it takes part from another thread
-    is_agents_terminal: bool = False  # Ctrl-C there is not a person's, who would have seen what came of it
-    on_again: Callable[[str], None] | None = None  # is told why the command is run once more
-    on_install: Callable[[str, int, int], None] | None = None  # is told how a missing root tree gets installed
-    is_one_stream: bool = False  # what it prints comes as standard output, errors too, in order
-    signals: Signals | None = None  # those that ask for the command's end; without, KeyboardInterrupt does
-    asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do
-
-    @property
-    def given_up(self) -> Callable[[], bool] | None:
-        """What tells, while a person is asked before the command begins, that nobody waits for it any more."""
-        partner = self.partner
-        return self.cancelled if partner is None or self.cancelled is not None else lambda: bool(partner.asked)
-
-    @property
-    def can_be_met_again(self) -> bool:
-        """Return True if a command that is run twice is given the same."""
-        return self.terminal is None and can_be_given_again(self.stdin)
-
-
-class Workplace:
-    """A project with its policy, and who may be asked: what a run needs whether it is sandboxed or not."""
-
-    def __init__(
-        self, store: Store, project: Project, policy: Policy, start: Starter, permissions: Permissions | None = None
-    ) -> None:
-        self.store = store
-        self.project = project
-        self.policy = policy
-        self.permissions = Permissions(store) if permissions is None else permissions
-        self.start = start
-        self._host: Host | None = None
-
-    def host(self) -> Host:
-        """Return what this host can do."""
-        if self._host is None:
-            self._host = host(self.store.places.cache, self.store.places.state)
-        return self._host
-
-    def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
-        """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
-        try:
-            self.note_decision(run, question, self.asking(wishes).require(question, wishes.given_up))
-        except Refused as error:
-            note_refusal(run, error)
-            self.store.history.refuse(self.project.id, run)
-            raise
-
-    def note_decision(self, run: Run, question: Question, decision: Decision) -> None:
-        """Leave in the audit trail what a person said."""
-        from fumehood.core.questions import NETWORK
-
-        hosts = f" ({', '.join(question.details)})" if question.what == NETWORK else ""
-        self.store.audit.tell(run.run, DECIDED, f"{decision.text}: {question.text}{hosts}", project=self.project.id)
-
-    def asking(self, wishes: Wishes) -> Permissions:
-        """Return who may be asked for a run: those it names, or those who usually are."""
-        return self.permissions.among(wishes.asks) if wishes.asks else self.permissions
-
-
-def note_refusal(run: Run, error: Refused) -> None:
-    """Write down that a run was refused, and by what."""
-    from fumehood.service.settle import REFUSED
-
-    run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code
-    run.stdout = run.stderr = ""
-    error.run, error.report = run.run, run.as_dict()
-
-
 class Execution:
-    """One command in its sandbox."""
+    """One command in its sandbox: what it sees, and how what it writes is captured."""
 
     def __init__(
-        self, host: Host, capture: Capture, start: Starter, limits: Limits, surroundings: Surroundings,
+        self, hood: Hood, world: World, capture: Capture, seat: Seat | None = None, *,
         indexes: SeenIndexes | None = None, stop_mark: str = "",
         checkpoints: Callable[[], Callable[[int], None]] | None = None,
     ) -> None:  # fmt: skip
+        self.hood = hood
+        self.world = world
+        self.seat = seat
+        self.user = os.geteuid()  # whom the command runs as
+        self._host = hood.host()
+        self._capture = capture
+        self._indexes = indexes
         self._stop_mark = stop_mark
         self._checkpoints = checkpoints
-        self._host = host
-        self._capture = capture
-        self._start = start
-        self._limits = limits
-        self._surroundings = surroundings
-        self._indexes = indexes
         # Whether our own launcher mounts what the command sees; else bubblewrap does, and less can be hidden.
-        self._launcher_mounts = host.makes_namespaces and capture.way != BWRAP
+        self._launcher_mounts = self._host.makes_namespaces and capture.way != BWRAP
         self._owner: Owner | None = None
+        self._access: Access | None = None
         self._seen: Seen | None = None
-        self.user = os.geteuid()  # whom the command runs as
 
     def run(
-        self, command: tuple[str, ...], world: World, cwd: str, outputs: tuple[Stream, Stream],
-        timeout: float | None, wishes: Wishes, seat: Seat | None = None, access: Access | None = None,
+        self, command: tuple[str, ...], cwd: str, outputs: tuple[Stream, Stream], timeout: float | None,
+        wishes: Wishes, access: Access | None = None, asking: QuestionsOpen | None = None,
     ) -> Ended:  # fmt: skip
         """Run a command to its end; raises LaunchFailed where the sandbox itself failed."""
-        capture = self._capture
+        capture, seat, self._access = self._capture, self.seat, access
 
         def look_again(plan: Plan) -> Plan:
-            self._surroundings.look_again()
-            return self._with_mounts(plan, self._look(world, seat, access))
+            self.hood.surroundings.look_again()
+            return self._with_mounts(plan, self._look())
+
+        def launch_once(plan: Plan, descriptors: Streams) -> Running:
+            if seat is None or not plan.loopback:
+                return self.hood.start(plan, descriptors)
+            return seat.loopback.launched(self.hood.start, plan, descriptors, access)
 
         def launch(plan: Plan, descriptors: Streams) -> Running:
-            if seat is None or not plan.loopback:
-                return self._start(plan, descriptors)
-            return seat.loopback.launched(self._start, plan, descriptors, access)
+            # Where the host turns out to be another than was seen, it is looked over again.
+            return started(launch_once, plan, descriptors, look_again)
 
         def start(plan: Plan, descriptors: Streams) -> Running:
-            # Where the host turns out to be another than was seen, it is looked over again.
-            return started(launch, plan, descriptors, look_again)
+            return launch(plan, descriptors) if access is None else access.launched(launch, plan, descriptors)
 
         try:
-            plan = self._plan(command, world, cwd, seat, access)
+            plan = self._plan(command, cwd)
             if self._indexes is not None:
                 self._indexes.look([layer.root for layer in capture.layers])
             try:
@@ -198,8 +107,8 @@ class Execution:
                 # A copied tree tells nothing until it is compared with the project.
                 taking_part = wishes.replace(watch=None) if capture.way == COPY else wishes
                 ended = attend(
-                    start, plan, outputs, timeout, taking_part, capture.layers,
-                    lambda init: self._guard(init, world, seat), access, None if seat is None else seat.door,
+                    start, plan, outputs, timeout, taking_part, capture.layers, self._guard, asking,
+                    None if seat is None else seat.door,
                 )  # fmt: skip
                 capture.finish()
             except BaseException:
@@ -209,24 +118,25 @@ class Execution:
             if ended.outcome.exit.home >= 0:
                 left = left_at_home(ended.outcome.exit.home, plan.home, plan.mounts)
         finally:
-            if world.scratch is not None:
-                world.scratch.remove()
+            if self.world.scratch is not None:
+                self.world.scratch.remove()
         way = ended.outcome.exit
         if way.status is None and (way.failure or not ended.outcome.was_ended):
             _raise_failure(ended, cwd, self._seen, capture.layers)
         return ended.replace(seen=self._seen, left_at_home=left)
 
-    def would_see(self, world: World) -> Seen:
+    def would_see(self) -> Seen:
         """Return what a command without a session or a network would see."""
-        self._prepare(world)
-        return self._look(world, None, None)
+        self._prepare()
+        return self._look()
 
-    def _plan(self, command: tuple[str, ...], world: World, cwd: str, seat: Seat | None, access: Access | None) -> Plan:
+    def _plan(self, command: tuple[str, ...], cwd: str) -> Plan:
         """Put together all that a launch needs."""
-        bwrap = self._host.overlay_bwrap if self._capture.way == BWRAP else self._host.bwrap
+        world, access, host = self.world, self._access, self._host
+        bwrap = host.overlay_bwrap if self._capture.way == BWRAP else host.bwrap
         if bwrap is None:
             raise LaunchFailed("there is no bubblewrap that works here", hint="fumehood doctor")
-        self._prepare(world)
+        self._prepare()
         roots = [layer.root for layer in self._capture.layers]
         if world.write and not self._launcher_mounts and not {*world.write}.issuperset(roots):
             raise Unavailable(
@@ -237,46 +147,46 @@ class Execution:
         listens_inside = False
         if access is not None:
             environment = {**environment, **access.environment(environment)}
-            listens_inside = bool(access.listen) and not self._host.makes_namespaces
+            listens_inside = bool(access.listen) and not host.makes_namespaces
             if listens_inside:
                 command = _listening_inside(access, command, world)
         if world.scratch is not None:
             environment = {**environment, **world.scratch.variables}
-        seen = self._look(world, seat, access)
+        seen = self._look()
         refused = filter_for(
-            self._surroundings.cache, unix_sockets=seen.is_cut, pretends_owners=world.pretends_owners(self.user)
+            self.hood.surroundings.cache, unix_sockets=seen.is_cut, pretends_owners=world.pretends_owners(self.user)
         )
         environment, variables = split_loading_variables(environment)
-        shares_loopback = seat is not None and self._shares_loopback(seat.loopback, access)
+        shares_loopback = self.seat is not None and self._shares_loopback(self.seat.loopback)
         arguments, texts = bubblewrap_arguments(
             command, cwd, seen.mounts, by_launcher=self._launcher_mounts,
             has_network=shares_loopback or (access is not None and not listens_inside),
-            disable_userns=self._host.disable_userns,
+            disable_userns=host.disable_userns,
             is_root=world.tree is not None and world.tree.is_writable, variables=variables, has_filter=bool(refused),
         )  # fmt: skip
         plan = Plan(
             arguments=(bwrap.path, *arguments), environment=environment, texts=texts,
-            privileged=self._host.privileged, groups=self._capture.groups, owner=self._owner,
+            privileged=host.privileged, groups=self._capture.groups, owner=self._owner,
             listen=() if access is None or listens_inside else access.listen, keeps_channel=listens_inside,
             loopback=MAKE if shares_loopback else "",
             resolvers=() if access is None or listens_inside else access.resolvers,
             scoped=is_scoped_by_launcher(network_shared=access is not None and access.shares),
-            limits=resource_limits(self._limits), filter=refused,
+            limits=resource_limits(self.hood.policy.limits), filter=refused,
             init_file=init_file(self._capture.layers),
         )  # fmt: skip
         return self._with_mounts(plan, seen)
 
-    def _shares_loopback(self, loopback: Loopback, access: Access | None) -> bool:
+    def _shares_loopback(self, loopback: Loopback) -> bool:
         """Return True if a command is on its session's loopback."""
-        if access is not None and access.shares:
+        if self._access is not None and self._access.shares:
             return False
         if not self._host.makes_namespaces:
             loopback.why_alone = "only bubblewrap may make user namespaces here"
         return not loopback.why_alone
 
-    def _prepare(self, world: World) -> None:
+    def _prepare(self) -> None:
         """Find out whom the command runs as, and make its scratch ready."""
-        capture = self._capture
+        capture, world, surroundings = self._capture, self.world, self.hood.surroundings
         project = capture.layers[0].root
         owner = self._owner = owner_of(project)
         if owner is not None:
@@ -295,8 +205,8 @@ class Execution:
         if world.scratch is not None:
             from fumehood.service.profiles import Conditions
 
-            homes = self._surroundings.homes(self.user, world.home)
-            hidden = self._surroundings.masks(homes, as_root=self.user == 0).hidden
+            homes = surroundings.homes(self.user, world.home)
+            hidden = surroundings.masks(homes, as_root=self.user == 0).hidden
             hidden += tuple(map(os.path.realpath, secrets_elsewhere()))
             world.scratch.make(
                 Conditions(
@@ -305,9 +215,10 @@ class Execution:
                 )
             )  # fmt: skip
 
-    def _look(self, world: World, seat: Seat | None, access: Access | None) -> Seen:
-        self._seen = self._surroundings.seen(
-            world, self._capture, self.user, seat, by_launcher=self._launcher_mounts,
+    def _look(self) -> Seen:
+        access = self._access
+        self._seen = self.hood.surroundings.seen(
+            self.world, self._capture, self.user, self.seat, by_launcher=self._launcher_mounts,
             privileged=self._host.privileged, shares_network=access is not None and access.shares,
             is_offline=access is None,
         )  # fmt: skip
@@ -320,21 +231,23 @@ class Execution:
         mounts = tuple(each for each in seen.mounts if not is_bubblewraps(each))
         return plan.replace(mounts=mounts, ahead=seen.ahead, look=seen.look, home=seen.home)
 
-    def _guard(self, init: int, world: World, seat: Seat | None) -> Guard | None:
+    def _guard(self, init: int) -> Guard | None:
         """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""
         from fumehood.linux.warden import NotYet, Warden
 
-        is_copy = self._capture.way == COPY
-        overlays = [target for _, target in self._capture.targets] if self._capture.way == KERNEL else []
-        places = [each.merged if is_copy and not each.is_overlaid else each.upper for each in self._capture.layers]
+        world, capture = self.world, self._capture
+        is_copy = capture.way == COPY
+        overlays = [target for _, target in capture.targets] if capture.way == KERNEL else []
+        places = [each.merged if is_copy and not each.is_overlaid else each.upper for each in capture.layers]
         # It may fill these too.
-        besides = [*(world.scratch.directories if world.scratch else ()), *([seat.tmp] if seat and seat.tmp else ())]
+        besides = [*(world.scratch.directories if world.scratch else ())]
+        besides += [self.seat.tmp] if self.seat and self.seat.tmp else []
         besides += [world.thrown] if world.thrown else []
         besides += [world.tree.upper] if world.tree is not None and world.tree.is_writable else []
         besides += [world.playground.source] if world.playground is not None and world.playground.is_writable else []
         try:
             return Warden(
-                self._limits, init, places, empty=not is_copy, besides=besides, stop_mark=self._stop_mark,
+                self.hood.policy.limits, init, places, empty=not is_copy, besides=besides, stop_mark=self._stop_mark,
                 checkpoint=None if self._checkpoints is None else self._checkpoints(), overlays=overlays,
             )  # fmt: skip
         except NotYet:
@@ -343,17 +256,14 @@ class Execution:
 
 def attend(
     start: Starter, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes,
-    layers: Sequence[Layer] = (), guard: Callable[[int], Guard | None] | None = None, access: Access | None = None,
-    door: Door | None = None,
+    layers: Sequence[Layer] = (), guard: Callable[[int], Guard | None] | None = None,
+    asking: QuestionsOpen | None = None, door: Door | None = None,
 ) -> Ended:  # fmt: skip
     """Start what was planned, and stay with it to its end."""
 
     def attended(stdio: Stdio) -> Ended:
         began = time.monotonic()
         watched = None
-        asking: QuestionsOpen | None = None if access is None else access.asking
-        if asking is None and door is not None:
-            asking = door.asking
         if wishes.signals is not None:
             wishes.signals.note()
         try:
@@ -363,7 +273,13 @@ def attend(
             interrupts = InterruptsHeld()
             interrupts.__enter__()  # until somebody attends what was started
             try:
-                running = _launched(start, plan, stdio, access)
+                try:
+                    running = start(plan, stdio.descriptors)
+                except (FumehoodError, OSError):
+                    stdio.abandon()
+                    raise
+                finally:
+                    stdio.started()  # the command's own ends of its streams are closed here
                 if wishes.partner is not None:
                     wishes.partner.launched()
                 from fumehood.linux.process import Attendance
@@ -390,18 +306,6 @@ def attend(
     # Only now: a person who is asked something answers on a terminal as they know it.
     with wishes.terminal as terminal:
         return attended(on_terminal(terminal, outputs[0], wishes.stdin))
-
-
-def _launched(start: Starter, plan: Plan, stdio: Stdio, access: Access | None) -> Running:
-    """Start what was planned; the command's own ends of its streams are closed here then."""
-    streams = stdio.descriptors
-    try:
-        return start(plan, streams) if access is None else access.launched(start, plan, streams)
-    except (FumehoodError, OSError):
-        stdio.abandon()
-        raise
-    finally:
-        stdio.started()
 
 
 def _listening_inside(access: Access, command: tuple[str, ...], world: World) -> tuple[str, ...]:
@@ -439,6 +343,17 @@ def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[L
         )
     lacking = "is not a directory" if why.endswith("Not a directory") else "does not exist"
     raise NoDirectory(f"Working directory {lacking}: {cwd}", hint="it must exist as the command sees it")
+
+
+def output_streams(
+    places: Places, run: str, limit: int, sinks: tuple[Sink | None, Sink | None] = (None, None)
+) -> tuple[Stream, Stream]:
+    """Return what takes in what a command prints, and who hears of it."""
+    out, err = (
+        Stream(name, places.output(run, name), limit, sink)
+        for name, sink in zip(("stdout", "stderr"), sinks, strict=True)
+    )
+    return out, err
 
 
 def take_note(run: Run, ended: Ended) -> None:

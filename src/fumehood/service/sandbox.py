@@ -1,4 +1,7 @@
-"""The story of one command: request, layers, launch, scan, judge, apply, report."""
+"""The story of one command: permission, layers, launch, scan, judge, apply, report, in this order.
+
+`run_in` makes ready what the command runs in; the steps are methods of `Attempt`, in the order of `perform`.
+"""
 
 from __future__ import annotations
 
@@ -8,509 +11,61 @@ from _thread import get_ident
 
 from fumehood.core.changes import HELD
 from fumehood.core.limits import STOPPED, cut_short
-from fumehood.core.network import NONE, OFFLINE, Network, decided
-from fumehood.core.policy import HIDDEN, TOOLS, Limits, Policy, Profile, defaults, matching
+from fumehood.core.network import NONE, OFFLINE, decided
+from fumehood.core.policy import HIDDEN, defaults
 from fumehood.core.report import Run, printable
 from fumehood.core.request import ALPINE, APPLY, BIN, WHOLE, Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import RAISED_BY, BadRequest, NoDirectory, Refused, reason_of
 from fumehood.linux import capture as capturing
-from fumehood.linux.hostview import HostViews
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.streams import HeldBack, Stream
+from fumehood.linux.streams import HeldBack
 from fumehood.service import layers as layering
-from fumehood.service.permission import Permissions, widened
-from fumehood.service.running import Ended, Execution, Wishes, Workplace, note_refusal, printed, take_note
-from fumehood.service.surroundings import Surroundings, World, around
+from fumehood.service.hood import Hood, Wishes, note_refusal
+from fumehood.service.permission import widened
+from fumehood.service.running import Ended, Execution, output_streams, printed, take_note
+from fumehood.service.surroundings import World, around
 from fumehood.store import database
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-    from fumehood.core.agents import Agent
     from fumehood.core.inside import Widening
     from fumehood.core.questions import Decision, Question
-    from fumehood.linux.capture import Stranger
-    from fumehood.linux.launch import Plan, Starter, Streams
+    from fumehood.linux.capture import Capture, Stranger
+    from fumehood.linux.launch import Plan, Streams
+    from fumehood.linux.mounts import Operation
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Outcome, Running
+    from fumehood.service.hood import Variables
     from fumehood.service.network import Access, Asking
     from fumehood.service.session import Seat
-    from fumehood.service.store import Store
-    from fumehood.store.projects import Project
-
-    Variables = Callable[[], Mapping[str, str]]
 
 _BY_CTRL_C = 130  # the status of a command that ended by it
 _taking_turns: set[int] = set()  # threads in which a command is run again
 
 
-class Hood(Workplace):
-    """One project's sandbox: every command a transaction."""
+def run_in(hood: Hood, request: Request, wishes: Wishes) -> Run:
+    """Run a command in a hood, from request to report."""
+    if hood.variables is not None:
+        request = request.replace(environment=(*_looked_up(hood.variables), *request.environment))
+    check(request)
+    # Before anything is tried out there: on a full disk, nothing would seem to work.
+    database.reserve_room(hood.store.places.state)
+    own, request = _made_ready(hood, request, wishes)
+    try:
+        run = _run_until_settled(own, request, wishes)
+    except Exception:
+        hood.store.recover()  # holds what a command had written by then
+        raise
+    if run.below:
+        from fumehood.service.held import clear_away
 
-    def __init__(
-        self, store: Store, project: Project, policy: Policy, start: Starter, permissions: Permissions | None = None,
-        surroundings: Surroundings | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(store, project, policy, start, permissions)
-        if surroundings is None:
-            surroundings = Surroundings(store.places, policy, HostViews(store.places.cache, store.projects.paths))
-        self.surroundings = surroundings
-        self._profiles: tuple[Profile, ...] = ()
-        self._withheld: dict[str, Any] = {}  # what profiles would grant a plain command
-        self._agent: Agent | None = None  # who runs whole in the hood
-        self.variables: Variables | None = None  # a program's own, asked for at each run and kept nowhere
-
-    def run(self, request: Request, wishes: Wishes) -> Run:
-        """Run a command from request to report."""
-        if self.variables is not None:
-            request = request.replace(environment=(*_looked_up(self.variables), *request.environment))
-        check(request)
-        request = self._in_draft(request)
-        hood = self._with_grants(request)
-        if request.output_limit is not None:
-            hood = hood._under(hood.policy.replace(output_limit=request.output_limit))
-        if request.thrown:  # nothing is kept for another one without a project
-            hood = hood._under(hood.policy.replace(rootfs=hood.policy.rootfs.replace(writable=False)))
-        hood, request = hood.profiled(request)
-        if hood._withheld and hood.asking(wishes).are_answered(self.project.path):
-            request = hood._asking(request)
-        # Before anything is tried out there: on a full disk, nothing would seem to work.
-        database.reserve_room(self.store.places.state)
-        if hood.policy.rootfs.install and (request.root or hood.policy.root) == ALPINE and not self.host().why_bare:
-            from fumehood.service.root_trees import install_if_missing
-
-            install_if_missing(self.store, hood.policy.rootfs, wishes.on_install)
-        if request.beside:
-            from fumehood.service.projects import offer
-
-            request = offer(hood, request, wishes)
-            self.project = hood.project
-        if request.write is not None:
-            from fumehood.service.projects import limited
-
-            hood, request = limited(hood, request)
-        try:
-            run = hood._run_until_settled(request, wishes)
-        except Exception:
-            self.store.recover()  # holds what a command had written by then
-            raise
-        finally:
-            self._host = hood._host
-        if run.below:
-            from fumehood.service.held import clear_away
-
-            clear_away(self.store, self.project.id, run)
-        return run
-
-    def _in_draft(self, request: Request) -> Request:
-        """Return a request as one of a draft, where it is to be; mostly as it is."""
-        if not request.draft and not (self.policy.drafts and request.session):
-            return request
-        from fumehood.service.drafts import in_draft
-
-        return in_draft(self.store, self.project, request)
-
-    def _run_until_settled(self, request: Request, wishes: Wishes) -> Run:
-        """Run a command, and once more where it meets nothing but other runs; those then wait for each other."""
-        may_meet = request.mode in (APPLY, WHOLE) or request.draft_number is not None
-        tries = self.policy.again.tries if may_meet and wishes.can_be_met_again else 1
-        if get_ident() in _taking_turns:
-            tries = 1  # what is begun by a function that attends a command can't wait for that command
-        turn, reason = None, ""
-        try:
-            while True:
-                tries -= 1
-                try:
-                    return self._run_in_session(request, wishes, reason, may_run_again=tries > 0)
-                except layering.Overtaken as overtaken:
-                    from fumehood.service.settle import AGAIN
-
-                    reason, place = f"{AGAIN}{overtaken}", overtaken.place
-                    if wishes.on_again is not None:
-                        wishes.on_again(reason)
-                if turn is None:
-                    waiting = self.store.turn(self.project.id, place)
-                    waiting.__enter__()
-                    turn = waiting
-                    _taking_turns.add(get_ident())
-        finally:
-            if turn is not None:
-                _taking_turns.discard(get_ident())
-                turn.__exit__()
-
-    def _run_in_session(self, request: Request, wishes: Wishes, reason: str, *, may_run_again: bool) -> Run:
-        with layering.Claim(self.store.places, new_id()) as claim:
-            if wishes.partner is not None:
-                wishes.partner.named(claim.run)
-            if not request.session:
-                return self._run(claim, request, wishes, None, reason, may_run_again=may_run_again)
-            from fumehood.service.session import Seat
-
-            tmp = request.own_tmp or self.policy.tmp == "session"
-            with Seat(
-                self.store, self.project, request.session, claim.run, tmp=tmp, must=request.own_tmp,
-                each_command=request.each_command, loopback=request.loopback,
-            ) as seat:  # fmt: skip
-                started = request.replace(cwd=request.cwd or seat.session.cwd)
-                try:
-                    return self._run(claim, started, wishes, seat, reason, may_run_again=may_run_again)
-                except NoDirectory as error:
-                    if request.cwd:
-                        raise
-                    # Where the last command ended. In another directory, this one would do something else.
-                    hint = f"nothing ran; the session's next command starts in {printable(self.project.path)}"
-                    seat.leave_directory()
-                    raise NoDirectory(str(error), hint=hint) from error
-
-    def _run(
-        self, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None, reason: str,
-        *, may_run_again: bool,
-    ) -> Run:  # fmt: skip
-        host = self.host()
-        if host.why_bare:
-            from fumehood.service.unsandboxed import run_bare
-
-            return run_bare(self, host, claim, request, wishes)
-        world = self.world(request, claim.run, seat)
-        network = decided(request.network, request.hosts, self.policy)
-        if network.to_ask and request.if_granted and not self.asking(wishes).are_answered(self.project.path):
-            # Every command of the agent would be refused. One that needs the hosts is told when it tries.
-            network = decided(NONE, (), self.policy)
-        run = Run(
-            run=claim.run, project=self.project.path, command=request.title or shown(checked(request.command)),
-            cwd=world.starting(request.cwd, self.project.path), state="running", network=network.mode,
-            started_at=time.time(), mode=request.mode, dropped=world.dropped, roots=self.project.roots,
-            session=request.session or None, hosts=network.hosts, reason=reason or request.remark,
-            draft=request.draft_number, draft_name=request.draft or None,
-        )  # fmt: skip
-        if network.to_ask:  # a plain sandboxed run needs nobody's word
-            self.permit(run, _question(run, network.to_ask), wishes)
-        if request.besides:
-            from fumehood.core.questions import write_question
-
-            for path in request.besides:
-                self.permit(run, write_question(path, run.command, run.cwd, run.project, run.run), wishes)
-        layers, execution = self._begin(claim, run, world, request, seat)
-        try:
-            with world.entered(run.capture) as world:
-                ended = self._execute(run, execution, world, network, request, wishes, seat)
-        except BaseException as error:
-            self._give_up(run, layers, error)
-            raise
-        from fumehood.service.blocked import lacked_room, what_was_blocked
-        from fumehood.service.settle import Looking, may_be_forgotten, settle
-
-        # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
-        with InterruptsHeld() as interrupts:
-            with Looking(self.store, run, printed(ended), wishes.signals, interrupts):
-                run.changed = layering.scanned(layers, claim.indexes)
-                claim.refuse_elsewhere(run.changed)
-                run.blocked = what_was_blocked(self, run, network, request.hosts, world, ended, seat, self._withheld)
-                if request.beside:
-                    from fumehood.service.projects import read_only_beside
-
-                    run.blocked += read_only_beside(request.beside)
-                ended_by = _cut_short(ended.outcome, wishes) or lacked_room(run, self.store.places.state)
-                self._judge(run, layers, request.mode, ended_by)
-                may_run_again = may_run_again and not ended_by and not layering.is_checkpointed(layers)
-            settle(
-                self.store, self.project.id, run, printed(ended), layers, self.policy.on_conflict,
-                may_run_again=may_run_again and may_be_forgotten(run, self.policy.again)
-                and not (seat and seat.has_asked), indexes=claim.indexes,
-            )  # fmt: skip
-            # Only now: a command that is run again begins where the first one did.
-            run.ended_in = seat.keep(world.outside) if seat else ""
-            self._follow(run)
-        ended.outcome.raise_interrupt()
-        return run
-
-    def _follow(self, run: Run) -> None:
-        """Do what follows from a run that is settled."""
-        if run.changed:
-            from fumehood.service.blocked import forget_what_was_moved
-
-            forget_what_was_moved(self.store.places, self.project, run)
-        if run.draft is not None and run.state == HELD:
-            from fumehood.service.drafts import after_run
-
-            after_run(self.store, self.project, run)
-
-    def _judge(self, run: Run, layers: Sequence[Layer], mode: str, ended_by: str) -> None:
-        if run.changed or ended_by:
-            from fumehood.service.verdicts import give_verdicts
-
-            give_verdicts(self.store, run, layers, mode, self.policy.rules, ended_by)
-
-    def _give_up(self, run: Run, layers: Sequence[Layer], error: BaseException) -> None:
-        """Record why a run failed; where its command has written something, it is left as if its process had died."""
-        run.reason = reason_of(error)
-        if isinstance(error, Refused):
-            note_refusal(run, error)
-        if layering.may_be_written(self.store.places, run, layers):
-            self.store.history.end(run)
-            return
-        from fumehood.service.settle import FAILED
-
-        run.state = FAILED
-        self.store.history.end(run)
-        layering.drop(self.store.places, run.run)
-
-    def _begin(
-        self, claim: layering.Claim, run: Run, world: World, request: Request, seat: Seat | None
-    ) -> tuple[tuple[Layer, ...], Execution]:
-        """Record the run, and make its layers over what earlier runs hold: the command sees that too."""
-        places = self.store.places
-        strangers: Sequence[Stranger] = ()
-        if os.path.exists(places.strangers(self.project.id)):
-            from fumehood.service.blocked import failed_on
-
-            strangers = failed_on(places, self.project)
-        choice = capturing.choose(self.host(), self.policy.capture, run.roots, strangers)
-        run.capture, run.reason = choice.way, "; ".join(filter(None, (run.reason, choice.why)))
-        if request.each_command and (run.capture != capturing.KERNEL or run.mode != APPLY):
-            why = f"which {capturing.LABELS[run.capture]} has not" if run.mode == APPLY else "and nothing is applied"
-            raise BadRequest(f"--each-command needs checkpoints, {why}", hint="leave it out")
-        self.store.recover()
-        claim.take()
-        with self.store.stack(self.project.id, settling=False):
-            self.store.keep_known(self.project)
-            if run.draft is not None and not self.store.drafts.is_open(run.draft):
-                layering.drop(places, run.run)
-                raise BadRequest(f"draft {run.draft_name} is no longer there", hint="fumehood draft new begins one")
-            run.below = tuple(self.store.history.held(self.project.id, run.draft))
-            self.store.history.begin(self.project.id, run, os.getpid())
-        held: list[tuple[str, ...]] = []
-        if run.below:
-            from fumehood.service.held import trees_below
-
-            held = trees_below(self.store, self.project.id, run)
-        layers = layering.make(places, run.run, run.roots, run.capture, held, request.frozen, choice.overlaid)
-        claim.begin_in(run.roots)
-        capture = capturing.Capture(run.capture, layers, world.targets, choice.groups, world.write)
-        parts = self, run, layers, claim, [target for _, target in capture.targets]
-        commands = None
-        if request.each_command and seat is not None and seat.door is not None:
-            from fumehood.service.agents import ShellCommands
-            from fumehood.service.checkpoint import Checkpoints
-
-            commands = ShellCommands(Checkpoints(*parts), request.agent, layering.init_file(layers))
-            seat.door.hear = commands.hear
-
-        def checkpoints() -> Callable[[int], None]:
-            from fumehood.service.now import When
-
-            return When(*parts, request.background_after, commands).look
-
-        return layers, Execution(
-            self.host(), capture, self._launch, self.policy.limits, self.surroundings, claim.indexes,
-            places.stop_mark(run.run), checkpoints,
-        )  # fmt: skip
-
-    def _launch(self, plan: Plan, streams: Streams) -> Running:
-        """Start the sandbox; while it is being made, what comes after the command is loaded."""
-        running = self.start(plan, streams)
-        from fumehood.linux import process  # noqa: F401 - nobody waits for this now
-        from fumehood.service import blocked, settle  # noqa: F401 - the same
-
-        return running
-
-    def _execute(
-        self, run: Run, execution: Execution, world: World, network: Network, request: Request, wishes: Wishes,
-        seat: Seat | None,
-    ) -> Ended:  # fmt: skip
-        """Run the command to its end, with its network; write down how it ended and what it printed."""
-        shell = world.shell
-        if request.each_command:
-            from fumehood.service.session import real_shell
-
-            shell = real_shell(shell)
-        line = arguments(checked(request.command), shell, source=request.source, tells_cwd=seat is not None)
-        run.one_stream = wishes.is_one_stream or wishes.terminal is not None
-        is_one = wishes.is_one_stream
-        to_errors = wishes.on_stdout if is_one else wishes.on_stderr
-        errors = None if to_errors is None else HeldBack(to_errors)
-        sinks = (errors, None) if is_one else (wishes.on_stdout, errors)
-        out, err = (
-            Stream(name, self.store.places.output(run.run, name), self.policy.output_limit, sink)
-            for name, sink in zip(("stdout", "stderr"), sinks, strict=True)
-        )
-        access = None if network is OFFLINE else self._access(run, network, world, wishes, seat)
-        asking = None if seat is None else self._open_door(seat, world, wishes, access)
-        try:
-            ended = execution.run(
-                line if wishes.terminal is None else on_terminal(line), world, world.cwd(run.cwd), (out, err),
-                self.policy.timeout if request.timeout is None else request.timeout, wishes, seat, access,
-            )  # fmt: skip
-            if errors is not None:
-                errors.release()
-            if wishes.partner is not None:
-                wishes.partner.finish()
-            take_note(run, ended)
-        finally:
-            if access is not None:
-                access.stop(run)
-            if asking is not None:
-                asking.close()
-                asking.finish()
-        return ended
-
-    def _open_door(self, seat: Seat, world: World, wishes: Wishes, access: Access | None) -> Asking | None:
-        """Let the command ask for something, a person too where somebody can ask them; returns what that needs."""
-        door = seat.door
-        assert door is not None
-        door.outside, door.seen_at = world.outside, world.targets
-        permissions = self.asking(wishes)
-        if not permissions.are_answered(self.project.path):
-            return None  # then a process of its own asks whoever has come meanwhile
-        from fumehood.service.ask import settle_access
-        from fumehood.service.network import Asking
-
-        def never(*_: object) -> Decision:
-            raise AssertionError("no connection waits for this")
-
-        connecting = None if access is None else access.asking
-        asking = connecting or Asking(never, never)
-
-        def ask(asked: Sequence[Widening]) -> str:
-            def decide(question: Question) -> Decision:
-                return asking.waited_for(lambda is_closed: permissions.decide(question, is_closed))
-
-            said = settle_access(self.store, self.project, seat.session.name, asked, decide)
-            return "".join(f"{line}\n" for line in said)
-
-        door.asking, door.ask = asking, ask
-        return None if asking is connecting else asking
-
-    def _access(self, run: Run, network: Network, world: World, wishes: Wishes, seat: Seat | None) -> Access:
-        """Return the way to the network of a command that has one, or may turn out to need one.
-
-        Hosts that nobody granted are asked for while the connection waits, where somebody is there to ask.
-        """
-        from fumehood.service.network import Access, Asking, resolvers_of
-
-        permissions = self.asking(wishes)
-
-        def decide(place: str, is_closed: Callable[[], bool]) -> Decision:
-            cancelled = wishes.cancelled
-            question = _question(run, (place,))
-            return permissions.decide(question, lambda: is_closed() or (cancelled is not None and cancelled()))
-
-        asking = None
-        if network.asks:
-            asking = Asking(decide, lambda place, answer: self.note_decision(run, _question(run, (place,)), answer))
-        is_ours = self.host().makes_namespaces
-        return Access(
-            network, asking=asking, resolvers=resolvers_of(world) if is_ours else (),
-            in_session=is_ours and seat is not None,
-        )  # fmt: skip
-
-    def _with_grants(self, request: Request) -> Hood:
-        """Return a hood whose policy has what a person granted the project, or this session of it; mostly as it is."""
-        granted = self.store.grants.allowed(self.project.path, request.session)
-        if not granted:
-            return self
-        return self._under(widened(self.policy, granted))
-
-    def limited(self, limits: Limits) -> Hood:
-        """Return a hood whose commands may use less."""
-        hood = self._under(self.policy.replace(limits=limits))
-        hood.variables = self.variables
-        return hood
-
-    def _under(self, policy: Policy) -> Hood:
-        """Return a hood with another policy; what was found out about the host is known to it too."""
-        hood = Hood(self.store, self.project, policy, self.start, self.permissions, self.surroundings.under(policy))
-        hood._host = self._host
-        return hood
-
-    def profiled(self, request: Request) -> tuple[Hood, Request]:
-        """Return a hood whose policy has what the profiles of a command say, and how it then runs; mostly as it is."""
-        if request.agent is not None:
-            hood = self._under(self.policy.under(request.agent.settings))
-            hood._profiles, hood._agent = (TOOLS,), request.agent
-            return hood, request
-        profiles = matching(self.policy.profiles, checked(request.command))
-        if not profiles:
-            return self, request
-        from fumehood.service.profiles import profiled
-
-        policy, request, withheld = profiled(self.store, self.project, self.policy, request, profiles)
-        hood = self._under(policy)
-        hood._profiles, hood._withheld = profiles, withheld
-        return hood, request
-
-    def _asking(self, request: Request) -> Request:
-        """Have what the profiles withhold asked for, where there is somebody to ask."""
-        from fumehood.service.profiles import asking
-
-        withheld, self._withheld = self._withheld, {}
-        return asking(request, withheld)
-
-    def world(self, request: Request, run: str, seat: Seat | None = None) -> World:
-        """Return what surrounds a command, with what its request, its session and its profiles give it."""
-        world = self._around(request)
-        persons = world.environment
-        environment = {
-            **defaults(self._profiles), **world.environment, **(seat.variables if seat else {}),
-            **dict(request.environment),
-        }  # fmt: skip
-        if seat is not None:
-            environment["PATH"] = f"{BIN}:{environment.get('PATH', os.defpath)}"
-        world = world.replace(
-            environment=environment, host_shell=request.shell or world.host_shell, source=request.source
-        )
-        if request.write is not None:
-            world = world.limited(request.write)
-        if request.thrown:
-            world = world.replace(thrown=request.thrown)
-        keeps_tmp = self.policy.tmp == "project" and not request.thrown
-        if not keeps_tmp and not any(each.scratch for each in self._profiles):
-            return world
-        from fumehood.service.profiles import Scratch, wanted
-
-        # A session's and a request's variables are the commands' own words: they bring nothing of the host into sight.
-        asked = wanted(self._profiles, persons, persons.get("HOME", "/"))
-        if request.thrown:
-            asked = tuple(each.replace(keep=False) for each in asked)  # nothing of one is for the next
-        if self._agent is not None:
-            from fumehood.service.agents import AgentRoom
-
-            room = AgentRoom(
-                self.store.places, self.project.path, run, asked, keeps_tmp=keeps_tmp, agent=self._agent,
-                environment=environment, roots=self.project.roots,
-            )  # fmt: skip
-            return world.replace(scratch=room)
-        return world.replace(scratch=Scratch(self.store.places, self.project.path, run, asked, keeps_tmp=keeps_tmp))
-
-    def _around(self, request: Request) -> World:
-        layering.require_there(self.project.roots)
-        return around(
-            self.store.places, self.policy, request.root or self.policy.root, self.project.roots,
-            owner_of(self.project.path), self.project.id,
-            makes_points=self.policy.home == HIDDEN
-            or (self.host().makes_namespaces and self.policy.capture != capturing.BWRAP),
-        )  # fmt: skip
-
-    def foreseen(self, request: Request) -> tuple[Question, ...]:
-        """Return what a person would be asked before this request runs."""
-        command, host = checked(request.command), self.host()
-        if host.why_bare:
-            from fumehood.service.unsandboxed import foreseen
-
-            return foreseen(self, host, request)
-        hood, request = self.profiled(request)
-        request = hood._asking(request) if hood._withheld else request
-        hosts = decided(request.network, request.hosts, hood.policy).to_ask
-        if not hosts:
-            return ()
-        from fumehood.core.questions import network_question
-
-        cwd = self._around(request).starting(request.cwd, self.project.path)
-        return (network_question(shown(command), cwd, self.project.path, "", hosts, self.project.roots),)
+        clear_away(hood.store, hood.project.id, run)
+    return run
 
 
 def _looked_up(variables: Variables) -> Iterable[tuple[str, str]]:
@@ -526,25 +81,448 @@ def _looked_up(variables: Variables) -> Iterable[tuple[str, str]]:
     return pairs
 
 
-def _question(run: Run, hosts: tuple[str, ...]) -> Question:
+def _made_ready(hood: Hood, request: Request, wishes: Wishes) -> tuple[Hood, Request]:
+    """Return the hood and the request as this one command has them: mostly as they are."""
+    host, store, own = hood.host(), hood.store, hood
+    if request.draft or (hood.policy.drafts and request.session):
+        from fumehood.service.drafts import in_draft
+
+        request = in_draft(store, hood.project, request)
+    if granted := store.grants.allowed(hood.project.path, request.session):
+        own = own.but(policy=widened(own.policy, granted))
+    if request.output_limit is not None:
+        own = own.but(policy=own.policy.replace(output_limit=request.output_limit))
+    if request.thrown:  # nothing is kept for another one without a project
+        own = own.but(policy=own.policy.replace(rootfs=own.policy.rootfs.replace(writable=False)))
+    own, request = own.profiled(request)
+    if own.withheld and own.asking(wishes).are_answered(hood.project.path):
+        request, own = _with_withheld(own, request), own.but(withheld={})
+    if own.policy.rootfs.install and (request.root or own.policy.root) == ALPINE and not host.why_bare:
+        from fumehood.service.root_trees import install_if_missing
+
+        install_if_missing(store, own.policy.rootfs, wishes.on_install)
+    if request.beside:
+        from fumehood.service.projects import offer
+
+        request = offer(hood, request, wishes)
+        own = own.but(project=hood.project)
+    if request.write is not None:
+        from fumehood.service.projects import limited
+
+        own, request = limited(own, request)
+    return own, request
+
+
+def _with_withheld(hood: Hood, request: Request) -> Request:
+    """Have what the profiles withhold asked for, where there is somebody to ask."""
+    from fumehood.service.profiles import asking
+
+    return asking(request, hood.withheld)
+
+
+def foreseen(hood: Hood, request: Request) -> tuple[Question, ...]:
+    """Return what a person would be asked before this request runs."""
+    command = checked(request.command)
+    if hood.host().why_bare:
+        from fumehood.service.unsandboxed import foreseen_bare
+
+        return foreseen_bare(hood, request)
+    hood, request = hood.profiled(request)
+    if hood.withheld:
+        request = _with_withheld(hood, request)
+    hosts = decided(request.network, request.hosts, hood.policy).to_ask
+    if not hosts:
+        return ()
     from fumehood.core.questions import network_question
 
-    return network_question(run.command, run.cwd, run.project, run.run, hosts, run.roots)
+    cwd = _host_or_tree(hood, request).starting(request.cwd, hood.project.path)
+    return (network_question(shown(command), cwd, hood.project.path, "", hosts, hood.project.roots),)
 
 
-def _cut_short(outcome: Outcome, wishes: Wishes) -> str:
-    """Return what ended a command that did not end by itself, nor by a person at their terminal."""
-    signals = () if wishes.signals is None else wishes.signals.sent(outcome.signals)
-    if outcome.raised or (wishes.is_agents_terminal and outcome.exit.status == _BY_CTRL_C):
-        signals = (*signals, "SIGINT")
-    if outcome.exit.killed_by:
-        from signal import Signals
+def _run_until_settled(hood: Hood, request: Request, wishes: Wishes) -> Run:
+    """Run a command, and once more where it meets nothing but other runs; those then wait for each other."""
+    may_meet = request.mode in (APPLY, WHOLE) or request.draft_number is not None
+    tries = hood.policy.again.tries if may_meet and wishes.can_be_met_again else 1
+    if get_ident() in _taking_turns:
+        tries = 1  # what is begun by a function that attends a command can't wait for that command
+    turn, reason = None, ""
+    try:
+        while True:
+            tries -= 1
+            try:
+                return _run_in_session(hood, request, wishes, reason, may_run_again=tries > 0)
+            except layering.Overtaken as overtaken:
+                from fumehood.service.settle import AGAIN
 
-        signals = (*signals, Signals(outcome.exit.killed_by).name)
-    return cut_short(
-        is_stopped=outcome.limit is not None and outcome.limit.what == STOPPED,
-        limit="" if outcome.limit is None else outcome.limit.detail,
-        signals=signals,
-        is_cancelled=outcome.interrupted and wishes.cancelled is not None and wishes.cancelled(),
-        is_timed_out=outcome.timed_out,
-    )
+                reason, place = f"{AGAIN}{overtaken}", overtaken.place
+                if wishes.on_again is not None:
+                    wishes.on_again(reason)
+            if turn is None:
+                waiting = hood.store.turn(hood.project.id, place)
+                waiting.__enter__()
+                turn = waiting
+                _taking_turns.add(get_ident())
+    finally:
+        if turn is not None:
+            _taking_turns.discard(get_ident())
+            turn.__exit__()
+
+
+def _run_in_session(hood: Hood, request: Request, wishes: Wishes, reason: str, *, may_run_again: bool) -> Run:
+    """Run a command once, from its place in its session where it has one."""
+
+    def perform(request: Request, seat: Seat | None) -> Run:
+        if hood.host().why_bare:
+            from fumehood.service.unsandboxed import run_bare
+
+            return run_bare(hood, claim, request, wishes)
+        return Attempt(hood, claim, request, wishes, seat, reason).perform(may_run_again=may_run_again)
+
+    with layering.Claim(hood.store.places, new_id()) as claim:
+        if wishes.partner is not None:
+            wishes.partner.named(claim.run)
+        if not request.session:
+            return perform(request, None)
+        from fumehood.service.session import Seat
+
+        shells: Sequence[Operation] = ()
+        if request.each_command:
+            from fumehood.service.agents import shell_mounts
+
+            shells = shell_mounts(hood.store.places.cache)
+        tmp = request.own_tmp or hood.policy.tmp == "session"
+        with Seat(
+            hood.store, hood.project, request.session, claim.run, tmp=tmp, must=request.own_tmp, shells=shells,
+            loopback=request.loopback,
+        ) as seat:  # fmt: skip
+            try:
+                return perform(request.replace(cwd=request.cwd or seat.session.cwd), seat)
+            except NoDirectory as error:
+                if request.cwd:
+                    raise
+                # Where the last command ended. In another directory, this one would do something else.
+                hint = f"nothing ran; the session's next command starts in {printable(hood.project.path)}"
+                seat.leave_directory()
+                raise NoDirectory(str(error), hint=hint) from error
+
+
+class Attempt:
+    """One command in its sandbox, from permission to report."""
+
+    def __init__(
+        self, hood: Hood, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None, reason: str
+    ) -> None:
+        self.hood = hood
+        self.claim = claim
+        self.request = request
+        self.wishes = wishes
+        self.seat = seat
+        self.world = world_of(hood, request, claim.run, seat)
+        self.network = decided(request.network, request.hosts, hood.policy)
+        project = hood.project
+        if self.network.to_ask and request.if_granted and not hood.asking(wishes).are_answered(project.path):
+            # Every command of the agent would be refused. One that needs the hosts is told when it tries.
+            self.network = decided(NONE, (), hood.policy)
+        self.run = Run(
+            run=claim.run, project=project.path, command=request.title or shown(checked(request.command)),
+            cwd=self.world.starting(request.cwd, project.path), state="running", network=self.network.mode,
+            started_at=time.time(), mode=request.mode, dropped=self.world.dropped, roots=project.roots,
+            session=request.session or None, hosts=self.network.hosts, reason=reason or request.remark,
+            draft=request.draft_number, draft_name=request.draft or None,
+        )  # fmt: skip
+
+    def perform(self, *, may_run_again: bool) -> Run:
+        """Take every step; raises Overtaken where it gives way to other runs, and is to be run again."""
+        run, hood, seat = self.run, self.hood, self.seat
+        self._have_permitted()
+        capture = self._make_layers()
+        layers = capture.layers
+        try:
+            with self.world.entered(run.capture) as self.world:
+                execution = self._in_sandbox(capture)
+                ended = self._launch(execution)
+        except BaseException as error:
+            self._give_up(layers, error)
+            raise
+        from fumehood.service.blocked import forget_what_was_moved, lacked_room, what_was_blocked
+        from fumehood.service.settle import Looking, may_be_forgotten, settle
+
+        # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
+        with InterruptsHeld() as interrupts:
+            with Looking(hood.store, run, printed(ended), self.wishes.signals, interrupts):
+                run.changed = layering.scanned(layers, self.claim.indexes)
+                self.claim.refuse_elsewhere(run.changed)
+                run.blocked = what_was_blocked(run, execution, self.network, self.request, ended)
+                ended_by = self._cut_short(ended.outcome) or lacked_room(run, hood.store.places.state)
+                if run.changed or ended_by:
+                    from fumehood.service.verdicts import give_verdicts
+
+                    give_verdicts(hood.store, run, layers, self.request.mode, hood.policy.rules, ended_by)
+                may_run_again = may_run_again and not ended_by and not layering.is_checkpointed(layers)
+            settle(
+                hood.store, hood.project.id, run, printed(ended), layers, hood.policy.on_conflict,
+                may_run_again=may_run_again and may_be_forgotten(run, hood.policy.again)
+                and not (seat and seat.has_asked), indexes=self.claim.indexes,
+            )  # fmt: skip
+            # Only now: a command that is run again begins where the first one did.
+            run.ended_in = seat.keep(self.world.outside) if seat else ""
+            forget_what_was_moved(hood.store.places, hood.project, run)
+            if run.draft is not None and run.state == HELD:
+                from fumehood.service.drafts import after_run
+
+                after_run(hood.store, hood.project, run)
+        ended.outcome.raise_interrupt()
+        return run
+
+    # ---- Permission: a plain sandboxed run needs nobody's word.
+
+    def _have_permitted(self) -> None:
+        if self.network.to_ask:
+            self.hood.permit(self.run, self._about_hosts(self.network.to_ask), self.wishes)
+        for path in self.request.besides:
+            from fumehood.core.questions import write_question
+
+            run = self.run
+            self.hood.permit(run, write_question(path, run.command, run.cwd, run.project, run.run), self.wishes)
+
+    def _about_hosts(self, hosts: tuple[str, ...]) -> Question:
+        from fumehood.core.questions import network_question
+
+        run = self.run
+        return network_question(run.command, run.cwd, run.project, run.run, hosts, run.roots)
+
+    # ---- Layers: the run is recorded, and they are made over what earlier runs hold: the command sees that too.
+
+    def _make_layers(self) -> Capture:
+        hood, run, request = self.hood, self.run, self.request
+        store, project, places = hood.store, hood.project, hood.store.places
+        strangers: Sequence[Stranger] = ()
+        if os.path.exists(places.strangers(project.id)):
+            from fumehood.service.blocked import failed_on
+
+            strangers = failed_on(places, project)
+        choice = capturing.choose(hood.host(), hood.policy.capture, run.roots, strangers)
+        run.capture, run.reason = choice.way, "; ".join(filter(None, (run.reason, choice.why)))
+        if request.each_command and (run.capture != capturing.KERNEL or run.mode != APPLY):
+            why = f"which {capturing.LABELS[run.capture]} has not" if run.mode == APPLY else "and nothing is applied"
+            raise BadRequest(f"--each-command needs checkpoints, {why}", hint="leave it out")
+        store.recover()
+        self.claim.take()
+        with store.stack(project.id, settling=False):
+            store.keep_known(project)
+            if run.draft is not None and not store.drafts.is_open(run.draft):
+                layering.drop(places, run.run)
+                raise BadRequest(f"draft {run.draft_name} is no longer there", hint="fumehood draft new begins one")
+            run.below = tuple(store.history.held(project.id, run.draft))
+            store.history.begin(project.id, run, os.getpid())
+        held: list[tuple[str, ...]] = []
+        if run.below:
+            from fumehood.service.held import trees_below
+
+            held = trees_below(store, project.id, run)
+        layers = layering.make(places, run.run, run.roots, run.capture, held, request.frozen, choice.overlaid)
+        self.claim.begin_in(run.roots)
+        return capturing.Capture(run.capture, layers, self.world.targets, choice.groups, self.world.write)
+
+    # ---- Launch, and the command's end.
+
+    def _in_sandbox(self, capture: Capture) -> Execution:
+        """Return the sandbox that the command runs in, with what settles what it has written while it goes on."""
+        request, seat = self.request, self.seat
+        parts = self.hood, self.run, capture.layers, self.claim, [target for _, target in capture.targets]
+        commands = None
+        if request.each_command and seat is not None and seat.door is not None:
+            from fumehood.service.agents import ShellCommands
+            from fumehood.service.checkpoint import Checkpoints
+
+            commands = ShellCommands(Checkpoints(*parts), request.agent, layering.init_file(capture.layers))
+            seat.door.hear = commands.hear
+
+        def checkpoints() -> Callable[[int], None]:
+            from fumehood.service.now import When
+
+            return When(*parts, request.background_after, commands).look
+
+        def start(plan: Plan, streams: Streams) -> Running:
+            running = self.hood.start(plan, streams)
+            # While the sandbox is being made, what comes after the command is loaded: nobody waits for this now.
+            from fumehood.linux import process  # noqa: F401
+            from fumehood.service import blocked, settle  # noqa: F401
+
+            return running
+
+        return Execution(
+            self.hood.but(start=start), self.world, capture, seat, indexes=self.claim.indexes,
+            stop_mark=self.hood.store.places.stop_mark(self.run.run), checkpoints=checkpoints,
+        )  # fmt: skip
+
+    def _launch(self, execution: Execution) -> Ended:
+        """Run the command to its end, with its network; write down how it ended and what it printed."""
+        run, request, wishes, world, seat = self.run, self.request, self.wishes, self.world, self.seat
+        shell = world.shell
+        if request.each_command:
+            from fumehood.service.agents import real_shell
+
+            shell = real_shell(shell)
+        line = arguments(checked(request.command), shell, source=request.source, tells_cwd=seat is not None)
+        run.one_stream = wishes.is_one_stream or wishes.terminal is not None
+        to_errors = wishes.on_stdout if wishes.is_one_stream else wishes.on_stderr
+        errors = None if to_errors is None else HeldBack(to_errors)
+        sinks = (errors, None) if wishes.is_one_stream else (wishes.on_stdout, errors)
+        policy = self.hood.policy
+        streams = output_streams(self.hood.store.places, run.run, policy.output_limit, sinks)
+        asking = self._asking()
+        access = None if self.network is OFFLINE else self._access(asking)
+        if seat is not None:
+            self._open_door(seat, asking)
+        try:
+            ended = execution.run(
+                line if wishes.terminal is None else on_terminal(line), world.cwd(run.cwd), streams,
+                policy.timeout if request.timeout is None else request.timeout, wishes, access, asking,
+            )  # fmt: skip
+            if errors is not None:
+                errors.release()
+            if wishes.partner is not None:
+                wishes.partner.finish()
+            take_note(run, ended)
+        finally:
+            if asking is not None:
+                asking.close()
+            if access is not None:
+                access.stop(run)
+            if asking is not None:
+                asking.finish()
+        return ended
+
+    def _asking(self) -> Asking | None:
+        """Return what puts to a person what the command asks for while it runs, where it can ask for something."""
+        hood, wishes = self.hood, self.wishes
+        permissions = hood.asking(wishes)
+        can_ask = self.seat is not None and permissions.are_answered(hood.project.path)
+        if not (can_ask or self.network.asks):
+            return None
+        from fumehood.service.network import Asking
+
+        def decide(place: str, is_closed: Callable[[], bool]) -> Decision:
+            cancelled = wishes.cancelled
+            question = self._about_hosts((place,))
+            decision = permissions.decide(question, lambda: is_closed() or (cancelled is not None and cancelled()))
+            hood.note_decision(self.run, question, decision)
+            return decision
+
+        return Asking(decide)
+
+    def _access(self, asking: Asking | None) -> Access:
+        """Return the way to the network of a command that has one, or may turn out to need one.
+
+        Hosts that nobody granted are asked for while the connection waits, where somebody is there to ask.
+        """
+        from fumehood.service.network import Access, resolvers_of
+
+        is_ours = self.hood.host().makes_namespaces
+        return Access(
+            self.network, asking=asking if self.network.asks else None,
+            resolvers=resolvers_of(self.world) if is_ours else (), in_session=is_ours and self.seat is not None,
+        )  # fmt: skip
+
+    def _open_door(self, seat: Seat, asking: Asking | None) -> None:
+        """Let the command ask for something, a person too where somebody can ask them."""
+        door, hood = seat.door, self.hood
+        assert door is not None
+        door.outside, door.seen_at = self.world.outside, self.world.targets
+        permissions = hood.asking(self.wishes)
+        if asking is None or not permissions.are_answered(hood.project.path):
+            return  # then a process of its own asks whoever has come meanwhile
+        from fumehood.service.ask import settle_access
+
+        def ask(asked: Sequence[Widening]) -> str:
+            def decide(question: Question) -> Decision:
+                return asking.waited_for(lambda is_closed: permissions.decide(question, is_closed))
+
+            said = settle_access(hood.store, hood.project, seat.session.name, asked, decide)
+            return "".join(f"{line}\n" for line in said)
+
+        door.asking, door.ask = asking, ask
+
+    def _give_up(self, layers: Sequence[Layer], error: BaseException) -> None:
+        """Record why a run failed; where its command has written something, it is left as if its process had died."""
+        run, store = self.run, self.hood.store
+        run.reason = reason_of(error)
+        if isinstance(error, Refused):
+            note_refusal(run, error)
+        if layering.may_be_written(store.places, run, layers):
+            store.history.end(run)
+            return
+        from fumehood.service.settle import FAILED
+
+        run.state = FAILED
+        store.history.end(run)
+        layering.drop(store.places, run.run)
+
+    # ---- Judge.
+
+    def _cut_short(self, outcome: Outcome) -> str:
+        """Return what ended a command that did not end by itself, nor by a person at their terminal."""
+        wishes = self.wishes
+        signals = () if wishes.signals is None else wishes.signals.sent(outcome.signals)
+        if outcome.raised or (wishes.is_agents_terminal and outcome.exit.status == _BY_CTRL_C):
+            signals = (*signals, "SIGINT")
+        if outcome.exit.killed_by:
+            from signal import Signals
+
+            signals = (*signals, Signals(outcome.exit.killed_by).name)
+        return cut_short(
+            is_stopped=outcome.limit is not None and outcome.limit.what == STOPPED,
+            limit="" if outcome.limit is None else outcome.limit.detail,
+            signals=signals,
+            is_cancelled=outcome.interrupted and wishes.cancelled is not None and wishes.cancelled(),
+            is_timed_out=outcome.timed_out,
+        )
+
+
+# ---- What surrounds a command.
+
+
+def world_of(hood: Hood, request: Request, run: str, seat: Seat | None = None) -> World:
+    """Return what surrounds a command, with what its request, its session and its profiles give it."""
+    world, project, profiles = _host_or_tree(hood, request), hood.project.path, hood.profiles
+    persons = world.environment
+    environment = {
+        **defaults(profiles), **persons, **(seat.variables if seat else {}), **dict(request.environment),
+    }  # fmt: skip
+    if seat is not None:
+        environment["PATH"] = f"{BIN}:{environment.get('PATH', os.defpath)}"
+    world = world.replace(
+        environment=environment, host_shell=request.shell or world.host_shell, source=request.source,
+        thrown=request.thrown,
+    )  # fmt: skip
+    if request.write is not None:
+        world = world.limited(request.write)
+    keeps_tmp = hood.policy.tmp == "project" and not request.thrown
+    if not keeps_tmp and not any(each.scratch for each in profiles):
+        return world
+    from fumehood.service.profiles import Scratch, wanted
+
+    # A session's and a request's variables are the commands' own words: they bring nothing of the host into sight.
+    asked = wanted(profiles, persons, persons.get("HOME", "/"))
+    if request.thrown:
+        asked = tuple(each.replace(keep=False) for each in asked)  # nothing of one is for the next
+    if hood.agent is None:
+        return world.replace(scratch=Scratch(hood.store.places, project, run, asked, keeps_tmp=keeps_tmp))
+    from fumehood.service.agents import AgentRoom
+
+    room = AgentRoom(
+        hood.store.places, project, run, asked, keeps_tmp=keeps_tmp, agent=hood.agent, environment=environment,
+        roots=hood.project.roots,
+    )  # fmt: skip
+    return world.replace(scratch=room)
+
+
+def _host_or_tree(hood: Hood, request: Request) -> World:
+    layering.require_there(hood.project.roots)
+    capture = hood.policy.capture
+    return around(
+        hood.store.places, hood.policy, request.root or hood.policy.root, hood.project.roots,
+        owner_of(hood.project.path), hood.project.id,
+        makes_points=hood.policy.home == HIDDEN or (hood.host().makes_namespaces and capture != capturing.BWRAP),
+    )  # fmt: skip

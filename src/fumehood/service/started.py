@@ -18,7 +18,7 @@ from fumehood.linux.terminal import ProgramTerminal
 from fumehood.service.dialogue import PIECE, Dialogue, LoopListener, Unread
 
 if TYPE_CHECKING:
-    from fumehood.service.running import Wishes
+    from fumehood.service.hood import Wishes
     from fumehood.service.store import Store
 
 _COLUMNS, _ROWS = 80, 24

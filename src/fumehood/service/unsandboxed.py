@@ -13,11 +13,10 @@ from fumehood.core.request import APPLY, HOST, SHELL, Request, arguments, checke
 from fumehood.errors import BadRequest, NoDirectory, Unavailable, reason_of
 from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of
-from fumehood.linux.streams import Stream
 from fumehood.service import layers as layering
 from fumehood.service.profiles import resolved
 from fumehood.service.provided import PLAYGROUND, make_playground
-from fumehood.service.running import Wishes, Workplace, attend, printed, take_note
+from fumehood.service.running import attend, output_streams, printed, take_note
 from fumehood.service.settle import APPLIED, FAILED
 from fumehood.service.surroundings import home_of
 from fumehood.store.places import own_variables
@@ -28,59 +27,56 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.linux.probe import Host
+    from fumehood.service.hood import Hood, Wishes
     from fumehood.service.layers import Claim
 
 UNCAPTURED = "it ran without a sandbox: what it wrote was not captured and can't be undone"
 
 
-def run_bare(place: Workplace, host: Host, claim: Claim, request: Request, wishes: Wishes) -> Run:
+def run_bare(hood: Hood, claim: Claim, request: Request, wishes: Wishes) -> Run:
     """Run a command as a plain process, once a person has said so; what it does can't be taken back."""
-    places, policy, history = place.store.places, place.policy, place.store.history
-    run, environment = _described(place, host, request, claim.run)
-    question = _question(place, host, request, run, environment)
+    store, places, policy, project = hood.store, hood.store.places, hood.policy, hood.project
+    run, environment = _described(hood, request, claim.run)
+    question = _question(hood, request, run, environment)
     if question is not None:
-        place.permit(run, question, wishes)
-    place.store.recover()
+        hood.permit(run, question, wishes)
+    store.recover()
     claim.take()
-    place.store.keep_known(place.project)
-    history.begin(place.project.id, run, os.getpid())
+    store.keep_known(project)
+    store.history.begin(project.id, run, os.getpid())
     plan = Plan(
         arguments=arguments(checked(request.command), request.shell or SHELL, source=request.source),
-        environment=environment, owner=owner_of(place.project.path), bare=run.cwd,
-        limits=resource_limits(policy.limits),
+        environment=environment, owner=owner_of(project.path), bare=run.cwd, limits=resource_limits(policy.limits),
     )  # fmt: skip
-    out, err = (
-        Stream(name, places.output(run.run, name), policy.output_limit, sink)
-        for name, sink in (("stdout", wishes.on_stdout), ("stderr", wishes.on_stderr))
-    )
+    streams = output_streams(places, run.run, policy.output_limit, (wishes.on_stdout, wishes.on_stderr))
     timeout = policy.timeout if request.timeout is None else request.timeout
     try:
-        ended = attend(place.start, plan, (out, err), timeout, wishes.replace(watch=None))
+        ended = attend(hood.start, plan, streams, timeout, wishes.replace(watch=None))
         if wishes.partner is not None:
             wishes.partner.finish()
         take_note(run, ended)
     except BaseException as error:
         run.state, run.reason = FAILED, reason_of(error)
-        history.end(run)
+        store.history.end(run)
         layering.drop(places, run.run)
         raise
     run.state, run.reason = APPLIED, UNCAPTURED
-    history.journal(run, printed(ended))
+    store.history.journal(run, printed(ended))
     # Not before: its lock tells that the run is alive, for as long as the record does.
     layering.drop(places, run.run)
     ended.outcome.raise_interrupt()
     return run
 
 
-def foreseen(place: Workplace, host: Host, request: Request) -> tuple[Question, ...]:
+def foreseen_bare(hood: Hood, request: Request) -> tuple[Question, ...]:
     """Return what a person would be asked before this request runs."""
-    question = _question(place, host, request, *_described(place, host, request, ""))
-    return () if question is None or place.permissions.is_settled(question) else (question,)
+    question = _question(hood, request, *_described(hood, request, ""))
+    return () if question is None or hood.permissions.is_settled(question) else (question,)
 
 
-def _described(place: Workplace, host: Host, request: Request, name: str) -> tuple[Run, dict[str, str]]:
+def _described(hood: Hood, request: Request, name: str) -> tuple[Run, dict[str, str]]:
     """Return the run as it is before it begins, and its environment; raises where it needs a sandbox."""
-    policy, project = place.policy, place.project
+    policy, project, host = hood.policy, hood.project, hood.host()
     if (request.root or policy.root) != HOST:
         raise Unavailable(f"a root tree needs a sandbox: {host.why_bare}", hint="fumehood doctor says what is missing")
     if request.mode != APPLY or request.write is not None:
@@ -91,7 +87,7 @@ def _described(place: Workplace, host: Host, request: Request, name: str) -> tup
     if request.cwd == PLAYGROUND:
         if not policy.playground:
             raise BadRequest("there is no playground", hint="the configuration turned it off")
-        cwd = make_playground(place.store.places)
+        cwd = make_playground(hood.store.places)
     else:
         cwd = os.path.normpath(os.path.join(request.thrown or project.path, request.cwd))
         if not os.path.isdir(cwd):
@@ -110,19 +106,17 @@ def _described(place: Workplace, host: Host, request: Request, name: str) -> tup
     return run, environment
 
 
-def _question(
-    place: Workplace, host: Host, request: Request, run: Run, environment: Mapping[str, str]
-) -> Question | None:
+def _question(hood: Hood, request: Request, run: Run, environment: Mapping[str, str]) -> Question | None:
     """Return what a person is asked, if they did not say already that a container is good enough."""
-    if _is_good_enough(host, place.policy):
+    if _is_good_enough(hood.host(), hood.policy):
         return None
     # What is sourced first may be anything, and so may what variables lead to; network is asked for each time.
     around = request.source or request.session or request.environment
     is_plain = not (around or request.network != NONE or request.hosts)
     # Commands of any project may have written there, or in the playground and the caches.
-    writable = (*place.project.roots, *place.store.written())
+    writable = (*hood.project.roots, *hood.store.written())
     program = resolved(request.command, run.cwd, environment, writable) if is_plain else None
-    details = ("as you, with all your files and the whole network; it can't be undone", f"why: {host.why_bare}")
+    details = ("as you, with all your files and the whole network; it can't be undone", f"why: {hood.host().why_bare}")
     return unsandboxed_question(run.command, run.cwd, run.project, run.run, program, details, run.roots)
 
 

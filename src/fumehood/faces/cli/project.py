@@ -367,7 +367,7 @@ def _show_config(context: Context, path: str) -> int:
 )  # fmt: skip
 def _capabilities(context: Context) -> int:
     from fumehood.service.explain import capabilities
-    from fumehood.service.sandbox import Hood
+    from fumehood.service.hood import Hood
 
     project = context.store.projects.open(context.project.path)
     hood = Hood(context.store, project, context.store.policy_of(project), start)

@@ -15,11 +15,11 @@ from fumehood.faces.cli.output import Paint, here, meant, sink_to, sink_to_model
 from fumehood.linux.launch import start
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
 from fumehood.linux.terminal import Signals, Terminal
+from fumehood.service.hood import Hood, Wishes
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.permission import Permissions
 from fumehood.service.provided import PLAYGROUND
-from fumehood.service.running import Wishes
-from fumehood.service.sandbox import Hood
+from fumehood.service.sandbox import run_in
 from fumehood.service.store import Store
 from fumehood.store.audit import CLI, HOOK
 from fumehood.store.places import session_mark, state_directory
@@ -245,7 +245,7 @@ def _run(options: Options, as_json: bool, brief: Brief | None, signals: Signals)
 
         wishes = wishes.replace(on_install=tell_installing)
     hood = Hood(store, project, policy, start, permissions)
-    run = _placed(store, options, request, lambda request: hood.run(request, wishes))
+    run = _placed(store, options, request, lambda request: run_in(hood, request, wishes))
     link = options.last("--keep-cwd")
     if link and run.ended_in and run.ended_in != request.cwd:
         from fumehood.service.session import leave_link

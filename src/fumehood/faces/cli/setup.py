@@ -187,7 +187,7 @@ class _Wizard:
         import tempfile
 
         from fumehood.service.explain import look_inside
-        from fumehood.service.sandbox import Hood
+        from fumehood.service.hood import Hood
 
         self._title("4. A first command")
         store = self._context.store

@@ -1,0 +1,149 @@
+"""A hood: one project with its policy, what its commands see, and who may be asked; and what a caller wishes."""
+
+from __future__ import annotations
+
+from fumehood.core.policy import TOOLS, matching
+from fumehood.core.request import checked
+from fumehood.core.value import Value
+from fumehood.errors import Refused
+from fumehood.linux.hostview import HostViews
+from fumehood.linux.probe import host
+from fumehood.linux.streams import CLOSED, can_be_given_again
+from fumehood.service.permission import Permissions
+from fumehood.service.surroundings import Surroundings
+from fumehood.store.audit import DECIDED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any, Protocol, Self
+
+    from fumehood.core.agents import Agent
+    from fumehood.core.policy import Policy, Profile
+    from fumehood.core.questions import Decision, Question
+    from fumehood.core.report import Run
+    from fumehood.core.request import Request
+    from fumehood.linux.launch import Starter
+    from fumehood.linux.namespaces import Layer
+    from fumehood.linux.probe import Host
+    from fumehood.linux.process import Partner, Watched
+    from fumehood.linux.streams import Sink, Wish
+    from fumehood.linux.terminal import ProgramTerminal, Signals, Terminal
+    from fumehood.service.ask import Ask
+    from fumehood.service.store import Store
+    from fumehood.store.projects import Project
+
+    Variables = Callable[[], Mapping[str, str]]
+
+    class TakingPart(Partner, Protocol):
+        """A program that is told what becomes of its command."""
+
+        def named(self, run: str) -> None:
+            """The run of this name is on its way."""
+        def launched(self) -> None:
+            """Its command was started."""
+        def finish(self) -> None:
+            """All that was printed is told; raises what the program's own functions raised."""
+
+
+class Wishes(Value):
+    """How the caller wants to take part while the command runs."""
+
+    stdin: Wish = CLOSED
+    on_stdout: Sink | None = None
+    on_stderr: Sink | None = None
+    watch: Callable[[Sequence[Layer]], Watched] | None = None
+    cancelled: Callable[[], bool] | None = None
+    terminal: Terminal | ProgramTerminal | None = None  # the command's own, in place of pipes
+    partner: TakingPart | None = None  # the program, where it takes part from another thread
+    is_agents_terminal: bool = False  # Ctrl-C there is not a person's, who would have seen what came of it
+    on_again: Callable[[str], None] | None = None  # is told why the command is run once more
+    on_install: Callable[[str, int, int], None] | None = None  # is told how a missing root tree gets installed
+    is_one_stream: bool = False  # what it prints comes as standard output, errors too, in order
+    signals: Signals | None = None  # those that ask for the command's end; without, KeyboardInterrupt does
+    asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do
+
+    @property
+    def given_up(self) -> Callable[[], bool] | None:
+        """What tells, while a person is asked before the command begins, that nobody waits for it any more."""
+        partner = self.partner
+        return self.cancelled if partner is None or self.cancelled is not None else lambda: bool(partner.asked)
+
+    @property
+    def can_be_met_again(self) -> bool:
+        """Return True if a command that is run twice is given the same."""
+        return self.terminal is None and can_be_given_again(self.stdin)
+
+
+class Hood:
+    """What a run needs of its project, whether it is sandboxed or not."""
+
+    def __init__(
+        self, store: Store, project: Project, policy: Policy, start: Starter, permissions: Permissions | None = None
+    ) -> None:
+        self.store = store
+        self.project = project
+        self.policy = policy
+        self.start = start
+        self.permissions = Permissions(store) if permissions is None else permissions
+        self.surroundings = Surroundings(store.places, policy, HostViews(store.places.cache, store.projects.paths))
+        self.profiles: tuple[Profile, ...] = ()
+        self.withheld: dict[str, Any] = {}  # what profiles would grant a plain command
+        self.agent: Agent | None = None  # who runs whole in the hood
+        self.variables: Variables | None = None  # a program's own, asked for at each run and kept nowhere
+        self._host: Host | None = None
+
+    def but(self, **changed: Any) -> Self:
+        """Return a hood that differs in this; what was found out about the host is known to it too."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__, **changed)
+        other.surroundings = self.surroundings.under(other.policy)
+        return other
+
+    def host(self) -> Host:
+        """Return what this host can do."""
+        if self._host is None:
+            self._host = host(self.store.places.cache, self.store.places.state)
+        return self._host
+
+    def profiled(self, request: Request) -> tuple[Self, Request]:
+        """Return a hood whose policy has what the profiles of a command say, and how it then runs; mostly as it is."""
+        if request.agent is not None:
+            policy = self.policy.under(request.agent.settings)
+            return self.but(policy=policy, profiles=(TOOLS,), agent=request.agent), request
+        profiles = matching(self.policy.profiles, checked(request.command))
+        if not profiles:
+            return self, request
+        from fumehood.service.profiles import profiled
+
+        policy, request, withheld = profiled(self.store, self.project, self.policy, request, profiles)
+        return self.but(policy=policy, profiles=profiles, withheld=withheld), request
+
+    def asking(self, wishes: Wishes) -> Permissions:
+        """Return who may be asked for a run: those it names, or those who usually are."""
+        return self.permissions.among(wishes.asks) if wishes.asks else self.permissions
+
+    def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
+        """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
+        try:
+            self.note_decision(run, question, self.asking(wishes).require(question, wishes.given_up))
+        except Refused as error:
+            note_refusal(run, error)
+            self.store.history.refuse(self.project.id, run)
+            raise
+
+    def note_decision(self, run: Run, question: Question, decision: Decision) -> None:
+        """Leave in the audit trail what a person said."""
+        from fumehood.core.questions import NETWORK
+
+        hosts = f" ({', '.join(question.details)})" if question.what == NETWORK else ""
+        self.store.audit.tell(run.run, DECIDED, f"{decision.text}: {question.text}{hosts}", project=self.project.id)
+
+
+def note_refusal(run: Run, error: Refused) -> None:
+    """Write down that a run was refused, and by what."""
+    from fumehood.service.settle import REFUSED
+
+    run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code
+    run.stdout = run.stderr = ""
+    error.run, error.report = run.run, run.as_dict()
