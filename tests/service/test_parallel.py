@@ -16,8 +16,9 @@ from fumehood.core.changes import Change
 from fumehood.core.policy import Again
 from fumehood.errors import ChangedMeanwhile
 from fumehood.service import layers
+from fumehood.service.conflicts import let_pass
 from fumehood.service.layers import Overtaken
-from fumehood.service.settle import let_pass, settle
+from fumehood.service.settle import settle
 from fumehood.service.store import Store
 from fumehood.store import records
 from fumehood.store.places import Places

@@ -1,8 +1,9 @@
-"""What others changed while a command ran: conflicts with it, and what it built on that is gone."""
+"""What others changed while a command ran: conflicts with it, what it built on that is gone, and who is run again."""
 
 from __future__ import annotations
 
 import os
+import stat
 
 from fumehood.core import changes as c
 from fumehood.core.judge import (
@@ -14,6 +15,7 @@ from fumehood.core.judge import (
     repository,
 )
 from fumehood.core.masks import is_below
+from fumehood.core.report import printable
 from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.gitobjects import (
     has_read_theirs,
@@ -23,12 +25,16 @@ from fumehood.linux.gitobjects import (
     leave_theirs,
     takes_in_staged,
 )
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_top, walk
+from fumehood.service import layers as layering
 from fumehood.store.history import CHECKPOINT
 from fumehood.store.places import home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
+    from typing import NoReturn
 
     from fumehood.core.report import Run
     from fumehood.linux.gitindex import SeenIndexes
@@ -179,3 +185,120 @@ def _thrown_away(store: Store, run: Run) -> dict[str, str]:
             if git:
                 gone.setdefault(git, name)
     return gone
+
+
+# ---- A run that conflicts with nothing but other runs is run once more, from the state that they left. Nothing that it
+# did has left the hood: it reached no network, and what it wrote was not applied.
+
+
+def give_way(store: Store, run: Run) -> None:
+    """Forget a run that has conflicts if all that it conflicts with was made by other runs; raises Overtaken then.
+
+    The project's lock is held. What a person changed after such a run is a conflict with the person.
+    """
+    first = place = ""
+    makers = Makers(store, run)
+    for number, root in enumerate(run.roots):
+        conflicts = [change for change in run.changed if change.root == number and change.verdict == c.CONFLICT]
+        if not conflicts:
+            continue
+        with Closing(open_top(root)) as top:
+            for change, status, is_reached in _in_the_way(number, top, conflicts):
+                by = makers.of(change, status) if is_reached else makers.of_what_is_gone(change, top)
+                if not by:
+                    return
+                if not first:
+                    first = f"run {store.history.name(by)} changed {printable(change.path)} meanwhile"
+                    place = f"{root}/{change.within or change.path}"
+    if first:
+        forget(store, run, first, place)
+
+
+def meet_in_draft(store: Store, project: int, run: Run, *, may_run_again: bool) -> None:
+    """Forget a run that changed what others of its draft changed meanwhile: one version would hide the other.
+
+    Raises Overtaken then; where it can't be run again, it says so. The project's lock is held.
+    """
+    from fumehood.core.patterns import lies_in_cache
+    from fumehood.service.held import unseen
+
+    others = unseen(store, project, run)
+    for change in run.changed if others else ():
+        by = others.under(change) if change.verdict in c.WAITING and not lies_in_cache(change.path) else None
+        if by is not None and may_run_again:
+            reason = f"run {others.name(by)} changed {printable(change.path)} meanwhile"
+            forget(store, run, reason, f"{run.roots[change.root]}/{change.path}")
+        if by is not None:
+            change.reason += f"; run {others.name(by)} changed it meanwhile, and one of both versions is hidden"
+
+
+def let_pass(store: Store, run: Run, place: str) -> None:
+    """Forget a run that changes the place, or something in it, for which another is run again; raises Overtaken then.
+
+    Else that one would be overtaken each time, and in the end be held, with all that builds on it.
+    """
+    for change in run.changed if place else ():
+        if f"{run.roots[change.root]}/{change.path}/".startswith(f"{place}/"):
+            forget(store, run, f"a command that is run again changes {printable(change.path)}", place)
+
+
+def forget(store: Store, run: Run, reason: str, place: str) -> NoReturn:
+    """Leave nothing of a run that is to be run again: what it met, and where, is told by Overtaken."""
+    store.history.withdraw(run, reason)
+    layering.drop(store.places, run.run)
+    raise layering.Overtaken(reason, place)
+
+
+def _in_the_way(
+    number: int, top: int, conflicts: Sequence[c.Change]
+) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
+    """Yield what lies where changes of a root met something else; of a tree that was to go, what is not as judged."""
+    new = c.Inside({(number, each.path) for each in conflicts if each.after and each.after.kind == c.DIRECTORY})
+    trees = {
+        (number, each.path) for each in conflicts
+        if each.change != c.MODE and each.before is not None and each.before.kind == c.DIRECTORY
+    }  # fmt: skip
+    in_trees, paths = c.Inside(trees), {change.path for change in conflicts}
+    for change, status, is_reached in looks(top, conflicts):
+        if status is None:
+            # What would have come with a new directory is as it was before.
+            if new.topmost(number, change.path) is None:
+                yield change, status, is_reached
+            continue
+        is_top, tree = (number, change.path) in trees, in_trees.topmost(number, change.path)
+        if not (is_top or tree) or change.before is None or not is_version(change.before, status):
+            yield change, status, is_reached
+        elif is_top and tree is None:
+            for path, entry in walk(top, change.path):
+                if path not in paths:
+                    yield c.Change(number, path, c.ADDED, kind_of(entry.st_mode), within=change.path), entry, True
+
+
+class Makers:
+    """Which runs left paths as they are now; what was applied in a directory is read once for all paths in it."""
+
+    def __init__(self, store: Store, run: Run) -> None:
+        self._history, self._run = store.history, run
+        self._applied: dict[tuple[int, str], dict[str, list[tuple[str, c.Change]]]] = {}
+
+    def of(self, conflict: c.Change, status: os.stat_result | None) -> str:
+        """Return the run that left a path as it is, or nothing where none did."""
+        return next((name for name, change in self._latest(conflict) if has_left(change, status)), "")
+
+    def of_what_is_gone(self, conflict: c.Change, top: int) -> str:
+        """Return the run that took away a directory above a path, or nothing where none did."""
+        above = [c.Change(conflict.root, each, c.DELETED, c.DIRECTORY) for each in c.above(conflict.path)]
+        for directory, status, _ in looks(top, reversed(above)):
+            if status is None or not stat.S_ISDIR(status.st_mode):
+                return self.of(directory, status)
+        return ""
+
+    def _latest(self, conflict: c.Change) -> Sequence[tuple[str, c.Change]]:
+        directory = conflict.path.rpartition("/")[0]
+        by_path = self._applied.get((conflict.root, directory))
+        if by_path is None:
+            by_path = self._applied[conflict.root, directory] = {}
+            root = self._run.roots[conflict.root]
+            for name, change in self._history.applied_in(self._run, root, directory):
+                by_path.setdefault(change.path, []).append((name, change))
+        return by_path.get(conflict.path, ())

@@ -28,12 +28,12 @@ from fumehood.linux.staging import APART, HOME, SETTLED
 from fumehood.linux.steps import NO_WAY, Changed, give_back
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between, planned
-from fumehood.service.conflicts import find_conflicts, leave_groundless
+from fumehood.service.conflicts import find_conflicts, leave_groundless, meet_in_draft
 from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
 from fumehood.service.drafts import drop_layers
 from fumehood.service.held import bring_back, set_apart, throw_away
 from fumehood.service.projects import remove_left
-from fumehood.service.settle import FAILED, HELD, meet_in_draft, state_of
+from fumehood.service.settle import FAILED, HELD, state_of
 from fumehood.service.store import Store
 from fumehood.service.verdicts import concerns
 from fumehood.store import records

@@ -11,7 +11,7 @@ from _thread import get_ident
 
 from fumehood.core.changes import HELD
 from fumehood.core.limits import STOPPED, cut_short
-from fumehood.core.network import NONE, OFFLINE, decided
+from fumehood.core.network import FULL, NONE, OFFLINE, decided
 from fumehood.core.policy import HIDDEN, defaults
 from fumehood.core.report import Run, printable
 from fumehood.core.request import ALPINE, APPLY, BIN, WHOLE, Request, arguments, check, checked, on_terminal, shown
@@ -245,7 +245,7 @@ class Attempt:
             self._give_up(layers, error)
             raise
         from fumehood.service.blocked import forget_what_was_moved, lacked_room, what_was_blocked
-        from fumehood.service.settle import Looking, may_be_forgotten, settle
+        from fumehood.service.settle import Looking, settle
 
         # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
         with InterruptsHeld() as interrupts:
@@ -258,11 +258,15 @@ class Attempt:
                     from fumehood.service.verdicts import give_verdicts
 
                     give_verdicts(hood.store, run, layers, self.request.mode, hood.policy.rules, ended_by)
-                may_run_again = may_run_again and not ended_by and not layering.is_checkpointed(layers)
+                # Nothing of it has left the hood, and it can be done again.
+                may_run_again = (
+                    may_run_again and not ended_by and not layering.is_checkpointed(layers)
+                    and run.duration_s < hood.policy.again.within and run.network != FULL and not run.new_connections
+                    and not (seat and seat.has_asked)
+                )  # fmt: skip
             settle(
                 hood.store, hood.project.id, run, printed(ended), layers, hood.policy.on_conflict,
-                may_run_again=may_run_again and may_be_forgotten(run, hood.policy.again)
-                and not (seat and seat.has_asked), indexes=self.claim.indexes,
+                may_run_again=may_run_again, indexes=self.claim.indexes,
             )  # fmt: skip
             # Only now: a command that is run again begins where the first one did.
             run.ended_in = seat.keep(self.world.outside) if seat else ""

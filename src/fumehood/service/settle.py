@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import stat
 
 from fumehood.core import changes as c
 from fumehood.core.masks import is_in
-from fumehood.core.network import FULL
 from fumehood.core.report import Run, called, printable, shown_by
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
-from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_top, walk
+from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.nofollow import has_left
 from fumehood.service import layers as layering
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import NoReturn
 
-    from fumehood.core.policy import Again
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.terminal import Signals
@@ -43,13 +39,24 @@ def settle(
 
         find_conflicts(store, run, layers, indexes)
     if state_of(run.changed) in (APPLIED, HELD):
+        from fumehood.service.conflicts import forget, leave_groundless, let_pass
+
         with store.alone(project):
             if run.below:  # not before: a person may just be about to discard what it saw
-                from fumehood.service.conflicts import leave_groundless
-
-                if (gone := leave_groundless(store, run)) and may_run_again:
-                    _forget(store, run, gone.reason, f"{run.roots[gone.root]}/{gone.path}")
-            if _take_effect(store, project, run, printed, layers, on_conflict, may_run_again=may_run_again):
+                gone = leave_groundless(store, run)
+                if gone is not None and may_run_again:
+                    forget(store, run, gone.reason, f"{run.roots[gone.root]}/{gone.path}")
+            if any(change.verdict == c.APPLIED for change in run.changed):
+                if may_run_again and not run.reason.startswith(AGAIN):
+                    let_pass(store, run, store.whose_turn(project))
+                _apply(store, run, printed, layers, on_conflict, may_run_again=may_run_again)
+                record_files(store, project, run)
+                # Not after: an undo that waits for the lock puts what was added there.
+                layering.drop_if_empty(store.places, run.run, run.changed)
+                return
+            if state_of(run.changed) == HELD:
+                _hold(store, project, run, printed, layers, may_run_again=may_run_again)
+                record_files(store, project, run)
                 return
     run.state = state_of(run.changed)
     store.history.journal(run, printed)
@@ -63,35 +70,14 @@ def settle(
     layering.drop(store.places, run.run)
 
 
-def _take_effect(
-    store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
-    *, may_run_again: bool,
-) -> bool:  # fmt: skip
-    """Apply what is to be applied, and hold what waits; return True if there is either. The project's lock is held."""
-    if any(change.verdict == c.APPLIED for change in run.changed):
-        if may_run_again and not run.reason.startswith(AGAIN):
-            let_pass(store, run, store.whose_turn(project))
-        _apply(store, run, printed, layers, on_conflict, may_run_again=may_run_again)
-        record_files(store, project, run)
-        # Not after: an undo that waits for the lock puts what was added there.
-        layering.drop_if_empty(store.places, run.run, run.changed)
-        return True
-    if state_of(run.changed) != HELD:
-        return False
-    if run.draft is not None:
-        meet_in_draft(store, project, run, may_run_again=may_run_again)
-    elif may_run_again:
-        give_way(store, run)
-    _hold(store, run, printed, layers)
-    record_files(store, project, run)
-    return True
-
-
 def _apply(
     store: Store, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
     *, may_run_again: bool,
 ) -> None:  # fmt: skip
+    """Apply what is to be applied, and hold what waits; the project's lock is held."""
+    from fumehood.core.judge import HOLD_ALL
     from fumehood.service.apply import take_over
+    from fumehood.service.conflicts import give_way
 
     run.state = APPLYING
     store.history.journal(run, printed)
@@ -108,8 +94,6 @@ def _apply(
         if may_run_again:
             # Nothing may be applied of what is then done again.
             going = [change for change in run.changed if change.verdict == c.APPLIED]
-            from fumehood.core.judge import HOLD_ALL
-
             apply(HOLD_ALL)
             give_way(store, run)
             held = [change for change in going if change.verdict == c.HELD]
@@ -125,6 +109,24 @@ def _apply(
     conclude(store, run, is_otherwise=outcomes(run.changed) != expected)
 
 
+def _hold(
+    store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], *, may_run_again: bool
+) -> None:
+    """Set apart what waits; the project's lock is held."""
+    from fumehood.service.conflicts import give_way, meet_in_draft
+
+    if run.draft is not None:
+        meet_in_draft(store, project, run, may_run_again=may_run_again)
+    elif may_run_again:
+        give_way(store, run)
+    run.state = SETTLING
+    store.history.journal(run, printed)
+    layering.drop_scratch(layers)
+    _set_apart(store, run)
+    run.state = HELD
+    store.history.settle(run, rewrite=False)
+
+
 def conclude(store: Store, run: Run, *, is_otherwise: bool, decided_at: float | None = None) -> None:
     """Record what became of a run, once that is so: what waits is set apart first."""
     if run.state == HELD:
@@ -132,15 +134,6 @@ def conclude(store: Store, run: Run, *, is_otherwise: bool, decided_at: float | 
         is_otherwise = False
         _set_apart(store, run)
     store.history.settle(run, rewrite=is_otherwise, decided_at=decided_at)
-
-
-def _hold(store: Store, run: Run, printed: Sequence[Printed], layers: Sequence[Layer]) -> None:
-    run.state = SETTLING
-    store.history.journal(run, printed)
-    layering.drop_scratch(layers)
-    _set_apart(store, run)
-    run.state = HELD
-    store.history.settle(run, rewrite=False)
 
 
 def _set_apart(store: Store, run: Run) -> None:
@@ -327,128 +320,6 @@ def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> li
         for change in alike
         if (change.root, change.path) in wanted or (change.within and (change.root, change.within) in whole)
     ]
-
-
-# ---- A run that conflicts with nothing but other runs is run once more, from the state that they left. Nothing that it
-# did has left the hood: it reached no network, and what it wrote was not applied.
-
-
-def may_be_forgotten(run: Run, again: Again) -> bool:
-    """Return True if a command that has ended did nothing that can't be done again."""
-    return run.duration_s < again.within and run.network != FULL and not run.new_connections
-
-
-def give_way(store: Store, run: Run) -> None:
-    """Forget a run that has conflicts if all that it conflicts with was made by other runs; raises Overtaken then.
-
-    The project's lock is held. What a person changed after such a run is a conflict with the person.
-    """
-    first = place = ""
-    makers = Makers(store, run)
-    for number, root in enumerate(run.roots):
-        conflicts = [change for change in run.changed if change.root == number and change.verdict == c.CONFLICT]
-        if not conflicts:
-            continue
-        with Closing(open_top(root)) as top:
-            for change, status, is_reached in _in_the_way(number, top, conflicts):
-                by = makers.of(change, status) if is_reached else _remover(makers, change, top)
-                if not by:
-                    return
-                if not first:
-                    first = f"run {store.history.name(by)} changed {printable(change.path)} meanwhile"
-                    place = f"{root}/{change.within or change.path}"
-    if first:
-        _forget(store, run, first, place)
-
-
-def meet_in_draft(store: Store, project: int, run: Run, *, may_run_again: bool) -> None:
-    """Forget a run that changed what others of its draft changed meanwhile: one version would hide the other.
-
-    Raises Overtaken then; where it can't be run again, it says so. The project's lock is held.
-    """
-    from fumehood.core.patterns import lies_in_cache
-    from fumehood.service.held import unseen
-
-    others = unseen(store, project, run)
-    for change in run.changed if others else ():
-        by = others.under(change) if change.verdict in c.WAITING and not lies_in_cache(change.path) else None
-        if by is not None and may_run_again:
-            reason = f"run {others.name(by)} changed {printable(change.path)} meanwhile"
-            _forget(store, run, reason, f"{run.roots[change.root]}/{change.path}")
-        if by is not None:
-            change.reason += f"; run {others.name(by)} changed it meanwhile, and one of both versions is hidden"
-
-
-def let_pass(store: Store, run: Run, place: str) -> None:
-    """Forget a run that changes the place, or something in it, for which another is run again; raises Overtaken then.
-
-    Else that one would be overtaken each time, and in the end be held, with all that builds on it.
-    """
-    for change in run.changed if place else ():
-        if f"{run.roots[change.root]}/{change.path}/".startswith(f"{place}/"):
-            _forget(store, run, f"a command that is run again changes {printable(change.path)}", place)
-
-
-def _forget(store: Store, run: Run, reason: str, place: str) -> NoReturn:
-    store.history.withdraw(run, reason)
-    layering.drop(store.places, run.run)
-    raise layering.Overtaken(reason, place)
-
-
-def _in_the_way(
-    number: int, top: int, conflicts: Sequence[c.Change]
-) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
-    """Yield what lies where changes of a root met something else; of a tree that was to go, what is not as judged."""
-    new = c.Inside({(number, each.path) for each in conflicts if each.after and each.after.kind == c.DIRECTORY})
-    trees = {
-        (number, each.path) for each in conflicts
-        if each.change != c.MODE and each.before is not None and each.before.kind == c.DIRECTORY
-    }  # fmt: skip
-    in_trees, paths = c.Inside(trees), {change.path for change in conflicts}
-    for change, status, is_reached in looks(top, conflicts):
-        if status is None:
-            # What would have come with a new directory is as it was before.
-            if new.topmost(number, change.path) is None:
-                yield change, status, is_reached
-            continue
-        is_top, tree = (number, change.path) in trees, in_trees.topmost(number, change.path)
-        if not (is_top or tree) or change.before is None or not is_version(change.before, status):
-            yield change, status, is_reached
-        elif is_top and tree is None:
-            for path, entry in walk(top, change.path):
-                if path not in paths:
-                    yield c.Change(number, path, c.ADDED, kind_of(entry.st_mode), within=change.path), entry, True
-
-
-def _remover(makers: Makers, conflict: c.Change, top: int) -> str:
-    """Return the run that took away a directory above a path, or nothing where none did."""
-    above = [c.Change(conflict.root, each, c.DELETED, c.DIRECTORY) for each in c.above(conflict.path)]
-    for directory, status, _ in looks(top, reversed(above)):
-        if status is None or not stat.S_ISDIR(status.st_mode):
-            return makers.of(directory, status)
-    return ""
-
-
-class Makers:
-    """Which runs left paths as they are now; what was applied in a directory is read once for all paths in it."""
-
-    def __init__(self, store: Store, run: Run) -> None:
-        self._history, self._run = store.history, run
-        self._applied: dict[tuple[int, str], dict[str, list[tuple[str, c.Change]]]] = {}
-
-    def of(self, conflict: c.Change, status: os.stat_result | None) -> str:
-        """Return the run that left a path as it is, or nothing where none did."""
-        return next((name for name, change in self._latest(conflict) if has_left(change, status)), "")
-
-    def _latest(self, conflict: c.Change) -> Sequence[tuple[str, c.Change]]:
-        directory = conflict.path.rpartition("/")[0]
-        by_path = self._applied.get((conflict.root, directory))
-        if by_path is None:
-            by_path = self._applied[conflict.root, directory] = {}
-            root = self._run.roots[conflict.root]
-            for name, change in self._history.applied_in(self._run, root, directory):
-                by_path.setdefault(change.path, []).append((name, change))
-        return by_path.get(conflict.path, ())
 
 
 # ---- The look at what a command changed, and what becomes of the run where it comes to no end: what it wrote is kept.
