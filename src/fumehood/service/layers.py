@@ -123,12 +123,8 @@ def name_of_frozen(frozen: str, number: int, root: str) -> str:
 
 def below_of(places: Places, run: str) -> tuple[list[tuple[str, ...]], str]:
     """Return which trees a command that did not end saw below its layers, and which frozen copies, if any."""
-    try:
-        with open(f"{places.run(run)}/0/{_BELOW}", "rb") as file:
-            below: tuple[list[tuple[str, ...]], str] = marshal.load(file)  # noqa: S302  (nobody else can write there)
-    except (FileNotFoundError, EOFError):
-        return [], ""
-    return below
+    below: tuple[list[tuple[str, ...]], str] | None = _noted(f"{places.run(run)}/0/{_BELOW}")
+    return ([], "") if below is None else below
 
 
 def note_refs(upper: str, refs: Refs) -> None:
@@ -141,12 +137,16 @@ def note_refs(upper: str, refs: Refs) -> None:
 
 def noted_refs(upper: str) -> Refs | None:
     """Return what was noted of refs; None where nothing was."""
+    refs: Refs | None = _noted(f"{os.path.dirname(upper)}/{_REFS}")
+    return refs
+
+
+def _noted(path: str) -> Any:
     try:
-        with open(f"{os.path.dirname(upper)}/{_REFS}", "rb") as file:
-            refs: Refs = marshal.load(file)  # noqa: S302  (nobody else can write there)
+        with open(path, "rb") as file:
+            return marshal.load(file)  # noqa: S302  (nobody else can write there)
     except (FileNotFoundError, EOFError):
         return None
-    return refs
 
 
 def may_be_written(places: Places, run: Run, layers: Sequence[Layer]) -> bool:
@@ -269,19 +269,17 @@ def unknown(store: Store) -> list[str]:
             take_up(store.places, name).close()
         except (FileNotFoundError, BlockingIOError):
             continue
-        if _holds_something(store.places.run(name)):
-            unnamed.append(store.places.run(name))
+        directory = store.places.run(name)
+        try:
+            # More than what is made before the run is recorded: empty layers.
+            layers = [f"{directory}/{layer}" for layer in os.listdir(directory)]
+            parts = [f"{layer}/{part}" for layer in layers for part in os.listdir(layer)]
+            holds_something = any(os.listdir(part) for part in parts)
+        except (NotADirectoryError, PermissionError):
+            holds_something = True  # a file, or closed as the root is that it stands for
+        if holds_something:
+            unnamed.append(directory)
     return unnamed
-
-
-def _holds_something(directory: str) -> bool:
-    """Return True if there is more in a run's directory than what is made before the run is recorded: empty layers."""
-    layers = [f"{directory}/{name}" for name in os.listdir(directory)]
-    try:
-        parts = [f"{layer}/{name}" for layer in layers for name in os.listdir(layer)]
-        return any(os.listdir(part) for part in parts)
-    except (NotADirectoryError, PermissionError):
-        return True  # a file, or closed as the root is that it stands for
 
 
 def resemble(upper: str, root: str) -> int:
@@ -308,11 +306,6 @@ def resemble(upper: str, root: str) -> int:
     return like.st_mode
 
 
-def _own_attributes(directory: str) -> list[str]:
-    """Return the names of the attributes that somebody gave a directory, and no overlay."""
-    return list(filter(_is_own, listxattr(directory)))
-
-
 def _is_own(attribute: str) -> bool:
     return attribute.startswith("user.") and not attribute.startswith(BOOKKEEPING)
 
@@ -329,7 +322,9 @@ def scanned(
     for number, layer in enumerate(layers):
         if _is_untouched(layer):
             continue
-        with Descriptors(map(open_top, (layer.upper, *_left_of(layer)))) as tops:
+        # What was held below it may have been applied or thrown away while the command ran.
+        below = (*(each for each in layer.below if os.path.isdir(each)), layer.frozen or layer.root)
+        with Descriptors(map(open_top, (layer.upper, *below))) as tops:
             changes = _read(number, tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
             is_linked = any(change.before is not None and change.before.links > 1 for change in changes)
             if is_linked and whole and not is_in_use:
@@ -357,9 +352,10 @@ def _is_untouched(layer: Layer) -> bool:
     status = os.stat(layer.upper)
     if status.st_mode != layer.mode or not status.st_mode & stat.S_IRUSR or has_entries(layer.upper):
         return False
-    if any(name.endswith(".opaque") for name in listxattr(layer.upper)):
+    attributes = listxattr(layer.upper)
+    if any(name.endswith(".opaque") for name in attributes):
         return False
-    return not _own_attributes(layer.upper) and not _own_attributes(layer.lowers[0])
+    return not any(map(_is_own, (*attributes, *listxattr(layer.lowers[0]))))
 
 
 def init_file(layers: Sequence[Layer]) -> str:

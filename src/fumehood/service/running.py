@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from fumehood.linux.process import Guard, Outcome, QuestionsOpen, Running
     from fumehood.linux.streams import Sink, Stdio
     from fumehood.service.hood import Hood, Wishes
-    from fumehood.service.inside import Door
     from fumehood.service.loopback import Loopback
     from fumehood.service.network import Access
-    from fumehood.service.session import Seat
+    from fumehood.service.session import Door, Seat
     from fumehood.service.surroundings import Seen, World
     from fumehood.store.history import Printed
     from fumehood.store.places import Places
