@@ -75,7 +75,14 @@ class AgentRoom(Scratch):
     ) -> None:  # fmt: skip
         super().__init__(places, project, run, asked, keeps_tmp=keeps_tmp)
         self._agent = agent
-        self._kept = [_kept(text, environment) for text in agent.state]
+        self._kept = []
+        for text in agent.state:
+            variable, _, path = text.rpartition("=")
+            moved = os.environ.get(variable, "") if variable else ""
+            source = moved if moved.startswith("/") else _at_home(path, os.environ)
+            name = path.removeprefix("~/").replace("/", "-")
+            target = _at_home(path, environment)
+            self._kept.append(OwnDirectory(target=target, source=source, variable=variable, name=name))
         self._above = f"{agents_directory(places)}/{digest_of(project)}"
         for each in self._kept:
             if any(is_in(each.target, (root,)) or is_in(root, (each.target,)) for root in roots):
@@ -126,16 +133,6 @@ class AgentRoom(Scratch):
         return first.name, name, f"{first.source}/{name}" if is_moved else _at_home(path, os.environ)
 
 
-def _kept(text: str, environment: Mapping[str, str]) -> OwnDirectory:
-    variable, _, path = text.rpartition("=")
-    target = _at_home(path, environment)
-    moved = os.environ.get(variable, "") if variable else ""
-    return OwnDirectory(
-        target=target, source=moved if moved.startswith("/") else _at_home(path, os.environ), variable=variable,
-        name=path.removeprefix("~/").replace("/", "-"),
-    )  # fmt: skip
-
-
 def _at_home(path: str, environment: Mapping[str, str]) -> str:
     inside = path.removeprefix("~/")
     if inside == path:
@@ -148,7 +145,7 @@ def _at_home(path: str, environment: Mapping[str, str]) -> str:
 
 
 def _give(room: int, name: str, source: str, keys: tuple[str, ...], mark: str) -> None:
-    """Put a copy of a person's file into an agent's directory, if it is another than the one that was given last.
+    """Put a copy of a person's file, or of some `keys`, into an agent's directory, if it is another than the last one.
 
     That is told by the time of `mark`, a file that the agent can't reach. What the agent has made of its copy stays
     until the person's own changes: a login that it renewed is newer than the one it was given.
@@ -164,10 +161,18 @@ def _give(room: int, name: str, source: str, keys: tuple[str, ...], mark: str) -
         if os.path.exists(mark) and (keys or os.stat(mark).st_mtime_ns == status.st_mtime_ns):
             return
         data = os.read(file, _MOST)
+    if keys:
+        try:
+            settings = parse(data.decode()).plain()  # comments are allowed
+        except (UnicodeDecodeError, RecursionError, BadRequest) as error:
+            raise BadRequest(f"{source} is not JSON: {error}", hint="correct it, or move it away") from error
+        if not isinstance(settings, dict):
+            raise BadRequest(f"{source} is not a table of settings", hint="correct it, or move it away")
+        data = json.dumps({key: settings[key] for key in keys if key in settings}, indent=2).encode()
     new = f".fumehood-{new_id()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(new, flags, 0o600, dir_fd=room), "wb") as copy:
-        copy.write(_only(data, keys, source) if keys else data)
+        copy.write(data)
     try:
         os.rename(new, name, src_dir_fd=room, dst_dir_fd=room)
     except IsADirectoryError:
@@ -175,17 +180,6 @@ def _give(room: int, name: str, source: str, keys: tuple[str, ...], mark: str) -
         os.rename(new, name, src_dir_fd=room, dst_dir_fd=room)
     with open(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "wb") as written:
         os.utime(written.fileno(), ns=(status.st_mtime_ns, status.st_mtime_ns))
-
-
-def _only(data: bytes, keys: tuple[str, ...], source: str) -> bytes:
-    """Return some keys of a JSON text, comments allowed in it."""
-    try:
-        settings = parse(data.decode()).plain()
-    except (UnicodeDecodeError, RecursionError, BadRequest) as error:
-        raise BadRequest(f"{source} is not JSON: {error}", hint="correct it, or move it away") from error
-    if not isinstance(settings, dict):
-        raise BadRequest(f"{source} is not a table of settings", hint="correct it, or move it away")
-    return json.dumps({key: settings[key] for key in keys if key in settings}, indent=2).encode()
 
 
 # ---- Its shells. In the place of each, the agent finds a small script that starts the real one; where that is given a
@@ -315,9 +309,9 @@ class ShellCommands:
         self._said_before: set[tuple[int, str, str]] = set()
         self._around = around_line()
 
-    def hear(self, words: Sequence[str], cwd: str) -> str:
+    def hear(self, said: Sequence[str], cwd: str) -> str:
         """Take note of what a shell says; returns what the agent is told."""
-        verb, *numbers = words
+        verb, *numbers = said
         if len(numbers) != (1 if verb == BEGAN else 2) or not all(
             word.isascii() and word.isdigit() and len(word) < _LONGEST_NUMBER for word in numbers
         ):
@@ -325,7 +319,12 @@ class ShellCommands:
         shell = numbers[0]
         if verb == BEGAN:
             self.look()
-            line = self._line_of(shell)
+            with Closing(self._processes()) as processes:
+                words = os.fsdecode(read(f"{shell}/cmdline", processes)).split("\0")
+            line = ""
+            if self._around in words[:-2]:  # the line that a shell of ours was given, as the model typed it
+                line = words[words.index(self._around) + 2]
+                line = line if self._agent is None else self._agent.typed(line)
             if all(time.monotonic() - each.began > _BACKGROUND_S for each in self._open.values()):
                 self._settle(None)  # what the agent wrote by itself; where others have just begun, that can't be told
             if line:
@@ -359,15 +358,6 @@ class ShellCommands:
         if processes is None:
             raise BadRequest("commands can't be told apart: bubblewrap has the set-uid bit", hint="fumehood doctor")
         return processes
-
-    def _line_of(self, shell: str) -> str:
-        """Return the line that a shell of ours was given, as the model typed it."""
-        with Closing(self._processes()) as processes:
-            words = os.fsdecode(read(f"{shell}/cmdline", processes)).split("\0")
-        if self._around not in words[:-2]:
-            return ""
-        line = words[words.index(self._around) + 2]
-        return line if self._agent is None else self._agent.typed(line)
 
     def _settle(self, command: _Begun | None, exit_code: int | None = None) -> None:
         """Settle what was written since the last time, as the doing of a command, or as the agent's own."""

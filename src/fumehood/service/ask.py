@@ -99,7 +99,8 @@ class Asked:
         with self._race.changed:
             if not self._replied and not self._race.is_over:
                 self._replied = True
-                self._race.break_off(error)
+                self._race.error = error
+                self._race.changed.notify_all()
 
     def share(self, show: Callable[[], Result], earlier: Callable[[], str | None]) -> Result | None:
         """Show the question to other processes too, unless it is settled; returns what `show` does.
@@ -169,12 +170,12 @@ class _Race:
         self.changed = threading.Condition()
         self.asked = [Asked(question, self, seconds) for _ in range(size)]
         self.earlier: Callable[[], str | None] = lambda: None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self.reply: Reply | None = None
 
     @property
     def is_over(self) -> bool:
-        return self.reply is not None or self._error is not None
+        return self.reply is not None or self.error is not None
 
     def settle(self, reply: Reply) -> bool:
         """End it by a reply, unless another came first where other processes answer (the lock is held)."""
@@ -188,11 +189,6 @@ class _Race:
         if not self.is_over and all(each.is_away for each in self.asked):
             self.settle(Reply(answer=DENY_ONCE, reason=NOBODY))
 
-    def break_off(self, error: BaseException) -> None:
-        """End it by an error (the lock is held)."""
-        self._error = error
-        self.changed.notify_all()
-
     def wait(self, seconds: float, cancelled: Callable[[], bool] | None) -> Reply:
         """Return the first answer, or a no once it is too late for one."""
         deadline = time.monotonic() + seconds
@@ -203,8 +199,8 @@ class _Race:
                     self.settle(Reply(answer=DENY_ONCE, reason=TOO_LATE if left <= 0 else CANCELLED))
                     break
                 self.changed.wait(left if cancelled is None else min(left, _TURN_S))
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             assert self.reply is not None
             return self.reply
 
@@ -299,18 +295,14 @@ def question_for(store: Store, project: Project, widening: Widening) -> Question
         said = (*question.details, *questions.reason_told(widening.reason))
         return question.replace(details=said)
     if widening.what == questions.SHOW:
-        return questions.show_question(_showable(store, widening.target), project.path, widening.reason)
+        real, own = os.path.realpath(widening.target), store.places.own()
+        if not is_below(real, os.path.realpath(home())):
+            hint = "other places are in sight, or out of every command's reach"
+            raise BadRequest(f"{real} is not a path of the home", hint=hint)
+        if is_in(real, own) or any(is_in(place, (real,)) for place in own):
+            raise BadRequest(f"{real} can't be shown: it is Fumehood's own", hint="no command sees it")
+        return questions.show_question(real, project.path, widening.reason)
     return questions.host_question(widening.target, project.path, widening.reason)
-
-
-def _showable(store: Store, path: str) -> str:
-    real, own = os.path.realpath(path), os.path.realpath(home())
-    if not is_below(real, own):
-        hint = "other places are in sight, or out of every command's reach"
-        raise BadRequest(f"{real} is not a path of the home", hint=hint)
-    if is_in(real, store.places.own()) or any(is_in(place, (real,)) for place in store.places.own()):
-        raise BadRequest(f"{real} can't be shown: it is Fumehood's own", hint="no command sees it")
-    return real
 
 
 def settled_before(store: Store, session: str, question: Question) -> str | None:
@@ -337,22 +329,17 @@ def settle_access(
             decision = decide(question)
             allowed, why = decision.allowed, decision.reason
             store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=project.id)
-            _keep(store, project, session, question, decision)
+            if question.what in (questions.ROOT, questions.LINKED_ROOT):
+                if allowed:
+                    store.projects.keep_root(project, question.target)
+            # What is for always, the permissions have kept.
+            elif session and decision.answer in (questions.ALLOW_SESSION, questions.DENY_SESSION):
+                store.grants.keep(_in_session(question, session), questions.verdict(decision.answer))
         is_allowed = is_allowed or allowed
         said.append(_in_words(widening, session, allowed=allowed, why=why))
     if not is_allowed:
         raise Refused("; ".join(said), hint="nothing was changed")
     return said
-
-
-def _keep(store: Store, project: Project, session: str, question: Question, decision: Decision) -> None:
-    if question.what in (questions.ROOT, questions.LINKED_ROOT):
-        if decision.allowed:
-            store.projects.keep_root(project, question.target)
-        return
-    # What is for always, the permissions have kept.
-    if session and decision.answer in (questions.ALLOW_SESSION, questions.DENY_SESSION):
-        store.grants.keep(_in_session(question, session), questions.verdict(decision.answer))
 
 
 def _in_words(widening: Widening, session: str, *, allowed: bool, why: str) -> str:

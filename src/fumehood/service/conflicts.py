@@ -65,7 +65,10 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         for change in run.changed
         if change.before is not None
         and c.is_later(change.before.changed_ns, began)
-        and (change.before.kind != c.DIRECTORY or _is_another_mode(change))
+        and (
+            change.before.kind != c.DIRECTORY
+            or (change.change == c.MODE and change.before.changed_ns > change.before.modified_ns)
+        )
         and change.verdict in (c.APPLIED, c.HELD)
     ]
     undone = _taken_back(store, run)
@@ -122,11 +125,6 @@ def _hidden_locks(run: Run, late: Sequence[c.Change]) -> list[c.Change]:
         each for each in locks
         if ".git/" in each.path or any(is_below(f"{run.roots[each.root]}/{each.path}", git) for git in gits)
     ]  # fmt: skip
-
-
-def _is_another_mode(change: c.Change) -> bool:
-    before = change.before
-    return change.change == c.MODE and before is not None and before.changed_ns > before.modified_ns
 
 
 # ---- What it built on, and was taken away meanwhile. Of a repository, nothing on top of that can stay.

@@ -79,7 +79,7 @@ class Desk:
     def is_attended_for(self, project: str) -> bool:
         """Return True if somebody is present who would see a question of a project."""
         wanted = (b"", os.fsencode(project))
-        return any(whose in wanted for whose in map(self._locked, self._names(_PRESENT)))
+        return any(_read_locked(f"{self._directory}/{name}") in wanted for name in self._names(_PRESENT))
 
     def attend(self, project: str = "") -> Presence:
         """Be present, for a `with` block: questions, or those of one project, wait for an answer from now on."""
@@ -88,8 +88,9 @@ class Desk:
     def waiting(self, project: str = "") -> list[OpenQuestion]:
         """Return the questions, or those of one project, that wait for an answer, the oldest first."""
         for name in self._names(_ANSWER):
-            if self._locked(name) is None:  # whoever asked died before they heard
-                remove_file(f"{self._directory}/{name}")
+            path = f"{self._directory}/{name}"
+            if _read_locked(path) is None:  # whoever asked died before they heard
+                remove_file(path)
         opened = (self._opened(name.removesuffix(_QUESTION)) for name in sorted(self._names(_QUESTION)))
         return [each for each in opened if each is not None and project in ("", each.question.project)]
 
@@ -118,8 +119,19 @@ class Desk:
     def put(self, asked: Asked) -> None:
         """Lay a question on the desk, and wait for its answer in a thread."""
         key, options = new_id().lower(), asked.question.options
+
+        def lay() -> Lock:
+            fields = {**asked.question.fields(), "items": [item.fields() for item in asked.question.items]}
+            contents = {"question": fields, "asked_at": time.time(), "deadline": time.monotonic() + asked.seconds}
+            path = f"{self._made()}/{key}"
+            return _put_down(path + _NEW, path + _QUESTION, json.dumps(contents).encode("ascii"))
+
+        def take_off() -> str | None:
+            """Return the answer that was given here before, if one was."""
+            return None if remove_file(self._path(key, _QUESTION)) else self._answer_to(key, options)
+
         try:
-            lock = asked.share(lambda: self._laid(key, asked), lambda: self._taken_off(key, options))
+            lock = asked.share(lay, take_off)
         except OSError:
             asked.answer(None)  # there is no room: the others are asked
             return
@@ -133,17 +145,6 @@ class Desk:
             lock.close()
 
         asked.wait_in_thread("fumehood-desk", lambda: self._await(key, asked, settled), settled.set, clear_away)
-
-    def _laid(self, key: str, asked: Asked) -> Lock:
-        """Make a question's file, and lock it."""
-        fields = {**asked.question.fields(), "items": [item.fields() for item in asked.question.items]}
-        contents = {"question": fields, "asked_at": time.time(), "deadline": time.monotonic() + asked.seconds}
-        path = f"{self._made()}/{key}"
-        return _put_down(path + _NEW, path + _QUESTION, json.dumps(contents).encode("ascii"))
-
-    def _taken_off(self, key: str, options: tuple[str, ...]) -> str | None:
-        """Take a question off the desk; returns the answer that was given here before, if one was."""
-        return None if remove_file(self._path(key, _QUESTION)) else self._answer_to(key, options)
 
     def _await(self, key: str, asked: Asked, settled: threading.Event) -> None:
         """Wait for an answer, and know whether anybody is there; who comes later may give it too."""
@@ -164,7 +165,7 @@ class Desk:
     def _opened(self, key: str) -> OpenQuestion | None:
         """Read a question that waits; what a dead process left goes."""
         path = self._path(key, _QUESTION)
-        data = self._locked(key + _QUESTION)
+        data = _read_locked(path)
         if data is None:
             remove_file(path)
             return None
@@ -186,10 +187,6 @@ class Desk:
         if not (key.isascii() and key.isalnum() and len(key) <= LENGTH):
             raise BadRequest(f"{key!r} does not name a question", hint="fumehood status lists those that wait")
         return f"{self._directory}/{key}{ending}"
-
-    def _locked(self, name: str) -> bytes | None:
-        """Return what is in a file whose maker lives; what nobody holds any more is of no use."""
-        return _read_locked(f"{self._directory}/{name}")
 
     def _made(self) -> str:
         if not os.path.isdir(self._directory):

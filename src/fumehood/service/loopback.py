@@ -1,9 +1,7 @@
-"""One loopback for the commands of a session: whoever starts next to another joins its network namespace.
+"""One loopback for the commands of a session, and how a person reaches it from this machine's own.
 
-Nobody keeps it: it is there as long as a command of the session runs. When none does, nothing listens there, and the
-next one may as well have a new one.
-
-Pass connections from this machine's loopback to that of a session.
+Whoever starts next to another command joins its network namespace. Nobody keeps it: it is there as long as a command of
+the session runs. When none does, nothing listens there, and the next one may as well have a new one.
 """
 
 from __future__ import annotations
@@ -27,22 +25,13 @@ from fumehood.store.places import Places, make_private
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import NoReturn, Protocol
+    from typing import NoReturn
 
     from fumehood.linux.launch import Plan, Starter, Streams
     from fumehood.linux.process import Running
     from fumehood.proxy.neighbours import Neighbours
+    from fumehood.service.network import Access
     from fumehood.service.store import Store
-
-    class Listening(Protocol):
-        """A run's way to the network by its proxy, which is one among those of its session."""
-
-        def join(self, neighbours: Callable[[], Neighbours]) -> None:
-            """Be among them, and have their listeners."""
-        def unheld(self, plan: Plan) -> Plan:
-            """Leave to a plan what nobody listens at yet."""
-        def serve(self, descriptors: list[int]) -> None:
-            """Serve, by new listeners too."""
 
 
 _MARK = ".network"  # after the name of a run, in its session's directory: where its process has the network open
@@ -62,7 +51,7 @@ class Loopback:
         self._network = -1
         self.why_alone = ""  # why this run has a loopback of its own
 
-    def launched(self, start: Starter, plan: Plan, streams: Streams, access: Listening | None) -> Running:
+    def launched(self, start: Starter, plan: Plan, streams: Streams, access: Access | None) -> Running:
         """Start a sandbox in the session's network: in that of a command that runs, or in a new one.
 
         Its proxy, if it has one, shares the listeners of those that are there.
@@ -96,16 +85,13 @@ class Loopback:
             if is_new and received:
                 self._network = received.pop(0)
             if self._network >= 0:
-                self._say_where(room.file, plan.groups)
+                numbers = (os.getpid(), self._network, os.fstat(self._network).st_ino, *plan.groups)
+                with Closing(os.open(f"{self._run}{_MARK}", _WRITTEN, 0o600, dir_fd=room.file)) as mark:
+                    os.write(mark, " ".join(map(str, numbers)).encode())
                 if access is not None:
                     access.join(self._neighbours)
                     access.serve(received)
         return running
-
-    def _say_where(self, room: int, groups: tuple[int, ...]) -> None:
-        numbers = (os.getpid(), self._network, os.fstat(self._network).st_ino, *groups)
-        with Closing(os.open(f"{self._run}{_MARK}", _WRITTEN, 0o600, dir_fd=room)) as mark:
-            os.write(mark, " ".join(map(str, numbers)).encode())
 
     def _neighbours(self) -> Neighbours:
         from fumehood.proxy.neighbours import Neighbours

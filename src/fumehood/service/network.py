@@ -14,7 +14,6 @@ from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE, Decision
 from fumehood.core.report import Blocked, Run
 from fumehood.core.wording import MOST_ITEMS
 from fumehood.errors import Unavailable
-from fumehood.linux import libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from fumehood.linux.process import Running
     from fumehood.proxy.neighbours import Neighbours
     from fumehood.proxy.server import Proxy
-    from fumehood.service.surroundings import World
 
 _MOST_BLOCKED = 20
 _TOO_MANY = f"the command asked for more than {MOST_ITEMS} hosts, which is more than a person can judge"
@@ -172,9 +170,7 @@ class Access:
         self.resolvers = resolvers if network.is_proxied else ()
         self.listen: tuple[tuple[str, int], ...] = ()  # where there are listeners inside: the proxy's own first
         self._proxy: Proxy | None = None
-        if network.is_proxied:
-            self._prepare_proxy()
-        elif network.mode == n.FULL:
+        if network.mode == n.FULL and not network.is_proxied:
             from fumehood.linux.confine import can_scope
 
             if not can_scope():
@@ -183,13 +179,13 @@ class Access:
                     " with Landlock",
                     hint="--allow-host '*' reaches every public host through the proxy",
                 )
-
-    def _prepare_proxy(self) -> None:
+        if not network.is_proxied:
+            return
         from fumehood.linux.namespaces import loopback_listeners
         from fumehood.proxy.server import Proxy
 
-        hosts = self.network.hosts
-        inside = n.forwards(hosts, loopback_listeners() if self.network.asks else ())
+        hosts = network.hosts
+        inside = n.forwards(hosts, loopback_listeners() if network.asks else ())
         direct = n.direct_ports(hosts) if self.resolvers else ()
         if self._in_session:
             # Two listeners at one port would have to let anybody else listen there too.
@@ -282,16 +278,6 @@ class Access:
         hint = "another command of the session listens there"
         ports = {each.port for each in n.forwards(self.network.hosts) if (each.address, each.port) not in self._held}
         return [Blocked(what="network", detail=f"localhost:{port}", hint=hint) for port in sorted(ports)]
-
-
-def resolvers_of(world: World) -> tuple[str, ...]:
-    """Return the addresses where a command's programs ask for names."""
-    if world.tree is not None:
-        from fumehood.rootfs.tree import told_names
-
-        layer = [f"{world.layer}/upper"] if world.layer else []
-        return n.resolvers(told_names([*layer, world.tree.path]))
-    return n.resolvers(libc.read("/etc/resolv.conf").decode(errors="replace"))
 
 
 def _blocked(run: Run) -> tuple[Blocked, ...]:

@@ -421,12 +421,12 @@ class Attempt:
 
         Hosts that nobody granted are asked for while the connection waits, where somebody is there to ask.
         """
-        from fumehood.service.network import Access, resolvers_of
+        from fumehood.service.network import Access
 
         is_ours = self.hood.host().makes_namespaces
         return Access(
             self.network, asking=asking if self.network.asks else None,
-            resolvers=resolvers_of(self.world) if is_ours else (), in_session=is_ours and self.seat is not None,
+            resolvers=self.world.resolvers() if is_ours else (), in_session=is_ours and self.seat is not None,
         )  # fmt: skip
 
     def _open_door(self, seat: Seat, asking: Asking | None) -> None:

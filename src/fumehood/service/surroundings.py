@@ -9,6 +9,7 @@ import sys
 
 from fumehood.core.environment import inherited
 from fumehood.core.masks import Masks, Sight, innermost, inside, is_below, is_in, masks, variables_for_tools
+from fumehood.core.network import resolvers
 from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
 from fumehood.core.request import ALPINE, HOST, SHELL
@@ -17,7 +18,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture, user_name
 from fumehood.linux.hostview import HostViews, kernel_masks
-from fumehood.linux.libc import Descriptors
+from fumehood.linux.libc import Descriptors, read
 from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Operation, Proc, Tmpfs, View, sealed
 from fumehood.linux.namespaces import Layer, mounts_are_locked, mounts_inside
 from fumehood.linux.nofollow import open_top
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 
     from fumehood.linux.launch import Owner
     from fumehood.linux.lock import Lock
-    from fumehood.rootfs.tree import RootLayer, RootTree
+    from fumehood.rootfs.tree import RootLayer
+    from fumehood.rootfs.tree import RootTree
     from fumehood.service.profiles import Scratch
     from fumehood.service.session import Seat
 
@@ -107,18 +109,14 @@ class World(Value):
         """Take hold of the tree for the time of a `with` block, which gets the world as it then is."""
         return Entered(self, way)
 
-    def names(self) -> Sequence[Operation]:
-        """Let a command that shares the host's network find hosts; returns the files mounted for that."""
+    def resolvers(self) -> tuple[str, ...]:
+        """Return the addresses where a command's programs ask for names."""
         if self.tree is None:
-            return ()
-        from fumehood.rootfs.tree import bound_names, write_names
+            return resolvers(read("/etc/resolv.conf").decode(errors="replace"))
+        from fumehood.rootfs.tree import told_names
 
-        if not self.tree.guarded:
-            return bound_names(self.tree.path)
-        if self.tree.is_writable:
-            # What a command left there may be a link: nothing is mounted on it.
-            write_names(f"{self.layer}/upper")
-        return ()
+        layer = [f"{self.layer}/upper"] if self.layer else []
+        return resolvers(told_names([*layer, self.tree.path]))
 
     def cwd(self, directory: str) -> str:
         """Return a directory as the command sees it."""
@@ -164,43 +162,39 @@ class Entered:
         self._layer: RootLayer | None = None
 
     def __enter__(self) -> World:
-        world = self._world
-        if world.tree is None:
+        world, tree = self._world, self._world.tree
+        if tree is None:
             return world
-        from fumehood.rootfs.tree import in_use
+        from fumehood.rootfs.tree import RootLayer
+        from fumehood.rootfs.tree import MOUNT_POINTS, in_use
 
-        self._tree = in_use(world.tree.path)
-        if not world.layer:
-            return world
-        try:
-            return self._layered(world, world.tree)
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_error: object) -> None:
-        if self._layer is not None:
-            self._layer.release()
-        if self._tree is not None:
-            self._tree.close()
-
-    def _layered(self, world: World, tree: RootTree) -> World:
-        """Lay the project's own layer over the tree; where another command is writing it, only to be read."""
-        from fumehood.rootfs.tree import MOUNT_POINTS, RootLayer
-
-        if self._way not in (KERNEL, BWRAP):
+        if world.layer and self._way not in (KERNEL, BWRAP):
             raise BadRequest(
                 f"a writable root needs an overlay, and writes are captured by {self._way} here",
                 hint="fumehood doctor says why; rootfs.writable = false runs with the root read-only",
             )
-        self._layer = RootLayer(world.layer)
-        taken = self._layer.take(world.base)
+        self._tree = in_use(tree.path)
+        if not world.layer:
+            return world
+        try:
+            # The project's own layer over the tree; where another command is writing it, only to be read.
+            self._layer = RootLayer(world.layer)
+            taken = self._layer.take(world.base)
+        except BaseException:
+            self.__exit__()
+            raise
         upper, work = (taken.upper, taken.work) if taken.writable else ("", "")
         lowers = (tree.path,) if taken.writable else (taken.upper, tree.path)
         tree = tree.replace(lowers=lowers, upper=upper, work=work, guarded=MOUNT_POINTS)
         hint = "another command of this project is writing it; / was read-only"
         busy = Blocked(what="write", detail="the root layer", hint=hint)
         return world.replace(tree=tree, blocked=() if taken.writable else (busy,))
+
+    def __exit__(self, *_error: object) -> None:
+        if self._layer is not None:
+            self._layer.release()
+        if self._tree is not None:
+            self._tree.close()
 
 
 def around(
@@ -377,14 +371,25 @@ class Surroundings:
             masked = inside(sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}), roots)
         scratch = world.scratch
         tmp = (seat.tmp if seat else "") or (scratch.tmp if scratch else "")
+        sourced = os.path.realpath(world.source) if world.source else ""
         own: list[Operation] = [
             *(scratch.mounts if scratch else ()),
             *_shelves(world, capture),
             *(() if world.playground is None else (world.playground.mount(),)),
             *(masked_roots(capture, self._in_roots, masked) if self._in_roots or masked else capture.mounts),
-            *_thrown_away(world, capture),
+            # What takes the place of a project: what is written there is in no layer.
+            *(
+                [Bind(
+                    target=capture.targets[0][1], source=world.thrown, is_writable=world.write != (),
+                    why="thrown away at the end",
+                )] if world.thrown else ()
+            ),
             *(seat.mounts if seat else ()),
-            *_sourced(world.source, home),
+            # The one file of a hidden home that the shell was told to read first.
+            *(
+                [Bind(target=sourced, source=sourced, why="the shell reads it first")]
+                if home and is_below(sourced, home) and os.path.isfile(sourced) else ()
+            ),
             *world.made,
             *self._names(world, shares_network=shares_network, is_offline=is_offline),
             *(
@@ -420,13 +425,21 @@ class Surroundings:
 
     def _names(self, world: World, *, shares_network: bool, is_offline: bool) -> Sequence[Operation]:
         """Return what is mounted so that names of hosts are asked for where that leads somewhere, or nowhere."""
-        if shares_network:
-            return resolver_in_sight() if world.tree is None else world.names()
-        if world.tree is None:
+        tree = world.tree
+        if tree is None:
+            if shares_network:
+                return resolver_in_sight()
             return names_of_host(self.cache) if is_offline else names_by_proxy(self.cache)
-        if world.tree.guarded:
-            return ()  # what commands can write may have a link there
-        return (names_of_tree if is_offline else names_by_proxy)(self.cache, world.tree.path)
+        if shares_network:
+            from fumehood.rootfs.tree import bound_names, write_names
+
+            if not tree.guarded:
+                return bound_names(tree.path)
+            if tree.is_writable:
+                write_names(f"{world.layer}/upper")
+        if tree.guarded:
+            return ()  # what commands can write may have a link there: nothing is mounted on it
+        return (names_of_tree if is_offline else names_by_proxy)(self.cache, tree.path)
 
     def homes(self, user: int, variable: str) -> tuple[str, ...]:
         """Return where a user is at home: what HOME says, and what the system knows, where tools may be installed."""
@@ -505,22 +518,6 @@ def _kept_tmp(tmp: str, seat: Seat | None, own: Sequence[Operation]) -> list[Ope
         Bind(target=TMP, source=tmp, is_writable=True, why="kept between commands"),
         *(Tmpfs(target=point, is_sealed=True, why="a root lies in it") for point in around),
     ]
-
-
-def _sourced(path: str, home: str) -> list[Operation]:
-    """Show the one file of a hidden home that the shell was told to read first."""
-    real = os.path.realpath(path) if path else ""
-    if not home or not is_below(real, home) or not os.path.isfile(real):
-        return []
-    return [Bind(target=real, source=real, why="the shell reads it first")]
-
-
-def _thrown_away(world: World, capture: Capture) -> list[Operation]:
-    """Show what takes the place of a project: what is written there is in no layer."""
-    if not world.thrown:
-        return []
-    target, is_writable = capture.targets[0][1], world.write != ()
-    return [Bind(target=target, source=world.thrown, is_writable=is_writable, why="thrown away at the end")]
 
 
 def _shelves(world: World, capture: Capture) -> list[Operation]:

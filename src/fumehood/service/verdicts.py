@@ -387,6 +387,7 @@ def _target(side: Parents | _Layers, path: str) -> str:
 # Of an environment or an installation of Python. Beside them may lie anything: some make the project itself one.
 _PARTS = ("bin", "lib", "lib64", "pyvenv.cfg", "launch.py", "launch.pyc", "pycache", "made-from")
 _PACKAGES = ("site-packages", "dist-packages")
+_PREFIXES = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
 # Of a checkout, with which the wrapper starts.
 _WRAPPER = ("fumehood", "tools", "requirements")
 # What Fumehood imports of other people's, and what Python imports by itself.
@@ -404,7 +405,11 @@ def own_source(roots: Sequence[str]) -> Own | None:
     if _loaded is None:
         _loaded = _look_around()
     places, searched = _loaded
-    own = {(number, spot) for number, root in enumerate(roots) for place in places for spot in _spots(place, root)}
+    own = set()
+    for number, root in enumerate(roots):
+        own |= {(number, place[len(root) :].strip("/")) for place in places if is_in(place, (root,))}
+        if any(is_in(root, (place,)) for place in places):
+            own.add((number, ""))
     ways = [
         (number, folder[len(root) :].strip("/"), _names(later))
         for number, root in enumerate(roots)
@@ -426,13 +431,6 @@ def _look_around() -> tuple[frozenset[str], dict[str, list[str]]]:
     return frozenset(places), searched
 
 
-def _spots(place: str, root: str) -> tuple[str, ...]:
-    """Return where in a root one of our places lies: the whole root, where it lies in that place."""
-    if is_in(place, (root,)):
-        return (place[len(root) :].strip("/"),)
-    return ("",) if is_in(root, (place,)) else ()
-
-
 def _sources() -> Iterable[str]:
     """Name everything that is ours as a whole, by whatever path it goes."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -443,7 +441,7 @@ def _sources() -> Iterable[str]:
         yield modules
         for name in _WRAPPER:
             yield f"{checkout}/{name}"
-    for prefix in _prefixes():
+    for prefix in _PREFIXES:
         for part in _PARTS:
             yield f"{prefix}/{part}"
     for folder in sys.path:
@@ -456,15 +454,11 @@ def _sources() -> Iterable[str]:
             yield os.path.abspath(path)
 
 
-def _prefixes() -> set[str]:
-    return {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-
-
 def _is_installed(folder: str) -> bool:
     """Return True if a directory of modules is an installation's: people have their own work on that way too."""
     if os.path.basename(folder) in _PACKAGES:
         return True
-    return any(is_in(folder, (f"{prefix}/{part}",)) for prefix in _prefixes() for part in _PARTS)
+    return any(is_in(folder, (f"{prefix}/{part}",)) for prefix in _PREFIXES for part in _PARTS)
 
 
 def _names(later: Sequence[str]) -> frozenset[str]:
