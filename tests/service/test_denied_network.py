@@ -15,7 +15,7 @@ from conftest import command_line
 from fumehood import Run
 from fumehood.linux import libc
 from fumehood.linux.confine import can_scope
-from fumehood.linux.mounts import Bind, Text
+from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.service import provided
 
 pytestmark = pytest.mark.namespaces
@@ -120,8 +120,12 @@ def test_a_resolver_that_is_a_link_out_of_sight_leads_to_a_file_of_ours(
     link = test_directory / "resolv.conf"
     link.symlink_to("/run/nowhere/stub-resolv.conf")
     monkeypatch.setattr(provided, "_RESOLVER", str(link))
-    made = [each for each in provided.names_of_host(str(test_directory)) if isinstance(each, Text)]
+    made = [each for each in names_without_network(test_directory) if isinstance(each, Text)]
     assert [(each.target, each.content[:10]) for each in made] == [("/run/nowhere/stub-resolv.conf", b"nameserver")]
+
+
+def names_without_network(directory: Path) -> list[Operation]:
+    return provided.names_of_hosts(str(directory), shares_network=False, is_offline=True)
 
 
 def test_a_table_without_the_machines_own_name_gets_it(monkeypatch: pytest.MonkeyPatch, test_directory: Path) -> None:
@@ -130,11 +134,11 @@ def test_a_table_without_the_machines_own_name_gets_it(monkeypatch: pytest.Monke
     resolver.write_text("nameserver 9.9.9.9\n")
     monkeypatch.setattr(provided, "_HOSTS", str(hosts))
     monkeypatch.setattr(provided, "_RESOLVER", str(resolver))
-    (bound,) = provided.names_of_host(str(test_directory))
+    (bound,) = names_without_network(test_directory)
     assert isinstance(bound, Bind)
     assert Path(bound.source).read_text() == f"127.0.0.1 localhost\n127.0.0.1 {socket.gethostname()}\n"
     hosts.write_text(f"127.0.0.1 localhost {socket.gethostname()}\n")
-    assert provided.names_of_host(str(test_directory)) == []
+    assert names_without_network(test_directory) == []
 
 
 RESOLVED = """

@@ -37,50 +37,42 @@ _NOWHERE = b"nameserver 192.0.2.53\noptions timeout:1 attempts:1\n"
 _NO_NETWORK, _BY_PROXY = "there is no network", "where names are asked for"
 
 
-def names_of_host(cache: str) -> list[Operation]:
-    """Return what is mounted for a command that sees the host, where that is needed."""
-    resolver, hosts = ((path, plain_file(path)) for path in (_RESOLVER, _HOSTS))
-    if resolver[1] is None and os.path.islink(_RESOLVER):
-        real = os.path.realpath(_RESOLVER)
-        if is_in(real, UNSEEN):
-            return [Text(target=real, content=_NOWHERE, why=_NO_NETWORK), *_mounts(cache, ("", None), hosts)]
-        resolver = real, plain_file(real)
-    return _mounts(cache, resolver, hosts)
+def names_of_hosts(cache: str, tree: str = "", *, shares_network: bool, is_offline: bool) -> list[Operation]:
+    """Return what is mounted so that names are asked for where that leads somewhere, or nowhere.
 
-
-def resolver_in_sight() -> list[Operation]:
-    """Show a command with a network what its host's resolver is, where that file is a link to what it does not see.
-
-    systemd-resolved keeps it in /run.
+    Of a root tree that commands can't write, or the host; only on plain files, never on what a link in a tree leads to.
+    systemd-resolved keeps the host's configuration in /run, which no command sees.
     """
-    real = os.path.realpath(_RESOLVER)
-    content = plain_file(real) if os.path.islink(_RESOLVER) and is_in(real, UNSEEN) else None
-    return [] if content is None else [Text(target=real, content=content, why=_BY_PROXY)]
+    if tree:
+        with Closing(open_top(tree)) as top:
+            resolver, configuration, table = _RESOLVER, plain_file(_RESOLVER[1:], top), plain_file(_HOSTS[1:], top)
+    else:
+        resolver = os.path.realpath(_RESOLVER)
+        configuration, table = plain_file(resolver), plain_file(_HOSTS)
+    is_unseen = not tree and is_in(resolver, UNSEEN)
+    changed, why = configuration, _BY_PROXY
+    if is_offline:
+        if is_unseen or (configuration is not None and not _asks_outside(configuration)):
+            changed, why = _NOWHERE, _NO_NETWORK
+    elif configuration is not None and not shares_network:
+        # Without a line about endings, there are none in musl, which can't read this one.
+        changed = _without_endings(configuration, b"" if tree else b"search .\n")
+    mounts: list[Operation] = []
+    if changed is not None and is_unseen:
+        mounts.append(Text(target=resolver, content=changed, why=why))
+    elif changed is not None and changed != configuration:
+        mounts += in_place(cache, resolver, changed, why)
+    if is_offline and table is not None and (more := _with_own_name(table)):
+        mounts += in_place(cache, _HOSTS, more, _NO_NETWORK)
+    return mounts
 
 
-def names_by_proxy(cache: str, tree: str = "") -> list[Operation]:
-    """Return what is mounted for a command whose names the proxy answers, where it would ask for others than it means.
+def _without_endings(configuration: bytes, ending: bytes) -> bytes:
+    """Return a resolver's configuration that asks at an IPv4 address for the name as it is; unchanged if it does.
 
     To the proxy every name is one: the first that a program tries, with an ending of this machine's network, would be
     taken for what was meant. And the proxy answers at IPv4 addresses alone.
     """
-    if tree:
-        with Closing(open_top(tree)) as top:
-            path, content = _RESOLVER, plain_file(_RESOLVER[1:], top)
-        ending = b""  # without a line about them, there are none in musl, which can't read this one
-    else:
-        path = os.path.realpath(_RESOLVER)
-        content, ending = plain_file(path), b"search .\n"
-    plain = None if content is None else _without_endings(content, ending)
-    if content is None or plain is None:
-        return []
-    if is_in(path, UNSEEN):
-        return [] if tree else [Text(target=path, content=plain, why=_BY_PROXY)]
-    return [] if plain == content else in_place(cache, path, plain, _BY_PROXY)
-
-
-def _without_endings(configuration: bytes, ending: bytes) -> bytes:
-    """Return a resolver's configuration that asks at an IPv4 address for the name as it is; unchanged if it does."""
     lines = [(line, line.split()) for line in configuration.splitlines(keepends=True)]
     servers = [words[1] for _, words in lines if len(words) > 1 and words[0] == b"nameserver"]
     first = b"" if any(server.count(b".") == 3 for server in servers[:3]) else b"nameserver 127.0.0.1\n"
@@ -88,22 +80,6 @@ def _without_endings(configuration: bytes, ending: bytes) -> bytes:
     if len(kept) == len(lines) and not first and not (ending and "." in os.uname().nodename):
         return configuration
     return first + b"".join(kept).rstrip(b"\n") + b"\n" + ending
-
-
-def names_of_tree(cache: str, tree: str) -> list[Operation]:
-    """Return the same for a root tree that commands can't write; only on plain files, never on what a link leads to."""
-    with Closing(open_top(tree)) as top:
-        resolver, hosts = ((path, plain_file(path[1:], top)) for path in (_RESOLVER, _HOSTS))
-    return _mounts(cache, resolver, hosts)
-
-
-def _mounts(cache: str, resolver: tuple[str, bytes | None], hosts: tuple[str, bytes | None]) -> list[Operation]:
-    mounts: list[Operation] = []
-    if resolver[1] is not None and not _asks_outside(resolver[1]):
-        mounts += in_place(cache, resolver[0], _NOWHERE, _NO_NETWORK)
-    if hosts[1] is not None and (more := _with_own_name(hosts[1])):
-        mounts += in_place(cache, hosts[0], more, _NO_NETWORK)
-    return mounts
 
 
 def _asks_outside(configuration: bytes) -> bool:

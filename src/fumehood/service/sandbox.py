@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Outcome, Running
     from fumehood.service.hood import Variables
-    from fumehood.service.network import Access, Asking
+    from fumehood.service.network import Asking
     from fumehood.service.session import Seat
 
 _BY_CTRL_C = 130  # the status of a command that ended by it
@@ -376,7 +376,15 @@ class Attempt:
         policy = self.hood.policy
         streams = output_streams(self.hood.store.places, run.run, policy.output_limit, sinks)
         asking = self._asking()
-        access = None if self.network is OFFLINE else self._access(asking)
+        access = None
+        if self.network is not OFFLINE:
+            from fumehood.service.network import Access
+
+            is_ours = self.hood.host().makes_namespaces
+            access = Access(
+                self.network, asking=asking if self.network.asks else None,
+                resolvers=world.resolvers() if is_ours else (), in_session=is_ours and seat is not None,
+            )  # fmt: skip
         if seat is not None:
             self._open_door(seat, asking)
         try:
@@ -415,19 +423,6 @@ class Attempt:
             return decision
 
         return Asking(decide)
-
-    def _access(self, asking: Asking | None) -> Access:
-        """Return the way to the network of a command that has one, or may turn out to need one.
-
-        Hosts that nobody granted are asked for while the connection waits, where somebody is there to ask.
-        """
-        from fumehood.service.network import Access
-
-        is_ours = self.hood.host().makes_namespaces
-        return Access(
-            self.network, asking=asking if self.network.asks else None,
-            resolvers=self.world.resolvers() if is_ours else (), in_session=is_ours and self.seat is not None,
-        )  # fmt: skip
 
     def _open_door(self, seat: Seat, asking: Asking | None) -> None:
         """Let the command ask for something, a person too where somebody can ask them."""

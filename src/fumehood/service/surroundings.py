@@ -29,11 +29,8 @@ from fumehood.service.provided import (
     known_in_tree,
     known_on_host,
     make_playground,
-    names_by_proxy,
-    names_of_host,
-    names_of_tree,
+    names_of_hosts,
     playground,
-    resolver_in_sight,
     secrets_elsewhere,
     trusted_files,
 )
@@ -426,20 +423,17 @@ class Surroundings:
     def _names(self, world: World, *, shares_network: bool, is_offline: bool) -> Sequence[Operation]:
         """Return what is mounted so that names of hosts are asked for where that leads somewhere, or nowhere."""
         tree = world.tree
-        if tree is None:
-            if shares_network:
-                return resolver_in_sight()
-            return names_of_host(self.cache) if is_offline else names_by_proxy(self.cache)
-        if shares_network:
+        if tree is not None and shares_network:
             from fumehood.rootfs.tree import bound_names, write_names
 
             if not tree.guarded:
                 return bound_names(tree.path)
             if tree.is_writable:
                 write_names(f"{world.layer}/upper")
-        if tree.guarded:
+        if tree is not None and tree.guarded:
             return ()  # what commands can write may have a link there: nothing is mounted on it
-        return (names_of_tree if is_offline else names_by_proxy)(self.cache, tree.path)
+        path = "" if tree is None else tree.path
+        return names_of_hosts(self.cache, path, shares_network=shares_network, is_offline=is_offline)
 
     def homes(self, user: int, variable: str) -> tuple[str, ...]:
         """Return where a user is at home: what HOME says, and what the system knows, where tools may be installed."""
