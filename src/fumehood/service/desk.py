@@ -58,7 +58,7 @@ class OpenQuestion:
     @property
     def is_open(self) -> bool:
         """True if an answer would still count."""
-        return self._desk.holds(self.id)
+        return self._desk.opened(self.id) is not None
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as programs get it: ready to be shown, with the answers that it allows."""
@@ -91,19 +91,15 @@ class Desk:
             path = f"{self._directory}/{name}"
             if _read_locked(path) is None:  # whoever asked died before they heard
                 remove_file(path)
-        opened = (self._opened(name.removesuffix(_QUESTION)) for name in sorted(self._names(_QUESTION)))
+        opened = (self.opened(name.removesuffix(_QUESTION)) for name in sorted(self._names(_QUESTION)))
         return [each for each in opened if each is not None and project in ("", each.question.project)]
-
-    def holds(self, key: str) -> bool:
-        """Return True if a question waits for an answer."""
-        return self._opened(key) is not None
 
     def answer(self, key: str, answer: object) -> bool:
         """Answer a question with one of its options, True or False; returns True if this is the one that counts.
 
         False: somebody was faster, it is too late, or nobody waits for it any more.
         """
-        opened = self._opened(key)
+        opened = self.opened(key)
         if opened is None:
             return False
         options = opened.question.options
@@ -162,7 +158,7 @@ class Desk:
     def _answer_to(self, key: str, options: tuple[str, ...]) -> str | None:
         return next((each for each in options if os.path.lexists(self._path(key, f".{each}{_ANSWER}"))), None)
 
-    def _opened(self, key: str) -> OpenQuestion | None:
+    def opened(self, key: str) -> OpenQuestion | None:
         """Read a question that waits; what a dead process left goes."""
         path = self._path(key, _QUESTION)
         data = _read_locked(path)

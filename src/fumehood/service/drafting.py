@@ -33,7 +33,6 @@ from fumehood.store.places import new_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fumehood.core.policy import Limits
     from fumehood.service.commands import Command, Paths
     from fumehood.service.drafts import Conflict
     from fumehood.store.drafts import DraftRecord

@@ -147,7 +147,9 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
     facts, versions = parsed(look_inside(hood, script(remembered), root, _PATIENCE_S), remembered)
     if not facts:
         raise FumehoodError("the sandbox did not describe itself", hint="fumehood run -- true shows what is wrong")
-    _remember(path, {each: version for each, version in versions.items() if _changed_at(each) < asked_at - _SETTLED_S})
+    # The last two words of what identifies a program are when its file was changed.
+    changed_at = {each: max(map(float, each.split()[-2:])) for each in versions}
+    _remember(path, {each: versions[each] for each in versions if changed_at[each] < asked_at - _SETTLED_S})
     network = "the whole network of this machine"
     if policy.network != FULL:
         network = f"only {', '.join(policy.hosts)}" if policy.hosts else "none"
@@ -176,10 +178,6 @@ def _key(world: World, hood: Hood) -> str:
         except OSError:
             continue
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-
-def _changed_at(identity: str) -> float:
-    return max(map(float, identity.split()[-2:]))
 
 
 def _remember(path: str, versions: dict[str, str]) -> None:
@@ -307,19 +305,15 @@ def examined(store: Store, project: Project | None = None) -> Examination:
     lost = layering.unknown(store)
     detail = f"directories of runs without a record: {len(lost)}" if lost else "every run's directory is recorded"
     records = Ability(name="records", works=not lost, detail=detail, fix=layering.MEND)
-    policy = _policy(store, project)
+    try:
+        policy = policy_for(store.places, ()) if project is None else store.policy_of(project)
+    except BadConfiguration:
+        policy = Policy()  # `config check` tells of it
     abilities = [room, records, *doctor.examine_devices(policy.devices), *doctor.examine(state, host)]
     if project is not None and not host.why_bare:
         strangers = failed_on(store.places, project)
         abilities.append(doctor.examine_roots(host, policy.capture, project.roots, strangers))
     return Examination(host=host, abilities=tuple(abilities), wanted=policy.capture)
-
-
-def _policy(store: Store, project: Project | None) -> Policy:
-    try:
-        return policy_for(store.places, ()) if project is None else store.policy_of(project)
-    except BadConfiguration:
-        return Policy()  # `config check` tells of it
 
 
 # ---- Whether a sandbox can be had here, for programs that want to know before they offer one.

@@ -496,7 +496,10 @@ def world_of(hood: Hood, request: Request, run: str, seat: Seat | None = None) -
         thrown=request.thrown,
     )  # fmt: skip
     if request.write is not None:
-        world = world.limited(request.write)
+        ground = world.playground
+        if ground is not None and not request.write:  # with no directory, not that one either
+            ground = ground.replace(is_writable=False)
+        world = world.replace(write=request.write, playground=ground)
     keeps_tmp = hood.policy.tmp == "project" and not request.thrown
     if not keeps_tmp and not any(each.scratch for each in profiles):
         return world

@@ -84,19 +84,6 @@ class World(Value):
         """What lets commands write more than they may here, said at the end of a sentence."""
         return "; with rootfs.writable = true, also a root of the project's own" if self.base and not self.layer else ""
 
-    def limited(self, write: tuple[str, ...]) -> World:
-        """Return the same where only some directories may be written; with none of them, not the playground either."""
-        ground = self.playground
-        if ground is not None and not write:
-            ground = ground.replace(is_writable=False)
-        return self.replace(write=write, playground=ground)
-
-    @property
-    def points(self) -> tuple[str, ...]:
-        """Where mounts besides the roots need a directory, which the host may lack."""
-        shown = () if self.playground is None else (self.playground.target,)
-        return (*shown, *(self.scratch.points if self.scratch else ()))
-
     def pretends_owners(self, user: int) -> bool:
         """Return True if giving a file to another owner does nothing and succeeds: only for who is root inside."""
         is_root_inside = user == 0 or (self.tree is not None and self.tree.is_writable)
@@ -347,7 +334,9 @@ class Surroundings:
         """Return everything that a command of a user sees; `by_launcher` tells who mounts it."""
         roots = [layer.root for layer in capture.layers]
         homes = self.homes(user, world.home)
-        points = (*roots, *world.points)
+        # Where mounts besides the roots need a directory, which the host may lack.
+        shown = () if world.playground is None else (world.playground.target,)
+        points = (*roots, *shown, *(world.scratch.points if world.scratch else ()))
         look, home = 0, ""
         # Other ways show a root as it is, with its sockets.
         is_cut = by_launcher and capture.way == KERNEL and self._can_cut(world, capture)
