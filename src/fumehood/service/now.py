@@ -16,13 +16,11 @@ from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
-    from fumehood.linux.namespaces import Layer
     from fumehood.service.agents import ShellCommands
     from fumehood.service.checkpoint import Checkpoints
     from fumehood.service.hood import Hood
-    from fumehood.service.layers import Claim
     from fumehood.service.store import Store
 
 _LOOK_S = 0.05
@@ -127,10 +125,10 @@ class When:
     """Tells when a running command is to be checkpointed: somebody asks for it, or its interval is over."""
 
     def __init__(
-        self, hood: Hood, run: Run, layers: Sequence[Layer], claim: Claim, targets: Sequence[str],
-        background_after: float | None, commands: ShellCommands | None = None,
+        self, hood: Hood, run: Run, make: Callable[[], Checkpoints], background_after: float | None,
+        commands: ShellCommands | None = None,
     ) -> None:  # fmt: skip
-        self._parts = hood, run, layers, claim, targets
+        self._make = make
         self._mark = hood.store.places.checkpoint_mark(run.run)
         self._commands = commands  # that an agent runs, each of which is settled by itself
         self._checkpoints: Checkpoints | None = None if commands is None else commands.checkpoints
@@ -146,9 +144,7 @@ class When:
         if not name and (not self._every or time.monotonic() < self._next):
             return
         if self._checkpoints is None:
-            from fumehood.service.checkpoint import Checkpoints
-
-            self._checkpoints = Checkpoints(*self._parts)
+            self._checkpoints = self._make()
         began = time.monotonic()
         if (name or self._checkpoints.is_due()) and self._checkpoints.make(init, name) and name:
             _take_off(self._mark, name)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fumehood.linux.mounts import Operation
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import Outcome, Running
+    from fumehood.service.checkpoint import Checkpoints
     from fumehood.service.hood import Variables
     from fumehood.service.network import Asking
     from fumehood.service.session import Seat
@@ -333,19 +334,24 @@ class Attempt:
     def _in_sandbox(self, capture: Capture) -> Execution:
         """Return the sandbox that the command runs in, with what settles what it has written while it goes on."""
         request, seat = self.request, self.seat
-        parts = self.hood, self.run, capture.layers, self.claim, [target for _, target in capture.targets]
+
+        def make() -> Checkpoints:
+            from fumehood.service.checkpoint import Checkpoints
+
+            targets = [target for _, target in capture.targets]
+            return Checkpoints(self.hood, self.run, capture.layers, self.claim, targets)
+
         commands = None
         if request.each_command and seat is not None and seat.door is not None:
             from fumehood.service.agents import ShellCommands
-            from fumehood.service.checkpoint import Checkpoints
 
-            commands = ShellCommands(Checkpoints(*parts), request.agent, layering.init_file(capture.layers))
+            commands = ShellCommands(make(), request.agent, layering.init_file(capture.layers))
             seat.door.hear = commands.hear
 
         def checkpoints() -> Callable[[int], None]:
             from fumehood.service.now import When
 
-            return When(*parts, request.background_after, commands).look
+            return When(self.hood, self.run, make, request.background_after, commands).look
 
         def start(plan: Plan, streams: Streams) -> Running:
             running = self.hood.start(plan, streams)
