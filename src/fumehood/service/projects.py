@@ -342,8 +342,6 @@ def offer(hood: Hood, request: Request, wishes: Wishes) -> Request:
     return request.replace(beside=tuple(read_only))
 
 
-
-
 # ---- What one run may write, where its caller limits it: nothing, some directories of the roots, another one for once.
 
 def limited(hood: Hood, request: Request) -> tuple[Hood, Request]:
