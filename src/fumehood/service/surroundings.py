@@ -42,8 +42,7 @@ if TYPE_CHECKING:
 
     from fumehood.linux.launch import Owner
     from fumehood.linux.lock import Lock
-    from fumehood.rootfs.tree import RootLayer
-    from fumehood.rootfs.tree import RootTree
+    from fumehood.rootfs.tree import RootLayer, RootTree
     from fumehood.service.profiles import Scratch
     from fumehood.service.session import Seat
 
@@ -149,8 +148,7 @@ class Entered:
         world, tree = self._world, self._world.tree
         if tree is None:
             return world
-        from fumehood.rootfs.tree import RootLayer
-        from fumehood.rootfs.tree import MOUNT_POINTS, in_use
+        from fumehood.rootfs.tree import MOUNT_POINTS, RootLayer, in_use
 
         if world.layer and self._way not in (KERNEL, BWRAP):
             raise BadRequest(
