@@ -110,7 +110,7 @@ def test_a_manifest_leads_nowhere_else(entries: Any) -> None:
 
 
 def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.base import BaseCache, FileBlobs, send, survey
+    from fumehood.service.fleet.base import BaseCache, FileBlobs, send_base, survey_project
     from fumehood.store.places import places
 
     (project / "a").mkdir()
@@ -121,12 +121,12 @@ def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path,
     (project / "secret.pem").write_text("key")
     os.mkfifo(project / "pipe")
     blobs = FileBlobs(f"file://{test_directory}/store")
-    first = send(str(project), survey(str(project), Policy(mask=("a/masked",)), places()), blobs)
+    first = send_base(str(project), survey_project(str(project), Policy(mask=("a/masked",)), places()), blobs)
     before = blobs.sent
-    assert send(str(project), survey(str(project), Policy(), places()), blobs) == first
+    assert send_base(str(project), survey_project(str(project), Policy(), places()), blobs) == first
     assert blobs.sent == before
     (project / "a/one").write_text("11")
-    second = send(str(project), survey(str(project), Policy(), places()), blobs)
+    second = send_base(str(project), survey_project(str(project), Policy(), places()), blobs)
     cache = BaseCache(str(test_directory / "cache"), blobs)
     trees = [Path(cache.tree(name)) for name in (first, second)]
     assert [(tree / "a/one").read_text() for tree in trees] == ["1", "11"]
@@ -139,7 +139,7 @@ def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path,
 
 
 def test_a_secret_stays_at_home_wherever_it_lies_and_whatever_leads_to_it(project: Path, home: Path) -> None:
-    from fumehood.service.fleet.base import survey
+    from fumehood.service.fleet.base import survey_project
     from fumehood.store.places import places
 
     goes = ("a.py", "dotfiles/.config/gh.lua", "example.env", ".env.sample")
@@ -152,10 +152,10 @@ def test_a_secret_stays_at_home_wherever_it_lies_and_whatever_leads_to_it(projec
     (project / ".aws").symlink_to("settings/tokens")
     (project / "mine").symlink_to("settings/masked")
     (project / ".netrc").symlink_to(".")  # which would be everything
-    base = survey(str(project), Policy(mask=("mine",)), places())
+    base = survey_project(str(project), Policy(mask=("mine",)), places())
     assert sorted(each.path for each in base.entries if each.kind == "file") == sorted(goes)
     assert {path.rstrip("/") for path, _ in base.at_home} >= {"settings/live", "settings/tokens/one", "settings/masked"}
-    base = survey(str(project), Policy(mask=("mine",)), places(), include=("settings",))
+    base = survey_project(str(project), Policy(mask=("mine",)), places(), include=("settings",))
     assert "settings/live" in {each.path for each in base.entries}
 
 
@@ -165,7 +165,7 @@ def bytes_read() -> int:
 
 
 def test_a_file_that_is_as_it_was_is_not_read_again(project: Path, home: Path) -> None:
-    from fumehood.service.fleet.base import survey
+    from fumehood.service.fleet.base import survey_project
     from fumehood.store.places import places
 
     size = 1 << 20
@@ -175,7 +175,7 @@ def test_a_file_that_is_as_it_was_is_not_read_again(project: Path, home: Path) -
 
     def surveyed() -> tuple[dict[str, str], int]:
         before = bytes_read()
-        base = survey(str(project), Policy(), places())
+        base = survey_project(str(project), Policy(), places())
         return {each.path: each.content for each in base.entries}, (bytes_read() - before) // size
 
     first, again = surveyed(), surveyed()
@@ -192,13 +192,13 @@ def test_a_file_that_is_as_it_was_is_not_read_again(project: Path, home: Path) -
 
 
 def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.base import BaseCache, FileBlobs, Missing, send, survey
+    from fumehood.service.fleet.base import BaseCache, FileBlobs, Missing, send_base, survey_project
     from fumehood.store.places import places
 
     (project / "one").write_text("1" * 100)
     store = test_directory / "store"
     blobs = FileBlobs(f"file://{store}")
-    name = send(str(project), survey(str(project), Policy(), places()), blobs)
+    name = send_base(str(project), survey_project(str(project), Policy(), places()), blobs)
     for path in store.rglob("*"):
         if path.is_file() and path.name != name:
             path.write_bytes((store / name[:2] / name).read_bytes())
@@ -207,7 +207,7 @@ def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_d
 
 
 def test_copies_that_were_not_used_for_long_make_room(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.base import BaseCache, FileBlobs, clean, send, survey
+    from fumehood.service.fleet.base import BaseCache, FileBlobs, clean_cache, send_base, survey_project
     from fumehood.store.places import places
 
     blobs = FileBlobs(f"file://{test_directory}/store")
@@ -217,9 +217,9 @@ def test_copies_that_were_not_used_for_long_make_room(project: Path, home: Path,
     trees = []
     for number in range(3):
         (project / "own").write_text(str(number) * 1000)
-        trees.append(Path(cache.tree(send(str(project), survey(str(project), Policy(), places()), blobs))))
+        trees.append(Path(cache.tree(send_base(str(project), survey_project(str(project), Policy(), places()), blobs))))
     for tree in trees[:2]:
         os.utime(tree.parent, (0, 0))
-    clean(str(test_directory / "cache"), 2500)
+    clean_cache(str(test_directory / "cache"), 2500)
     assert [tree.exists() for tree in trees] == [False, False, True]
     assert len(os.listdir(test_directory / "cache/files")) == 2

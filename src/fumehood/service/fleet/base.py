@@ -187,7 +187,7 @@ class FileBlobs(Blobs):
         return [each if isinstance(each, bytes) else None for each in contents]
 
 
-def opened(url: str, connection: Redis) -> Blobs:
+def open_blobs(url: str, connection: Redis) -> Blobs:
     """Open the store that an address names: without one, Redis."""
     return FileBlobs(url) if url else RedisBlobs(connection)
 
@@ -242,7 +242,7 @@ class Base(Value):
 
 # ---- At the sender's.
 
-def survey(path: str, policy: Policy, places: Places, include: Collection[str] = ()) -> Base:
+def survey_project(path: str, policy: Policy, places: Places, include: Collection[str] = ()) -> Base:
     """Read a project and return its base; `include` are paths that go although they would stay at home."""
     hidden = masks((home(),), places.own(), policy.mask, policy.unmask, root=False)
     hashes = _Hashes(f"{places.state}/fleet", path)
@@ -370,7 +370,7 @@ def _content(parents: Parents, path: str) -> bytes:
         raise BadRequest(message, hint="mask = […] leaves it out") from error
 
 
-def send(path: str, base: Base, blobs: Blobs) -> str:
+def send_base(path: str, base: Base, blobs: Blobs) -> str:
     """Put what the store lacks of a base there, the manifest last; returns the hash that a job names."""
     manifest = base.manifest
     name = digest(manifest)
@@ -485,7 +485,7 @@ class BaseCache:
                 os.rename(file.name, place)
 
 
-def clean(directory: str, budget: int) -> None:
+def clean_cache(directory: str, budget: int) -> None:
     """Remove a worker's trees that were not used for longest, until the rest fits; and files that no tree has."""
     files, trees = f"{directory}/files", f"{directory}/trees"
     if not os.path.isdir(trees):

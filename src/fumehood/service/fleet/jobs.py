@@ -317,7 +317,7 @@ def unreachable(error: RedisError) -> Unavailable:
 
 
 @contextmanager
-def reached() -> Iterator[None]:
+def redis_errors() -> Iterator[None]:
     """Say it in our words where Redis can't be reached."""
     try:
         yield

@@ -29,7 +29,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
 from fumehood.service.drafting import BROKEN, FAILED, NUMBER, PASSED, SAME, Best, Candidate, measured, scored, settled
 from fumehood.service.fleet import jobs
-from fumehood.service.fleet.base import Base, Missing, opened, send, survey
+from fumehood.service.fleet.base import Base, Missing, open_blobs, send_base, survey_project
 from fumehood.service.store import Store
 from fumehood.store.places import Alone, make_private, new_id
 from fumehood.store.projects import Project
@@ -61,7 +61,7 @@ class FleetSender:
         self._policy: Policy = sandbox._hood.policy
         self.on_wait: Callable[[str], object] = lambda _why: None
         self._connection = jobs.connected(url, lambda why: self.on_wait(why))  # noqa: PLW0108 - it is set later
-        self._blobs = opened(blobs, self._connection)
+        self._blobs = open_blobs(blobs, self._connection)
         self._key = key or self._policy.sign.key
         self._queue = jobs.queue(queue or jobs.QUEUE, self._connection)
         self._include = tuple(include)
@@ -69,7 +69,7 @@ class FleetSender:
 
     # ---- Out.
 
-    @jobs.reached()
+    @jobs.redis_errors()
     def plan(self) -> dict[str, Any]:
         """Return what would be sent, what of it is in the store already, and what stays at home with the reason."""
         base = self._survey()
@@ -88,14 +88,14 @@ class FleetSender:
         for each in self._include:
             if not os.path.lexists(f"{self._project.path}/{each.strip('/')}"):
                 raise BadRequest(f"there is no {printable(each)} in the project to be sent", hint="check --include")
-        return survey(self._project.path, self._policy, self._store.places, self._include)
+        return survey_project(self._project.path, self._policy, self._store.places, self._include)
 
     @property
     def sent(self) -> int:
         """How many bytes of contents this sender has put into the store."""
         return self._blobs.sent
 
-    @jobs.reached()
+    @jobs.redis_errors()
     def send(
         self, command: Command, *, cwd: str = "", timeout: float | None = None, hosts: Sequence[str] = (),
         root: str = "host", env: Mapping[str, str] | None = None, secrets: Sequence[str] = (),
@@ -109,7 +109,7 @@ class FleetSender:
         is the one of the last command sent from here. `first` puts it before all that waits.
         """
         if fresh or not self._base:
-            self._base = send(self._project.path, self._survey(), self._blobs)
+            self._base = send_base(self._project.path, self._survey(), self._blobs)
         longest = timeout or self._policy.timeout or 86400.0
         job = jobs.SignedJob(
             id=new_id().lower(), command=command if isinstance(command, str) else tuple(command), base=self._base,
@@ -135,7 +135,7 @@ class FleetSender:
             description=printable(_shown(note["command"]))[:200], at_front=note.get("first", False),
         )  # fmt: skip
 
-    @jobs.reached()
+    @jobs.redis_errors()
     def workers(self) -> int:
         """Return how many workers are at the queue, though one that died may count for a while."""
         return int(Worker.count(queue=self._queue))
@@ -172,7 +172,7 @@ class FleetSender:
                     on_candidate(candidates[at])
         except KeyboardInterrupt:
             is_interrupted = True
-            with jobs.reached():
+            with jobs.redis_errors():
                 for job in ids:
                     if not self._note(job)["run"]:
                         self._cancelled(job)
@@ -211,7 +211,7 @@ class FleetSender:
             else:
                 waiting[each] = note
         taking: dict[Future[Run], str] = {}
-        with jobs.reached(), ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fumehood-fleet") as pool:
+        with jobs.redis_errors(), ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fumehood-fleet") as pool:
             for job, outcome in self._outcomes(waiting, on_output):
                 taking[pool.submit(self._taken, job, outcome)] = job
                 for done in [each for each in taking if each.done()]:
@@ -253,7 +253,7 @@ class FleetSender:
         try:
             job = jobs.FleetJob.fetch(note["id"], connection=self._connection, serializer=JSONSerializer)
         except NoSuchJobError:
-            send(self._project.path, self._survey(), self._blobs)  # it may have forgotten the files too
+            send_base(self._project.path, self._survey(), self._blobs)  # it may have forgotten the files too
             self._enqueue(note)
             return None
         result = job.latest_result()
@@ -283,7 +283,7 @@ class FleetSender:
             return {"failed": f"the result was changed on its way: {error.message}"}
         return outcome
 
-    @jobs.reached()
+    @jobs.redis_errors()
     def cancel(self, job: str) -> None:
         """Take a job back that has not ended: from the queue, or from the worker that does it."""
         note = self._note(job)

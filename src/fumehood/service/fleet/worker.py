@@ -36,7 +36,7 @@ from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.signing import JOB, RESULT, sign
 from fumehood.service.bundles import export
 from fumehood.service.fleet import jobs
-from fumehood.service.fleet.base import BaseCache, Blobs, clean, opened
+from fumehood.service.fleet.base import BaseCache, Blobs, clean_cache, open_blobs
 from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
@@ -105,7 +105,7 @@ class Workshop:
     def __init__(self, connection: Redis, store: str, directory: str, settings: Policy) -> None:
         self._connection, self._settings = connection, settings
         self._store, self._directory = store, directory
-        clean(directory, settings.fleet.budget)
+        clean_cache(directory, settings.fleet.budget)
 
     def do(self, name: str, text: Any, signature: Any) -> dict[str, Any]:
         """Do a job; returns the result as it travels: a text, and this worker's signature of it if it has a key."""
@@ -128,7 +128,7 @@ class Workshop:
         return {"result": whole, "signature": sign(key, RESULT, whole.encode()) if key else ""}
 
     def _done(self, job: jobs.SignedJob) -> dict[str, Any]:
-        blobs = opened(self._store, self._connection)  # in this process: what fsspec has is not to be forked
+        blobs = open_blobs(self._store, self._connection)  # in this process: what fsspec has is not to be forked
         project = BaseCache(self._directory, blobs).tree(job.base)
         secrets = self._secrets(job)
         policy = jobs.limited(self._settings, job)
