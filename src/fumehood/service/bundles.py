@@ -18,7 +18,7 @@ import stat
 import tarfile
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
@@ -420,17 +420,6 @@ def _unpack(source: IO[bytes], kind: str, digest: str, unpacked: str, layer: IO[
     if f"sha256:{plain.hexdigest()}" != unpacked:
         raise ValueError("its layer is not the one that it names")
     layer.seek(0)
-
-
-def take_up(
-    store: Store, project: Project, path: str, signers: str, lay_out: Callable[[Sequence[str], IO[bytes], str], Run],
-    *, title: str = "", signed: str = "",
-) -> Run:  # fmt: skip
-    """Take up a bundle as a run that is held, laid out in the hood by `lay_out`, and recorded under a title."""
-    bundle = read(path, store.places.state, signers)
-    with bundle.layer:
-        run = lay_out(UNPACK, bundle.layer, title or f"import {os.path.basename(path)}: {bundle.command}")
-    return compare(store, project, run, bundle.replace(signed=signed or f"from a bundle, {bundle.signed}"))
 
 
 TAKE_PATCH = ("git", "-c", "core.hooksPath=/dev/null", "apply", "--binary", "--whitespace=nowarn", "-")

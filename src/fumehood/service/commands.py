@@ -253,10 +253,14 @@ class Commands:
         return self._marked(self._imported(os.fspath(path)))
 
     def _imported(self, path: str, title: str = "", signed: str = "") -> Run:
-        from fumehood.service.bundles import take_up
+        from fumehood.service.bundles import UNPACK, compare, read
 
-        signers = self._hood.policy.sign.signers
-        return take_up(self._store, self._project, path, signers, self._taken_in, title=title, signed=signed)
+        bundle = read(path, self._store.places.state, self._hood.policy.sign.signers)
+        with bundle.layer:
+            title = title or f"import {os.path.basename(path)}: {bundle.command}"
+            run = self._taken_in(UNPACK, bundle.layer, title)
+        signed = signed or f"from a bundle, {bundle.signed}"
+        return compare(self._store, self._project, run, bundle.replace(signed=signed))
 
     def import_patch(self, path: str | os.PathLike[str]) -> Run:
         """Take up a patch as git writes them, binary too, as a run that is held."""
