@@ -23,7 +23,7 @@ from fumehood.service.arguments import checks_arguments, in_our_words, is_path
 from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
-from fumehood.service.dialogue import Dialogue, LoopListener, attend_in_thread, has_begun
+from fumehood.service.dialogue import Dialogue, LoopListener
 from fumehood.service.hood import Wishes
 from fumehood.service.opened import OpenedStore, is_cleaning_due, upkeep
 from fumehood.service.sandbox import foreseen, run_in
@@ -196,7 +196,7 @@ class Commands:
         what it prints is read as bytes. Returns when the command is started; what only shows later is raised by `wait`.
         """
         dialogue = self._converse(command, terminal, text, {**options}, None)
-        dialogue.wait(lambda: has_begun(dialogue))
+        dialogue.wait(dialogue.begun)
         return Started(dialogue)
 
     async def astart(
@@ -209,7 +209,7 @@ class Commands:
         """
         dialogue = self._converse(command, terminal, text, {**options}, asyncio.get_running_loop())
         try:
-            await dialogue.await_(lambda: has_begun(dialogue))
+            await dialogue.await_(dialogue.begun)
         except asyncio.CancelledError:
             dialogue.end(KILL)
             raise
@@ -241,7 +241,7 @@ class Commands:
             watch=None if on_news is None else watcher(on_news), cancelled=naming("cancelled", cancelled), asks=asks,
             terminal=own, partner=dialogue,
         )  # fmt: skip
-        attend_in_thread(dialogue, lambda: self._perform(request, wishes))
+        dialogue.attend(lambda: self._perform(request, wishes))
         return dialogue
 
     def import_bundle(self, path: str | os.PathLike[str]) -> Run:

@@ -309,22 +309,27 @@ class Dialogue(Bell):
             self._sink, self._is_input_gone = -1, True
             self.tell()
 
-    def attended(self, perform: Callable[[], Run]) -> None:
-        """Be the attending thread, from the request to the report."""
-        self._attending = threading.get_ident()
-        report, error = None, None
-        try:
-            report = perform()
-        except BaseException as problem:  # noqa: BLE001 - raised to whoever waits
-            error = problem
-        with self.lock:
-            self.report, self.error, self.has_begun = report, error or self._failure, True
-            for output in self.outputs.values():
-                output.is_ended = True
-            self.tell()
-        self.close()
-        self.silence()
-        _alive.discard(self)
+    def attend(self, perform: Callable[[], Run]) -> None:
+        """Have the command attended by a thread of its own, from the request to the report."""
+
+        def attend() -> None:
+            self._attending = threading.get_ident()
+            report, error = None, None
+            try:
+                report = perform()
+            except BaseException as problem:  # noqa: BLE001 - raised to whoever waits
+                error = problem
+            with self.lock:
+                self.report, self.error, self.has_begun = report, error or self._failure, True
+                for output in self.outputs.values():
+                    output.is_ended = True
+                self.tell()
+            self.close()
+            self.silence()
+            _alive.discard(self)
+
+        _alive.add(self)
+        threading.Thread(target=attend, name="fumehood-start", daemon=True).start()
 
     # ---- What the program's side calls.
 
@@ -416,6 +421,12 @@ class Dialogue(Bell):
             return None if typed else True
 
         return taken
+
+    def begun(self) -> bool | None:
+        """Tell that the command was started, None while it was not; raises what kept it from it."""
+        if self.error is not None:
+            raise self.error
+        return self.has_begun or None
 
     def outcome(self) -> Run | BaseException | None:
         """Return the report, or what kept the command from having one; None while it runs."""
@@ -560,19 +571,6 @@ def _set(future: asyncio.Future[None]) -> None:
 # ---- Every command that runs: they end with the sandbox they were started by, and with this process.
 
 _alive: set[Dialogue] = set()
-
-
-def attend_in_thread(dialogue: Dialogue, perform: Callable[[], Run]) -> None:
-    """Have a command attended by a thread of its own."""
-    _alive.add(dialogue)
-    threading.Thread(target=dialogue.attended, args=(perform,), name="fumehood-start", daemon=True).start()
-
-
-def has_begun(dialogue: Dialogue) -> bool | None:
-    """Tell that a command was started, None while it was not; raises what kept it from it."""
-    if dialogue.error is not None:
-        raise dialogue.error
-    return dialogue.has_begun or None
 
 
 def end_all(store: Store | None = None) -> None:
