@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from http.client import HTTP_PORT
@@ -147,25 +147,22 @@ def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
     async def lifespan(_server: object) -> AsyncIterator[Clients]:
         yield clients
 
+    ours = [
+        CheckedTool.from_function(
+            function, title=title, description=_DESCRIPTION if function is tools.run_command else None,
+            annotations=hints,
+        )
+        for function, title, hints in _TOOLS
+    ]  # fmt: skip
+    for tool in ours:
+        tool.parameters["additionalProperties"] = False
     server: MCPServer[Any] = MCPServer(
         "fumehood", title="Fumehood", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING",
         description="Shell commands as transactions: isolated, captured, judged, undoable", lifespan=lifespan,
-        tools=[*own, *_our_tools()],
+        tools=[*own, *ours],
     )  # fmt: skip
     server.middleware.append(clients.watch_roots)
-    _add_resources(server)
-    return server
 
-
-def _our_tools() -> Iterator[Tool]:
-    for function, title, hints in _TOOLS:
-        description = _DESCRIPTION if function is tools.run_command else None
-        tool = CheckedTool.from_function(function, title=title, description=description, annotations=hints)
-        tool.parameters["additionalProperties"] = False
-        yield tool
-
-
-def _add_resources(server: MCPServer[Any]) -> None:
     @server.resource("fumehood://rules", title="The rules of the hood", mime_type="text/markdown")
     def rules() -> str:
         """What a command may do here, and what happens to what it wrote."""
@@ -181,6 +178,8 @@ def _add_resources(server: MCPServer[Any]) -> None:
         bwrap = machine.bwrap.fields() if machine.bwrap else None
         captures = list(machine.captures)
         return json.dumps({"version": __version__, "sandbox": bool(captures), "captures": captures, "bwrap": bwrap})
+
+    return server
 
 
 def serve(
@@ -268,24 +267,20 @@ def _answerable(line: bytes) -> bytes:
     text = line.decode(errors="replace")
     try:
         jsonrpc_message_adapter.validate_json(text, by_name=False)
+        return line
     except ValidationError:
-        number = _who_waits(text)
-        if number is not None:
-            return b'{"jsonrpc": "2.0", "id": %b, "method": "tools/call", "params": {"name": null}}\n' % number
-    return line
-
-
-def _who_waits(text: str) -> bytes | None:
-    """Return the id of a request in JSON, by a reader that is less strict than the SDK's; None where there is none."""
+        pass
     try:
-        message = json.loads(text)
+        message = json.loads(text)  # by a reader that is less strict than the SDK's
     except (ValueError, RecursionError):
-        return None
+        return line
     if not isinstance(message, dict) or "result" in message or "error" in message:
-        return None
+        return line
     number = message.get("id")
-    is_one = isinstance(number, (str, int)) and not isinstance(number, bool)
-    return json.dumps(number).encode() if is_one else None
+    if not isinstance(number, (str, int)) or isinstance(number, bool):
+        return line
+    call = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": {"name": None}}
+    return json.dumps(call).encode() + b"\n"
 
 
 def _serve_http(server: MCPServer[Any], port: int, clients: Clients) -> None:
@@ -302,12 +297,12 @@ def _serve_http(server: MCPServer[Any], port: int, clients: Clients) -> None:
     except OSError as error:
         raise BadRequest(f"port {port} can't be used: {error.strerror}", hint="--http 0 takes a free one") from error
     port = listening.getsockname()[1]
-    app = Leaving(server.streamable_http_app(host=HOST, transport_security=only_here(port)), clients)
+    app = server.streamable_http_app(host=HOST, transport_security=only_here(port))
     sys.stderr.write(f"fumehood: MCP at http://{HOST}:{port}/mcp\n")
     if TOKEN not in os.environ:
         sys.stderr.write(f"fumehood: Authorization: Bearer {tokens[0]}\n")
     sys.stderr.flush()
-    config = uvicorn.Config(TokenGuard(app, tokens), log_level="warning", access_log=False, lifespan="on")
+    config = uvicorn.Config(TokenGuard(app, tokens, clients), log_level="warning", access_log=False, lifespan="on")
     uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -331,15 +326,30 @@ def only_here(port: int) -> Any:
     return TransportSecuritySettings(allowed_hosts=names, allowed_origins=[f"http://{name}" for name in names])
 
 
-class Leaving:
-    """Notices who ends their session (DELETE): what they started has nobody else to poll or stop it."""
+class TokenGuard:
+    """Lets in only who has a token, and notices who leaves (DELETE): nobody else polls or stops what they started."""
 
-    def __init__(self, app: ASGIApp, clients: Clients) -> None:
+    def __init__(self, app: ASGIApp, tokens: Sequence[str], clients: Clients) -> None:
         self._app = app
         self._clients = clients
+        self._wanted = [f"Bearer {token}".encode() for token in tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and let go of whoever has left by it."""
+        """Pass a request on, or refuse it; let go of whoever has left by it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        authorization = headers.get("authorization", "").encode("latin-1")
+        if not any(hmac.compare_digest(authorization, wanted) for wanted in self._wanted):
+            from starlette.responses import JSONResponse
+
+            hint = "Authorization: Bearer TOKEN, as printed at the start"
+            refusal = JSONResponse(
+                {"error": "the token is missing or wrong", "hint": hint}, 401, {"WWW-Authenticate": "Bearer"}
+            )
+            await refusal(scope, receive, send)
+            return
         status = 0
 
         async def watched(message: Message) -> None:
@@ -348,29 +358,5 @@ class Leaving:
             await send(message)
 
         await self._app(scope, receive, watched)
-        if scope.get("method") == "DELETE" and status == HTTPStatus.OK:
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        if scope["method"] == "DELETE" and status == HTTPStatus.OK:
             await asyncio.to_thread(self._clients.leave, headers)
-
-
-class TokenGuard:
-    """Lets in only who has a token."""
-
-    def __init__(self, app: ASGIApp, tokens: Sequence[str]) -> None:
-        self._app = app
-        self._wanted = [f"Bearer {token}".encode() for token in tokens]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
-        authorization = dict(scope.get("headers", ())).get(b"authorization", b"")
-        is_let_in = any(hmac.compare_digest(authorization, wanted) for wanted in self._wanted)
-        if scope["type"] != "http" or is_let_in:
-            await self._app(scope, receive, send)
-            return
-        from starlette.responses import JSONResponse
-
-        refusal = JSONResponse(
-            {"error": "the token is missing or wrong", "hint": "Authorization: Bearer TOKEN, as printed at the start"},
-            status_code=401, headers={"WWW-Authenticate": "Bearer"},
-        )  # fmt: skip
-        await refusal(scope, receive, send)
