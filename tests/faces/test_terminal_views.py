@@ -25,11 +25,12 @@ from conftest import command_line, need
 from fumehood.core.questions import DENY_ONCE, Question
 from fumehood.core.wording import quoted
 from fumehood.errors import ChangedMeanwhile
-from fumehood.faces.terminal import changes, views
+from fumehood.faces.terminal import views
 from fumehood.faces.terminal.app import Views
 from fumehood.faces.terminal.changes import Branch, ChangesTree, ChangesView
 from fumehood.faces.terminal.widgets import AskFirst, Lines, Pieces, printed
 from fumehood.linux.confine import can_scope
+from fumehood.service import overview
 from fumehood.service.ask import ask_all
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
@@ -104,7 +105,7 @@ class Watcher:
 
         def is_shown() -> bool:
             each = view._runs.get(run)
-            return each is not None and each.is_held and each.seen == shown_at(self.app.store, each.run)
+            return each is not None and each.run.state == "held" and each.seen == shown_at(self.app.store, each.run)
 
         await self.until(is_shown)
 
@@ -255,8 +256,8 @@ def test_what_changes_while_it_is_read_is_not_accepted(
         cli("discard", run.run, "sub")
         return page
 
-    monkeypatch.setattr(changes, "page_of_changes", read)
-    shown = changes.read_run(opened, run, only_waiting=True)
+    monkeypatch.setattr(overview, "page_of_changes", read)
+    shown = overview.read_run(opened, run, most=100, only_waiting=True)
     assert "sub/new.py" in [change.path for change in shown.changes]
     for paths in ((), ("app.py",)):
         with pytest.raises(ChangedMeanwhile, match="changed since it was shown"):

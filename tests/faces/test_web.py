@@ -166,8 +166,8 @@ def test_a_held_hook_is_refused_and_a_source_file_accepted(cli: Any, project: Pa
 @pytest.mark.parametrize(
     ("module", "name", "view"),
     [
-        (views, "page_of_changes", lambda house, asked: views.waiting(house, asked)[1]["runs"][0]),
-        (views, "page_of_changes", lambda house, asked: views.run(house, asked)[1]),
+        (overview, "page_of_changes", lambda house, asked: views.waiting(house, asked)[1]["runs"][0]),
+        (overview, "page_of_changes", lambda house, asked: views.run(house, asked)[1]),
         (api, "count_waiting", lambda house, asked: _call("/api/waiting").answer(house, asked, {})["waiting"][0]),
     ],
 )

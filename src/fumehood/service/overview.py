@@ -30,6 +30,8 @@ from fumehood.store.audit import Missed
 from fumehood.store.config import file_of, text_of
 from fumehood.store.history import CHECKPOINT, LAST, Reach
 from fumehood.store.projects import Project
+from fumehood.store.records import Search, page_of_changes, search
+from fumehood.store.records import count_waiting as waiting_in
 
 ACTS = ("apply", "discard", "undo", "redo", "stop", "checkpoint", "hunks", "merge")
 _MOST_LOOKED_AT = 2000  # entries of a layer that are looked at for what was written last
@@ -126,7 +128,31 @@ def waiting(store: Store, *, most: int, before: int = 0) -> tuple[list[Run], int
     return runs, rows[most - 1][1] if len(rows) > most else 0
 
 
-def lines_of_rules(store: Store, changes: Iterable[Change]) -> dict[str, str]:
+class ReadRun(Value):
+    """A run as it is shown: with some of what it changed or holds, and what names its state before that was read."""
+
+    run: Run
+    seen: str
+    changes: tuple[Change, ...]
+    rest: tuple[int, int] | None  # where the next ones begin
+    total: int
+    rules: dict[str, str]  # lines of the configuration, by reason
+
+
+def read_run(store: Store, run: Run, *, most: int, after: tuple[int, int] = (0, 0), only_waiting: bool) -> ReadRun:
+    """Read some of what a run holds, or of all that it changed, so that it can be shown and decided on."""
+    seen = shown_at(store, run)
+    run = store.history.find(run.run)  # as it is by then
+    changes, rest = page_of_changes(store.database, run.run, after, most=most, waiting=only_waiting)
+    if only_waiting:
+        total = waiting_in(store.database, run.run)
+    else:
+        total = sum(store.history.count_changes([run.run]).get(run.run, {}).values())
+    rules = _lines_of_rules(store, changes)
+    return ReadRun(run=run, seen=seen, changes=tuple(changes), rest=rest, total=total, rules=rules)
+
+
+def _lines_of_rules(store: Store, changes: Iterable[Change]) -> dict[str, str]:
     """Return for each rule of the person's that holds something the line of the configuration where it stands."""
     reasons = {change.reason for change in changes if change.reason.startswith(_OWN_RULE)}
     lines = text_of(store.places).split("\n") if reasons else []
@@ -137,6 +163,14 @@ def lines_of_rules(store: Store, changes: Iterable[Change]) -> dict[str, str]:
         if number:
             places[reason] = f"{os.path.basename(file_of(store.places))}:{number}: {lines[number - 1].strip()}"
     return places
+
+
+# ---- What ran.
+
+def searched(store: Store, what: Search, *, most: int, before: int = 0) -> tuple[list[Run], int]:
+    """Return runs that are looked for, the latest first, and what to say as `before` for the next ones; 0: no more."""
+    names, before = search(store.database, store.places, what, most=most, before=before)
+    return store.history.runs(among=names), before
 
 
 # ---- What is done to a run, by a person or by a program for them.

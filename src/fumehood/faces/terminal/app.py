@@ -6,6 +6,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from rich.text import Text
@@ -140,7 +141,8 @@ class Views(App[None]):
             show = view.look()
         except (FumehoodError, OSError) as error:
             # The records can't be read now, perhaps for want of room: it is said, and tried again.
-            self.call_from_thread(self._tell_trouble, plain_error(error))
+            message = printable(plain_error(error).message)
+            self.call_from_thread(partial(self.notify, message, severity="error", markup=False))
             return
         finally:
             self._is_looking = False
@@ -167,9 +169,6 @@ class Views(App[None]):
             line.update(f"! {quoted(asked[0].question.text, 200)}" if asked else "")
             line.set_class(bool(asked), "-asked")
 
-    def _tell_trouble(self, error: FumehoodError) -> None:
-        self.notify(printable(error.message), severity="error", markup=False)
-
     # ---- Keys.
 
     def action_view(self, view: str) -> None:
@@ -181,14 +180,11 @@ class Views(App[None]):
 
     def on_tabbed_content_tab_activated(self) -> None:
         """Have the keys go to the view that is shown."""
-        self._focus_view()
-        self.look_again()
-
-    def _focus_view(self) -> None:
         tabs = self.query_one(TabbedContent)
         first = tabs.get_pane(tabs.active).query("ChangesTree, DataTable, #question")
         if first:
             first.first().focus()
+        self.look_again()
 
     async def action_leave(self) -> None:
         """Stop until the shell goes on with it; meanwhile nobody is at the desk."""

@@ -21,11 +21,10 @@ from fumehood.core.wording import by_kind, fitted, listed, quoted
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.run_text import SIGNS, place_of
 from fumehood.faces.terminal.widgets import Acting, Pieces, shown
-from fumehood.service import decide, overview
+from fumehood.service import decide
 from fumehood.service.differences import contents, difference_of
-from fumehood.service.overview import Chosen, shown_at
+from fumehood.service.overview import Chosen, ReadRun, read_run, shown_at
 from fumehood.service.store import Store
-from fumehood.store.records import count_waiting, page_of_changes
 
 _Key = tuple[str, tuple[str, ...], bool]
 
@@ -33,22 +32,6 @@ _PAGE = 200  # changes of one run that are listed at first, and more each time
 _COMMAND = 120  # columns of a command in the tree
 _EXPANDED = 20  # changes of a run that is shown open
 _DEEPEST = 50  # directories in each other that the tree has so; those below stand by their whole path
-
-
-class RunChanges(Value):
-    """A run, and some of what it changed or holds."""
-
-    run: Run
-    changes: tuple[c.Change, ...]
-    total: int
-    is_more: bool
-    seen: str  # names its state before that was read
-    rules: dict[str, str]  # lines of the configuration, by reason
-
-    @property
-    def is_held(self) -> bool:
-        """True if something of it waits for a person."""
-        return self.run.state == "held"
 
 
 class Branch(Value):
@@ -63,21 +46,6 @@ class Branch(Value):
     def key(self) -> _Key:
         """What it is recognised by when the tree is made anew."""
         return self.run, self.paths, self.is_more
-
-
-def read_run(store: Store, run: Run, *, only_waiting: bool, most: int = _PAGE) -> RunChanges:
-    """Read what a run holds, or all that it changed."""
-    seen = shown_at(store, run)
-    run = store.history.find(run.run)
-    changes, rest = page_of_changes(store.database, run.run, most=most, waiting=only_waiting)
-    if only_waiting:
-        total = count_waiting(store.database, run.run)
-    else:
-        total = sum(store.history.count_changes([run.run]).get(run.run, {}).values())
-    return RunChanges(
-        run=run, changes=tuple(changes), total=total, is_more=rest is not None,
-        seen=seen, rules=overview.lines_of_rules(store, changes),
-    )  # fmt: skip
 
 
 class ChangesTree(Tree[Branch]):
@@ -132,7 +100,7 @@ class ChangesView(Acting):
         super().__init__(store)
         self._listed_runs = listed_runs
         self._only_waiting = only_waiting
-        self._runs: dict[str, RunChanges] = {}
+        self._runs: dict[str, ReadRun] = {}
         self._most: dict[str, int] = {}
         self._versions: list[tuple[str, str, int]] | None = None
         self._versions_digest = ""  # of the two versions that are shown
@@ -157,7 +125,7 @@ class ChangesView(Acting):
         self._versions = versions
         return lambda: self._show_runs(read)
 
-    def _show_runs(self, runs: Sequence[RunChanges]) -> None:
+    def _show_runs(self, runs: Sequence[ReadRun]) -> None:
         """Make the tree anew; what was open and chosen stays so."""
         tree = self.query_one(ChangesTree)
         chosen, line = self._branch, tree.cursor_line
@@ -200,7 +168,7 @@ class ChangesView(Acting):
                 lambda: self._read_place(self._runs[branch.run], branch), thread=True, exclusive=True, group="look"
             )
 
-    def _read_place(self, shown_run: RunChanges, branch: Branch) -> None:
+    def _read_place(self, shown_run: ReadRun, branch: Branch) -> None:
         """Read what is about a place, in a thread."""
         about, text, digest = _about(self.store, shown_run, branch)
         self.app.call_from_thread(self._show_place, branch, about, text, digest)
@@ -278,7 +246,7 @@ class ChangesView(Acting):
         """Offer only what can be done to what is shown."""
         each = self._runs.get(self._branch.run) if self.is_mounted and self._branch else None
         if action in ("settle", "settle_run"):
-            return each is not None and each.is_held
+            return each is not None and each.run.state == c.HELD
         if action in ("take_back", "bring_back"):
             return each is not None and not self._only_waiting
         return True
@@ -291,12 +259,12 @@ def _nodes(top: TreeNode[Branch]) -> list[TreeNode[Branch]]:
     return nodes
 
 
-def _add_run(top: TreeNode[Branch], each: RunChanges, opened: dict[_Key, bool]) -> None:
+def _add_run(top: TreeNode[Branch], each: ReadRun, opened: dict[_Key, bool]) -> None:
     """Add a run, with a branch for each directory in which something lies."""
     run = each.run
     branch = Branch(run=run.run)
     label = Text.assemble(
-        (f"#{run.number} ", "bold"), (f"{each.total} {run.state}  " if each.is_held else "", "yellow"),
+        (f"#{run.number} ", "bold"), (f"{each.total} {run.state}  " if each.run.state == c.HELD else "", "yellow"),
         (f"{printable(os.path.basename(run.project))}  ", "dim"), shown(fitted(printable(run.command), _COMMAND)),
     )  # fmt: skip
     node = top.add(label, branch, expand=opened.get(branch.key, len(each.changes) <= _EXPANDED))
@@ -316,7 +284,7 @@ def _add_run(top: TreeNode[Branch], each: RunChanges, opened: dict[_Key, bool]) 
             directories[place] = directories[parent].add(label, leaf, expand=is_open)
         else:
             directories[parent].add_leaf(label, leaf)
-    if each.is_more:
+    if each.rest is not None:
         rest = each.total - len(each.changes)
         node.add_leaf(Text(f"… {rest} more: Enter lists some"), Branch(run=run.run, is_more=True))
 
@@ -331,7 +299,7 @@ def _label(change: c.Change, name: str) -> Text:
     return label
 
 
-def _about(store: Store, each: RunChanges, branch: Branch) -> tuple[list[Text], str, str]:
+def _about(store: Store, each: ReadRun, branch: Branch) -> tuple[list[Text], str, str]:
     """Return what is said about a place, its difference, and the digest of both versions if pieces can be chosen."""
     run, change = each.run, branch.change
     if change is None:
@@ -342,7 +310,7 @@ def _about(store: Store, each: RunChanges, branch: Branch) -> tuple[list[Text], 
     if change.reason in each.rules:
         lines.append(shown(each.rules[change.reason], "cyan"))
     lines += [shown(f"flag: {flag}", "yellow") for flag in change.flags]
-    is_waiting = each.is_held and change.verdict in c.WAITING
+    is_waiting = each.run.state == c.HELD and change.verdict in c.WAITING
     if is_waiting:
         lines += _companions(run, branch.paths[0], change)
     try:
@@ -357,7 +325,7 @@ def _about(store: Store, each: RunChanges, branch: Branch) -> tuple[list[Text], 
     return lines, difference.text, digest
 
 
-def _about_many(each: RunChanges, branch: Branch) -> list[Text]:
+def _about_many(each: ReadRun, branch: Branch) -> list[Text]:
     """Name what one key takes or throws away, what is dangerous first."""
     run = each.run
     lines = [Text.assemble((f"#{run.number} ", "bold"), f"{run.outcome}  ", shown(quoted(run.command), "bold"))]
@@ -368,7 +336,7 @@ def _about_many(each: RunChanges, branch: Branch) -> list[Text]:
     lines += [shown(blocked.line, "red") for blocked in run.blocked]
     if branch.is_more:
         return lines
-    if each.is_held:
+    if each.run.state == c.HELD:
         items = [held_item(run, change) for change in decide.meant(run, branch.paths, here=run.project)]
         what = "this directory" if branch.paths else "the whole run"
         lines += [Text(""), Text(f"{what} holds {by_kind(items, are_all=True)}:")]

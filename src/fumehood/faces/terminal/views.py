@@ -28,7 +28,7 @@ from fumehood.service.overview import Chosen, LiveCommand
 from fumehood.service.store import Store
 from fumehood.store.audit import Missed
 from fumehood.store.history import Reach
-from fumehood.store.records import Search, search
+from fumehood.store.records import Search
 
 _END = 1 << 17  # bytes of an output that are looked at
 _MOST_LINES = 1000  # of what a command that runs printed
@@ -333,9 +333,8 @@ class HistoryView(Acting):
         if now == self._shown:
             return None
         what = search_for(self._line).replace(project=self._project)
-        names, later = search(self.store.database, self.store.places, what, most=self._most)
-        runs = self.store.history.runs(among=names)
-        counts = self.store.history.count_changes(names)
+        runs, later = overview.searched(self.store, what, most=self._most)
+        counts = self.store.history.count_changes([run.run for run in runs])
         return lambda: self._show(now, runs, counts, is_more=bool(later))
 
     def _show(

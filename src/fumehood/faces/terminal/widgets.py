@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import ClassVar
 
 from rich.ansi import AnsiDecoder
@@ -121,9 +122,6 @@ class Lines(ScrollView, can_focus=True):
     def _style_of(self, _line: int) -> Style:
         return Style()
 
-    def _row_of(self, line: int) -> int:
-        return next((row for row, (number, _) in enumerate(self._rows) if number == line), 0)
-
 
 class Pieces(Lines):
     """A difference, after some lines about it; where it can be taken in part, its pieces can be marked."""
@@ -176,7 +174,9 @@ class Pieces(Lines):
         """Go to the next piece, or the one before."""
         if self._starts:
             self._at = min(max(self._at + by, 0), len(self._starts) - 1)
-            self.scroll_to(0, self._row_of(self._starts[self._at]), animate=False)
+            line = self._starts[self._at]
+            row = next((row for row, (number, _) in enumerate(self._rows) if number == line), 0)
+            self.scroll_to(0, row, animate=False)
             self.refresh()
 
     def action_mark(self) -> None:
@@ -246,17 +246,13 @@ class Acting(Container):
             try:
                 done = overview.perform(self.store, self.store.history.find(run.run), chosen)
             except (FumehoodError, OSError) as error:
-                self.app.call_from_thread(self._tell_error, plain_error(error))
+                plain = plain_error(error)
+                text = "\n".join(printable(part) for part in (plain.message, plain.hint) if part)
+                tell = partial(self.notify, text, severity="error", markup=False, timeout=10)
+                self.app.call_from_thread(tell)
                 return
-            self.app.call_from_thread(self._tell, done)
+            said = headline(done) if done.changed else f"it is {done.outcome}"
+            self.app.call_from_thread(partial(self.notify, f"#{done.number}: {said}", markup=False))
             upkeep(self.store, self.store.history.project_of(done.run))
 
         self.run_worker(work, thread=True, group="acts")
-
-    def _tell(self, done: Run) -> None:
-        said = headline(done) if done.changed else f"it is {done.outcome}"
-        self.notify(f"#{done.number}: {said}", markup=False)
-
-    def _tell_error(self, error: FumehoodError) -> None:
-        text = f"{printable(error.message)}\n{printable(error.hint)}" if error.hint else printable(error.message)
-        self.notify(text, severity="error", markup=False, timeout=10)

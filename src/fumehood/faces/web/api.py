@@ -24,7 +24,7 @@ from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions
 from fumehood.store.config import file_of, text_of, write_checked
 from fumehood.store.files import Files
-from fumehood.store.records import change_at, count_waiting, page_of_changes, search
+from fumehood.store.records import change_at, count_waiting, page_of_changes
 
 _MOST = 200  # in one answer
 # What a field of a request may be, and how OpenAPI calls it.
@@ -71,23 +71,19 @@ def routes(house: House) -> list[Route]:
 
 
 async def _answered(house: House, call: Call, request: Request) -> JSONResponse:
-    body = {} if call.body is None else _fitting(call, await request.body())
-    return AsciiJSONResponse(await house.in_thread(lambda: call.answer(house, request, body)))
-
-
-def _fitting(call: Call, sent: bytes) -> dict[str, Any]:
-    """Read what was sent; what is not described is refused, for it would do nothing."""
+    sent = b"" if call.body is None else await request.body()
     try:
         body = json.loads(sent or b"{}")
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the request is not JSON: {error}", hint="an object") from error
     if not isinstance(body, dict):
         raise BadRequest("the request is not an object", hint='{"answer": "allow_once"}')
+    # What is not described is refused, for it would do nothing.
     fields = call.body or {}
     for name, value in body.items():
         if name not in fields or not isinstance(value, _KINDS[fields[name]][0]):
             raise BadRequest(f"{name!r} is not known here, or of another kind", hint=f"one of: {', '.join(fields)}")
-    return body
+    return AsciiJSONResponse(await house.in_thread(lambda: call.answer(house, request, body)))
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -108,9 +104,8 @@ def _after(request: Request) -> tuple[int, int]:
 def _runs(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     path = request.query_params.get("project")
     what = views.asked_search(request, house.number_of(path) if path else None)
-    store, before = house.store, asked_number(request, "before")
-    names, before = search(store.database, store.places, what, most=_limit(request), before=before)
-    return {"runs": [_summary(run) for run in house.store.history.runs(among=names)], "before": before or None}
+    runs, before = overview.searched(house.store, what, most=_limit(request), before=asked_number(request, "before"))
+    return {"runs": [_summary(run) for run in runs], "before": before or None}
 
 
 def _run(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:

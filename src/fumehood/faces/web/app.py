@@ -132,10 +132,19 @@ def _page(house: House, port: int, hosts: frozenset[str], api_token: str, users:
         "/runs/{run}/held": views.more_waiting, "/drafts": views.every_draft, _DRAFT: views.draft,
         f"{_DRAFT}/diff": views.difference,
     }  # fmt: skip
-    acts_at: dict[str, Callable[[House, Request, FormData], str]] = {
-        "/runs/{run}/{act}": _act, "/questions/{question}": _answer, "/missed/{number}": _forget,
-        "/grants/{number}": _revoke, "/restore": _restore, "/configuration": _configure,
-        "/playground/clean": _clean_playground, f"{_DRAFT}/{{act}}": _draft,
+    # Each with the place where its outcome is seen, if it does not return that itself.
+    acts_at: dict[str, tuple[Callable[[House, Request, FormData], object], str]] = {
+        "/runs/{run}/{act}": (_act, ""), "/questions/{question}": (_answer, ""), f"{_DRAFT}/{{act}}": (_draft, ""),
+        "/restore": (_restore, ""), "/configuration": (_configure, "/settings#configuration"),
+        "/missed/{number}": (
+            lambda house, request, _form: house.store.grants.forget_missed(_numbered(request)), "/questions",
+        ),
+        "/grants/{number}": (
+            lambda house, request, _form: house.store.grants.revoke(_numbered(request)), "/settings#answers",
+        ),
+        "/playground/clean": (
+            lambda house, _request, _form: provided.empty_playground(house.store.places), "/settings#playground",
+        ),
     }  # fmt: skip
     routes: list[Route | Mount] = [
         *(Route(path, partial(_shown, house, view)) for path, view in views_at.items()),
@@ -146,7 +155,7 @@ def _page(house: House, port: int, hosts: frozenset[str], api_token: str, users:
         Route("/runs/{run}/content", partial(_picture, house)),
         Route(f"{_DRAFT}/content", partial(_picture, house)),
         *api.routes(house),
-        *(Route(path, partial(_done, house, act), methods=["POST"]) for path, act in acts_at.items()),
+        *(Route(path, partial(_done, house, *act), methods=["POST"]) for path, act in acts_at.items()),
         Mount("/static", StaticFiles(directory=f"{_HERE}/static")),
     ]
     tells_errors = dict.fromkeys((FumehoodError, OSError, HTTPException, Exception), partial(_error_page, house))
@@ -187,10 +196,13 @@ def _error_page(house: House, request: Request, error: Exception) -> Response:
 
 # ---- What a person does: each act is a form, and leads to where its outcome is seen.
 
-async def _done(house: House, act: Callable[[House, Request, FormData], str], request: Request) -> Response:
-    """Do an act in a thread, for it may wait for a lock; it returns where to go then, or a sentence."""
+async def _done(
+    house: House, act: Callable[[House, Request, FormData], object], place: str, request: Request
+) -> Response:
+    """Do an act in a thread, for it may wait for a lock; without a place to go then, it returns one, or a sentence."""
     async with request.form(max_files=0, max_part_size=_MOST_SENT) as form:
-        outcome = await house.in_thread(lambda: act(house, request, form))
+        returned = await house.in_thread(lambda: act(house, request, form))
+    outcome = place or str(returned)
     if request.headers.get("hx-request"):
         return HTMLResponse(house.fragment("note.html", text=outcome))
     return RedirectResponse(outcome if outcome.startswith("/") else "/questions", 303)
@@ -199,20 +211,18 @@ async def _done(house: House, act: Callable[[House, Request, FormData], str], re
 def _act(house: House, request: Request, form: FormData) -> str:
     """Apply, discard, undo, redo, stop, checkpoint or merge a run, all of it or some paths."""
     run = house.run(request)
+    content = str(form.get("content", "")).replace("\r\n", "\n")
+    if form.get("dos"):
+        content = content.replace("\n", "\r\n")
     chosen = overview.Chosen(
         act=request.path_params["act"], paths=tuple(received(str(path)) for path in form.getlist("path")),
         some="chosen" in form, force=bool(form.get("force")), expected=str(form.get("digest", "")),
         hunks=tuple(number_of(str(number)) for number in form.getlist("hunk") if str(number).isdecimal()),
-        content=_text(form), seen=str(form.get("seen", "")),
+        content=content, seen=str(form.get("seen", "")),
     )  # fmt: skip
     done = overview.perform(house.store, run, chosen)
     back = str(form.get("back", ""))
     return f"/waiting?done={done.run}" if back == "waiting" else f"/runs/{done.run}"
-
-
-def _text(form: FormData) -> str:
-    text = str(form.get("content", "")).replace("\r\n", "\n")
-    return text.replace("\n", "\r\n") if form.get("dos") else text
 
 
 def _answer(house: House, request: Request, form: FormData) -> str:
@@ -228,14 +238,8 @@ def _draft(house: House, request: Request, form: FormData) -> str:
     return address if request.path_params["act"] == "rebase" else "/drafts"
 
 
-def _forget(house: House, request: Request, _form: FormData) -> str:
-    house.store.grants.forget_missed(number_of(request.path_params["number"]))
-    return "/questions"
-
-
-def _revoke(house: House, request: Request, _form: FormData) -> str:
-    house.store.grants.revoke(number_of(request.path_params["number"]))
-    return "/settings#answers"
+def _numbered(request: Request) -> int:
+    return number_of(request.path_params["number"])
 
 
 def _restore(house: House, _request: Request, form: FormData) -> str:
@@ -244,17 +248,11 @@ def _restore(house: House, _request: Request, form: FormData) -> str:
     return f"/runs/{restore(house.store, project, path, source, here=project.path).run}"
 
 
-def _configure(house: House, _request: Request, form: FormData) -> str:
+def _configure(house: House, _request: Request, form: FormData) -> None:
     text, before = (str(form.get(name, "")).replace("\r\n", "\n") for name in ("text", "before"))
     if "\r\n" in text_of(house.store.places):  # a form gives every line the same end
         text, before = text.replace("\n", "\r\n"), before.replace("\n", "\r\n")
     write_checked(file_of(house.store.places), before, text)
-    return "/settings#configuration"
-
-
-def _clean_playground(house: House, _request: Request, _form: FormData) -> str:
-    provided.empty_playground(house.store.places)
-    return "/settings#playground"
 
 
 def _another_browser(house: House, request: Request) -> Response:

@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
 from typing import TypeVar
 from urllib.parse import quote, unquote, urlencode
@@ -81,21 +81,17 @@ class House:
         """Find out what is new for every page that is open."""
         try:
             self.store.recover()
-            self.news = self._new()
+            questions = self.desk.waiting()
+            self.news = {
+                "questions": self.fragment("questions_open.html", questions=questions),
+                "running": self.fragment("running.html", running=self.running(), now=time.time()),
+                "count-questions": str(len(questions) or ""),
+                "count-waiting": str(overview.count_waiting(self.store) or ""), "trouble": "",
+            }  # fmt: skip
         except Exception as error:  # noqa: BLE001 - nobody would be at the desk any more
             # The records can't be read now, perhaps for want of room: the page says so, and goes on trying.
             message = str(plain_error(error))
             self.news = {**self.news, "trouble": self.fragment("trouble.html", message=message)}
-
-    def _new(self) -> dict[str, str]:
-        questions = self.desk.waiting()
-        waiting = overview.count_waiting(self.store)
-        return {
-            "questions": self.fragment("questions_open.html", questions=questions),
-            "running": self.fragment("running.html", running=self.running(), now=time.time()),
-            "count-questions": str(len(questions) or ""), "count-waiting": str(waiting or ""),
-            "trouble": "",
-        }  # fmt: skip
 
     def running(self) -> list[dict[str, object]]:
         """What runs now, each with what it uses, printed last and wrote last."""
@@ -134,11 +130,14 @@ class House:
         """Return the run that an address names."""
         return self.store.history.find(request.path_params["run"])
 
+    def numbers(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the numbers of runs, each in its project, by their ids."""
+        query = "SELECT id, project_number FROM runs WHERE id IN (?)"
+        return dict(self.store.database.rows_for(query, sorted(set(names))))
+
     def _numbered(self, text: str) -> str:
         """Call runs by their numbers, as the page does: ids are what the commands of several projects know them by."""
-        ids = set(_ID.findall(text))
-        query = "SELECT id, project_number FROM runs WHERE id IN (?)"
-        numbers = dict(self.store.database.rows_for(query, sorted(ids))) if ids else {}
+        numbers = self.numbers(_ID.findall(text))
         return _ID.sub(lambda name: f"#{numbers[name[0]]}" if name[0] in numbers else name[0], text)
 
     async def in_thread(self, act: Callable[[], Done]) -> Done:

@@ -93,23 +93,8 @@ class Hunk(Value):
     def pairs(self) -> list[tuple[DiffLine | None, DiffLine | None]]:
         """The lines side by side: what goes beside what comes in its place."""
         pairs: list[tuple[DiffLine | None, DiffLine | None]] = []
-        gone: list[DiffLine] = []
-        come: list[DiffLine] = []
-
-        def flush() -> None:
-            pairs.extend(zip_longest(gone, come))
-            gone.clear()
-            come.clear()
-
-        for line in self.lines:
-            if line.sign == "-":
-                gone.append(line)
-            elif line.sign == "+":
-                come.append(line)
-            else:
-                flush()
-                pairs.append((line, line))
-        flush()
+        for gone, come in _sides([line.sign for line in self.lines]):
+            pairs += zip_longest((self.lines[at] for at in gone), (self.lines[at] for at in come))
         return pairs
 
 
@@ -153,16 +138,18 @@ def _marked(
 ) -> tuple[DiffLine, ...]:
     """Colour the lines of a piece, and mark the words that differ between a line and the one in its place."""
     changed = [[False] * len(text) for _, _, _, text in lines]
-    for gone, come in _replaced([sign for sign, _, _, _ in lines]) if compares else ():
-        _mark_words(lines[gone][3], lines[come][3], changed[gone], changed[come])
+    for gone, come in _sides([sign for sign, _, _, _ in lines]) if compares else ():
+        if len(gone) == len(come) and gone != come:
+            for old, new in zip(gone, come, strict=True):
+                _mark_words(lines[old][3], lines[new][3], changed[old], changed[new])
     return tuple(
         DiffLine(sign=sign, old=old, new=new, html=_html(text, marks, token))
         for (sign, old, new, text), marks in zip(lines, changed, strict=True)
     )
 
 
-def _replaced(signs: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Yield the numbers of lines that stand for each other: as many that come right after as many that go."""
+def _sides(signs: Sequence[str]) -> Iterator[tuple[range, range]]:
+    """Yield the numbers of lines that go, with those that come in their place; a line that stays is on both sides."""
     number = 0
     while number < len(signs):
         first = number
@@ -171,9 +158,11 @@ def _replaced(signs: Sequence[str]) -> Iterator[tuple[int, int]]:
         middle = number
         while number < len(signs) and signs[number] == "+":
             number += 1
-        if middle - first == number - middle:
-            yield from zip(range(first, middle), range(middle, number), strict=True)
-        number += number == first
+        if number > first:
+            yield range(first, middle), range(middle, number)
+        else:
+            number += 1
+            yield range(first, number), range(first, number)
 
 
 def _mark_words(old: str, new: str, in_old: list[bool], in_new: list[bool]) -> None:

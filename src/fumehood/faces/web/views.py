@@ -27,7 +27,6 @@ from fumehood.service.differences import LONGEST, contents, difference_of, three
 from fumehood.service.drafts import Conflict
 from fumehood.service.files import catch_up
 from fumehood.service.library import Sandbox
-from fumehood.service.overview import shown_at
 from fumehood.service.restore import versions as kept_versions
 from fumehood.service.undo import has_backups
 from fumehood.store.audit import WEB
@@ -36,7 +35,7 @@ from fumehood.store.drafts import DraftRecord
 from fumehood.store.files import Files, Record
 from fumehood.store.history import Reach
 from fumehood.store.projects import Project
-from fumehood.store.records import Search, change_at, count_waiting, page_of_changes, search, waiting_flagged
+from fumehood.store.records import Search, change_at, count_waiting, page_of_changes, waiting_flagged
 
 SEARCHED = ("words", "path", "text", "session", "state")
 DRAFT_ACTS = ("apply", "discard", "rebase", "commit")
@@ -60,7 +59,7 @@ _ENDED = ("applied", "held", "undone", "discarded", "empty", "failed", "refused"
 def now(house: House, _request: Request) -> View:
     """What runs now, in every project, and where things stand."""
     store = house.store
-    latest = store.history.runs(among=search(store.database, store.places, Search(), most=_LATEST)[0])
+    latest, _ = overview.searched(store, Search(), most=_LATEST)
     return "now.html", {
         "title": "Now", "running": house.running(), "projects": store.projects.listed(), "latest": latest,
         "now": time.time(), "sessions": store.sessions.counts()[:_LATEST],
@@ -91,13 +90,9 @@ def more_waiting(house: House, request: Request) -> View:
 
 
 def _held(house: House, run: Run, after: tuple[int, int]) -> dict[str, object]:
-    seen = shown_at(house.store, run)
-    changes, rest = page_of_changes(house.store.database, run.run, after, most=_HELD, waiting=True)
-    return {
-        "run": run, "directories": _by_directory(run, changes), "rest": rest, "seen": seen,
-        "dangerous": _dangerous(house, run) if rest else [],
-        "total": count_waiting(house.store.database, run.run), "lines": overview.lines_of_rules(house.store, changes),
-    }  # fmt: skip
+    each = overview.read_run(house.store, run, most=_HELD, after=after, only_waiting=True)
+    dangerous = _dangerous(house, run) if each.rest else []
+    return {**each.fields(), "run": each.run, "directories": _by_directory(run, each.changes), "dangerous": dangerous}
 
 
 def _dangerous(house: House, run: Run) -> list[str]:
@@ -156,13 +151,12 @@ def history(house: House, request: Request) -> View:
     chosen = next((each for each in projects if each.path == asked_path(request, "project")), None)
     what = asked_search(request, None if chosen is None else chosen.id)
     before = asked_number(request, "before")
-    names, later = search(house.store.database, house.store.places, what, most=_RUNS, before=before)
-    runs = house.store.history.runs(among=names)
+    runs, later = overview.searched(house.store, what, most=_RUNS, before=before)
     is_more = bool(request.headers.get("hx-request") and before)
     return "history_rows.html" if is_more else "history.html", {
         "title": "History", "rows": list(zip(runs, graph(runs), strict=True)), "projects": projects,
-        "others": _others(house, runs),
-        "counts_of": house.store.history.count_changes(names), "later": later, "states": _ENDED,
+        "others": house.numbers(name for run in runs for name in (run.of, *run.below) if name),
+        "counts_of": house.store.history.count_changes([run.run for run in runs]), "later": later, "states": _ENDED,
         "taken_back": _taken_back(house, runs),
         "asked": what.fields() | {"project": "" if chosen is None else chosen.path},
     }  # fmt: skip
@@ -171,13 +165,6 @@ def history(house: House, request: Request) -> View:
 def asked_search(request: Request, project: int | None) -> Search:
     """Return what an address looks for, of a project or of all."""
     return Search(**{name: request.query_params.get(name, "") for name in SEARCHED}, project=project)
-
-
-def _others(house: House, runs: Sequence[Run]) -> dict[str, int]:
-    """Return the numbers of the runs that these take back or are built on."""
-    names = {name for run in runs for name in (run.of, *run.below) if name}
-    query = "SELECT id, project_number FROM runs WHERE id IN (?)"
-    return dict(house.store.database.rows_for(query, sorted(names)))
 
 
 def _taken_back(house: House, runs: Sequence[Run]) -> dict[str, tuple[str, int]]:
@@ -241,10 +228,8 @@ def graph(runs: Sequence[Run]) -> list[list[GraphCell]]:
 def run(house: House, request: Request) -> View:
     """All of one run."""
     store = house.store
-    chosen = house.run(request)
-    seen = shown_at(store, chosen)
-    chosen = store.history.find(chosen.run)  # as it is by then
-    changes, rest = page_of_changes(store.database, chosen.run, most=_CHANGES)
+    each = overview.read_run(store, house.run(request), most=_CHANGES, only_waiting=False)
+    chosen = each.run
     is_held = chosen.state == "held" and chosen.draft is None  # a draft is taken over as a whole
     held = count_waiting(store.database, chosen.run) if is_held else 0
     written, is_more = overview.written(store, chosen, _CHANGES) if chosen.state == "running" else ([], False)
@@ -253,10 +238,10 @@ def run(house: House, request: Request) -> View:
     others = store.history.runs(among=sorted({*users, *about, *([chosen.of] if chosen.of else ()), *chosen.below}))
     kinds = store.history.count_changes([chosen.run]).get(chosen.run, {})
     return "run.html", {
-        "title": _title_of(chosen), "run": chosen, "held": held, "seen": seen,
-        "dangerous": _dangerous(house, chosen) if held and rest else [],
+        "title": _title_of(chosen), "run": chosen, "held": held, "seen": each.seen,
+        "dangerous": _dangerous(house, chosen) if held and each.rest else [],
         "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
-        "others": others, "shown": changes, "rest": rest, "kinds": kinds,
+        "others": others, "shown": each.changes, "rest": each.rest, "kinds": kinds,
         "can_undo": chosen.state in ("applied", "held") and store.history.has_applied(chosen) and has_backups(chosen),
         "is_back": chosen.act == "undo" and chosen.state == "applied" and has_backups(chosen),
         "stdout": chosen.stdout[-_MOST_PRINTED:], "stderr": chosen.stderr[-_MOST_PRINTED:],
