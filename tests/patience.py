@@ -1,9 +1,11 @@
 """How long to wait for what must come: a busy machine may stand still for a while, and nothing here is timed."""
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fumehood.linux.cache import TICK_NS
 
@@ -21,6 +23,16 @@ def eventually(is_so: Callable[[], object]) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def in_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test that is async; it must come to an end."""
+
+    @wraps(test)
+    def run(**fixtures: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(**fixtures), 2 * LONG_S))
+
+    return run
 
 
 def let_time_pass(top: Path) -> None:

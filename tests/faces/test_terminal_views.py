@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
 from fumehood.service.overview import Chosen, perform, shown_at
 from fumehood.store.records import page_of_changes
-from patience import LONG_S, eventually
+from patience import LONG_S, eventually, in_time
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -125,17 +126,14 @@ def _path_of(node: TreeNode[Branch] | None) -> str:
     return "" if branch is None or branch.change is None else branch.change.path
 
 
-def at(app: Views, does: Callable[[Watcher], Awaitable[None]], size: tuple[int, int] = (80, 24)) -> None:
+@asynccontextmanager
+async def at(app: Views, size: tuple[int, int] = (80, 24)) -> AsyncIterator[Watcher]:
     """Have somebody do something at the views."""
-
-    async def whole() -> None:
+    with app.desk.attend():
         async with app.run_test(size=size) as pilot:
             watcher = Watcher(app, pilot)
             await watcher.until(lambda: app.looks > 1)
-            await does(watcher)
-
-    with app.desk.attend():
-        asyncio.run(whole())
+            yield watcher
 
 
 def held(cli: Any, project: Path) -> str:
@@ -152,11 +150,11 @@ def verdicts(cli: Any, run: str) -> dict[str, str]:
     return {change["path"]: change["verdict"] for change in report["changes"]}
 
 
-def test_where_nothing_is_new_nothing_is_drawn(cli: Any, opened: OpenedStore, project: Path) -> None:
+@in_time
+async def test_where_nothing_is_new_nothing_is_drawn(cli: Any, opened: OpenedStore, project: Path) -> None:
     held(cli, project)
     app = Views(opened)
-
-    async def look(watcher: Watcher) -> None:
+    async with at(app) as watcher:
         for key in "1234":
             await watcher.press(key)
             before = app.looks
@@ -165,49 +163,43 @@ def test_where_nothing_is_new_nothing_is_drawn(cli: Any, opened: OpenedStore, pr
             assert view is not None
             assert view.look() is None
 
-    at(app, look)
 
-
-def test_one_hunk_of_three_is_accepted_and_the_file_is_exactly_that(
+@in_time
+async def test_one_hunk_of_three_is_accepted_and_the_file_is_exactly_that(
     cli: Any, opened: OpenedStore, project: Path
 ) -> None:
     held(cli, project)
-
-    async def choose(watcher: Watcher) -> None:
+    async with at(Views(opened)) as watcher:
         await watcher.press("3")
         await watcher.go_to("app.py")
         await watcher.press("enter", "n", "space", "a")
         await watcher.agree()
         await watcher.until(lambda: "app.py" not in watcher.paths)
-
-    at(Views(opened), choose)
     lines = (project / "app.py").read_text().splitlines()
     assert [line for line in lines if line.startswith("LINE")] == ["LINE 30"]
     assert len(lines) == 60
     assert not (project / "sub").exists()
 
 
-def test_a_marked_hunk_is_refused_and_the_others_are_taken(cli: Any, opened: OpenedStore, project: Path) -> None:
+@in_time
+async def test_a_marked_hunk_is_refused_and_the_others_are_taken(cli: Any, opened: OpenedStore, project: Path) -> None:
     held(cli, project)
-
-    async def choose(watcher: Watcher) -> None:
+    async with at(Views(opened)) as watcher:
         await watcher.press("3")
         await watcher.go_to("app.py")
         await watcher.press("enter", "space", "d")
         await watcher.agree()
         await watcher.until(lambda: "app.py" not in watcher.paths)
-
-    at(Views(opened), choose)
     lines = (project / "app.py").read_text().splitlines()
     assert [line for line in lines if line.startswith("LINE")] == ["LINE 30", "LINE 55"]
 
 
-def test_paths_and_directories_are_accepted_and_refused_and_names_do_nothing(
+@in_time
+async def test_paths_and_directories_are_accepted_and_refused_and_names_do_nothing(
     cli: Any, opened: OpenedStore, project: Path
 ) -> None:
     run = held(cli, project)
-
-    async def decide(watcher: Watcher) -> None:
+    async with at(Views(opened), size=(120, 40)) as watcher:
         await watcher.press("3")
         await watcher.until(lambda: HOSTILE in watcher.paths)
         assert not any("\x1b" in text for text in (*watcher.labels, *watcher.shown))
@@ -219,18 +211,16 @@ def test_paths_and_directories_are_accepted_and_refused_and_names_do_nothing(
         await watcher.until(lambda: any("+x\\x1b]0;owned\\x07[bold]" in text for text in watcher.shown))
         await watcher.press("d")
         await watcher.until(lambda: HOSTILE not in watcher.paths)
-
-    at(Views(opened), decide, size=(120, 40))
     assert verdicts(cli, run) == {
         "app.py": "held", "sub": "applied", "sub/new.py": "applied", HOSTILE: "discarded",
     }  # fmt: skip
 
 
-def test_what_changed_since_it_was_shown_is_not_accepted(cli: Any, opened: OpenedStore, project: Path) -> None:
+@in_time
+async def test_what_changed_since_it_was_shown_is_not_accepted(cli: Any, opened: OpenedStore, project: Path) -> None:
     run = held(cli, project)
     app = Views(opened)
-
-    async def decide(watcher: Watcher) -> None:
+    async with at(app) as watcher:
         await watcher.press("3")
         await watcher.go_to("app.py")
         view = app.screen.query_one(ChangesView)
@@ -240,8 +230,6 @@ def test_what_changed_since_it_was_shown_is_not_accepted(cli: Any, opened: Opene
         view._runs[run] = before  # as it was when the person pressed the key
         await watcher.press("A")
         await watcher.until(lambda: any("changed since" in note.message for note in app._notifications))
-
-    at(app, decide)
     assert verdicts(cli, run)["app.py"] == "held"
     assert "LINE" not in (project / "app.py").read_text()
 
@@ -265,12 +253,12 @@ def test_what_changes_while_it_is_read_is_not_accepted(
     assert verdicts(cli, run.run)["app.py"] == "held"
 
 
-def test_a_conflict_is_taken_by_force_only(cli: Any, opened: OpenedStore, project: Path) -> None:
+@in_time
+async def test_a_conflict_is_taken_by_force_only(cli: Any, opened: OpenedStore, project: Path) -> None:
     run = held(cli, project)
     (project / "app.py").write_text("a person's\n")
     app = Views(opened)
-
-    async def decide(watcher: Watcher) -> None:
+    async with at(app) as watcher:
         await watcher.press("3")
         await watcher.go_to("app.py")
         await watcher.press("a")
@@ -283,14 +271,12 @@ def test_a_conflict_is_taken_by_force_only(cli: Any, opened: OpenedStore, projec
         await watcher.press("f")
         await watcher.until(lambda: "LINE 5" in (project / "app.py").read_text())
 
-    at(app, decide)
 
-
-def test_a_run_is_undone_and_redone_from_the_history(cli: Any, opened: OpenedStore, project: Path) -> None:
+@in_time
+async def test_a_run_is_undone_and_redone_from_the_history(cli: Any, opened: OpenedStore, project: Path) -> None:
     cli("run", "--", "echo one > first; echo two > second")
     cli("run", "--", "echo other")
-
-    async def go_back(watcher: Watcher) -> None:
+    async with at(Views(opened)) as watcher:
         await watcher.press("4")
         table = watcher.app.query_one("#history", DataTable)
         await watcher.until(lambda: table.row_count == 2)
@@ -308,17 +294,15 @@ def test_a_run_is_undone_and_redone_from_the_history(cli: Any, opened: OpenedSto
         await watcher.press("u")
         await watcher.until(lambda: not (project / "second").exists())
         await watcher.press("escape")
-
-    at(Views(opened), go_back)
     assert (project / "first").read_text() == "one\n"
 
 
-def test_what_a_run_printed_and_changed_is_shown_from_the_history(
+@in_time
+async def test_what_a_run_printed_and_changed_is_shown_from_the_history(
     cli: Any, opened: OpenedStore, project: Path
 ) -> None:
     cli("run", "--", "mkdir sub; echo one > sub/first; echo said; printf '\\033]0;owned\\007[bold]\\n' >&2")
-
-    async def look(watcher: Watcher) -> None:
+    async with at(Views(opened)) as watcher:
         await watcher.press("4")
         await watcher.until(lambda: watcher.app.query_one("#history", DataTable).row_count == 1)
         await watcher.press("slash", *"mkdir", "escape", "o")
@@ -337,17 +321,15 @@ def test_what_a_run_printed_and_changed_is_shown_from_the_history(
         await watcher.press("o")
         await watcher.until(lambda: any("said" in text for text in watcher.shown))
         await watcher.press("escape", "escape")
-
-    at(Views(opened), look)
     assert (project / "sub/first").read_text() == "one\n"
 
 
-def test_what_a_command_has_finished_is_settled_while_it_goes_on(
+@in_time
+async def test_what_a_command_has_finished_is_settled_while_it_goes_on(
     cli: Any, begun: Callable[..., "subprocess.Popen[str]"], opened: OpenedStore, project: Path
 ) -> None:
     process = begun("echo x > f; echo ready; sleep 1000")
-
-    async def settle(watcher: Watcher) -> None:
+    async with at(Views(opened)) as watcher:
         table = watcher.app.query_one("#running", DataTable)
         await watcher.until(lambda: table.row_count == 1)
         await watcher.press("c")
@@ -356,26 +338,24 @@ def test_what_a_command_has_finished_is_settled_while_it_goes_on(
         await watcher.press("s")
         await watcher.agree()
         await watcher.until(lambda: table.row_count == 0)
-
-    at(Views(opened), settle)
     process.communicate(timeout=LONG_S)
     assert (project / "f").read_text() == "x\n"
 
 
-def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
+@in_time
+async def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
     home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(can_scope(), "the host's network can't be shared here")
     app = Views(opened)
     asking = [
-        subprocess.Popen(
+        subprocess.Popen(  # noqa: ASYNC220 - before anybody looks
             [*command_line(), "run", *options, "--", "echo ran"], cwd=project, text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for options in (("--network",), ("--allow-host", "example.org"))
     ]  # fmt: skip
-
-    async def answer(watcher: Watcher) -> None:
+    async with at(app) as watcher:
         question = app.query_one("#question", Lines)
         await watcher.press("exclamation_mark")
         await watcher.until(lambda: "of 2," in question.text)
@@ -390,18 +370,16 @@ def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
         monkeypatch.setattr(views, "_NOT_YET_S", 0.0)
         await watcher.press("y")
         await watcher.until(lambda: "Nothing is asked." in question.text)
-
-    at(app, answer)
     ended = [process.communicate(timeout=LONG_S) and process.returncode for process in asking]
     assert ended == [0, 126]
 
 
-def test_a_command_is_watched_as_it_prints_and_stopped(
+@in_time
+async def test_a_command_is_watched_as_it_prints_and_stopped(
     cli: Any, begun: Callable[..., "subprocess.Popen[str]"], opened: OpenedStore, project: Path
 ) -> None:
     process = begun("echo ready; echo x > f; printf '\\033[31mred\\033[0m\\033]0;owned\\007 [bold]\\n'; sleep 1000")
-
-    async def stop(watcher: Watcher) -> None:
+    async with at(Views(opened)) as watcher:
         table = watcher.app.query_one("#running", DataTable)
         await watcher.until(lambda: table.row_count == 1)
         await watcher.until(lambda: any("red [bold]" in text for text in watcher.shown))
@@ -409,13 +387,12 @@ def test_a_command_is_watched_as_it_prints_and_stopped(
         await watcher.press("s")
         await watcher.agree()
         await watcher.until(lambda: table.row_count == 0)
-
-    at(Views(opened), stop)
     process.communicate(timeout=LONG_S)
     assert json.loads(cli("show", "last", "--json").stdout)["reason"] == "ended by fumehood stop"
 
 
-def test_a_question_comes_rings_and_is_answered_by_one_key(
+@in_time
+async def test_a_question_comes_rings_and_is_answered_by_one_key(
     home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(can_scope(), "the host's network can't be shared here")
@@ -425,8 +402,7 @@ def test_a_question_comes_rings_and_is_answered_by_one_key(
     monkeypatch.setattr(app, "bell", lambda: rings.append(True))
     command = [*command_line(), "run", "--network", "--", "echo asked; : '\x1b]0;owned\x07'"]
     asking: list[subprocess.Popen[str]] = []
-
-    async def answer(watcher: Watcher) -> None:
+    async with at(app) as watcher:
         asking.append(subprocess.Popen(  # noqa: ASYNC220
             command, cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
@@ -441,18 +417,16 @@ def test_a_question_comes_rings_and_is_answered_by_one_key(
         assert Desk(opened.places).waiting()
         await watcher.press("y")
         await watcher.until(lambda: "Nothing is asked." in question.text)
-
-    at(app, answer)
     out, _ = asking[0].communicate(timeout=LONG_S)
     assert "asked" in out
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-def test_every_answer_to_a_question_and_the_keys_have_room(opened: OpenedStore, columns: int) -> None:
+@in_time
+async def test_every_answer_to_a_question_and_the_keys_have_room(opened: OpenedStore, columns: int) -> None:
     app = Views(opened)
     question = Question(what="w", text="May it?", command="c", directory="/", project="/", target="x")
-
-    async def look(watcher: Watcher) -> None:
+    async with at(app, (columns, 24)) as watcher:
         asking = asyncio.create_task(asyncio.to_thread(ask_all, [Desk(opened.places)], question, LONG_S))
         await watcher.press("2")
         await watcher.until(lambda: "y  allow once" in watcher.drawn)
@@ -462,13 +436,11 @@ def test_every_answer_to_a_question_and_the_keys_have_room(opened: OpenedStore, 
         Desk(opened.places).answer(Desk(opened.places).waiting()[0].id, DENY_ONCE)
         await asking
 
-    at(app, look, (columns, 24))
 
-
-def test_the_keys_of_a_view_are_listed(opened: OpenedStore) -> None:
+@in_time
+async def test_the_keys_of_a_view_are_listed(opened: OpenedStore) -> None:
     app = Views(opened)
-
-    async def ask(watcher: Watcher) -> None:
+    async with at(app) as watcher:
         await watcher.press("4", "question_mark")
         await watcher.until(lambda: len(app.screen_stack) == 2)
         said = [str(line.render()) for line in app.screen.query("Static")]
@@ -476,16 +448,12 @@ def test_the_keys_of_a_view_are_listed(opened: OpenedStore) -> None:
         await watcher.press("escape")
         await watcher.until(lambda: len(app.screen_stack) == 1)
 
-    at(app, ask)
 
-
-def test_much_that_waits_is_listed_a_page_at_a_time(cli: Any, opened: OpenedStore, project: Path) -> None:
+@in_time
+async def test_much_that_waits_is_listed_a_page_at_a_time(cli: Any, opened: OpenedStore, project: Path) -> None:
     cli("run", "--hold", "--", "mkdir d; for n in $(seq 1000 1449); do echo > d/f$n; done")
-
-    async def look(watcher: Watcher) -> None:
+    async with at(Views(opened)) as watcher:
         await list_all(watcher, "451 held")
-
-    at(Views(opened), look)
 
 
 async def list_all(watcher: Watcher, waiting: str) -> None:
@@ -498,16 +466,14 @@ async def list_all(watcher: Watcher, waiting: str) -> None:
     await watcher.until(lambda: not any("more" in label for label in watcher.labels))
 
 
-def test_directories_deeper_than_pythons_stack_do_not_end_the_views(
+@in_time
+async def test_directories_deeper_than_pythons_stack_do_not_end_the_views(
     cli: Any, opened: OpenedStore, project: Path
 ) -> None:
     cli("run", "--hold", "--", "p=d; for n in $(seq 1199); do p=$p/d; done; mkdir -p $p")
-
-    async def look(watcher: Watcher) -> None:
+    async with at(Views(opened)) as watcher:
         await list_all(watcher, "1200 held")
         assert watcher.labels[-1] == f"{'d/' * 1199}"
-
-    at(Views(opened), look)
 
 
 # At a real terminal.
@@ -523,19 +489,17 @@ class Screen(Terminal):
         super().__init__([sys.executable, "-c", code, *words], project, env={"TERM": term, **without, **variables})
 
 
-def test_no_letter_of_a_long_difference_lies_under_the_scroll_bar(
+@in_time
+async def test_no_letter_of_a_long_difference_lies_under_the_scroll_bar(
     cli: Any, opened: OpenedStore, project: Path
 ) -> None:
     assert cli("run", "--hold", "--", "seq -s, 2000 | fold -w 300 > long.txt").returncode == 0
-
-    async def look(watcher: Watcher) -> None:
+    async with at(Views(opened)) as watcher:
         await watcher.press("3")
         await watcher.go_to("long.txt")
         pane = watcher.app.screen.query_one(Pieces)
         await watcher.until(lambda: pane.show_vertical_scrollbar)
         assert max(strip.cell_length for _, strip in pane._rows) == pane.scrollable_content_region.width
-
-    at(Views(opened), look)
 
 
 @pytest.mark.parametrize("term", ["xterm", "screen"])
@@ -585,20 +549,18 @@ def test_watch_follows_the_size_of_the_window(home: Path, project: Path) -> None
         assert screen.end() == 0
 
 
-def test_a_new_size_of_the_window_is_not_missed_on_a_busy_machine(
+@in_time
+async def test_a_new_size_of_the_window_is_not_missed_on_a_busy_machine(
     opened: OpenedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = Views(opened)
     # Time enough passes between any two looks at the clock for a short timer of Textual's to be given up.
     looks, time_of = itertools.count(), textual.timer._time.get_time
-
-    async def look(watcher: Watcher) -> None:
+    async with at(app) as watcher:
         monkeypatch.setattr(textual.timer._time, "get_time", lambda: time_of() + 0.02 * next(looks))
         await watcher.pilot.resize_terminal(132, 40)
         await watcher.until(lambda: app.query_one(Footer).region.right == 132)
         assert app.query_one(Footer).region.bottom == 40
-
-    at(app, look)
 
 
 def test_watch_without_a_terminal_says_what_to_do(cli: Any) -> None:

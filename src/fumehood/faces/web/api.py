@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -83,7 +84,7 @@ async def _answered(house: House, call: Call, request: Request) -> JSONResponse:
     for name, value in body.items():
         if name not in fields or not isinstance(value, _KINDS[fields[name]][0]):
             raise BadRequest(f"{name!r} is not known here, or of another kind", hint=f"one of: {', '.join(fields)}")
-    return AsciiJSONResponse(await house.in_thread(lambda: call.answer(house, request, body)))
+    return AsciiJSONResponse(await to_thread.run_sync(call.answer, house, request, body))
 
 
 def _summary(run: Run) -> dict[str, Any]:

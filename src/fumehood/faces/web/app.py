@@ -14,6 +14,8 @@ from http.client import HTTP_PORT
 from urllib.parse import parse_qs
 
 import uvicorn
+from anyio import to_thread
+from markupsafe import escape
 from starlette.applications import Starlette
 from starlette.datastructures import FormData
 from starlette.exceptions import HTTPException
@@ -37,7 +39,10 @@ from fumehood.store.places import Places
 _DRAFT = "/drafts/{project}/{draft}"
 _HERE = os.path.dirname(__file__)
 _IMAGES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
-_PARTS = ("changes.html", "held.html", "history_rows.html", "version.html", "blame.html", "doctor.html")
+# What is put into a page that is open; asked for by itself, it is a page of its own.
+_PARTS = (
+    "changes.html", "held.html", "history_rows.html", "version.html", "blame.html", "doctor.html", "diff.html",
+)  # fmt: skip
 _MOST_SENT = 8 << 20  # bytes of a form
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self';"
@@ -201,10 +206,10 @@ async def _done(
 ) -> Response:
     """Do an act in a thread, for it may wait for a lock; without a place to go then, it returns one, or a sentence."""
     async with request.form(max_files=0, max_part_size=_MOST_SENT) as form:
-        returned = await house.in_thread(lambda: act(house, request, form))
+        returned = await to_thread.run_sync(act, house, request, form)
     outcome = place or str(returned)
     if request.headers.get("hx-request"):
-        return HTMLResponse(house.fragment("note.html", text=outcome))
+        return HTMLResponse(escape(outcome))
     return RedirectResponse(outcome if outcome.startswith("/") else "/questions", 303)
 
 

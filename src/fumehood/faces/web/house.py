@@ -12,11 +12,12 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack, asynccontextmanager
-from typing import TypeVar
 from urllib.parse import quote, unquote, urlencode
 
-import anyio.to_thread
+import anyio
 import jinja2
+from anyio import to_thread
+from markupsafe import escape
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -32,8 +33,6 @@ from fumehood.service.desk import Desk
 from fumehood.service.store import Store
 from fumehood.store.history import UNFINISHED
 from fumehood.store.projects import Project
-
-Done = TypeVar("Done")
 
 View = tuple[str, dict[str, object]]
 
@@ -90,8 +89,7 @@ class House:
             }  # fmt: skip
         except Exception as error:  # noqa: BLE001 - nobody would be at the desk any more
             # The records can't be read now, perhaps for want of room: the page says so, and goes on trying.
-            message = str(plain_error(error))
-            self.news = {**self.news, "trouble": self.fragment("trouble.html", message=message)}
+            self.news = {**self.news, "trouble": str(escape(printable(str(plain_error(error)))))}
 
     def running(self) -> list[dict[str, object]]:
         """What runs now, each with what it uses, printed last and wrote last."""
@@ -139,10 +137,6 @@ class House:
         """Call runs by their numbers, as the page does: ids are what the commands of several projects know them by."""
         numbers = self.numbers(_ID.findall(text))
         return _ID.sub(lambda name: f"#{numbers[name[0]]}" if name[0] in numbers else name[0], text)
-
-    async def in_thread(self, act: Callable[[], Done]) -> Done:
-        """Do something that waits for files or locks, beside everything else."""
-        return await anyio.to_thread.run_sync(act)
 
 
 def asked_path(request: Request, name: str = "path") -> str:
@@ -227,7 +221,7 @@ async def _attend(house: House) -> None:
             elif was_present and not is_present:
                 presence.close()
             if house.watchers:
-                await house.in_thread(house.look)
+                await to_thread.run_sync(house.look)
             await anyio.sleep(_EVERY_S / 2)
 
 
@@ -262,19 +256,19 @@ async def news(house: House, request: Request) -> AsyncIterator[str]:
 
 async def output(house: House, request: Request) -> AsyncIterator[str]:
     """Tell a run's page what its command prints and writes, until it has ended; goes on after what it was told."""
-    run = await house.in_thread(lambda: house.run(request))
+    run = await to_thread.run_sync(house.run, request)
     counts = (request.headers.get("last-event-id") or request.query_params.get("after", "")).split("-")
     read = [number_of(each) for each in (*counts, "0")[:2]]
     before = ""
     while run.state in UNFINISHED and not await request.is_disconnected():
-        shown = await house.in_thread(lambda run=run: _new_of(house, run, read))  # type: ignore[misc]
+        shown = await to_thread.run_sync(_new_of, house, run, read)
         for name, html in shown.items():
             if name != "written" or html != before:
                 yield f"id: {read[0]}-{read[1]}\n{_event(name, html)}"
         yield ":\n\n"
         before = shown["written"]
         await anyio.sleep(_EVERY_S)
-        run = await house.in_thread(lambda run=run: house.store.history.find(run.run))  # type: ignore[misc]
+        run = await to_thread.run_sync(house.store.history.find, run.run)
     yield _event("ended", "")
 
 

@@ -285,44 +285,38 @@ def versions(house: House, request: Request) -> tuple[bytes, bytes]:
 
 
 def difference(house: House, request: Request) -> View:
-    """What a run did to one path, or a draft would."""
-    with _named(house, request) as (run, change):
-        return _difference(house, request, run, change)
-
-
-def _difference(house: House, request: Request, chosen: Run, change: c.Change) -> View:
-    """One path before and after: words, a picture, a notebook's cells, or a few bytes."""
-    names = request.path_params
-    draft = names.get("draft", "")
-    address = f"/drafts/{names['project']}/{draft}" if draft else f"/runs/{chosen.run}"
-    place = change.path if change.root == 0 else f"{chosen.roots[change.root]}/{change.path}"
-    shown = difference_of(house.store, chosen, change)
-    old, new = contents(house.store, chosen, change)
-    text = shown.text
-    is_notebook = change.path.endswith(".ipynb") and shown.shown
-    if is_notebook:
-        text = "".join(hunks(readable(change.path, old), readable(change.path, new)))
-    head, pieces = hunks_of(text, change.path)
-    head = [line for line in head if not line.startswith(_REPEATS)]  # the path, which stands above it
-    if is_notebook:
-        whole = f"draft diff {draft}" if draft else f"diff {chosen.number}"
-        head.append(f"only the words of a notebook's cells are compared here; all of it: fumehood {whole}")
-    is_held = change.verdict in c.WAITING and chosen.state == "held" and not draft and chosen.draft is None
-    is_text = is_held and change.kind == c.FILE and not shown.binary and shown.shown
-    is_picture = shown.binary and change.path.lower().endswith(_PICTURES)
-    some_bytes = hex_lines(old, new) if shown.binary and not is_picture else []
-    if some_bytes or (is_picture and (old or new)):
-        head = [line for line in head if not line.startswith("not shown: ")]
-    is_alone = bool(request.headers.get("hx-request"))
-    return "diff.html" if is_alone else "diff_page.html", {
-        "title": change.path, "run": chosen, "change": change, "address": address, "draft": draft,
-        "head": head, "hunks": pieces, "place": place,
-        "is_side": request.query_params.get("view") == "side", "old": old, "new": new,
-        "is_picture": is_picture, "bytes": some_bytes,
-        "can_choose": is_text and change.change == c.MODIFIED and not is_notebook and len(pieces) > 0,
-        "digest": decide.versions_digest(chosen, change, old, new) if is_text else "",
-        "conflict": _three(house, chosen, change) if is_text and change.verdict == c.CONFLICT else None,
-    }  # fmt: skip
+    """What a run did to one path, or a draft would: words, a picture, a notebook's cells, or a few bytes."""
+    with _named(house, request) as (chosen, change):
+        names = request.path_params
+        draft = names.get("draft", "")
+        address = f"/drafts/{names['project']}/{draft}" if draft else f"/runs/{chosen.run}"
+        place = change.path if change.root == 0 else f"{chosen.roots[change.root]}/{change.path}"
+        shown = difference_of(house.store, chosen, change)
+        old, new = contents(house.store, chosen, change)
+        text = shown.text
+        is_notebook = change.path.endswith(".ipynb") and shown.shown
+        if is_notebook:
+            text = "".join(hunks(readable(change.path, old), readable(change.path, new)))
+        head, pieces = hunks_of(text, change.path)
+        head = [line for line in head if not line.startswith(_REPEATS)]  # the path, which stands above it
+        if is_notebook:
+            whole = f"draft diff {draft}" if draft else f"diff {chosen.number}"
+            head.append(f"only the words of a notebook's cells are compared here; all of it: fumehood {whole}")
+        is_held = change.verdict in c.WAITING and chosen.state == "held" and not draft and chosen.draft is None
+        is_text = is_held and change.kind == c.FILE and not shown.binary and shown.shown
+        is_picture = shown.binary and change.path.lower().endswith(_PICTURES)
+        some_bytes = hex_lines(old, new) if shown.binary and not is_picture else []
+        if some_bytes or (is_picture and (old or new)):
+            head = [line for line in head if not line.startswith("not shown: ")]
+        return "diff.html", {
+            "title": change.path, "run": chosen, "change": change, "address": address, "draft": draft,
+            "head": head, "hunks": pieces, "place": place,
+            "is_side": request.query_params.get("view") == "side", "old": old, "new": new,
+            "is_picture": is_picture, "bytes": some_bytes,
+            "can_choose": is_text and change.change == c.MODIFIED and not is_notebook and len(pieces) > 0,
+            "digest": decide.versions_digest(chosen, change, old, new) if is_text else "",
+            "conflict": _three(house, chosen, change) if is_text and change.verdict == c.CONFLICT else None,
+        }  # fmt: skip
 
 
 def _three(house: House, run: Run, change: c.Change) -> dict[str, object]:
