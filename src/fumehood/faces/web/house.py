@@ -22,11 +22,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
-from fumehood.core import changes as c
 from fumehood.core.limits import size_told
 from fumehood.core.questions import Question, question_lines
 from fumehood.core.report import Run, printable, shown_path
 from fumehood.errors import BadRequest, plain_error
+from fumehood.faces.cli.telling import SIGNS
 from fumehood.faces.web.text import coloured, contents
 from fumehood.service import overview
 from fumehood.service.desk import Desk
@@ -36,7 +36,7 @@ from fumehood.store.projects import Project
 
 View = tuple[str, dict[str, object]]
 
-_SIGNS = {c.ADDED: "+", c.MODIFIED: "~", c.DELETED: "-", c.MODE: "m", c.TYPE: "t"}
+_SIGNS = {kind: sign for kind, (sign, _) in SIGNS.items()}
 _ID = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{26}\b")
 _TAIL = 4  # lines of what a command printed last that are shown beside it
 _LATEST_WRITTEN = 5
