@@ -151,6 +151,15 @@ def verdicts(cli: Any, run: str) -> dict[str, str]:
 
 
 @in_time
+async def test_a_look_that_comes_late_finds_that_the_views_have_ended(home: Path, opened: OpenedStore) -> None:
+    """On a busy machine the timer rang once more, and Textual wrote a traceback over the terminal."""
+    app = Views(opened)
+    async with at(app):
+        pass
+    app.look_again()
+
+
+@in_time
 async def test_where_nothing_is_new_nothing_is_drawn(cli: Any, opened: OpenedStore, project: Path) -> None:
     held(cli, project)
     app = Views(opened)

@@ -118,7 +118,9 @@ class Views(App[None]):
     # ---- What is new.
 
     def look_again(self) -> None:
-        """Look in a thread, unless one still does, or not everything is in its place yet."""
+        """Look in a thread, unless one still does, or not everything is in its place yet, or no more."""
+        if not self.screen_stack:
+            return  # the program has ended, and a timer rang late
         tabs = self.screen_stack[0].query(Tab)
         if self._is_looking or len(tabs) != len(VIEWS) or not all(tab.is_mounted for tab in tabs):
             return

@@ -26,7 +26,7 @@ from fumehood.core.limits import size_told
 from fumehood.core.questions import Question, question_lines
 from fumehood.core.report import Run, printable, shown_path
 from fumehood.errors import BadRequest, plain_error
-from fumehood.faces.cli.telling import SIGNS
+from fumehood.faces.cli.run_text import SIGNS
 from fumehood.faces.web.text import coloured, contents
 from fumehood.service import overview
 from fumehood.service.desk import Desk
