@@ -9,8 +9,8 @@ import pytest
 
 from fumehood import Policy, Sandbox
 from fumehood.core.request import Request
+from fumehood.linux import launcher
 from fumehood.service.hood import Hood, Wishes
-from fumehood.service.library import _start
 from fumehood.service.sandbox import run_in
 from fumehood.service.store import Store
 from snapshots import entries, heard, snapshot, told
@@ -153,7 +153,7 @@ def test_a_run_that_has_begun_stands_although_what_it_was_to_see_is_settled(
         def settling_first(plan, given):
             if not settled:
                 settled.append(getattr(other, word)(held))
-            return _start(plan, given)
+            return launcher.shared().start(plan, given)
 
         hood = Hood(store, store.projects.open(str(furnished)), policy, settling_first)
         run = run_in(hood, Request(command="cat h; echo free > free"), Wishes())
