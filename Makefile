@@ -13,7 +13,7 @@ test:
 installs:
 	@$(PYTHON) tools/run_tests.py --installs $(ARGS)
 
-# The tests that take seconds each: thousands of files, great depth, many programs at once
+# The tests that take seconds each: kills at every step, whole days, thousands of files, many programs at once
 long:
 	@$(PYTHON) tools/run_tests.py --long $(ARGS)
 

@@ -31,6 +31,7 @@ def test_where_every_test_must_run_it_fails_with_the_reason(must_run: None) -> N
         need_way("fuse", WITHOUT_FUSE)
 
 
+@pytest.mark.long
 def test_whatever_runs_by_every_way_of_capturing_takes_the_ways_that_are_here() -> None:
     """That is, the fixture `way`: a list of its own would fail where one of them is missing."""
     lists = [

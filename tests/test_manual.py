@@ -168,6 +168,7 @@ def test_python_can_be_read_and_calls_what_exists(name: str) -> None:
                     assert hasattr(fumehood.Sandbox, node.attr), f"{name}, line {block.line}: {ast.unparse(node)}"
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 @pytest.mark.once
 @pytest.mark.parametrize("name", list(filter(runs, PAGES)))

@@ -219,6 +219,7 @@ def test_a_virtual_environment_needs_no_person(project: Path, tmp_path: Path, ju
     assert set(flags.values()) == {"startup-file"}
 
 
+@pytest.mark.long
 def test_npm_install_needs_no_person(project: Path, tmp_path: Path, judge: Judge, run: Callable[[str], None]) -> None:
     need(shutil.which("npm") is not None, "npm is not installed")
     package = tmp_path / "thing"

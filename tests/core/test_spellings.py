@@ -275,6 +275,7 @@ def test_a_bomb_is_held_soon() -> None:
 YAML_LETTERS = st.text(st.sampled_from("plugins*&a:? \n-[]{}\"'\\|>#!%,x/\tU0f~@`=<."), max_size=60)
 
 
+@pytest.mark.long
 @given(st.sampled_from(["yaml", "json", "toml", "json or yaml"]), YAML_LETTERS | st.text(max_size=40))
 def test_a_parser_answers_or_says_that_it_is_unclear(kind: str, text: str) -> None:
     with suppress(Unclear):

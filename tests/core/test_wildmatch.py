@@ -65,6 +65,7 @@ def test_patterns_match_what_git_lets_them_match(text: str, repository: Path) ->
 LETTERS = st.sampled_from("aAb/*?[]!-\\:^.é")
 
 
+@pytest.mark.long
 @settings(max_examples=60)
 @given(
     patterns=st.lists(st.text(LETTERS, max_size=12), min_size=20, max_size=60),

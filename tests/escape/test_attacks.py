@@ -44,6 +44,7 @@ def test_an_attack_fails_in_the_hood(attack, home, test_directory, monkeypatch):
     assert not succeeded
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_an_attack_fails_in_a_root_tree(attack, tree, home, test_directory, monkeypatch):
     def set_environment(variables):
@@ -59,6 +60,7 @@ def test_an_attack_fails_in_a_root_tree(attack, tree, home, test_directory, monk
     assert not succeeded
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_an_attack_is_one(attack, home, test_directory):
     expected = attack.as_root if IS_ROOT else attack.plain

@@ -77,6 +77,7 @@ def handed_over(home: Path, project: Path):
             write()
 
 
+@pytest.mark.long
 def test_what_is_applied_is_not_changed_by_who_was_handed_it(handed_over, project):
     sandbox, write = handed_over
     before = snapshot(project)
@@ -91,6 +92,7 @@ def test_what_is_applied_is_not_changed_by_who_was_handed_it(handed_over, projec
     assert snapshot(project) == before
 
 
+@pytest.mark.long
 def test_what_is_held_is_not_changed_by_who_was_handed_it(handed_over, project):
     sandbox, write = handed_over
     run = sandbox.run(f"{WORK}; {python(HAND_OVER)}", apply="hold")
@@ -123,6 +125,7 @@ def test_what_a_killed_run_left_is_not_changed_by_who_was_handed_it(handed_over,
     assert not (project / ".git/hooks/post-checkout").exists()
 
 
+@pytest.mark.long
 def test_nothing_is_lost_by_it(handed_over, project, test_directory):
     sandbox, _ = handed_over
     plain = test_directory / "plain"

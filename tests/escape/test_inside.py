@@ -30,6 +30,7 @@ def agent(cli: Any) -> Any:
     return lambda command, *options: cli("run", "--quiet", "--session", "agent", *options, "--", command)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("request_", ODD.values(), ids=ODD.keys())
 def test_an_odd_request_changes_nothing_and_the_next_is_answered(agent: Any, request_: str) -> None:
     agent("echo one > a")
@@ -74,6 +75,7 @@ def test_what_a_command_leaves_unread_holds_nobody_up(agent: Any) -> None:
     assert done.stdout == "ended\n"
 
 
+@pytest.mark.long
 def test_paths_of_a_request_are_only_compared(agent: Any, cli: Any, project: Path, home: Path) -> None:
     (home / "secret").write_text("the secret\n")
     agent("echo one > a; ln -s $HOME/secret link")

@@ -134,6 +134,7 @@ def shared_network(way, project, root):
     return connected, moved
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["host", "tree"])
 @pytest.mark.parametrize("guarded", [True, False], ids=["guard", "no guard"])
 def test_with_the_whole_network_a_command_moves_its_files_and_reaches_no_socket(

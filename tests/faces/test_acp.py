@@ -56,6 +56,7 @@ def until_there(path):
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_what_it_does_is_applied_as_it_goes_and_can_be_taken_back(editor, cli, project):
     one = editor()
     one.start(project)
@@ -105,6 +106,7 @@ def test_what_would_have_the_editor_act_does_not_reach_it(editor, home, project,
 ACTING = '{"jsonrpc":"2.0","id":7,"method":"terminal/create","params":{"sessionId":"s1","command":"evil"}}'
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "text",
     [
@@ -178,6 +180,7 @@ def asked_for_host(one, server, answer):
     return asked, one.updates[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("outcome", "is_reached"),
     [
@@ -281,6 +284,7 @@ def test_a_signal_ends_the_agent_as_the_editors_going_does(editor, project):
 NEVER_ENDING = "echo x >made; echo '{\"method\": \"_ready\"}'; sleep 1000"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", [(), ("sh", "-c", "trap '' INT; \"$@\"", "sh")], ids=["a person", "a script"])
 def test_an_agent_that_does_not_end_with_its_input_is_ended_and_has_done_its_work(editor, cli, project, by):
     one = editor(command=("sh", "-c", NEVER_ENDING), by=by)
@@ -290,6 +294,7 @@ def test_an_agent_that_does_not_end_with_its_input_is_ended_and_has_done_its_wor
     assert json.loads(cli("log", "--json").stdout)["runs"][-1]["reason"] == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_what_an_agent_wrote_is_held_where_it_was_in_the_middle_of_its_work(editor, cli, project, is_killed):
     one = editor(command=("sh", "-c", f"read line; {NEVER_ENDING}"))
@@ -333,6 +338,7 @@ class Terminals:
         return {"result": {}}
 
 
+@pytest.mark.long
 def test_a_terminal_of_the_editors_runs_in_the_hood(editor, cli, project, known_host):
     one = editor("--hooks")
     one.answer = Terminals()

@@ -230,6 +230,7 @@ def test_the_log_has_it_all(cli: Cli, applied: str, project: Path) -> None:
     assert "robot" in shown
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("words", [("log",), ("run", "--", "true"), ("doctor",), ("show", "last")])
 @pytest.mark.parametrize("number", [10, 14, 18, 24])
 def test_too_few_files_may_be_open(words: tuple[str, ...], number: int, applied: str, cli: Cli, project: Path) -> None:
@@ -336,6 +337,7 @@ def test_a_value_may_end_as_an_option_does_that_has_none(cli: Cli, applied: str)
 ALL_RUNS = "--session means all runs of a session, so a run or a path can't be named"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("words", "error"), [
     (("undo", "1", "--session", "s"), ALL_RUNS),
     (("undo", "last", "a", "--session", "s"), ALL_RUNS),

@@ -307,6 +307,7 @@ def test_interrupting_ends_the_command_not_the_bookkeeping(started: Any, told: A
     assert not (project / "file").exists()
 
 
+@pytest.mark.long
 @in_the_hood
 def test_a_command_that_ignores_the_first_interrupt_is_ended_soon(started: Any, told: Any) -> None:
     process = started("run", "--", "trap '' INT; echo ready; sleep 100")
@@ -370,6 +371,7 @@ ODD_NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.long
 @in_the_hood
 @pytest.mark.parametrize("name", ODD_NAMES)
 def test_any_name_will_do_for_a_project(name: bytes, told: Any, cli: Cli, project: Path, home: Path) -> None:

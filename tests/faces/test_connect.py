@@ -83,6 +83,7 @@ def test_a_client_is_connected_once_and_taken_out(cli: Cli, home: Path, client: 
     assert files_below(home) == {}
 
 
+@pytest.mark.long
 def test_what_is_written_for_a_server_starts_one(cli: Cli, home: Path, project: Path) -> None:
     pytest.importorskip("mcp", reason="the extra `mcp` is not installed")
     written = {}
@@ -435,6 +436,7 @@ def test_directories_in_a_clients_settings_are_offered_and_never_taken(
     assert json.loads(cli("roots", "list", "--json").stdout)["roots"] == [str(project)]
 
 
+@pytest.mark.long
 def test_a_person_is_asked_about_directories_that_the_settings_of_a_project_name(
     home: Path, project: Path, test_directory: Path
 ) -> None:

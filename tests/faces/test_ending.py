@@ -114,6 +114,7 @@ def test_a_second_ctrl_c_ends_it_at_once_with_its_report(typing: Any, project: P
     assert last(project).state == "applied"
 
 
+@pytest.mark.long
 @in_the_hood
 def test_ctrl_z_stops_the_command_too_and_its_time_does_not_pass_meanwhile(home: Path, project: Path) -> None:
     need(shutil.which("bash") is not None, "there is no bash")

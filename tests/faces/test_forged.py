@@ -229,6 +229,7 @@ def text(result: Any) -> str:
     return "\n".join(block.text for block in result.content)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("era", ERAS)
 def test_an_answer_over_mcp_is_believed_only_in_our_part(home: Path, project: Path, era: str) -> None:
     async def test(client: Any, told: str) -> None:

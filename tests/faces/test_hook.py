@@ -372,6 +372,7 @@ def test_names_of_sessions_never_meet() -> None:
     assert "permissionDecision" in hook.answered(json.dumps(call("ls", session_id=[1])).encode(), hook.parse([]))
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 def test_a_rewritten_command_prints_and_ends_as_the_command_does(answer: Any, shell: Any) -> None:
     for command in ODD:
@@ -516,6 +517,7 @@ def test_a_command_runs_where_the_client_says_or_not_at_all(
     assert not (project / "build").exists()
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 def test_two_agents_in_two_projects_know_nothing_of_each_other(
     answer: Any, cli: Cli, project: Path, test_directory: Path, monkeypatch: pytest.MonkeyPatch

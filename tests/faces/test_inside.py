@@ -81,6 +81,7 @@ def test_what_only_a_person_may_do_is_refused_with_the_reason(agent: Any, projec
     assert not (project / ".git/hooks/pre-commit").exists()
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.parametrize(
     "words",
@@ -98,6 +99,7 @@ def test_anything_else_is_refused(agent: Any, words: str) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.long
 def test_another_sessions_runs_and_the_persons_are_out_of_reach(agent: Any, cli: Cli, project: Path) -> None:
     others = json.loads(cli("run", "--json", "--session", "other", "--", "echo x > theirs").stdout)["run"]
     persons = json.loads(cli("run", "--json", "--", "echo x > mine").stdout)["run"]
@@ -372,6 +374,7 @@ def test_whoever_writes_a_request_by_itself_is_answered_by_the_number_at_its_hea
     assert done.stdout in ("125\n", "0\n"), done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_link", [False, True])
 def test_an_agent_is_not_told_what_a_file_holds_that_its_commands_do_not_see(
     agent: Any, cli: Cli, project: Path, home: Path, is_link: bool

@@ -337,6 +337,7 @@ async def unknown(client: Any, run: str) -> None:
             assert told == never.replace("01NEVER", name), tool
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("era", ERAS)
 @in_time
 async def test_an_agent_knows_nothing_but_its_own_runs(
@@ -574,6 +575,7 @@ def test_http_serves_who_has_the_token(home: Path, project: Path, era: str) -> N
     assert len(seen) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("era", ERAS)
 def test_clients_of_one_server_do_not_reach_each_other(home: Path, project: Path, era: str) -> None:
     """The newer protocol has no connections: there each client has a token of its own."""

@@ -120,6 +120,7 @@ def test_a_huge_message_is_read_and_refused(greeted: Server) -> None:
     assert greeted.answer()["id"] == 2
 
 
+@pytest.mark.long
 def test_messages_come_from_a_file_too(home: Path, project: Path, test_directory: Path) -> None:
     messages = test_directory / "messages"
     messages.write_bytes(HELLO + line(1, "ping") + line(2, "ping").rstrip())

@@ -34,6 +34,7 @@ async def called(url: str, terminal: Terminal, key: str) -> Any:
         return await call
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("key", ["y", "n"])
 def test_the_person_at_the_terminal_answers(home: Path, project: Path, key: str) -> None:
     line = [*command_line(), "mcp", "--project", str(project), "--http", "0"]

@@ -229,6 +229,7 @@ def test_a_button_that_somebody_else_claims_was_pressed_answers_nothing(
     assert asking.answer == DENY_ONCE
 
 
+@pytest.mark.long
 def test_without_notifications_nobody_is_present_until_they_are_back(
     desktop: Program, desk: Desk, showing: Showing
 ) -> None:

@@ -20,6 +20,7 @@ def cli(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_runs_are_counted_in_each_project_and_named_by_number(project: Path, test_directory: Path) -> None:
     other = test_directory / "other"
     other.mkdir()

@@ -91,6 +91,7 @@ def test_servers_take_what_their_help_lists(cli: Cli, project: Path) -> None:
     assert "there is no workspace w" in cli("mcp", "--workspace", "w").stderr
 
 
+@pytest.mark.long
 def test_a_quiet_server_still_speaks_to_its_client(project: Path, home: Path) -> None:
     hello = {
         "jsonrpc": "2.0", "id": 1, "method": "initialize",
@@ -141,6 +142,7 @@ def test_a_difference_is_counted_and_read_through_the_pager(cli: Cli, project: P
         assert "diff --git" in terminal.seen
 
 
+@pytest.mark.long
 def test_what_takes_long_says_for_how_long_at_a_terminal_only(cli: Cli, project: Path) -> None:
     cli("run", "-q", "--hold", "--", "echo x > a")
     store = OpenedStore()

@@ -52,6 +52,7 @@ def test_yes_runs_it_once(run, project, cli, key):
     assert json.loads(cli("grants", "list", "--json").stdout) == {"grants": []}
 
 
+@pytest.mark.long
 @in_the_hood
 @pytest.mark.parametrize("key", ["n", "N", "\r", "\n", "\x04", "\x1b", "\x1b[A"])
 def test_everything_else_that_ends_it_is_a_no(run, project, cli, key):

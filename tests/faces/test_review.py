@@ -39,6 +39,7 @@ def held(cli, project):
     return project
 
 
+@pytest.mark.long
 def test_each_change_is_shown_and_decided_by_a_key(held, cli):
     with Person(held) as person:
         person.wait_for("+A")
@@ -65,6 +66,7 @@ def test_a_signal_ends_it_with_the_terminal_as_it_was(held, number):
         assert person.modes() == person.before
 
 
+@pytest.mark.long
 def test_a_conflict_can_be_forced(held):
     (held / "a").write_text("the person's\n")
     with Person(held) as person:
@@ -102,6 +104,7 @@ def test_an_escape_sequence_in_what_is_held_does_not_reach_the_terminal(project,
     assert "\x1b[2J" not in person.seen
 
 
+@pytest.mark.long
 def test_a_key_is_for_what_was_shown(held, cli):
     """Another process throws away a part of the run while the person looks at it."""
     with Person(held) as person:

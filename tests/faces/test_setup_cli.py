@@ -39,6 +39,7 @@ def test_with_yes_it_takes_every_default(cli: Cli, home: Path) -> None:
     assert not (home / ".config/fumehood/config.toml").exists()
 
 
+@pytest.mark.long
 def test_it_installs_a_root_and_makes_it_the_default(
     cli: Cli, home: Path, mirror: Mirror, test_directory: Path
 ) -> None:

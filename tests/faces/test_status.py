@@ -82,6 +82,7 @@ def test_an_agent_stops_its_own_commands_and_no_others(cli: Any, started: Any) -
     assert len(shown(cli)) == 1
 
 
+@pytest.mark.long
 def test_what_a_command_prints_is_followed_to_its_end(cli: Any, home: Path, project: Path) -> None:
     playground = Path(cli("playground", "path").stdout.strip())
     waits = "until [ -e ~/playground/$n ]; do sleep 0.05; done"

@@ -249,6 +249,7 @@ def test_ctrl_z_does_not_stop_what_nobody_could_let_go_on(screen):
     assert one.end() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["exit", "term", "hang up"])
 def test_the_terminal_is_as_it_was_whatever_happened(screen, project, ending):
     line = "stty raw -echo" if ending == "exit" else "stty raw -echo; echo ready; sleep 100"

@@ -159,6 +159,7 @@ async def test_a_look_that_comes_late_finds_that_the_views_have_ended(home: Path
     app.look_again()
 
 
+@pytest.mark.long
 @in_time
 async def test_where_nothing_is_new_nothing_is_drawn(cli: Any, opened: OpenedStore, project: Path) -> None:
     held(cli, project)
@@ -173,6 +174,7 @@ async def test_where_nothing_is_new_nothing_is_drawn(cli: Any, opened: OpenedSto
             assert view.look() is None
 
 
+@pytest.mark.long
 @in_time
 async def test_one_hunk_of_three_is_accepted_and_the_file_is_exactly_that(
     cli: Any, opened: OpenedStore, project: Path
@@ -190,6 +192,7 @@ async def test_one_hunk_of_three_is_accepted_and_the_file_is_exactly_that(
     assert not (project / "sub").exists()
 
 
+@pytest.mark.long
 @in_time
 async def test_a_marked_hunk_is_refused_and_the_others_are_taken(cli: Any, opened: OpenedStore, project: Path) -> None:
     held(cli, project)
@@ -203,6 +206,7 @@ async def test_a_marked_hunk_is_refused_and_the_others_are_taken(cli: Any, opene
     assert [line for line in lines if line.startswith("LINE")] == ["LINE 30", "LINE 55"]
 
 
+@pytest.mark.long
 @in_time
 async def test_paths_and_directories_are_accepted_and_refused_and_names_do_nothing(
     cli: Any, opened: OpenedStore, project: Path
@@ -225,6 +229,7 @@ async def test_paths_and_directories_are_accepted_and_refused_and_names_do_nothi
     }  # fmt: skip
 
 
+@pytest.mark.long
 @in_time
 async def test_what_changed_since_it_was_shown_is_not_accepted(cli: Any, opened: OpenedStore, project: Path) -> None:
     run = held(cli, project)
@@ -262,6 +267,7 @@ def test_what_changes_while_it_is_read_is_not_accepted(
     assert verdicts(cli, run.run)["app.py"] == "held"
 
 
+@pytest.mark.long
 @in_time
 async def test_a_conflict_is_taken_by_force_only(cli: Any, opened: OpenedStore, project: Path) -> None:
     run = held(cli, project)
@@ -281,6 +287,7 @@ async def test_a_conflict_is_taken_by_force_only(cli: Any, opened: OpenedStore, 
         await watcher.until(lambda: "LINE 5" in (project / "app.py").read_text())
 
 
+@pytest.mark.long
 @in_time
 async def test_a_run_is_undone_and_redone_from_the_history(cli: Any, opened: OpenedStore, project: Path) -> None:
     cli("run", "--", "echo one > first; echo two > second")
@@ -306,6 +313,7 @@ async def test_a_run_is_undone_and_redone_from_the_history(cli: Any, opened: Ope
     assert (project / "first").read_text() == "one\n"
 
 
+@pytest.mark.long
 @in_time
 async def test_what_a_run_printed_and_changed_is_shown_from_the_history(
     cli: Any, opened: OpenedStore, project: Path
@@ -333,6 +341,7 @@ async def test_what_a_run_printed_and_changed_is_shown_from_the_history(
     assert (project / "sub/first").read_text() == "one\n"
 
 
+@pytest.mark.long
 @in_time
 async def test_what_a_command_has_finished_is_settled_while_it_goes_on(
     cli: Any, begun: Callable[..., "subprocess.Popen[str]"], opened: OpenedStore, project: Path
@@ -351,6 +360,7 @@ async def test_what_a_command_has_finished_is_settled_while_it_goes_on(
     assert (project / "f").read_text() == "x\n"
 
 
+@pytest.mark.long
 @in_time
 async def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
     home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
@@ -383,6 +393,7 @@ async def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
     assert ended == [0, 126]
 
 
+@pytest.mark.long
 @in_time
 async def test_a_command_is_watched_as_it_prints_and_stopped(
     cli: Any, begun: Callable[..., "subprocess.Popen[str]"], opened: OpenedStore, project: Path
@@ -400,6 +411,7 @@ async def test_a_command_is_watched_as_it_prints_and_stopped(
     assert json.loads(cli("show", "last", "--json").stdout)["reason"] == "ended by fumehood stop"
 
 
+@pytest.mark.long
 @in_time
 async def test_a_question_comes_rings_and_is_answered_by_one_key(
     home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
@@ -446,6 +458,7 @@ async def test_every_answer_to_a_question_and_the_keys_have_room(opened: OpenedS
         await asking
 
 
+@pytest.mark.long
 @in_time
 async def test_the_keys_of_a_view_are_listed(opened: OpenedStore) -> None:
     app = Views(opened)
@@ -458,6 +471,7 @@ async def test_the_keys_of_a_view_are_listed(opened: OpenedStore) -> None:
         await watcher.until(lambda: len(app.screen_stack) == 1)
 
 
+@pytest.mark.long
 @in_time
 async def test_much_that_waits_is_listed_a_page_at_a_time(cli: Any, opened: OpenedStore, project: Path) -> None:
     cli("run", "--hold", "--", "mkdir d; for n in $(seq 1000 1449); do echo > d/f$n; done")
@@ -475,6 +489,7 @@ async def list_all(watcher: Watcher, waiting: str) -> None:
     await watcher.until(lambda: not any("more" in label for label in watcher.labels))
 
 
+@pytest.mark.long
 @in_time
 async def test_directories_deeper_than_pythons_stack_do_not_end_the_views(
     cli: Any, opened: OpenedStore, project: Path
@@ -525,6 +540,7 @@ def test_review_draws_on_a_plain_terminal_and_leaves_it_as_it_was(cli: Any, proj
     assert "\x1b[38;2;" not in screen.seen, "colours that this terminal has not"
 
 
+@pytest.mark.long
 def test_review_counts_what_waits_here_and_watch_what_waits_anywhere(
     cli: Any, project: Path, test_directory: Path
 ) -> None:
@@ -626,6 +642,7 @@ def test_ctrl_z_leaves_the_terminal_and_the_desk_until_the_shell_goes_on(
         assert screen.end() == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_the_views_with_the_terminal_as_it_was(home: Path, project: Path, number: signal.Signals) -> None:
     with Screen(project, "watch") as screen:

@@ -236,6 +236,7 @@ def asking(cli: Any, project: Path) -> Iterator[Callable[[], "subprocess.Popen[s
         process.communicate()
 
 
+@pytest.mark.long
 def test_a_question_is_answered_once_whoever_is_faster(page: WebPage, asking: Any, project: Path) -> None:
     import socket
 
@@ -277,6 +278,7 @@ def test_a_running_command_is_shown_with_what_it_prints_writes_and_uses_and_is_s
     assert page.call("GET", f"/api/runs/{run['run']}")["state"] == "held"
 
 
+@pytest.mark.long
 def test_the_graph_of_a_session_that_was_taken_back_leaves_room_for_words(cli: Any, page: WebPage) -> None:
     for number in range(12):
         cli("run", "-q", "--session", "s", "--", f"echo {number} > f{number}")
@@ -502,6 +504,7 @@ def test_what_is_gone_or_wrong_is_said_in_a_line(page: WebPage, cli: Any, projec
     assert page.send(f"/runs/{run['run']}/apply").status == 409
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", ["9" * 30, "9" * 5000, "x", "٣"])
 def test_a_number_that_is_none_or_too_large_is_no_fault(cli: Any, page: WebPage, number: str) -> None:
     cli("run", "--hold", "--", "echo a > a")
@@ -536,6 +539,7 @@ def test_a_command_that_prints_very_much_is_followed_with_gaps(page: WebPage, be
     assert "\ufffd" not in news.replace("\ufffd", "", 1)  # where it begins again, a letter may be cut
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("act", ["apply", "discard", "undo"])
 def test_the_buttons_for_what_is_chosen_do_nothing_where_nothing_is(
     cli: Any, page: WebPage, project: Path, act: str
@@ -588,6 +592,7 @@ def test_a_stale_page_undoes_and_redoes_nothing(cli: Any, page: WebPage, project
     assert "is not taken back" in page.call("POST", f"/api{address}/redo", {})["error"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("left", [b"", b"\n", b"short", b"\0" * 43, b"\xff" * 43])
 def test_what_is_less_than_a_token_opens_nothing_and_is_made_anew(home: Path, left: bytes) -> None:
     file = home / ".local/state/fumehood/api-token"

@@ -35,6 +35,7 @@ def test_what_acts_by_itself_is_named_before_all_is_accepted(sandbox: Sandbox, p
         assert "added z/.git/hooks/pre-push: the run was asked to hold its changes" in shown
 
 
+@pytest.mark.long
 def test_a_run_is_shown_whatever_it_printed(cli: Any, page: WebPage, project: Path) -> None:
     cli("run", "--", "printf '\\033[%05000dmred\\033[31mred\\n' 1; echo a > a")
     (run,) = page.call("GET", "/api/runs")["runs"]
@@ -121,6 +122,7 @@ def test_settings_whose_lines_end_as_in_dos_can_be_edited(page: WebPage, home: P
     assert page.send("/configuration", before="# mine\r\n", text="").status == 409
 
 
+@pytest.mark.long
 def test_a_command_that_nests_directories_deeper_than_pythons_stack_is_shown_and_the_page_lives_on(
     page: WebPage, begun: Any, cli: Any
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_command_that_nests_directories_deeper_than_pythons_stack_is_shown_and
     assert cli("discard", "last").returncode == 0
 
 
+@pytest.mark.long
 def test_the_page_says_what_keeps_it_from_looking_and_goes_on_when_that_is_over(page: WebPage, home: Path) -> None:
     desk = home / ".local/state/fumehood/desk"
     desk.mkdir(exist_ok=True)

@@ -77,6 +77,7 @@ def is_known_here(call):
     return subprocess.run(["strace", f"--trace={call}@64", "true"], capture_output=True, check=False).returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("act", "staged"),
     [*((act, False) for act in ACTS), *((act, True) for act in STAGED)],
@@ -93,6 +94,7 @@ def test_killed_at_any_call_the_project_is_before_or_after(act, staged, cache):
     assert any(outcome.is_reached for outcome in outcomes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", ERRORS)
 def test_where_the_disk_refuses_a_step_nothing_is_applied(error, cache):
     found, after = points("apply", staged=False, cache=cache)

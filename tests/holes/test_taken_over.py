@@ -524,6 +524,7 @@ def opened(project: Path) -> int:
     return len(re.findall(r"[\"/][df]\d+\"", done.stderr))
 
 
+@pytest.mark.long
 @pytest.mark.once
 def test_a_run_and_its_undo_look_at_no_more_of_a_big_tree_than_of_a_small_one(
     home: Path, test_directory: Path

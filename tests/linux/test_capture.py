@@ -318,6 +318,7 @@ def layers_on_disk() -> list[str]:
     return os.listdir(f"{places().state}/runs")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("names", [[name] for name in BY_ITSELF] + [TOGETHER], ids=[*BY_ITSELF, "all others"])
 def test_every_way_finds_the_same_changes(
     names: list[str], way: str, hood: Sandbox, project: Path, test_directory: Path
@@ -572,6 +573,7 @@ def test_other_attributes_of_a_directory_alone_are_told(hood: Sandbox, project: 
     assert os.getxattr(project / "d/changed", "user.mine") == b"kept"
 
 
+@pytest.mark.long
 def test_many_runs_at_once_do_not_disturb_each_other(hood: Sandbox, project: Path) -> None:
     shell("echo a > a", project)
     with ThreadPoolExecutor(6) as pool:
@@ -670,6 +672,7 @@ def test_a_layer_with_nothing_new_is_empty(way: str, layer: Layer) -> None:
     assert os.listdir(layer.upper) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["fuse"], indirect=True)
 def test_a_mount_that_somebody_looks_into_goes_all_the_same(way: str, layer: Layer) -> None:
     capture_fuse.begin(layer)

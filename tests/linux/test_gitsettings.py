@@ -605,6 +605,7 @@ def written(line: tuple[str, str | None]) -> str:
     return f'{text}\t{name} = "{value}"\n'
 
 
+@pytest.mark.long
 @settings(max_examples=100)
 @given(files=st.dictionaries(FILES, st.lists(st.tuples(KEYS, VALUES) | INCLUDES, max_size=6), max_size=5))
 def test_any_configuration_reads_the_same(

@@ -242,6 +242,7 @@ def test_thousands_of_files_are_told_one_by_one(hood: Hood) -> None:
     assert not hood.monitor.incomplete
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_a_command_does_meanwhile_the_lists_end_up_true(hood: Hood, seed: int) -> None:
@@ -275,6 +276,7 @@ def replayed(heard: list[tuple[str, str]]) -> tuple[set[str], ...]:
     return tuple({path for path in known if known[path] == what} for what in ("added", "updated", "removed"))
 
 
+@pytest.mark.long
 def test_stop_drains_what_is_pending_and_can_be_repeated_like_start(layer: Hood) -> None:
     before = open_descriptors()
     layer.monitor.stop()

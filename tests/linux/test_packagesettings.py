@@ -336,6 +336,7 @@ def test_pip_looks_where_a_persons_packages_are_even_without_the_password(person
     assert person.told(person.bare, [*pip, "get", "global.trusted-host"]) == "pip.auth-host.example.org"
 
 
+@pytest.mark.long
 def test_npm_finds_the_same_registries(person: Person) -> None:
     npm = program("npm")
     text = "registry=https://npm.example.org/\n@corp:registry=https://corp.example.org/npm/\nfund=false\n"

@@ -53,6 +53,7 @@ def send(running, protocol: str, port: int) -> None:
             client.sendall(b"x" * SIZE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["connect", "http"])
 def test_what_was_sent_last_arrives_however_slowly(proxy, protocol):
     slow = Slow()

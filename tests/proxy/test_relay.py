@@ -73,6 +73,7 @@ def test_much_goes_both_ways_at_once_and_arrives_whole(tunnel, monkeypatch, room
     assert arrived == [WHOLE]
 
 
+@pytest.mark.long
 def test_much_by_plain_http_arrives_whole(proxy):
     with serving(Web(PAYLOAD)) as web:
         running = proxy(f"127.0.0.1:{web.port}")
@@ -178,6 +179,7 @@ def test_a_client_that_vanishes_lets_go_of_the_host(tunnel):
     assert ends[0] in (errno.ECONNRESET, errno.EPIPE)
 
 
+@pytest.mark.long
 def test_a_thousand_short_connections_leave_nothing_open(proxy):
     with serving(Tcp(echo)) as there:
         running = proxy(f"127.0.0.1:{there.port}")

@@ -28,6 +28,7 @@ def get(port: int) -> bytes:
     return f"GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [get, lambda port: connect_request(f"127.0.0.1:{port}") + b"hello"])
 def test_programs_that_gave_up_make_room_for_others(proxy, monkeypatch, silent, asked):
     monkeypatch.setattr(serving_module, "MOST_CONNECTIONS", 4)
@@ -43,6 +44,7 @@ def test_programs_that_gave_up_make_room_for_others(proxy, monkeypatch, silent, 
             assert read_all(client).endswith(b"hello\n")
 
 
+@pytest.mark.long
 def test_a_client_that_has_said_everything_and_listens_is_left_alone_while_something_comes(proxy, monkeypatch):
     monkeypatch.setattr(serving_module, "MOST_CONNECTIONS", 1)
     monkeypatch.setattr(serving_module, "_GIVEN_UP_S", 5.0)

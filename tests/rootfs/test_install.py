@@ -313,6 +313,7 @@ def test_two_installers_at_once_install_once(mirror: Mirror, home: Path, project
     assert visible(roots) == [f"alpine-{VERSION}", "current"]
 
 
+@pytest.mark.long
 def test_a_root_is_installed_when_it_is_first_needed_if_the_person_said_so(
     mirror: Mirror, cli: Cli, home: Path, project: Path, roots: Path
 ) -> None:

@@ -254,6 +254,7 @@ NAMES = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_any_name_is_applied_and_undone(sandbox, project, name):
     top = os.fsencode(project)
@@ -301,6 +302,7 @@ def chain(request, project):
     return "d", 200 if project.is_relative_to("/dev/shm") else 1500
 
 
+@pytest.mark.long
 def test_a_new_tree_deeper_than_a_path_can_say_is_applied_and_undone(sandbox, project, chain):
     name, depth = chain
     code = deep(str(project), name, depth, "os.close(os.open('file', os.O_CREAT, dir_fd=here))", make=True)
@@ -491,6 +493,7 @@ PARTLY_HELD = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", PARTLY_HELD.values(), ids=PARTLY_HELD)
 def test_what_was_held_is_applied_later_and_all_is_undone_together(sandbox, project, command):
     on_host(project, "mkdir d; echo old > d/old")
@@ -606,6 +609,7 @@ LATER = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("later", LATER, ids=lambda later: later.__name__.replace("_", " "))
 def test_undo_refuses_where_the_path_is_no_longer_what_the_run_left(sandbox, project, later):
     on_host(project, "echo old > changed; echo old > gone; ln -s old link; mkdir moded; echo mine > unrelated")
@@ -745,6 +749,7 @@ def test_a_symlink_in_the_project_is_replaced_and_not_followed(sandbox, project,
     assert snapshot(outside) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "command",
     [

@@ -465,6 +465,7 @@ def test_a_person_at_a_terminal_is_asked_while_the_command_waits(project, web):
     assert len(web.asked) == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("configured")
 def test_the_keys_that_answer_are_not_the_commands_input(project):
     # Several questions: two that read the same keys would share them by chance.
@@ -513,6 +514,7 @@ def test_ctrl_c_closes_the_question_and_ends_the_command(project, web):
     assert web.asked == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("configured")
 def test_a_command_with_a_terminal_of_its_own_is_asked_for_too(project, web):
     command = f"echo begun; {TRY.format(place=at(web))}; read line; echo got-$line"
@@ -533,6 +535,7 @@ LEFT = {
 }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("configured")
 @pytest.mark.parametrize("name", LEFT)
 def test_a_question_can_be_read_whatever_the_command_left_on_the_terminal(project, web, name):

@@ -76,6 +76,7 @@ def test_a_person_s_edit_meanwhile_is_merged(sandbox: Sandbox, project: Path) ->
     assert (lines[3], lines[15]) == ("candidate", "person")
 
 
+@pytest.mark.long
 def test_the_time_is_for_all_together(sandbox: Sandbox, project: Path) -> None:
     result = sandbox.best("echo 1 > made; sleep 100", 3, jobs=1, timeout=3)
     assert [each.status for each in result.candidates] == ["ended", "not begun", "not begun"]

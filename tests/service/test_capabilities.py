@@ -50,6 +50,7 @@ def test_programs_are_those_of_the_root_and_not_of_the_host(cli: Cli, tree: Path
     assert found["writable"] == ["/workspace", "/tmp", "/playground"]
 
 
+@pytest.mark.long
 def test_the_host_root_has_what_the_host_has(cli: Cli, project: Path) -> None:
     found = told(cli)
     assert found["root"] == "host"

@@ -433,6 +433,7 @@ def test_a_repository_in_which_git_is_at_work_is_left_as_it_is(going, project):
     assert paths(command.checkpoint()) == {".git/HEAD": "modified"}
 
 
+@pytest.mark.long
 def test_processes_that_were_stopped_go_on(going, project):
     script = "set -m\n(while [ ! -e /tmp/enough ]; do sleep 0.01; done; exit 7) &\nexec 3>&1\n"
     shell = f"bash -c '{script}wait; echo $? > status; jobs > jobs' 2> errors & echo n > n"
@@ -481,6 +482,7 @@ def test_a_command_that_was_checkpointed_is_not_run_again(going, project):
 QUICK = Policy(checkpoint=0.1)
 
 
+@pytest.mark.long
 def test_a_log_of_a_command_in_the_background_is_read_by_others(going, project):
     command = going(
         "exec > server.log; echo begins", "echo goes on", "echo ends", "exec >&2", policy=QUICK, background=True
@@ -517,6 +519,7 @@ def test_what_was_there_before_a_command_in_the_background_comes_back(going, pro
     assert snapshot(project) == before
 
 
+@pytest.mark.long
 def test_what_nobody_has_changed_since_leaves_no_checkpoint(going, project):
     command = going("echo one > one", "sleep 1", policy=QUICK, background=True)
     command.part()
@@ -525,6 +528,7 @@ def test_what_nobody_has_changed_since_leaves_no_checkpoint(going, project):
     assert len(command.sandbox.history()) == 2
 
 
+@pytest.mark.long
 def test_checkpoints_are_not_made_by_themselves_where_that_is_turned_off(going, project):
     command = going("echo one > one; sleep 2", "true", policy=Policy(checkpoint=0), background=True)
     command.part()
@@ -551,6 +555,7 @@ def story(chance: random.Random, length: int) -> str:
     return "{ " + "\n".join(f"{chance.choice(kinds)()}" for _ in range(length)) + "\n} 2> /dev/null"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(int(os.environ.get("FUMEHOOD_STORIES", "6"))))
 def test_a_story_with_checkpoints_ends_as_it_does_without(going, project, test_directory, seed):
     chance = random.Random(seed)

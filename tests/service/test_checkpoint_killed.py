@@ -101,6 +101,7 @@ def plain(project: Path) -> Snapshot:
     return {path: entry[:-1] for path, entry in snapshot(project).items()}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("place", "count"), POINTS, ids=[f"{place}-{count}" for place, count in POINTS])
 def test_a_kill_in_a_checkpoint_leaves_old_or_new(home, test_directory, states, place, count):
     settled, after = states

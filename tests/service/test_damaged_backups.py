@@ -51,6 +51,7 @@ def layer_of(store, run):
     return Path(store.places.layer(run.layer or run.run, 0, "upper"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("force", [False, True], ids=["", "by force"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_backup_is_named_and_nothing_is_touched(sandbox, store, project, damage, force):

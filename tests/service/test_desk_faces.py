@@ -62,6 +62,7 @@ def test_a_command_that_a_hook_rewrote_is_answered_at_the_desk(answered: list[An
     assert [each.command for each in answered] == ["echo ran"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize("era", ERAS)
 def test_a_call_of_an_mcp_client_is_answered_at_the_desk(

@@ -194,6 +194,7 @@ def test_whoever_answers_may_die_at_any_moment_and_another_answers_if_they_did_n
     assert left_on(desk) == []
 
 
+@pytest.mark.long
 def test_whoever_asks_may_die_at_any_moment_and_leaves_no_question(desk: Desk) -> None:
     outcomes = set()
 

@@ -407,6 +407,7 @@ def test_a_frozen_draft_sees_the_project_as_it_was(sandbox: Sandbox, project: Pa
     assert {path.stat().st_nlink for path in objects} == {1}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["kernel", "bwrap", "fuse", "copy"], indirect=True)
 @pytest.mark.parametrize("frozen", [False, True], ids=["live", "frozen"])
 def test_a_draft_works_however_writes_are_captured(way: str, frozen: bool, project_on_either: Path) -> None:

@@ -199,6 +199,7 @@ def told(home, project, need):
     return tell
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 def test_a_disk_that_was_too_small_from_the_start_is_told(told):
     told(BEFORE_ANY_ROOM_IS_RESERVED)
@@ -217,6 +218,7 @@ def test_a_command_begins_with_room_for_its_end_or_not_at_all(told, left, what):
     told(EVERY_PHASE, str(left), what)
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 @pytest.mark.parametrize(("option", "state"), [("--quiet", "held"), ("--hold", "held"), ("--discard", "discarded")])
 def test_a_disk_that_fills_up_while_a_command_runs_leaves_it_its_end(told, option, state):
@@ -224,6 +226,7 @@ def test_a_disk_that_fills_up_while_a_command_runs_leaves_it_its_end(told, optio
     told(WHILE_IT_RUNS + undone, option, "with it", state)
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 @pytest.mark.parametrize(
     "how",
@@ -233,11 +236,13 @@ def test_what_a_command_wrote_to_a_full_disk_is_held_because_it_may_not_be_whole
     told(BY_THE_COMMAND_ITSELF, how)
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 def test_a_disk_that_others_filled_is_not_said_to_be_freed_by_what_needs_room_itself(told):
     told(AND_NOTHING_OF_OURS_FREES_IT)
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 @pytest.mark.parametrize("then", [AND_IT_IS_HELD_ONCE_THERE_IS_ROOM, AND_IT_CAN_BE_THROWN_AWAY], ids=["held", "gone"])
 def test_what_could_not_be_recorded_is_kept_until_it_can_be(told, then):

@@ -281,6 +281,7 @@ def test_a_directory_that_git_can_not_rename_is_explained_and_the_hint_leads_on(
     assert sandbox.run(f"{hinted} && git ls-files").stdout == "new/file\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_only_a_persons_word_lets_git_send_data_elsewhere(
     hood: Sandbox, typed: Callable[[str], bool], remote: Path, library: Path, attack: str
@@ -334,6 +335,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", LOSSES)
 def test_what_git_would_lose_is_seen_by_every_way_of_capturing(
     typed: Callable[[str], bool], project: Path, way: str, line: str

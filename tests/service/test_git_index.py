@@ -299,6 +299,7 @@ def at(top: Path) -> Repository:
     return made
 
 
+@pytest.mark.long
 def test_a_lock_of_a_git_that_was_ended_with_its_command_locks_nobody_out(
     sandbox: Sandbox, repository: Repository
 ) -> None:

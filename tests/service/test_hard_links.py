@@ -121,6 +121,7 @@ def test_what_is_held_is_held_for_all_names_and_later_commands_see_it_by_each(sa
     assert len(inodes(project, "a", "d/b")) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("directory", [".", "d"])
 def test_whatever_captures_the_writes_every_name_has_them_and_a_replacement_has_one(home, project, way, directory):
     a, r = (os.path.normpath(f"{directory}/{name}") for name in "ar")

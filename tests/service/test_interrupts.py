@@ -175,6 +175,7 @@ def test_an_apply_is_finished_before_ctrl_c_ends_a_program_with_threads(sandbox,
     assert store.history.find(second.run).state == "applied"  # not by recovery: nobody asked for that
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets that nobody closed
 def test_ctrl_c_cuts_no_word_of_the_launcher_short(sandbox):
     def run():
@@ -190,6 +191,7 @@ def test_ctrl_c_cuts_no_word_of_the_launcher_short(sandbox):
     gc.collect()  # here, where nobody minds them
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("below", ["linux/streams.py", "linux/process.py"])
 def test_ctrl_c_at_any_line_leaves_the_streams_of_a_command_in_order(sandbox, below):
     act = partial(sandbox.run, "cat >/dev/null; echo printed", stdin="in", on_output=lambda *_: None)

@@ -556,6 +556,7 @@ def test_a_program_may_fork_after_using_the_library(home, project):
 IN_FLIGHT = 50
 
 
+@pytest.mark.long
 @sandboxed
 @pytest.mark.once
 @pytest.mark.alone
@@ -598,6 +599,7 @@ def test_fifty_runs_in_flight_from_threads(home, test_directory, projects):
         box.close()
 
 
+@pytest.mark.long
 @sandboxed
 @pytest.mark.once
 @pytest.mark.alone

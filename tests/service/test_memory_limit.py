@@ -142,6 +142,7 @@ held.append(mmap.mmap(held[0], 60 * MIB)); held[1][:] = bytes(60 * MIB)
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", SHARED)
 def test_what_several_processes_share_counts_once(limited, kind):
     code = f"{BEGIN}{SHARED[kind]}for _ in range(3): os.fork()\ntime.sleep(2)\n"

@@ -83,6 +83,7 @@ def test_the_command_line_needs_no_project_either(cli, home, project, thrown):
     assert "nothing has run here yet" in cli("log", cwd=project).stdout
 
 
+@pytest.mark.long
 def test_what_a_killed_or_forgetful_program_left_is_thrown_away(home, thrown):
     code = f"""
         import os, sys

@@ -39,6 +39,7 @@ def do(project, act, *more, code=DO):
     return subprocess.run(line, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("more", [[], [NO_LINKS]], ids=["links", "no links"])
 def test_all_is_applied_and_taken_back(project, more):
     before = snapshot(project)

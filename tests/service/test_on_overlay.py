@@ -95,6 +95,7 @@ def test_directories_of_the_image_are_deleted_moved_and_brought_back(inside):
         assert snapshot(inside) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["renameat2:when=1", "renameat2:when=3", "unlinkat:when=4", "unlinkat:when=8"])
 def test_killed_while_it_deletes_them_the_project_is_before_or_after(inside, call):
     before = snapshot(inside)

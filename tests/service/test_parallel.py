@@ -76,6 +76,7 @@ def test_appends_at_the_same_time_are_all_applied(home: Path, project: Path, ses
     assert all("changed log meanwhile" in reason or "that is run again changes log" in reason for reason in again)
 
 
+@pytest.mark.long
 def test_who_begins_meanwhile_does_not_overtake_what_is_run_again(home: Path, project: Path) -> None:
     (project / "log").write_text("")
 

@@ -467,6 +467,7 @@ def test_a_profile_s_hosts_are_reached_by_its_program_run_by_itself(granting, pr
     assert sandbox.questions(command) == ()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "line",
     [
@@ -512,6 +513,7 @@ def test_a_program_of_the_project_s_own_does_not_stand_in_for_the_one_meant(gran
     assert done(sandbox.run("cd bin; curl")).stdout == "fooled\n", "without a grant, the PATH is the person's"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", ["PATH=$PWD/bin:$PATH", "LD_PRELOAD=$PWD/x.so", "BASH_ENV=$PWD/x", "CURL_HOME=$PWD"])
 def test_variables_that_a_session_s_commands_kept_take_the_grant_away(granting, project, server, kept):
     agent = granting().session("agent")

@@ -399,6 +399,7 @@ echo x > other; mkdir new; echo x > new/file; chmod 555 new
 """
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 @pytest.mark.parametrize("name", ["new", "gone", "other", "inside"])
 @pytest.mark.parametrize("moment", ["before", "after"])

@@ -38,6 +38,7 @@ def test_it_sees_what_others_change_and_take_back(sandbox: Sandbox, seen: Callab
     assert seen("page late/page stale") == before
 
 
+@pytest.mark.long
 def test_it_sees_what_a_person_replaces(seen: Callable[[str], str], project: Path) -> None:
     assert seen("page late").startswith("old\ncat: ")
     (project / "saved").write_text("new\n")

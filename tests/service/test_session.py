@@ -237,6 +237,7 @@ def test_the_policy_can_have_an_empty_tmp_for_each_command(project: Path, home: 
         assert sandbox.run("ls /tmp").stdout == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", CAPTURES, indirect=True)
 @pytest.mark.parametrize("own_tmp", [True, False])
 def test_commands_on_a_project_below_tmp_share_one_too_and_none_moves_what_it_lies_in(

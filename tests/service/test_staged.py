@@ -80,6 +80,7 @@ STAGING = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("what", STAGING)
 def test_what_a_person_stages_after_a_command_committed_stays_staged(repository: Path, what: str) -> None:
     line, staged = STAGING[what]

@@ -77,6 +77,7 @@ def test_a_command_that_is_ended_before_it_began_was_ended_and_did_not_fail(sand
         sandbox.run("true")
 
 
+@pytest.mark.long
 def test_an_event_loop_talks_to_a_command_and_goes_on_meanwhile(sandbox, project):
     async def main():
         async with await sandbox.astart("cat; echo x > f; echo end >&2") as started:
@@ -120,6 +121,7 @@ def test_a_question_that_nobody_waits_for_any_more_is_closed_and_nothing_runs(ho
     assert os.listdir(project) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["stop", "kill", "leave", "forget", "close the sandbox", "from elsewhere"])
 def test_a_command_that_is_ended_is_gone_and_what_it_wrote_is_held(home, project, how):
     with Sandbox(project) as sandbox, Sandbox(project) as other:
@@ -318,6 +320,7 @@ server.run()
 """
 
 
+@pytest.mark.long
 def test_an_mcp_server_runs_in_the_hood_and_the_sdks_client_calls_it(home, project):
     spec = importlib.util.spec_from_file_location("mcp_server", CHECKOUT / "examples/mcp_server.py")
     example = importlib.util.module_from_spec(spec)
@@ -538,6 +541,7 @@ def test_policies_and_sessions_hold_for_what_is_started(home, project):
         assert sandbox.run("pwd; cat f").stdout == f"{project}/d\nx\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("waiting", ["wait", "stop", "close", "read"])
 def test_a_command_can_not_be_waited_for_in_a_function_that_it_calls(project, waiting):
     sandbox = Sandbox(project)

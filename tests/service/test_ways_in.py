@@ -286,6 +286,7 @@ def the_main_repository_of_a_work_tree(ground: Ground, monkeypatch: pytest.Monke
     return "checks/pre-commit", _commits(ground)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("made", CASES, ids=lambda made: made.__name__.replace(" ", "-"))
 def test_what_git_on_the_host_runs_is_held(
     sandbox: Sandbox, ground: Ground, made: Case, monkeypatch: pytest.MonkeyPatch

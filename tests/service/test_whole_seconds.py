@@ -38,6 +38,7 @@ def begin_of_a_second():
     time.sleep(1.1 - time.time() % 1)
 
 
+@pytest.mark.long
 def test_an_edit_in_the_second_in_which_a_run_began_is_a_conflict(home, coarse):
     with Sandbox(coarse) as sandbox:
         sandbox.run("true")
@@ -58,6 +59,7 @@ def test_an_edit_in_the_second_in_which_a_run_began_is_a_conflict(home, coarse):
     assert (coarse / "f").read_text() == "person"
 
 
+@pytest.mark.long
 def test_an_edit_right_after_a_run_is_not_taken_back_with_it(home, coarse):
     with Sandbox(coarse) as sandbox:
         for number in range(3):
@@ -70,6 +72,7 @@ def test_an_edit_right_after_a_run_is_not_taken_back_with_it(home, coarse):
             time.sleep(1.1)
 
 
+@pytest.mark.long
 def test_runs_that_follow_each_other_are_no_conflict(home, coarse):
     with Sandbox(coarse) as sandbox:
         assert {sandbox.run(f"echo {number} >> f").state for number in range(3)} == {"applied"}

@@ -304,6 +304,7 @@ def test_what_a_forked_process_writes_stays_when_its_parent_closes_the_database(
         os.close(fd)
 
 
+@pytest.mark.long
 def test_whoever_is_forked_while_another_thread_opens_a_database_can_use_it(path):
     is_over = threading.Event()
 
