@@ -54,7 +54,7 @@ TESTS = {
         "service/test_roots.py",
     ),
     "core/settings_text": ("core/test_settings_text.py", "faces/test_connect.py"),
-    "linux/renames": ("service/test_no_swap.py", "linux/test_steps.py"),
+    "linux/staging": ("service/test_no_swap.py", "linux/test_steps.py"),
 }  # fmt: skip
 NOT_COPIED = (".git", "__pycache__", ".hypothesis", ".*_cache", ".venv", "build", "dist", "node_modules")
 RUNNING: set["subprocess.Popen[str]"] = set()

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
             """Get the tree ready; raises OverlayUnavailable."""
 
         def can_finish(self, layer: Layer) -> bool:
-            """Tell whether what the command changed can still be told, should another process have begun."""
+            """Return True if what the command changed can still be told, should another process have begun."""
 
         def finish(self, layer: Layer) -> None:
             """Make `layer.upper` the layer that a kernel overlay would have left; raises FumehoodError."""
@@ -281,7 +281,7 @@ def _obstacle(
 
 
 def is_carried(host: Host, way: str, stranger: Stranger) -> bool:
-    """Tell whether a way of capturing can copy up what belongs to somebody else."""
+    """Return True if a way of capturing can copy up what belongs to somebody else."""
     if way == COPY or (way == KERNEL and host.every_id) or (way == FUSE and os.geteuid() == 0):
         return True
     carried = {KERNEL: host.groups, FUSE: tuple(os.getgroups())}.get(way, ())

@@ -121,7 +121,7 @@ def _manifest_file(layer: Layer) -> str:
 
 
 def can_finish(layer: Layer) -> bool:
-    """Tell whether what was copied is still known."""
+    """Return True if what was copied is still known."""
     return os.path.exists(_manifest_file(layer))
 
 
@@ -242,7 +242,7 @@ class _Distilling(Closable):
         return inside
 
     def _is_same_directory(self, here: int, name: str, path: str, status: os.stat_result, was: _Was) -> bool:
-        """Tell whether what is in a directory must be compared one by one.
+        """Return True if what is in a directory must be compared one by one.
 
         Where the layer can have no mark that hides what was there, so must that of one which took its place.
         """
@@ -261,7 +261,7 @@ class _Distilling(Closable):
         return True
 
     def _is_so(self, path: str, claim: Callable[[os.stat_result, int], bool]) -> bool:
-        """Tell whether something is true of what was copied, by its status and its directory."""
+        """Return True if something is true of what was copied, by its status and its directory."""
         parent, name = split(path)
         try:
             with self._originals.reach(parent) as originals:
@@ -352,7 +352,7 @@ class _Distilling(Closable):
 
 
 def _is_alike(one: int, other: int, name: str, mode: int, other_mode: int) -> bool:
-    """Tell whether two entries of one name are alike: kind, target, content, attributes."""
+    """Return True if two entries of one name are alike: kind, target, content, attributes."""
     if stat.S_IFMT(mode) != stat.S_IFMT(other_mode):
         return False
     if stat.S_ISLNK(mode):

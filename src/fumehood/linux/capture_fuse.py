@@ -243,7 +243,7 @@ def _origin(stack: Stack, path: str, below: Merged, here: int, name: str) -> os.
 
 
 def _is_another_name(below: Merged, name: str, origin: os.stat_result) -> bool:
-    """Tell whether a file with several names was written in place: it then has the path of one of them.
+    """Return True if a file with several names was written in place: it then has the path of one of them.
 
     Of such a file, fuse-overlayfs knows one name, and copies that up whichever a command writes.
     """
@@ -283,7 +283,7 @@ def _seen(directory: Merged, name: str) -> os.stat_result | None:
 
 
 def _is_new(directory: int, name: str, status: os.stat_result, *, is_below: bool) -> bool:
-    """Tell whether the command made an entry: files that were copied up have a mark, and directories made anew."""
+    """Return True if the command made an entry: files that were copied up have a mark, and directories made anew."""
     if stat.S_ISREG(status.st_mode):
         return _ORIGIN not in attributes(directory, name)
     if not is_below:

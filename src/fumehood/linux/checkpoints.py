@@ -67,16 +67,16 @@ class Settled:
         self._originals.update(((root, path), stamp) for root, path, stamp in originals)
 
     def is_unchanged(self, root: int, path: str, status: os.stat_result) -> bool:
-        """Tell whether an entry of the layer is the version that a checkpoint put into the project."""
+        """Return True if an entry of the layer is the version that a checkpoint put into the project."""
         entry = self._entries.get((root, path))
         return entry is not None and entry[0] == identity(status)
 
     def is_around(self, root: int, path: str) -> bool:
-        """Tell whether a directory, or something in it, was settled by a checkpoint."""
+        """Return True if a directory, or something in it, was settled by a checkpoint."""
         return (root, path) in self._made or (root, path) in self._around
 
     def is_left(self, root: int, path: str, live: os.stat_result) -> bool:
-        """Tell whether what the project has at a path was put there by a checkpoint, and is still that.
+        """Return True if what the project has at a path was put there by a checkpoint, and is still that.
 
         Or put back: a file that was moved out and in again bears a new time, and is the one that the command saw.
         """
@@ -87,7 +87,7 @@ class Settled:
         return original is not None and c.Stamp.read(original).same(stamp_of(live))
 
     def is_anothers(self, root: int, path: str) -> bool:
-        """Tell whether what the layer seems to delete from the project is none of its command's.
+        """Return True if what the layer seems to delete from the project is none of its command's.
 
         Either a checkpoint has deleted what was there, or it lies in a directory that a checkpoint made and marked: the
         mark hides all of it, and only what came by checkpoints was ever the command's.
@@ -213,7 +213,7 @@ def _send(process: int, number: int) -> None:
 
 
 def _is_at_rest(pid: int) -> bool:
-    """Tell whether every thread of a process stands still: a stop is only asked for by its signal."""
+    """Return True if every thread of a process stands still: a stop is only asked for by its signal."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
     except FileNotFoundError:

@@ -379,7 +379,7 @@ def _whole(file: int) -> bytes:
 
 
 def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
-    """Tell whether both are one version; a rename over it changes the time of its inode, but not these."""
+    """Return True if both are one version; a rename over it changes the time of its inode, but not these."""
     return (one.st_ino, one.st_size, one.st_mtime_ns) == (other.st_ino, other.st_size, other.st_mtime_ns)
 
 

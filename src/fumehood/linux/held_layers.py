@@ -151,7 +151,7 @@ class _Carrying(Closable):
             self._move(change)
 
     def _is_hidden(self, path: str) -> bool:
-        """Tell whether a directory of the target above a path hides all that lies below it."""
+        """Return True if a directory of the target above a path hides all that lies below it."""
         while path := split(path)[0]:
             with Closing(self._target.reach(path)) as directory:
                 if is_opaque(directory):
@@ -209,7 +209,7 @@ class _Carrying(Closable):
 
 
 def _is_used(directory: int, name: str) -> bool:
-    """Tell whether there is anything but directories in a directory."""
+    """Return True if there is anything but directories in a directory."""
     status = look(directory, name)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return False
@@ -329,7 +329,7 @@ class _Links:
         return [each.before.inode for each in changes if each.before is not None and each.before.links > 1]
 
     def _is_in_place(self, path: str) -> bool:
-        """Tell whether a file has the mark, or nothing was made, renamed or removed where it lies: no replacement."""
+        """Return True if a file has the mark, or nothing was made, renamed or removed where it lies: no replacement."""
         parent, name = split(path)
         with Closing(self._layer.reach(parent)) as layer, self._below.reach(parent) as live:
             if IN_PLACE in attributes(layer, name):

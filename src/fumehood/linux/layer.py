@@ -55,7 +55,7 @@ def whiteout(directory: int, name: str) -> None:
 
 
 def hides(directory: int, name: str, status: os.stat_result) -> bool:
-    """Tell whether an entry of a layer means that there is nothing."""
+    """Return True if an entry of a layer means that there is nothing."""
     if is_whiteout(status) or status.st_size or not stat.S_ISREG(status.st_mode):
         return is_whiteout(status)
     return not set(_WHITEOUT_MARKS).isdisjoint(attributes(directory, name))
@@ -67,7 +67,7 @@ def set_opaque(directory: int) -> None:
 
 
 def is_opaque(directory: int | str, marks: Sequence[str] = OPAQUE_MARKS) -> bool:
-    """Tell whether a directory of a layer hides what lies below it; a descriptor must be one that can be read."""
+    """Return True if a directory of a layer hides what lies below it; a descriptor must be one that can be read."""
     names = listxattr(directory)
     return any(name in names and os.getxattr(directory, name) == b"y" for name in marks)
 
@@ -156,7 +156,7 @@ class Stack(Closable):
         return directory, top.modes.get(path, stat.S_IMODE(os.fstat(directory).st_mode))
 
     def covers(self, path: str) -> bool:
-        """Tell whether a directory hides all that would lie below the stack."""
+        """Return True if a directory hides all that would lie below the stack."""
         return self._parts_of(path)[1]
 
     def _parts_of(self, path: str) -> tuple[Sequence[int], bool]:
@@ -439,7 +439,7 @@ class _Scan:
         self.changes[first:] = reversed(kept)
 
     def is_settled(self, path: str, status: os.stat_result) -> bool:
-        """Tell whether an entry of the layer is what a checkpoint put into the project."""
+        """Return True if an entry of the layer is what a checkpoint put into the project."""
         return self._settled is not None and self._settled.is_unchanged(self._root, path, status)
 
     def stamp_below(self, path: str, below: os.stat_result) -> c.Stamp:

@@ -208,7 +208,7 @@ def why_no_root(directory: str, root: str) -> str:
 
 
 def mounts_are_locked(*, privileged: bool) -> bool:
-    """Tell whether what lies under a mount stays out of sight in a launch's namespace: where that has other mounts.
+    """Return True if what lies under a mount stays out of sight in a launch's namespace: where that has other mounts.
 
     The kernel locks together those that belong to another user namespace than the one that is entered.
     """
@@ -251,7 +251,7 @@ def devices_below(roots: Sequence[str], paths: Iterable[tuple[int, str]]) -> lis
 
 
 def _is_apart(path: str, device: int) -> bool | None:
-    """Tell whether a path is on another device; None where it is no directory, so that nothing lies in it."""
+    """Say if a path is on another device; None where it is no directory, so that nothing lies in it."""
     try:
         status = os.lstat(path)
     except OSError:

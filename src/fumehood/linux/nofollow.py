@@ -78,7 +78,7 @@ def stamp_of(status: os.stat_result, meaning: str = "") -> c.Stamp:
 
 
 def is_version(stamp: c.Stamp, status: os.stat_result) -> bool:
-    """Tell whether a live path is what a run left there.
+    """Return True if a live path is what a run left there.
 
     The inode may be another one: what is undone from another file system comes back as a copy.
     """
@@ -102,7 +102,7 @@ def look(directory: int, name: str) -> os.stat_result | None:
 
 
 def is_whiteout(status: os.stat_result) -> bool:
-    """Tell whether an entry of a layer means "deleted": the kernel's mark, or ours where that can't be made."""
+    """Return True if an entry of a layer means "deleted": the kernel's mark, or ours where that can't be made."""
     return (stat.S_ISCHR(status.st_mode) and status.st_rdev == 0) or status.st_mode == stat.S_IFSOCK
 
 

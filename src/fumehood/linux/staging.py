@@ -45,7 +45,7 @@ _HOMECOMING = (SWAP, PUT, TAKE, RMDIR)
 
 
 def can_rename(first: int, second: int) -> bool:
-    """Tell whether entries of two directories can be renamed into each other.
+    """Return True if entries of two directories can be renamed into each other.
 
     One file system is not enough: a mount of a part of it, as containers get their volumes, is apart too.
     """
@@ -306,7 +306,7 @@ def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
 
 
 def _have_two_numbers(one: os.stat_result | None, other: os.stat_result | None) -> bool:
-    """Tell whether two names of one file have inode numbers of their own, as with sshfs."""
+    """Return True if two names of one file have inode numbers of their own, as with sshfs."""
     if one is None or other is None or _is_same(one, other):
         return False
     return (one.st_mode, one.st_size, one.st_mtime_ns) == (other.st_mode, other.st_size, other.st_mtime_ns)
@@ -470,7 +470,7 @@ def _identity(parents: Parents, path: str) -> tuple[int, int]:
 
 
 def _is_by_a_server(top: int) -> bool:
-    """Tell whether a directory lies on a file system where a lease is refused for other reasons too."""
+    """Return True if a directory lies on a file system where a lease is refused for other reasons too."""
     mount = mount_of(top)
     with open("/proc/self/mountinfo", "rb") as table:
         for line in table:

@@ -59,7 +59,7 @@ class Sides:
         self._loosened = Loosened(layer), Loosened(live)
 
     def is_locked(self, live: int, step: Step) -> bool:
-        """Tell whether git is at work on a file of its own: what it read before is about to take the file's place.
+        """Return True if git is at work on a file of its own: what it read before is about to take the file's place.
 
         Asked before a swap and after it. Git locks first, and then makes sure that the file is still what it read.
         """
@@ -184,7 +184,7 @@ class Sides:
 
 
 def is_still(stamp: c.Stamp, status: os.stat_result | None) -> bool:
-    """Tell whether an entry is the version a stamp names; renaming alone does not change that."""
+    """Return True if an entry is the version a stamp names; renaming alone does not change that."""
     if status is None or status.st_ino != stamp.inode or status.st_mode & 0o7777 != stamp.mode:
         return False
     return stamp.kind == c.DIRECTORY or (status.st_size == stamp.size and status.st_mtime_ns == stamp.modified_ns)
@@ -198,7 +198,7 @@ def _is_in_place(before: c.Stamp, live: int, name: str) -> bool:
 
 
 def _is_as_judged(sides: Sides, step: Step, version: str) -> bool:
-    """Tell whether what came out of the project is the version that was judged; of a directory, all that is in it.
+    """Return True if what came out of the project is the version that was judged; of a directory, all that is in it.
 
     Asked when it lies in the layer, where nobody can reach it by its path any more.
     """
@@ -221,7 +221,7 @@ def _is_as_judged(sides: Sides, step: Step, version: str) -> bool:
 
 
 def _is_inner(stamp: c.Stamp, status: os.stat_result) -> bool:
-    """Tell whether an entry of a tree is the version a stamp names; one directory is as good as another there."""
+    """Return True if an entry of a tree is the version a stamp names; one directory is as good as another there."""
     if stamp.kind == c.DIRECTORY:
         return stat.S_ISDIR(status.st_mode) and status.st_mode & 0o7777 == stamp.mode
     return is_still(stamp, status)
@@ -439,7 +439,7 @@ NO_WAY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def was_done(sides: Sides, step: Step) -> bool:
-    """Tell whether a step was done: a rename keeps the inode, so that tells on which side a version is."""
+    """Return True if a step was done: a rename keeps the inode, so that tells on which side a version is."""
     if step.change.path == ".":
         return _ACTS[step.act](step.change, None, look(sides.live.top, "."))
     if step.act in (SWAP, PUT, TAKE):

@@ -242,7 +242,7 @@ def _perform(
 
 
 def _is_gits(error: Changed, change: c.Change, sides: Sides, note: Callable[[str], None]) -> bool:
-    """Tell whether a step is only to be tried again: git holds a lock, or has refreshed its index, which is noted."""
+    """Return True if a step is only to be tried again: git holds a lock, or has refreshed its index, which is noted."""
     if isinstance(error, Locked):
         time.sleep(_WAIT_S)
         return True

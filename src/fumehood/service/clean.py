@@ -200,11 +200,11 @@ class _Cleaning:
             )  # fmt: skip
 
     def _is_old(self, day: int, days: int) -> bool:
-        """Tell whether more than so many days were recorded since one; of no days, everything is."""
+        """Return True if more than so many days were recorded since one; of no days, everything is."""
         return days == 0 or self._recorded.since(day) > days
 
     def _may_go(self, layer: _OldLayer, days: int) -> bool:
-        """Tell whether nobody needs a layer: nothing in it waits, and all that used it is so many days old."""
+        """Return True if nobody needs a layer: nothing in it waits, and all that used it is so many days old."""
         if _NEEDED & {state for _, state in layer.users}:
             return False
         if not self._is_old(layer.day, 1 if _is_useless(layer) else days):
@@ -273,7 +273,7 @@ class _Cleaning:
         return retired
 
     def _is_stray(self, name: str, runs: int) -> bool:
-        """Tell whether a directory that no record names may go.
+        """Return True if a directory that no record names may go.
 
         Should the database be lost, these are the person's only copies: what can be taken up again stays.
         """
@@ -346,7 +346,7 @@ def _layers(store: Store, names: Sequence[str]) -> dict[str, _OldLayer]:
 
 
 def _is_useless(layer: _OldLayer) -> bool:
-    """Tell whether a layer holds nothing that anybody wanted to keep."""
+    """Return True if a layer holds nothing that anybody wanted to keep."""
     return all(state in _CAME_TO_NOTHING for _, state in layer.users)
 
 

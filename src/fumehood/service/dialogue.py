@@ -97,7 +97,7 @@ class LoopListener(Bell):
         return tell
 
     def is_full(self, name: str) -> bool:
-        """Tell whether so much waits to be told that no more is to be read."""
+        """Return True if so much waits to be told that no more is to be read."""
         return self._sizes.get(name, 0) >= (_MOST_CHANGES if name == CHANGES else MOST_WAITING)
 
     def drain(self) -> None:
@@ -253,7 +253,7 @@ class Dialogue(Bell):
         return take_in
 
     def is_full(self, name: str) -> bool:
-        """Tell whether the command has to wait for its output to be read.
+        """Return True if the command has to wait for its output to be read.
 
         It must not where all who could read it wait for its end, or for the other output: that would be for ever. One
         who is about to begin reading has a moment to do so.

@@ -240,7 +240,7 @@ class _Versions(Closable):
         return self._version(change, change.after, in_slot=not self._stands(change), what="what the run wrote")
 
     def _stands(self, change: c.Change) -> bool:
-        """Tell whether the project has the run's version, or had it last: then the slot has the old one."""
+        """Return True if the project has the run's version, or had it last: then the slot has the old one."""
         return change.verdict == c.APPLIED and self._run.state != "undone"
 
     def _version(self, change: c.Change, stamp: c.Stamp | None, *, in_slot: bool, what: str) -> _Version:

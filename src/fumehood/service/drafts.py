@@ -91,7 +91,7 @@ def frozen_at(store: Store, number: int) -> str:
 
 
 def is_gits(root: str, path: str, gits: Collection[str]) -> bool:
-    """Tell whether a path is in a repository's own directory; `gits` are those that what changed in them shows."""
+    """Return True if a path is in a repository's own directory; `gits` are those that what changed in them shows."""
     return ".git" in path.split("/") or any(is_below(f"{root}/{path}", git) for git in gits)
 
 
@@ -112,7 +112,7 @@ class _Bases:
                 self._rebased[place] = name, stamp
 
     def is_as_it_was(self, change: c.Change, root: str, live: int) -> bool:
-        """Tell whether the project still has the version that a change was made on."""
+        """Return True if the project still has the version that a change was made on."""
         place = root, change.path
         if place in self._rebased:
             before = self._rebased[place][1]
@@ -443,7 +443,7 @@ def _freeze(target: str, roots: Sequence[str]) -> None:
 
 
 def _is_never_written(path: str, status: os.stat_result) -> bool:
-    """Tell whether a file is only ever made and removed, so that a link to it does as well as a copy."""
+    """Return True if a file is only ever made and removed, so that a link to it does as well as a copy."""
     return not status.st_mode & 0o222 and f"/{path}".rpartition("/.git/")[2].startswith("objects/")
 
 

@@ -334,7 +334,7 @@ def _changes(store: Store, edit: OpenEdit) -> Iterator[c.Change]:
 
 
 def _is_same(store: Store, edit: OpenEdit, kept: Kept, before: c.Stamp, after: c.Stamp) -> bool:
-    """Tell whether a file is as it was; where its time is so late that it can't tell, its content does."""
+    """Return True if a file is as it was; where its time is so late that it can't tell, its content does."""
     if not before.same(after) or before.changed_ns == after.changed_ns < begun_ns(store.places, edit) - _TICK_NS:
         return before.same(after)
     from fumehood.linux.gitindex import same_content

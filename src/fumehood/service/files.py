@@ -329,7 +329,7 @@ class LiveFiles(Closable):
             return None
 
     def is_missing(self, path: str) -> bool:
-        """Tell whether there is certainly nothing at a path."""
+        """Return True if there is certainly nothing at a path."""
         parent, _, name = path.rpartition("/")
         try:
             return look(self._parents.of(parent), name) is None

@@ -150,7 +150,7 @@ def _noted(path: str) -> Any:
 
 
 def may_be_written(places: Places, run: Run, layers: Sequence[Layer]) -> bool:
-    """Tell whether a command was started and may have written something; in a copy, only a comparison would tell."""
+    """Return True if a command was started and may have written something; in a copy, only a comparison would tell."""
     if not os.path.exists(places.layer(run.run, 0, INIT)):
         return False
     return run.capture == COPY or any(has_entries(layer.upper) for layer in layers)
@@ -247,7 +247,7 @@ def take_up(places: Places, run: str) -> Lock:
 
 
 def is_claimed(places: Places, run: str) -> bool:
-    """Tell whether the process of a run lives, and is not done with it."""
+    """Return True if the process of a run lives, and is not done with it."""
     try:
         take_up(places, run).close()
     except FileNotFoundError:

@@ -97,7 +97,7 @@ def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> str:
 
 
 def is_cleaning_due(store: Store) -> bool:
-    """Tell whether nothing was cleaned for a day; the time of the lock's file is that of the last cleaning."""
+    """Return True if nothing was cleaned for a day; the time of the lock's file is that of the last cleaning."""
     path = store.places.lock("clean")
     try:
         last = os.stat(path).st_mtime

@@ -449,6 +449,6 @@ def _take_up(store: Store, run: Run) -> None:
 
 
 def _is_whole(store: Store, run: Run) -> bool:
-    """Tell whether what a run holds is where it is held."""
+    """Return True if what a run holds is where it is held."""
     waiting = {change.root for change in run.changed if change.verdict in WAITING}
     return all(os.path.isdir(store.places.layer(run.layer, root, "held")) for root in waiting)

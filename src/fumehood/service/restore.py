@@ -191,7 +191,7 @@ def _kept(store: Store, project: Project, root: str, path: str) -> list[Version]
 
 
 def _is_as_saved(store: Store, past: Past, directory: int, name: str, status: os.stat_result) -> bool:
-    """Tell whether a file is what lay at a path before a run; its content tells where it has a seal and was touched."""
+    """Return True if a file is what lay at a path before a run; if it was touched, its seal tells."""
     before = past.change.before
     if before is None or (before.size, before.modified_ns) != (status.st_size, status.st_mtime_ns):
         return False

@@ -224,7 +224,7 @@ def as_it_stands(store: Store, run: Run) -> Run:
 
 
 def _is_the_same(run: Run, change: c.Change, moved: c.Change) -> bool:
-    """Tell whether what was moved last is what a run itself moved, or that has come back since.
+    """Return True if what was moved last is what a run itself moved, or that has come back since.
 
     By force, an undo and its redo take what a later run left out of the project and back: then that can be undone.
     """

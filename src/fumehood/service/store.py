@@ -134,7 +134,7 @@ class Store:
             )
 
     def runs_now(self, project: int) -> bool:
-        """Tell whether a command of a project is running, which may see what is held."""
+        """Return True if a command of a project is running, which may see what is held."""
         return any(state == RUNNING for _, state, _, _ in self.history.unfinished(project))
 
     def close(self) -> None:

@@ -538,7 +538,7 @@ def _refuse_damaged(
 
 
 def _is_inode(top: str, path: str, inode: int) -> bool:
-    """Tell whether a version is the damaged file itself: a daily backup may be a link to it."""
+    """Return True if a version is the damaged file itself: a daily backup may be a link to it."""
     try:
         return os.lstat(f"{top}/{path}").st_ino == inode
     except OSError:

@@ -250,7 +250,7 @@ def read_seals(places: Places, layer: str, run: str) -> Seals:
 
 
 def is_untouched(seal: Seal, status: os.stat_result) -> bool:
-    """Tell whether nothing was done to a file since it was sealed; only its content says what, if something was."""
+    """Return True if nothing was done to a file since it was sealed; only its content says what, if something was."""
     return seal[:2] == (status.st_ino, status.st_ctime_ns)
 
 

@@ -302,7 +302,7 @@ def unusable(path: str, error: sqlite3.DatabaseError) -> FumehoodError:
 
 
 def _tells_of_damage(error: sqlite3.DatabaseError) -> bool:
-    """Tell whether the content is damaged, and not only out of reach now: then it must not be set aside."""
+    """Return True if the content is damaged, and not only out of reach now: then it must not be set aside."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 

@@ -128,16 +128,16 @@ class Drafts:
             return _close(connection, draft.id, state, "", why)
 
     def is_open(self, number: int | None) -> bool:
-        """Tell whether a draft is neither applied nor thrown away."""
+        """Return True if a draft is neither applied nor thrown away."""
         return bool(self.database.rows("SELECT 1 FROM drafts WHERE id = ? AND state = 'open'", (number,)))
 
     def runs_now(self, draft: DraftRecord) -> bool:
-        """Tell whether a command is running in a draft."""
+        """Return True if a command is running in a draft."""
         query = "SELECT 1 FROM runs WHERE draft = ? AND state IN ('running', 'applying', 'settling') LIMIT 1"
         return bool(self.database.rows(query, (draft.id,)))
 
     def is_lain_on(self, draft: DraftRecord) -> bool:
-        """Tell whether another open draft lies on the frozen copy that a draft lies on."""
+        """Return True if another open draft lies on the frozen copy that a draft lies on."""
         query = "SELECT 1 FROM drafts WHERE base = ? AND id != ? AND state = 'open' LIMIT 1"
         return bool(self.database.rows(query, (draft.base, draft.id)))
 

@@ -144,7 +144,7 @@ class Files:
         return [(number, run, at, begun) for number, run, at, begun in self.database.rows(query, (project,))]
 
     def is_due(self, project: int) -> bool:
-        """Tell whether anything is due."""
+        """Return True if anything is due."""
         return bool(self.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)))
 
     def begin_due(self, numbers: Iterable[int]) -> None:
@@ -173,7 +173,7 @@ class Files:
             connection.executemany(f"DELETE FROM files WHERE {mine} AND kind = '{ABSENT}'", values)
 
     def is_waiting(self, project: int) -> bool:
-        """Tell whether held changes wait on any file."""
+        """Return True if held changes wait on any file."""
         return bool(self.database.rows("SELECT 1 FROM files WHERE project = ? AND needs_approval LIMIT 1", (project,)))
 
     def waiting(self, project: int) -> set[Place]:

@@ -359,7 +359,7 @@ class History:
         return str(rows[0][0]) if rows else ""
 
     def has_applied(self, run: Run) -> bool:
-        """Tell whether something that a run changed was applied."""
+        """Return True if something that a run changed was applied."""
         rows = self._rows_of_changes(run.run)
         # Most runs have applied their first change: the others need not be read.
         return any(change.verdict == APPLIED for row in rows for change in changes_of_rows([row]))
@@ -399,7 +399,7 @@ class History:
             self.audit.add(connection, run.run, trail.REFUSED, f"{run.command}: {reason}")
 
     def has_told(self, run: Run, hint: str) -> bool:
-        """Tell whether an earlier run of a run's session was given a hint."""
+        """Return True if an earlier run of a run's session was given a hint."""
         query = "SELECT 1 FROM runs WHERE session = ? AND instr(blocked, ?) AND id != ? LIMIT 1"
         return bool(self.database.rows(query, (run.session, hint, run.run)))
 
@@ -540,7 +540,7 @@ def _number(name: str) -> int | None:
 
 
 def is_by_project(name: str) -> bool:
-    """Tell whether a name means a run only together with its project: a number, or one counted back from the last."""
+    """Return True if a name means a run only together with its project: a number, or one counted back from the last."""
     return _number(name) is not None or name.partition("~")[0] == LAST
 
 

@@ -189,7 +189,7 @@ def make_private(directory: str) -> None:
 
 
 def has_entries(directory: str) -> bool:
-    """Tell whether anything is in one of our directories, which may not be there."""
+    """Return True if anything is in one of our directories, which may not be there."""
     try:
         with os.scandir(directory) as entries:
             return next(entries, None) is not None

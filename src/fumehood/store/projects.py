@@ -38,7 +38,7 @@ class Identity(Value):
     born: int
 
     def is_another(self, now: Identity) -> bool:
-        """Tell whether what is at the same path now is another directory.
+        """Return True if what is at the same path now is another directory.
 
         Another time of birth tells, and another inode on the same device: several can be born at one tick of the
         clock, and inode numbers are given again. With another device, as at each mount of some file systems, nobody
@@ -49,7 +49,7 @@ class Identity(Value):
         return self.device == now.device and self.inode != now.inode
 
     def is_at(self, now: Identity) -> bool:
-        """Tell whether a directory at another path is surely this one."""
+        """Return True if a directory at another path is surely this one."""
         if self.inode != now.inode:
             return False
         return self.born == now.born if self.born and now.born else self.device == now.device
@@ -273,7 +273,7 @@ class Projects:
         self._forget_seats()
 
     def is_in_place(self, number: int) -> bool:
-        """Tell whether a project is recorded, and no other directory is known to be at its path."""
+        """Return True if a project is recorded, and no other directory is known to be at its path."""
         columns = "path, replaced_at, device, inode, born"
         rows = self.database.rows(f"SELECT {columns} FROM projects WHERE id = ?", (number,))
         return any(

@@ -158,7 +158,7 @@ def write_record(places: Places, run: Run, rows: list[Any]) -> None:
 
 
 def is_kept(places: Places, run: Run) -> bool:
-    """Tell whether a run has a record of its own."""
+    """Return True if a run has a record of its own."""
     return os.path.exists(_path(places, run.layer, run.run))
 
 

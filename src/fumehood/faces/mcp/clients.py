@@ -378,7 +378,7 @@ class OpenQuestions:
         return self._numbers[digest]
 
     def has(self, question: Question) -> bool:
-        """Tell whether a client was sent a question that is not settled."""
+        """Return True if a client was sent a question that is not settled."""
         return question.digest in self._numbers
 
     def close(self, question: Question) -> None:

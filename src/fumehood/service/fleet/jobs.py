@@ -297,7 +297,7 @@ def connected(url: str, tell: Callable[[str], object] = lambda _why: None) -> Re
 
 
 def is_final(error: BaseException) -> bool:
-    """Tell whether Redis would refuse the same again: the password, or we its certificate."""
+    """Return True if Redis would refuse the same again: the password, or we its certificate."""
     return isinstance(error, AuthenticationError) or isinstance(error.__context__, SSLCertVerificationError)
 
 
