@@ -217,16 +217,6 @@ def _in_git(place: Sequence[str], sure: bool, change: Change, facts: Facts, grou
     return concern
 
 
-def _at_top(name: str, sure: bool, change: Change, facts: Facts, ground: Ground) -> Concern | None:
-    if name in _CONFIGS:
-        return _config(change, facts, ground, sure=sure)
-    if name == "commondir":
-        return _common_directory(change, facts)
-    if name == "gitdir" and "worktrees" in change.path.lower():
-        return _work_tree(change, facts, ground)
-    return None
-
-
 def _config(change: Change, facts: Facts, ground: Ground, *, sure: bool) -> Concern | None:
     """Compare two versions of a configuration by key; not sure, only what git would act on by itself counts."""
     from fumehood.core.gitconfig import changed_keys, everyday_concern, key_concern, runs_by_itself

@@ -377,11 +377,6 @@ def settled_of(layers: Sequence[Layer]) -> Settled | None:
     return noted(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")
 
 
-def _left_of(layer: Layer) -> list[str]:
-    """Return what lies below a layer; what was held may have been applied or thrown away while the command ran."""
-    return [*(each for each in layer.below if os.path.isdir(each)), layer.frozen or layer.root]
-
-
 def drop_scratch(layers: Sequence[Layer]) -> None:
     """Remove what only the mount needed, and what was noted of the command while it ran."""
     above = os.path.dirname(layers[0].upper)
