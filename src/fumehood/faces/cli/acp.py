@@ -1,23 +1,37 @@
-"""`fumehood acp`: start an agent for an editor, in the hood or with our hooks, and stand between the two."""
+"""`fumehood acp`: start an agent for an editor, in the hood or with our hooks, and stand between the two.
+
+What becomes of each message is decided by itself, before anything is sent: it is passed on as it is, changed, answered,
+or dropped. An agent in the hood must not have the editor do what the hood forbids. The editor acts outside: it writes
+files and runs commands when it is asked to (`fs/…`, `terminal/…`), and a login that an agent offers may be a command to
+run. So these are not offered to such an agent, and refused if it asks. Whatever else it says is passed on byte for
+byte, unless the editor could read the bytes as something else than we do; then it is written anew.
+
+An agent outside, with our hooks, keeps all of that. Its terminals are rewritten to run in the hood, in the editor's
+own terminal.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import mmap
 import os
+import secrets
 import select
 import signal
 import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from fumehood.core.questions import TITLES
+from fumehood.core.masks import is_in
+from fumehood.core.questions import INTRODUCTION, TITLES
+from fumehood.core.request import checked_name
 from fumehood.errors import BadRequest, plain_error
 from fumehood.faces.cli import agent, run
-from fumehood.faces.cli.acp_messages import AGENT, ANSWER, EDITOR, Conversation, InHood, NotAMessage, Sent, WithHooks
 from fumehood.faces.cli.output import tell_error, text_of
 from fumehood.faces.cli.setup import installed_command
 from fumehood.linux.libc import PR_SET_PDEATHSIG, prctl
@@ -25,11 +39,29 @@ from fumehood.service.ask import Asked
 from fumehood.service.opened import OpenedStore
 from fumehood.store.audit import CLI
 
+Json = dict[str, Any]
+
 _HOOKS = "--hooks"
 _LONGEST = 64 << 20  # bytes in a line: what is longer can't be looked at, and so not passed on
 _MOST_READ = 1 << 16
 _PATIENCE_S = 5  # for an agent to end by itself once its editor has closed its input
 _ALONE_S = 60  # the same, where its editor has killed us: nobody waits
+
+# To whom bytes go: the editor, the agent, or, as the answer to a question of ours, who asked it.
+EDITOR, AGENT, ANSWER = "editor", "agent", "answer"
+Sent = list[tuple[str, bytes]]
+_BEGINNING = ("session/new", "session/load", "session/resume", "session/fork")
+_ACTING = ("fs/", "terminal/")  # what has the editor act for the agent
+# What ends a line for some readers, where for us only a line feed does; all may stand in a JSON text.
+_BREAKS = (b"\r", b"\x0b", b"\x0c", "\u0085".encode(), "\u2028".encode(), "\u2029".encode())
+# The keys that decide what becomes of a message. Some readers, Go's among them, take them in any case.
+_DECIDING = ("id", "method", "params", "result", "error")
+_LOGINS = "authMethods"
+_NO_METHOD, _BAD_PARAMS, _INTERNAL = -32601, -32602, -32603  # JSON-RPC
+_KINDS = {
+    "allow_once": "allow_once", "allow_session": "allow_always", "allow_always": "allow_always",
+    "deny_once": "reject_once", "deny_session": "reject_always", "deny_always": "reject_always",
+}  # fmt: skip
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -121,6 +153,268 @@ def _ending(*, is_busy: bool) -> signal.Signals:
     return signal.SIGTERM if is_busy else signal.SIGINT
 
 
+# ---- What becomes of each message.
+
+class NotAMessage(Exception):
+    """A line is not one message."""
+
+
+class Conversation:
+    """One agent's conversation with one editor, from its first message to its last."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, tuple[Any, str, str]] = {}  # the editor's, by id: the id, its method, its directory
+        self._prompted: dict[str, str] = {}  # the sessions whose prompts are being worked on, by the request's id
+        self._directories: dict[str, str] = {}  # that sessions work in; the latest session comes last
+        # Ours that the editor shows, by a token: the number, and the answers that it was given to choose from.
+        self._questions: dict[str, tuple[int, Sequence[str]]] = {}
+
+    def from_editor(self, line: bytes) -> Sent:
+        """Take a line of the editor's."""
+        message = read(line)[0]
+        method, number = message.get("method"), json.dumps(message.get("id"))
+        if method is None:
+            question = self._questions.pop(number, None)
+            return [(AGENT, line)] if question is None else [(ANSWER, _answer(*question, message))]
+        if "id" in message:
+            params = message.get("params")
+            params = params if isinstance(params, dict) else {}
+            refusal = self.refusal(str(method), params)
+            if refusal:
+                return [(EDITOR, _error(message["id"], _BAD_PARAMS, refusal))]
+            self._requests[number] = message["id"], str(method), str(params.get("cwd", ""))
+            if method == "session/prompt":
+                self._prompted[number] = str(params.get("sessionId", ""))
+        return [(AGENT, self.editors(message, line))]
+
+    def from_agent(self, line: bytes) -> Sent:
+        """Take a line of the agent's."""
+        try:
+            message, is_plain = read(line)
+        except NotAMessage:
+            return self.unreadable(line)
+        if "method" not in message:
+            number = json.dumps(message.get("id"))
+            _, method, directory = self._requests.pop(number, (None, "", ""))
+            self._prompted.pop(number, None)
+            result = message.get("result")
+            if method in _BEGINNING and isinstance(result, dict) and isinstance(result.get("sessionId"), str):
+                self._directories.pop(result["sessionId"], None)
+                self._directories[result["sessionId"]] = directory
+        try:
+            return self.agents(message, line if is_plain else written(message))
+        except RecursionError:
+            return []  # nested deeper than we can look
+
+    @property
+    def is_busy(self) -> bool:
+        """True while the agent works on a prompt."""
+        return bool(self._prompted)
+
+    def ended(self, why: str) -> Sent:
+        """Return what the editor is told when the agent is gone: each of its requests has failed."""
+        waiting, self._requests = self._requests, {}
+        return [(EDITOR, _error(number, _INTERNAL, why)) for number, _, _ in waiting.values()]
+
+    def ask(self, number: int, lines: Sequence[str], options: Mapping[str, str]) -> Sent:
+        """Have the editor put a question of ours to the person; without a session to ask in, nobody is there.
+
+        `options` are the answers with their titles.
+        """
+        session = next(reversed(self._prompted.values()), next(reversed(self._directories), ""))
+        if not session:
+            return [(ANSWER, written({"question": number, "answer": None}))]
+        # Nobody can guess it: else an agent could give a question of its own the same, and have ours answered by that.
+        token = f"fumehood-{secrets.token_hex(16)}"
+        self._questions[json.dumps(token)] = number, tuple(options)
+        text = "\n".join([INTRODUCTION, "", *(f"    {line}" for line in lines)])
+        call = {
+            "toolCallId": token, "title": lines[0] if lines else "Fumehood asks you", "kind": "other",
+            "status": "pending", "content": [{"type": "content", "content": {"type": "text", "text": text}}],
+        }  # fmt: skip
+        choices = [{"optionId": each, "name": title, "kind": _KINDS[each]} for each, title in options.items()]
+        params = {"sessionId": session, "toolCall": call, "options": choices}
+        asked = {"jsonrpc": "2.0", "id": token, "method": "session/request_permission", "params": params}
+        return [(EDITOR, written(asked))]
+
+    def settle(self, number: int) -> None:
+        """Forget a question that was settled otherwise; an answer that comes yet counts for nothing."""
+        self._questions = {token: each for token, each in self._questions.items() if each[0] != number}
+
+    # What differs between an agent in the hood and one outside.
+
+    def refusal(self, _method: str, _params: Json, /) -> str:
+        """Return why a request of the editor's can't be served, if so."""
+        return ""
+
+    def editors(self, _message: Json, line: bytes, /) -> bytes:
+        """Return what the agent gets of a message of the editor's."""
+        return line
+
+    def unreadable(self, line: bytes, /) -> Sent:
+        """Return what becomes of a line of the agent's that is no message."""
+        return [(EDITOR, line)]
+
+    def agents(self, _message: Json, line: bytes, /) -> Sent:
+        """Return what becomes of a message of the agent's."""
+        return [(EDITOR, line)]
+
+
+class InHood(Conversation):
+    """The agent runs in the hood, in a project with these roots."""
+
+    def __init__(self, roots: Sequence[str]) -> None:
+        super().__init__()
+        self._roots = tuple(roots)
+
+    def refusal(self, method: str, params: Json, /) -> str:
+        """Refuse a session elsewhere: what the agent did there would not be what the person sees."""
+        directory = params.get("cwd")
+        if method not in _BEGINNING or not isinstance(directory, str):
+            return ""
+        if is_in(os.path.realpath(directory), self._roots):
+            return ""
+        return f"{directory} is not in {self._roots[0]}, where this agent works: fumehood acp --project DIR -- AGENT"
+
+    def editors(self, message: Json, line: bytes, /) -> bytes:
+        """Offer nothing of what the editor would do for the agent outside."""
+        if message["method"] != "initialize" or not isinstance(message.get("params"), dict):
+            return line
+        offered = message["params"].get("clientCapabilities")
+        kept = {key: value for key, value in offered.items() if key != "auth"} if isinstance(offered, dict) else {}
+        kept |= {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
+        if isinstance(kept.get("_meta"), dict):
+            kept["_meta"] = {key: value for key, value in kept["_meta"].items() if not _is_login(key)}
+        return written({**message, "params": {**message["params"], "clientCapabilities": kept}})
+
+    def unreadable(self, _line: bytes, /) -> Sent:
+        """Drop it: the editor might read it nevertheless."""
+        return []
+
+    def agents(self, message: Json, line: bytes, /) -> Sent:
+        """Refuse what would have the editor act, and take out of a list of logins those that are commands."""
+        method = message.get("method")
+        if "method" in message and (not isinstance(method, str) or method.startswith(_ACTING)):
+            if "id" not in message:
+                return []
+            why = f"{method} is not offered: this agent runs in the hood, and does that itself"
+            return [(AGENT, _error(message["id"], _NO_METHOD, why))]
+        changed = _without_commands(message)
+        return [(EDITOR, line if changed == message else written(changed))]
+
+
+class WithHooks(Conversation):
+    """The agent runs outside, with our hooks; `command` is how Fumehood is started."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        super().__init__()
+        self._command = tuple(command)
+
+    def agents(self, message: Json, line: bytes, /) -> Sent:
+        """Have what is to run in a terminal run in the hood, as a run of its session; the editor shows it as ever."""
+        params = message.get("params")
+        if message.get("method") != "terminal/create" or not isinstance(params, dict):
+            return [(EDITOR, line)]
+        session, words = str(params.get("sessionId", "")), params.get("args") or []
+        directory = self._directories.get(session, "")
+        where = params.get("cwd") or directory
+        arguments = [*self._command[1:], "run", "--brief", "--session", session_name(session)]
+        arguments += ["--begun-in", directory] if directory else []
+        arguments += ["--cwd", where] if isinstance(where, str) and where else []
+        changed = {**params, "command": self._command[0], "args": [*arguments, "--", params.get("command"), *words]}
+        return [(EDITOR, written({**message, "params": changed}))]
+
+
+def session_name(session: str) -> str:
+    """Return our name for a session of the protocol's."""
+    try:
+        return checked_name(f"acp-{session}")
+    except BadRequest:
+        return f"acp-{hashlib.sha256(session.encode(errors='surrogatepass')).hexdigest()[:32]}"
+
+
+def read(line: bytes) -> tuple[Json, bool]:
+    """Read one message; tells whether every reader takes these bytes for the same.
+
+    One that ends lines elsewhere, or takes the first of two equal keys, would not. A key that only some would take for
+    one that decides makes it no message.
+    """
+    is_plain = not any(each in line.rstrip(b"\r\n") for each in _BREAKS)
+
+    def of(pairs: list[tuple[str, Any]]) -> Json:
+        nonlocal is_plain
+        table = dict(pairs)
+        is_plain = is_plain and len(table) == len(pairs)
+        _refuse_other_cases(table, (_LOGINS,))
+        return table
+
+    try:
+        message = json.loads(line.decode(), object_pairs_hook=of, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise NotAMessage(str(error)) from error
+    if not isinstance(message, dict):
+        raise NotAMessage("it is not a JSON object")
+    _refuse_other_cases(message, _DECIDING)
+    return message, is_plain
+
+
+def _refuse_other_cases(table: Json, names: Sequence[str]) -> None:
+    folded = {name.casefold() for name in names}
+    if any(key not in names and key.casefold() in folded for key in table):
+        raise NotAMessage("a key of it means something in another case only")
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def written(message: Json) -> bytes:
+    """Write a message so that every reader takes it for the same."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def _error(number: Any, code: int, why: str) -> bytes:
+    return written({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": why}})
+
+
+def _answer(number: int, options: Sequence[str], message: Json) -> bytes:
+    """Write the editor's answer to a question of ours.
+
+    It is one of the options, a no where it was cancelled, and nobody's where it can't ask.
+    """
+    result = message.get("result")
+    outcome = result.get("outcome") if isinstance(result, dict) else None
+    answer: str | None = None
+    if isinstance(outcome, dict):
+        chosen = outcome.get("optionId") if outcome.get("outcome") == "selected" else ""
+        answer = chosen if chosen in options else "deny_once"
+    return written({"question": number, "answer": answer})
+
+
+def _is_login(key: str) -> bool:
+    return "auth" in key.lower()
+
+
+def _without_commands(value: Any) -> Any:
+    """Return a message without the ways to log in that are commands, wherever in it they are listed."""
+
+    def is_harmless(method: Any) -> bool:
+        """Neither a command that the editor would run, nor something that we don't understand."""
+        extra = method.get("_meta") or {} if isinstance(method, dict) else None
+        return isinstance(extra, dict) and method.get("type") != "terminal" and not any(map(_is_login, extra))
+
+    if isinstance(value, list):
+        return list(map(_without_commands, value))
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _without_commands(each) for key, each in value.items()}
+    methods = inner.get(_LOGINS)
+    if methods is not None:
+        is_list = isinstance(methods, list)
+        inner[_LOGINS] = [each for each in methods if is_harmless(each)] if is_list else []
+    return inner
+
+
 # ---- Their lines, carried to each other until both are done.
 
 class Exchange:
@@ -188,13 +482,13 @@ class Exchange:
             else:
                 await self._send(self._conversation.ask(message["question"], message["lines"], message["options"]))
 
-    async def _send(self, sent: Iterable[Sent]) -> None:
+    async def _send(self, sent: Sent) -> None:
         self._is_busy[0] = self._conversation.is_busy
-        for each in sent:
-            writer = self._writers.get(each.to)
-            if writer is None or writer.is_closing():
+        for to, data in sent:
+            writer = self._writers[to]
+            if writer.is_closing():
                 continue
-            writer.write(each.data)
+            writer.write(data)
             try:
                 await writer.drain()
             except ConnectionError:

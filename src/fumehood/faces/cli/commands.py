@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -38,7 +38,7 @@ _MODULES = {
         ("drafts", "draft best"),
         ("review", "watch"),
         ("drafts", "export import"),
-        ("fleet", "fleet worker"),
+        ("serve", "fleet worker"),
         ("project", "files restore scan"),
         ("machine", "doctor clean"),
         ("serve", "mcp web notify"),
@@ -161,10 +161,15 @@ class Context:
             sys.stdout.write(json.dumps(answer() if callable(answer) else answer) + "\n")
         return self.as_json
 
-    def say(self, answer: object, show: Callable[[], object]) -> int:
-        """The same, where one act shows it."""
-        if not self.printed(answer):
+    def say(self, answer: object, show: str | Iterable[str] | Callable[[], object]) -> int:
+        """The same; where it is not asked for, print a line, or lines, or do what shows it."""
+        if self.printed(answer):
+            return 0
+        if callable(show):
             show()
+        else:
+            for line in [show] if isinstance(show, str) else show:
+                print(line)
         return 0
 
 

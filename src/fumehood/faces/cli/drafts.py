@@ -83,8 +83,9 @@ def _new(context: Context) -> int:
     with ticking("copying the project", options):
         project = context.store.projects.open(context.project.path)
         draft = drafts.new_draft(context.store, project, options.name, frozen=options.frozen)
-    message = f"draft {draft.name} begins; fumehood run --draft {draft.name} -- COMMAND"
-    return context.say(_fields(context, draft), lambda: print(message))
+    return context.say(
+        _fields(context, draft), f"draft {draft.name} begins; fumehood run --draft {draft.name} -- COMMAND"
+    )
 
 
 def _fields(context: Context, draft: DraftRecord) -> dict[str, Any]:
@@ -98,17 +99,15 @@ def _fields(context: Context, draft: DraftRecord) -> dict[str, Any]:
 def _list(context: Context) -> int:
     open_ones = context.store.drafts.open_ones(context.project.id)
     rows = [_fields(context, draft) for draft in open_ones]
-    if not context.printed({"drafts": rows}):
-        if not rows:
-            print("there is no draft here; fumehood draft new NAME")
-        wide = max((len(row["name"]) for row in rows), default=0)
-        for row in rows:
-            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created_at"]))
-            notes = [f"{how_many(row['runs'], 'run')} with changes"]
-            notes += ["frozen"] if row["frozen"] else []
-            notes += ["a command runs in it"] if row["running"] else []
-            print(f"{row['name']:{wide}}  {paint()(when, 'dim')}  {', '.join(notes)}")
-    return 0
+    wide = max((len(row["name"]) for row in rows), default=0)
+    lines = []
+    for row in rows:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created_at"]))
+        notes = [f"{how_many(row['runs'], 'run')} with changes"]
+        notes += ["frozen"] if row["frozen"] else []
+        notes += ["a command runs in it"] if row["running"] else []
+        lines.append(f"{row['name']:{wide}}  {paint()(when, 'dim')}  {', '.join(notes)}")
+    return context.say({"drafts": rows}, lines or "there is no draft here; fumehood draft new NAME")
 
 
 def _show(context: Context, draft: DraftRecord) -> int:
@@ -163,13 +162,12 @@ def around_marks(text: str) -> str:
 def _log(context: Context, draft: DraftRecord) -> int:
     runs = context.store.history.runs(Reach(draft=draft.id))
     rows = [picked(run, "run number command state exit_code started_at") for run in runs]
-    if not context.printed({"draft": draft.name, "runs": rows}):
-        if not runs:
-            print(f"nothing has run in draft {draft.name} yet; fumehood run --draft {draft.name} -- COMMAND")
-        for run in runs:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
-            print(f"#{run.number}  {paint()(when, 'dim')}  {run.state:9}  {fitted(printable(run.command), WIDEST)}")
-    return 0
+    lines = []
+    for run in runs:
+        when = paint()(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at)), "dim")
+        lines.append(f"#{run.number}  {when}  {run.state:9}  {fitted(printable(run.command), WIDEST)}")
+    none = f"nothing has run in draft {draft.name} yet; fumehood run --draft {draft.name} -- COMMAND"
+    return context.say({"draft": draft.name, "runs": rows}, lines or none)
 
 
 def _apply(context: Context, draft: DraftRecord) -> int:
@@ -202,14 +200,14 @@ def _apply(context: Context, draft: DraftRecord) -> int:
 def _discard(context: Context, draft: DraftRecord) -> int:
     count = drafts.discard_draft(context.store, context.project, draft)
     message = f"draft {draft.name} is gone" + (f", with what {how_many(count, 'run')} wrote" if count else "")
-    return context.say({"draft": draft.name, "runs": count}, lambda: print(message))
+    return context.say({"draft": draft.name, "runs": count}, message)
 
 
 def _rename(context: Context, draft: DraftRecord) -> int:
     if len(context.options.rest) != 1:
         raise BadRequest("draft rename needs a new name", hint=f"fumehood draft rename {draft.name} NAME")
     renamed = context.store.drafts.rename(draft, context.options.rest[0])
-    return context.say(_fields(context, renamed), lambda: print(f"draft {draft.name} is draft {renamed.name} now"))
+    return context.say(_fields(context, renamed), f"draft {draft.name} is draft {renamed.name} now")
 
 
 def _rebase(context: Context, draft: DraftRecord) -> int:
@@ -344,7 +342,7 @@ def _written(context: Context, run: Run, answer: dict[str, object], what: str) -
     message += f", signed with {printable(key)}" if key else ""
     if is_ours:
         return 0
-    return context.say({**answer, "file": place, "changes": count, "key": key}, lambda: print(message))
+    return context.say({**answer, "file": place, "changes": count, "key": key}, message)
 
 
 @command(

@@ -84,7 +84,7 @@ def _log(context: Context) -> int:
             }
             for run in runs
         ]  # fmt: skip
-        return context.say({"runs": listed}, lambda: None)
+        return context.say({"runs": listed}, ())
     if not runs:
         lost = len(unknown(context.store))
         yet = f"nothing is recorded; directories of runs without a record: {lost}; {MEND}" if lost else ""
@@ -317,7 +317,7 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
         return _stat(context, run, about, counts)
     if context.as_json:
         changed = [each.fields() for each in differences(*wanted, here=here(), hidden_by=policy)]
-        return context.say({**about, "differences": changed}, lambda: None)
+        return context.say({**about, "differences": changed}, ())
     with _paged(context.store.own_path(), wanted=not options.no_pager):
         objects = 0
         for each in each_difference(*wanted, here=here(), hidden_by=policy):

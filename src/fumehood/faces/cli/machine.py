@@ -76,12 +76,11 @@ def _rootfs(context: Context) -> int:
     if what in ("install", "update"):
         tree = _install(context)  # None: the newest is there already
         if tree is None:
-            return context.say({"newer": None}, lambda: print("the newest version is installed"))
+            return context.say({"newer": None}, "the newest version is installed")
     trees, current = root_trees.installed(store)
     if what == "remove":
         means = f"; alpine is {current} now" if current else ""
-        answer = {"removed": options.name, "current": current or None}
-        return context.say(answer, lambda: print(f"{options.name} is removed{means}"))
+        return context.say({"removed": options.name, "current": current or None}, f"{options.name} is removed{means}")
 
     def entry(tree: Installed) -> dict[str, object]:
         mark = mark_of(tree.path)
@@ -93,14 +92,14 @@ def _rootfs(context: Context) -> int:
     if tree is not None:
         called = "alpine" if tree.name == current else tree.name
         ready = f"{tree.name} is ready: fumehood run --root {called} -- 'cat /etc/os-release'"
-        return context.say(entry(tree), lambda: print(ready))
-    if not context.printed({"roots": list(map(entry, trees))}):
-        for each in trees:
-            mark = "*" if each.name == current else " "
-            print(f"{mark} {each.name:28} {each.version:12} {printable(each.path)}")
-        if not trees:
-            print("no root tree is installed; fumehood rootfs install")
-    return 0
+        return context.say(entry(tree), ready)
+    lines = [
+        f"{'*' if each.name == current else ' '} {each.name:28} {each.version:12} {printable(each.path)}"
+        for each in trees
+    ]
+    return context.say(
+        {"roots": list(map(entry, trees))}, lines or "no root tree is installed; fumehood rootfs install"
+    )
 
 
 def _install(context: Context) -> Installed | None:
@@ -132,14 +131,13 @@ def _check(context: Context) -> int:
     newer = root_trees.newer(context.store, mirror=options.mirror or "", proxy=options.proxy or "")
     trees, current = root_trees.installed(context.store)
     used = next((tree.version for tree in trees if tree.name == current), None)
-    if not context.printed({"current": used, "newer": newer}):
-        if newer is None:
-            print(f"Alpine {used} is the newest")
-        elif used is None:
-            print(f"Alpine {newer} can be installed: fumehood rootfs install")
-        else:
-            print(f"Alpine {newer} is out, {used} is in use: fumehood rootfs update")
-    return 0
+    if newer is None:
+        line = f"Alpine {used} is the newest"
+    elif used is None:
+        line = f"Alpine {newer} can be installed: fumehood rootfs install"
+    else:
+        line = f"Alpine {newer} is out, {used} is in use: fumehood rootfs update"
+    return context.say({"current": used, "newer": newer}, line)
 
 
 # ---- Workspaces.
@@ -172,7 +170,7 @@ def _workspace(context: Context) -> int:
         raise BadRequest(f"workspace {options.what} needs a name", hint="fumehood workspace list shows them")
     if options.what == "path":
         path = context.store.workspaces.find(options.name).path
-        return context.say({"path": path}, lambda: print(path))
+        return context.say({"path": path}, path)
     if options.what == "list":
         return _list_workspaces(context)
     if options.what in ("create", "set"):
@@ -181,13 +179,11 @@ def _workspace(context: Context) -> int:
         path = context.store.workspaces.find(options.name).path if options.name else context.project.path
         dropped = reset(context.store, context.store.projects.open(path, register=False))
         said = " again" if dropped else "; there was nothing to drop"
-        line = f"{printable(path)}: its root is the shared one{said}"
-        return context.say({"path": path, "dropped": dropped}, lambda: print(line))
+        return context.say({"path": path, "dropped": dropped}, f"{printable(path)}: its root is the shared one{said}")
     workspace, is_clear = context.store.workspaces.find(options.name), options.what == "clear"
     (clear if is_clear else remove)(context.store, workspace, sure=options.yes)
-    done = "empty" if is_clear else "removed"
     answer = {"cleared" if is_clear else "removed": workspace.name}
-    return context.say(answer, lambda: print(f"the workspace {workspace.name} is {done}"))
+    return context.say(answer, f"the workspace {workspace.name} is {'empty' if is_clear else 'removed'}")
 
 
 def _create_or_set(context: Context) -> int:
@@ -204,8 +200,9 @@ def _create_or_set(context: Context) -> int:
         workspace, done = context.store.workspaces.create(options.name, **settings), "made"
     else:
         workspace, done = context.store.workspaces.change(options.name, settings), "changed"
-    text = f"the workspace {workspace.name} is {done}: {workspace.path}\nfumehood run --workspace {workspace.name} -- …"
-    return context.say(_workspace_entry(context, workspace), lambda: print(text))
+    name = workspace.name
+    lines = f"the workspace {name} is {done}: {workspace.path}", f"fumehood run --workspace {name} -- …"
+    return context.say(_workspace_entry(context, workspace), lines)
 
 
 def _workspace_entry(context: Context, workspace: Workspace) -> dict[str, Any]:
@@ -223,16 +220,14 @@ def _list_workspaces(context: Context) -> int:
 
     def mib(size: int) -> str:
         return f"{size / (1 << 20):.1f} MiB"
-    if not context.printed({"workspaces": entries}):
-        for each in entries:
-            layer = each["layer"]
-            kept = f"  own root layer: {mib(layer['size'])} over {layer['base']}" if layer else ""
-            network = each["network"] or "as configured"
-            print(f"{each['name']:16} {mib(each['size']):>10}  root {each['root']}, network {network}{kept}")
-            print(f"{'':16} {printable(each['path'])}")
-        if not entries:
-            print("there is no workspace yet; fumehood workspace create NAME")
-    return 0
+
+    lines = []
+    for each in entries:
+        layer, network = each["layer"], each["network"] or "as configured"
+        kept = f"  own root layer: {mib(layer['size'])} over {layer['base']}" if layer else ""
+        lines.append(f"{each['name']:16} {mib(each['size']):>10}  root {each['root']}, network {network}{kept}")
+        lines.append(f"{'':16} {printable(each['path'])}")
+    return context.say({"workspaces": entries}, lines or "there is no workspace yet; fumehood workspace create NAME")
 
 
 # ---- What this machine can do, and what may go.
@@ -346,7 +341,7 @@ def _clean(context: Context) -> int:
             sys.stderr.write("nothing was removed\n")
             return 1
     freed = cleaned(dry=options.dry_run)
-    return context.say(freed.fields(), lambda: print(_in_words(context, freed)))
+    return context.say(freed.fields(), _in_words(context, freed))
 
 
 def _in_words(context: Context, freed: Freed) -> str:

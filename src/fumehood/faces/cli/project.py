@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fumehood.core.changes import ABSENT
@@ -62,17 +62,17 @@ def _files(context: Context) -> int:
 
 
 def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -> int:
-    listed = [each for each in files if context.options.all or each.was_touched]
-    if not context.printed(lambda: {"files": [each.as_dict() for each in listed]}):
-        colour = paint()
-        for each in listed:
-            print(_line(context, project.path, each, colour))
+    listed, colour = [each for each in files if context.options.all or each.was_touched], paint()
+
+    def lines() -> Iterator[str]:
+        yield from (_line(context, project.path, each, colour) for each in listed)
         if not files:
-            print("no files are known yet; fumehood scan reads the project")
+            yield "no files are known yet; fumehood scan reads the project"
         elif len(listed) < len(files):
             left_out = len(files) - len(listed)
-            print(colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim"))
-    return 0
+            yield colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim")
+
+    return context.say(lambda: {"files": [each.as_dict() for each in listed]}, lines())
 
 
 def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str:
@@ -128,11 +128,9 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
 )  # fmt: skip
 def _restore(context: Context) -> int:
     done = restore(context.store, context.project, context.options.path, context.options.source, here=here())
-    if context.printed(done.as_dict):
-        pass
-    elif done.state == EMPTY:
-        print("nothing to do: it is that version already")
-    else:
+    if done.state == EMPTY:
+        return context.say(done.as_dict, "nothing to do: it is that version already")
+    if not context.printed(done.as_dict):
         tell_run(done, sys.stdout)
         print(f"  to have it back as it was: fumehood undo {done.name}")
     return 0
@@ -150,12 +148,10 @@ def _scan(context: Context) -> int:
 
     with ticking("reading the project", context.options, lambda: f"{seen[0]} files"):
         scan = scan_project(context.store, context.project, progress)
-    if not context.printed(scan.fields()):
-        kept = f", {scan.kept} missing but backed up" if scan.kept else ""
-        print(f"{how_many(scan.files, 'file')}: {scan.added} new, {scan.updated} changed, {scan.dropped} gone{kept}")
-        if scan.unread:
-            print(f"{how_many(scan.unread, 'directory', 'directories')} could not be read")
-    return 0
+    kept = f", {scan.kept} missing but backed up" if scan.kept else ""
+    lines = [f"{how_many(scan.files, 'file')}: {scan.added} new, {scan.updated} changed, {scan.dropped} gone{kept}"]
+    lines += [f"{how_many(scan.unread, 'directory', 'directories')} could not be read"] if scan.unread else []
+    return context.say(scan.fields(), lines)
 
 
 @command(
@@ -169,16 +165,12 @@ def _projects(context: Context) -> int:
     options, projects = context.options, context.store.projects
     if options.what == "list":
         listed = projects.listed()
-
-        def show() -> None:
-            if not listed:
-                print("no project is known yet")
-            for each in listed:
-                held = f", {each.held} held" if each.held else ""
-                place = "" if each.place == "there" else f"  [{each.place}]"
-                print(f"{each.id:4}  {printable(each.path)}  {how_many(each.runs, 'run')}{held}{place}")
-
-        return context.say({"projects": [each.fields() for each in listed]}, show)
+        lines = [
+            f"{each.id:4}  {printable(each.path)}  {how_many(each.runs, 'run')}"
+            + (f", {each.held} held" if each.held else "") + ("" if each.place == "there" else f"  [{each.place}]")
+            for each in listed
+        ]  # fmt: skip
+        return context.say({"projects": [each.fields() for each in listed]}, lines or "no project is known yet")
     if not options.which or (options.what == "move" and not options.to):
         needed = "PROJECT NEW" if options.what == "move" else "PROJECT"
         raise BadRequest(f"projects {options.what} needs {needed}", hint="fumehood projects list shows them")
@@ -186,7 +178,7 @@ def _projects(context: Context) -> int:
     if options.what == "move":
         with context.store.alone(which.id):
             moved = projects.move(which, options.to)
-        return context.say(moved.fields(), lambda: print(f"project {moved.id} is at {printable(moved.path)} now"))
+        return context.say(moved.fields(), f"project {moved.id} is at {printable(moved.path)} now")
     lost = loss(context.store, which)
     if not options.yes:
         if not (os.isatty(0) and os.isatty(2)):
@@ -196,7 +188,7 @@ def _projects(context: Context) -> int:
         if not confirmed(question):
             raise BadRequest("nothing was forgotten", hint="answer y, or give --yes")
     forget(context.store, which)
-    return context.say({"forgotten": which.fields(), **lost.fields()}, lambda: print(f"forgotten; {lost.in_words()}"))
+    return context.say({"forgotten": which.fields(), **lost.fields()}, f"forgotten; {lost.in_words()}")
 
 
 # ---- What commands may do.
@@ -219,14 +211,11 @@ def _roots(context: Context) -> int:
     elif options.what == "remove":
         project = remove_root(store, project, options.directory)
     more = offered(store, project)
-    if not context.printed({"roots": list(project.roots), "offered": more}):
-        for root in project.roots:
-            print(printable(root))
-        if more:
-            print("commands can't write these yet: a git directory, a mount, or where a link leads; to let them:")
-        for path in more:
-            print(f"  fumehood roots add {typed(path)}")
-    return 0
+    lines = list(map(printable, project.roots))
+    if more:
+        lines.append("commands can't write these yet: a git directory, a mount, or where a link leads; to let them:")
+    lines += [f"  fumehood roots add {typed(path)}" for path in more]
+    return context.say({"roots": list(project.roots), "offered": more}, lines)
 
 
 @command(
@@ -240,14 +229,11 @@ def _grants(context: Context) -> int:
         if context.options.grant is None:
             raise BadRequest("grants revoke needs a number", hint="fumehood grants list shows them")
         gone = grants.revoke(context.options.grant)
-        return context.say(gone.fields(), lambda: print(f"revoked: {_grant_line(gone)}"))
+        return context.say(gone.fields(), f"revoked: {_grant_line(gone)}")
     kept = grants.all()
-    if not context.printed({"grants": [grant.fields() for grant in kept]}):
-        if not kept:
-            print("no answers are kept: you are asked whenever a permission is needed")
-        for grant in kept:
-            print(f"{grant.id:4}  {_grant_line(grant)}")
-    return 0
+    lines = [f"{grant.id:4}  {_grant_line(grant)}" for grant in kept]
+    none = "no answers are kept: you are asked whenever a permission is needed"
+    return context.say({"grants": [grant.fields() for grant in kept]}, lines or none)
 
 
 def _grant_line(grant: Grant) -> str:
@@ -263,12 +249,12 @@ def _playground(context: Context) -> int:
     places, what = context.store.places, context.options.what
     if what == "clean":
         freed = provided.empty_playground(places)
-        return context.say({"bytes": freed}, lambda: print(f"{size_told(freed)} freed"))
+        return context.say({"bytes": freed}, f"{size_told(freed)} freed")
     path = provided.make_playground(places)
     if what == "path":
-        return context.say({"path": path}, lambda: print(printable(path)))
+        return context.say({"path": path}, printable(path))
     size = provided.playground_size(places)
-    return context.say({"path": path, "bytes": size}, lambda: print(size_told(size)))
+    return context.say({"path": path, "bytes": size}, size_told(size))
 
 
 # ---- What is set, and what that comes to.
@@ -293,7 +279,7 @@ def _tool(context: Context) -> int:
         answer: dict[str, Any] = {"tools": all_definitions(policy, options.format, options.extra)}
     else:
         answer = definition_of(policy, options.format, options.name, options.extra)
-    return context.say(answer, lambda: print(json.dumps(answer, indent=2)))
+    return context.say(answer, json.dumps(answer, indent=2))
 
 
 @command(
@@ -303,14 +289,14 @@ def _tool(context: Context) -> int:
 def _config(context: Context) -> int:
     what, path = context.options.what, file_of(context.store.places)
     if what == "path":
-        return context.say({"path": path}, lambda: print(path))
+        return context.say({"path": path}, path)
     return _check_config(context, path) if what == "check" else _show_config(context, path)
 
 
 def _check_config(context: Context, path: str) -> int:
     if not os.path.lexists(path):
         answer: dict[str, Any] = {"path": path, "exists": False, "problems": [], "remarks": []}
-        return context.say(answer, lambda: print(f"{printable(path)} does not exist: the defaults are used"))
+        return context.say(answer, f"{printable(path)} does not exist: the defaults are used")
     checked = compile_file(path)[1]
     complaints, notes = checked.complaints, tuple[Complaint, ...]()
     if not complaints:
@@ -319,14 +305,15 @@ def _check_config(context: Context, path: str) -> int:
         notes = remarks(path, checked)
         # What is no matter of its text: who may write it.
         load(context.store.places, _roots_here(context))
+    lines = []
+    for each in (*complaints, *notes):
+        key = f"{paint()(printable(each.key), 'bold')}: " if each.key else ""
+        hint = f" ({printable(each.hint)})" if each.hint else ""
+        lines.append(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
+    if not complaints:
+        lines.append(f"{printable(path)} is fine{', but not all of it has an effect here' if notes else ''}")
     problems, noted = ([each.fields() for each in some] for some in (complaints, notes))
-    if not context.printed({"path": path, "exists": True, "problems": problems, "remarks": noted}):
-        for each in (*complaints, *notes):
-            key = f"{paint()(printable(each.key), 'bold')}: " if each.key else ""
-            hint = f" ({printable(each.hint)})" if each.hint else ""
-            print(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
-        if not complaints:
-            print(f"{printable(path)} is fine{', but not all of it has an effect here' if notes else ''}")
+    context.say({"path": path, "exists": True, "problems": problems, "remarks": noted}, lines)
     return 1 if complaints else 0
 
 
@@ -336,27 +323,21 @@ def _show_config(context: Context, path: str) -> int:
     settings = load(context.store.places, roots)
     policy = policy_for(context.store.places, roots)
     own, everywhere = settings.get(project, {}) if project else {}, settings.get(EVERYWHERE, {})
-    keys = []
+    keys, lines, sections = [], [], {}
     for key in KEYS:
         origin = "project" if key.place in own else "global" if key.place in everywhere else "default"
         keys.append({"key": key.name, "value": key.of(policy), "from": origin})
-    sections: dict[str, list[dict[str, Any]]] = {}
+        line = f"{key.name} = {printable(key.kind.write(key.of(policy)))}"
+        lines.append(paint()(line, "dim") if origin == "default" else f"{line}    # {origin}")
     for section in SECTIONS:  # tables of the policy, or what was made of one, without what says nothing
         all_of_it = (each.fields() if isinstance(each, Value) else each for each in getattr(policy, section.field))
-        sections[section.name] = [
-            {name: value for name, value in each.items() if value not in ((), {})} for each in all_of_it
-        ]
-    if not context.printed({"path": path, "project": project, "keys": keys, **sections}):
-        for key, each in zip(KEYS, keys, strict=True):
-            line = f"{key.name} = {printable(key.kind.write(each['value']))}"
-            print(paint()(line, "dim") if each["from"] == "default" else f"{line}    # {each['from']}")
-        for name, tables in sections.items():
-            for table in tables:
-                fields = {**table, **table.get("settings", {})}
-                unsaid = ("settings", "defaults")
-                inside = [f"{field} = {shown(value)}" for field, value in fields.items() if field not in unsaid]
-                print(f"[[{name}]] {printable(', '.join(inside))}")
-    return 0
+        tables = [{name: value for name, value in each.items() if value not in ((), {})} for each in all_of_it]
+        sections[section.name] = tables
+        for table in tables:
+            fields = {**table, **table.get("settings", {})}.items()
+            inside = [f"{name} = {shown(value)}" for name, value in fields if name not in ("settings", "defaults")]
+            lines.append(f"[[{section.name}]] {printable(', '.join(inside))}")
+    return context.say({"path": path, "project": project, "keys": keys, **sections}, lines)
 
 
 @command(
@@ -372,4 +353,4 @@ def _capabilities(context: Context) -> int:
     project = context.store.projects.open(context.project.path)
     hood = Hood(context.store, project, context.store.policy_of(project), start)
     answer = capabilities(hood, context.options.root, fresh=context.options.fresh)
-    return context.say(answer, lambda: print(answer.for_model()))
+    return context.say(answer, answer.for_model())

@@ -258,7 +258,7 @@ def _review(context: Context) -> int:
             ]  # fmt: skip
             return {**picked(run, "run number command started_at reason"), "changes": changes}
 
-        return context.say({"runs": list(map(fields, runs))}, lambda: None)
+        return context.say({"runs": list(map(fields, runs))}, ())
     if not runs:
         print("nothing is held")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -64,7 +64,7 @@ def _setup(context: Context) -> int:
     wizard.make_playground()
     wizard.try_it()
     wizard.show_snippet()
-    return context.say(wizard.answer, lambda: None)
+    return context.say(wizard.answer, ())
 
 
 class _Wizard:

@@ -35,15 +35,13 @@ def _ps(context: Context) -> int:
     reach = Reach() if context.options.all else Reach(project=context.project.id)
     runs = now.running(context.store, context.reach, reach)
     fields = "run number project command cwd session started_at network"
-    if not context.printed({"runs": [picked(run, fields) for run in runs]}):
-        for run in runs:
-            line = line_of(run, printable)
-            where = f"  {printable(run.project)}" if context.options.all else ""
-            since = elapsed(time.time() - run.started_at)
-            print(f"{numbered(run):5}  {since:>8}  {brief(run.command)}{'  ' if line else ''}{line}{where}")
-        if not runs:
-            print("nothing runs")
-    return 0
+    lines = []
+    for run in runs:
+        line = line_of(run, printable)
+        where = f"  {printable(run.project)}" if context.options.all else ""
+        since = elapsed(time.time() - run.started_at)
+        lines.append(f"{numbered(run):5}  {since:>8}  {brief(run.command)}{'  ' if line else ''}{line}{where}")
+    return context.say({"runs": [picked(run, fields) for run in runs]}, lines or "nothing runs")
 
 
 @command("stop", "end a command that runs; what it wrote is held", "fumehood stop last", RUN, *REACH)
@@ -100,7 +98,7 @@ def _forward(context: Context) -> int:
     whose = f"session {printable(session)}" if options.draft is None else f"draft {printable(options.draft)}"
     meaning = f"port {options.port} of {whose}"
     with listener:
-        context.say(answer, lambda: print(f"http://127.0.0.1:{here}/ is {meaning}; Ctrl-C ends it"))
+        context.say(answer, f"http://127.0.0.1:{here}/ is {meaning}; Ctrl-C ends it")
         sys.stdout.flush()
         try:
             loopback.serve(context.store, session, options.port, listener, lambda text: print(text, file=sys.stderr))
@@ -139,7 +137,7 @@ def _ask(context: Context) -> int:
     may_ask = () if options.only_session else terminal
     permissions = Permissions(store, may_ask, patience_s=store.policy_of(project).ask_timeout)
     said = settle_access(store, project, session, asked, permissions.decide)
-    return context.say({"asked": [each.fields() for each in asked], "said": said}, lambda: print("\n".join(said)))
+    return context.say({"asked": [each.fields() for each in asked], "said": said}, said)
 
 
 @command(
