@@ -46,6 +46,9 @@ _LONGEST = 64 << 20  # bytes in a line: what is longer can't be looked at, and s
 _MOST_READ = 1 << 16
 _PATIENCE_S = 5  # for an agent to end by itself once its editor has closed its input
 _ALONE_S = 60  # the same, where its editor has killed us: nobody waits
+# What ends an agent that does not end with its input, as some do not. One that waits for its next prompt has done its
+# work; one that is busy is cut short, and what it wrote is held.
+_END_IDLE, _END_BUSY = signal.SIGINT, signal.SIGTERM
 
 # To whom bytes go: the editor, the agent, or, as the answer to a question of ours, who asked it.
 EDITOR, AGENT, ANSWER = "editor", "agent", "answer"
@@ -99,7 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         # Editors kill what they started. Most agents end with their input, and what they did is then judged as ever;
         # one that does not is ended some time after the process that talks to the editor is dead.
         signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(_ALONE_S))
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), _ending(is_busy=is_busy[0] != 0)))
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), _END_BUSY if is_busy[0] else _END_IDLE))
         prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
         if os.getppid() != editors:
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -144,15 +147,6 @@ def _stand_between(
     return asyncio.run(exchange.carry())
 
 
-def _ending(*, is_busy: bool) -> signal.Signals:
-    """Return the signal that ends an agent which does not end with its input: some do not.
-
-    One that waits for its next prompt has done its work. One in the middle of it is cut short, and what it wrote is
-    held.
-    """
-    return signal.SIGTERM if is_busy else signal.SIGINT
-
-
 # ---- What becomes of each message.
 
 class NotAMessage(Exception):
@@ -175,7 +169,7 @@ class Conversation:
         method, number = message.get("method"), json.dumps(message.get("id"))
         if method is None:
             question = self._questions.pop(number, None)
-            return [(AGENT, line)] if question is None else [(ANSWER, _answer(*question, message))]
+            return [(AGENT, line)] if question is None else [(ANSWER, _answer(*question, message.get("result")))]
         if "id" in message:
             params = message.get("params")
             params = params if isinstance(params, dict) else {}
@@ -377,12 +371,8 @@ def _error(number: Any, code: int, why: str) -> bytes:
     return written({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": why}})
 
 
-def _answer(number: int, options: Sequence[str], message: Json) -> bytes:
-    """Write the editor's answer to a question of ours.
-
-    It is one of the options, a no where it was cancelled, and nobody's where it can't ask.
-    """
-    result = message.get("result")
+def _answer(number: int, options: Sequence[str], result: object) -> bytes:
+    """Write the answer to a question of ours: an option, a no where it was cancelled, None where it can't ask."""
     outcome = result.get("outcome") if isinstance(result, dict) else None
     answer: str | None = None
     if isinstance(outcome, dict):
@@ -497,7 +487,8 @@ class Exchange:
     async def _end_agent(self, is_done: bool) -> int:
         """Wait for the agent's end, and ask for it where it does not come; tell the editor what that leaves open."""
         if self._why_ended or not is_done:
-            os.kill(self._process, _ending(is_busy=bool(self._why_ended) or self._conversation.is_busy))
+            is_busy = self._why_ended or self._conversation.is_busy
+            os.kill(self._process, _END_BUSY if is_busy else _END_IDLE)
         self._writers[AGENT].close()
         _, status = await asyncio.to_thread(os.waitpid, self._process, 0)
         code = os.waitstatus_to_exitcode(status)

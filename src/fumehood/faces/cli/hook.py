@@ -12,7 +12,8 @@ import sys
 from fumehood.core.report import told_ahead
 from fumehood.core.request import BACKGROUND_AFTER, TOLD, quoted
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, added_directories, is_background, read_call
+from fumehood.faces.cli import hook_clients
+from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, command_of, is_background
 from fumehood.faces.cli.output import here, tell_error, text_of
 from fumehood.store.places import session_mark, state_directory
 
@@ -39,8 +40,7 @@ class HookOptions:
     """What the person set up."""
 
     def __init__(self) -> None:
-        self.client = ""
-        self.session = ""
+        self.client = self.session = ""
         self.allowed_tools: list[str] = []
         self.leaves_asking = False
         self.passed_on: list[str] = []
@@ -53,20 +53,27 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if os.path.isdir(TOLD):
         return 0  # its client runs whole in the hood, and so does all that it does
-    if os.isatty(0):
-        hint = "a client starts this: fumehood setup CLIENT writes it into its settings; fumehood hook --help"
-        return _blocked(
-            BadRequest("the hook reads a client's tool call, and standard input is a terminal", hint=hint)
-        )
     try:
-        answer = answered(sys.stdin.buffer.read(), parse(arguments))
-        _deliver(answer)
+        _deliver(answered(_input(), parse(arguments)))
+        return 0
     except FumehoodError as error:
-        return _blocked(error)
+        failure = error
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - what nobody foresaw must not let the command through
         what = f"the hook failed: {type(error).__name__}: {error}"
-        return _blocked(FumehoodError(what, hint="the command was not run"))
-    return 0
+        failure = FumehoodError(what, hint="the command was not run")
+    try:
+        tell_error(failure)
+        sys.stderr.flush()
+    except OSError:
+        pass  # the exit code says it
+    return 2
+
+
+def _input() -> bytes:
+    if os.isatty(0):
+        hint = "a client starts this: fumehood setup CLIENT writes it into its settings; fumehood hook --help"
+        raise BadRequest("the hook reads a client's tool call, and standard input is a terminal", hint=hint)
+    return sys.stdin.buffer.read()
 
 
 def _deliver(answer: str) -> None:
@@ -86,15 +93,6 @@ def _deliver(answer: str) -> None:
         raise FumehoodError("nobody reads the answer", hint="the command was not run; standard output must be open")
 
 
-def _blocked(error: FumehoodError) -> int:
-    try:
-        tell_error(error)
-        sys.stderr.flush()
-    except OSError:
-        pass  # the exit code says it
-    return 2  # forbids it
-
-
 def parse(arguments: Sequence[str]) -> HookOptions:
     """Read the command line."""
     options = HookOptions()
@@ -110,12 +108,10 @@ def parse(arguments: Sequence[str]) -> HookOptions:
             if not equals and not waiting:
                 raise BadRequest(f"{name} needs a value", hint="fumehood hook --help")
             value = value if equals else waiting.pop(0)
-            if name == "--client":
-                options.client = value
-            elif name == "--session":
-                options.session = value
-            elif name == "--allow-tool":
+            if name == "--allow-tool":
                 options.allowed_tools.append(value)
+            elif name in _ASKED:
+                setattr(options, name[2:], value)
             else:
                 options.passed_on += (name, value)
         else:
@@ -127,39 +123,31 @@ def parse(arguments: Sequence[str]) -> HookOptions:
 
 def answered(data: bytes, options: HookOptions) -> str:
     """Return the answer to a tool call: nothing where no command is run."""
-    call = read_call(_read(data), options.client)
+    call = hook_clients.read_call(_read(data), options.client)
     client, answer = call.client, call.client.nothing
-    is_edit = call.tool in client.edits or call.tool in client.patches
     is_shell = call.tool in client.shells and not call.is_after
+    is_edit = call.tool in client.edits or call.tool in client.patches
     if is_shell and call.tool in client.patching_shells and "patch <<" in str(call.input):
         # A client may make an edit of a shell's command; any doubt about it makes it a command.
-        from fumehood.faces.cli.hook_edits import shell_patch
+        from fumehood.faces.cli import hook_edits
 
-        is_edit = shell_patch(call) is not None
-        is_shell = not is_edit
+        is_edit = hook_edits.shell_patch(call) is not None
     try:
-        if call.is_after:
-            if is_edit:
-                from fumehood.faces.cli.hook_edits import ended
+        if is_edit:
+            from fumehood.faces.cli import hook_edits
 
-                ended(call, _session(call, options))
+            if call.is_after:
+                hook_edits.ended(call, _session(call, options))
+            elif reason := hook_edits.begun(call, _session(call, options), options.passed_on):
+                answer = client.refused(ASK, reason)
         elif is_shell:
-            from fumehood.faces.cli.hook_clients import command_of
-
             tool_input = _rewritten(command_of(call), call, options)
             decision = ASK if options.leaves_asking and client.honours_ask else ALLOW
             # What sets our words apart from a command's, for its model.
             mark = session_mark(state_directory(), _session(call, options)) if client.tells_before else ""
             answer = client.rewritten(tool_input, decision, told_ahead(mark) if mark else "")
-        elif is_edit:
-            from fumehood.faces.cli.hook_edits import begun
-
-            reason = begun(call, _session(call, options), options.passed_on)
-            answer = client.refused(ASK, reason) if reason else client.nothing
-        else:
-            from fumehood.faces.cli.hook_clients import refuse_what_runs
-
-            refuse_what_runs(call, options.allowed_tools)
+        elif not call.is_after:
+            hook_clients.refuse_what_runs(call, options.allowed_tools)
     except BadRequest as error:
         answer = client.refused(DENY, f"{error.message}. {error.hint}")
     if not answer:
@@ -200,7 +188,7 @@ class _Plain:
 def _rewritten(command: Command, call: ToolCall, options: HookOptions) -> dict[str, Any]:
     """Return the tool's input with its command rewritten."""
     text = command.text
-    if command.script.startswith(f"{_ours()} "):
+    if command.script.startswith(f"{' '.join(map(quoted, own_command()))} "):
         text = command.script  # what we wrote ourselves, in a shell that the client put around it
     if "\0" in text:
         raise BadRequest("the command has a NUL in it", hint="no program can be given one; write it as \\0")
@@ -218,16 +206,11 @@ def _rewritten(command: Command, call: ToolCall, options: HookOptions) -> dict[s
 
 def rewrite(command: str, call: ToolCall, options: HookOptions) -> str:
     """Return the line that runs a command in the hood; one that does already stays as it is."""
-    ours = _ours()
-    if command.startswith(f"{ours} "):
-        inner, around = _unwrapped(command, ours)
-        if inner is not None and (around or command == _wrapped(inner, ours, call, options)):
-            command = inner
+    ours = " ".join(map(quoted, own_command()))
+    inner, around = _unwrapped(command, ours)
+    if inner is not None and (around or command == _wrapped(inner, ours, call, options)):
+        command = inner
     return _wrapped(command, ours, call, options)
-
-
-def _ours() -> str:
-    return " ".join(quoted(word) for word in own_command())
 
 
 def _session(call: ToolCall, options: HookOptions) -> str:
@@ -246,7 +229,7 @@ def _wrapped(command: str, ours: str, call: ToolCall, options: HookOptions) -> s
     if session:
         begun_in = os.environ.get(client.project_variable, "") or here()
         words += ["--session", session, "--begun-in", begun_in]
-        for path in added_directories(client, call.raw, begun_in):
+        for path in hook_clients.added_directories(call, begun_in):
             words += ["--beside", path]
         waits_s = BACKGROUND_AFTER if is_background(call) else client.waits_s
         words += ["--background-after", str(waits_s)] if waits_s is not None else []
@@ -279,12 +262,11 @@ def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:
 
 def own_command() -> list[str]:
     """Return how this program was started, so that it is found again from any directory and with any PATH."""
-    started = os.path.abspath(sys.argv[0])
+    started, words = os.path.abspath(sys.argv[0]), sys.orig_argv
     if os.path.basename(started) == "__main__.py":
         return [sys.executable, "-P", "-m", "fumehood"]
     if os.access(started, os.X_OK):
         return [started]
-    words = sys.orig_argv
     options = words[1 : words.index(sys.argv[0])] if sys.argv[0] in words else []
     return [sys.executable, *options, started]
 

@@ -146,9 +146,10 @@ def is_background(call: ToolCall) -> bool:
     return call.tool == "Monitor" or bool(is_asked)
 
 
-def added_directories(client: Client, raw: dict[str, Any], begun_in: str) -> list[str]:
+def added_directories(call: ToolCall, begun_in: str) -> list[str]:
     """Return the directories that a person gave the client besides the one it works in, as far as it tells them."""
-    listed = raw.get(client.directories_field) if client.directories_field else None
+    client = call.client
+    listed = call.raw.get(client.directories_field)
     directories = [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
     if client.directory_option:
         directories += _from_command_line(client.directory_option)
@@ -183,12 +184,6 @@ def _specific(event: str, **fields: Any) -> Answer:
     return {"hookSpecificOutput": {"hookEventName": event, **fields}}
 
 
-def _snapshots(shell: str) -> str:
-    # The newest is looked for when the command starts: for a session's first one there is none yet.
-    folder = os.environ.get("CLAUDE_CONFIG_DIR") or os.path.expanduser("~/.claude")
-    return f"{folder}/shell-snapshots/snapshot-{shell}-*"
-
-
 _CLAUDE = Client(
     name="claude", before="PreToolUse", after=("PostToolUse", "PostToolUseFailure"),
     preferred_shell="Bash", shells=frozenset({"Bash", "Monitor"}),
@@ -204,7 +199,11 @@ _CLAUDE = Client(
     ),
     honours_ask=True, tells_before=True,
     project_variable="CLAUDE_PROJECT_DIR", directory_option="--add-dir",
-    keeps_directory=True, shell_settings=_snapshots,
+    keeps_directory=True,
+    # The newest is looked for when the command starts: for a session's first one there is none yet.
+    shell_settings=lambda shell: (
+        f"{os.environ.get('CLAUDE_CONFIG_DIR') or os.path.expanduser('~/.claude')}/shell-snapshots/snapshot-{shell}-*"
+    ),
 )  # fmt: skip
 
 # A hook that asks counts as failed there, and the command runs.

@@ -8,6 +8,7 @@ from fumehood.core.edits import Planned, patch_in, patched, replaced, written
 from fumehood.core.report import first_of, printable
 from fumehood.core.request import DISCARD, HOLD
 from fumehood.errors import BadRequest
+from fumehood.faces.cli.hook_clients import command_of
 from fumehood.faces.cli.output import here
 from fumehood.store.edits import EditSeat, OpenEdit, keep_seat, note_end, open_edits, seat_of
 from fumehood.store.places import Alone, Places
@@ -30,8 +31,6 @@ _MOST_OPEN = 16  # edits that wait to be recorded: each is looked at before and 
 
 def shell_patch(call: ToolCall) -> tuple[list[Planned], str] | None:
     """Return what a shell line does that the client takes for a patch, and the directory it is for; None: a command."""
-    from fumehood.faces.cli.hook_clients import command_of
-
     command = command_of(call)
     patch, directory = (None if command.is_list else patch_in(command.text)) or ("", "")
     planned = patched(patch)
@@ -141,12 +140,10 @@ def ended(call: ToolCall, session: str) -> None:
         every = open_edits(places)
         return next((each for each in reversed(every) if (each.session, each.call) == (session, name)), None)
 
-    edit = mine()
-    if edit is None:
+    if (edit := mine()) is None:
         return
     with Alone(places.lock(f"project-{edit.project}")):
-        edit = mine()
-        if edit is None:
+        if (edit := mine()) is None:
             return  # it is recorded
         note_end(places, edit, is_told=True)
         others = [each for each in open_edits(places, edit.project) if not each.ended_at]

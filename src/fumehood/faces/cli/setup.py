@@ -83,9 +83,6 @@ class _Wizard:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
 
-    def _title(self, text: str) -> None:
-        self._say(f"\n{self._paint(text, 'bold')}")
-
     def _ask(self, question: str, choices: tuple[str, ...], default: str) -> str:
         """Return one of the choices; an empty line is the default."""
         if self._options.yes:
@@ -104,7 +101,7 @@ class _Wizard:
 
     def check_host(self) -> None:
         """See that commands can be sandboxed here, and offer to install what is missing."""
-        self._title("1. This machine")
+        self._say(f"\n{self._paint('1. This machine', 'bold')}")
         places = self._context.store.places
         host = probe.host(places.cache, places.state, fresh=True)
         abilities = doctor.examine(places.state, host)
@@ -131,7 +128,7 @@ class _Wizard:
 
     def choose_root(self) -> None:
         """Choose what commands see as `/` by default, and install it."""
-        self._title("2. The system that commands see")
+        self._say(f"\n{self._paint('2. The system that commands see', 'bold')}")
         store = self._context.store
         before = policy_for(store.places, ()).root
         self._say("  host: this machine, read-only; alpine: a small Linux of its own, the same everywhere")
@@ -141,11 +138,8 @@ class _Wizard:
             raise BadRequest(f"there is no root {root} to choose", hint="--root host or --root alpine")
         if root == "alpine" and not self._install():
             root = before
-        if root != before:
-            path = set_key(store.places, "root", root)
-            self._say(f"  {root} is the default now: {printable(path)}")
-        else:
-            self._say(f"  {root} is the default")
+        changed = f" now: {printable(set_key(store.places, 'root', root))}" if root != before else ""
+        self._say(f"  {root} is the default{changed}")
         self.answer["root"] = root
 
     def _install(self) -> bool:
@@ -177,7 +171,7 @@ class _Wizard:
         """Make the directory of the agent's own."""
         from fumehood.service.provided import make_playground
 
-        self._title("3. The playground")
+        self._say(f"\n{self._paint('3. The playground', 'bold')}")
         path = make_playground(self._context.store.places)
         self._say(f"  agents may write {printable(path)} too, outside of every project")
         self.answer["playground"] = path
@@ -189,7 +183,7 @@ class _Wizard:
         from fumehood.service.explain import look_inside
         from fumehood.service.hood import Hood
 
-        self._title("4. A first command")
+        self._say(f"\n{self._paint('4. A first command', 'bold')}")
         store = self._context.store
         policy = policy_for(store.places, ())
         # Not in /tmp, which a command does not see, if possible.
@@ -203,7 +197,7 @@ class _Wizard:
 
     def show_snippet(self) -> None:
         """Show how the person's agent comes to use it."""
-        self._title("5. Your agent")
+        self._say(f"\n{self._paint('5. Your agent', 'bold')}")
         agent = self._options.agent or self._ask("  which one?", _AGENTS, "none")
         self.answer["agent"] = agent
         if agent in CLIENTS:

@@ -38,8 +38,6 @@ _CURSOR_HOOK = "written from Cursor's documentation, not tried with Cursor: see 
 _CLOSED = "the client's own shell is closed, so that every command goes through the server"
 _OPEN = "WARNING: the client's own shell stays open, and what it runs there is not in the hood"
 
-# Clients go on where a hook is missing or fails in any way but this one.
-_OR_FORBID = " || exit 2"
 _OURS = re.compile(r" hook --client \w+(?P<options>.*) \|\| exit 2$", re.DOTALL)
 
 
@@ -108,19 +106,15 @@ def read_settings(path: str) -> str:
         raise BadRequest(f"{path} can't be read: {why}", hint="--print shows what to add by hand") from error
 
 
-def _hook_line(command: list[str], client: str) -> str:
-    """Return the line that a client runs before a tool."""
-    return f"{' '.join(map(quoted, command))} hook --client {client}{_OR_FORBID}"
+def _hook_line(command: list[str], client: str, options: str = "") -> str:
+    """Return the line that a client runs before a tool: it goes on where a hook fails in any other way than by a 2."""
+    return f"{' '.join(map(quoted, command))} hook --client {client}{options} || exit 2"
 
 
 def _options(line: object) -> str | None:
     """Return what a person added to the line of our hook, such as `--ask`; None where it is not ours."""
     ours = _OURS.search(line) if isinstance(line, str) else None
     return None if ours is None else ours["options"]
-
-
-def _with_options(line: str, options: str) -> str:
-    return f"{line.removesuffix(_OR_FORBID)}{options}{_OR_FORBID}"
 
 
 def _hook_places(settings: Any) -> list[tuple[list[str | int], str]]:
@@ -148,7 +142,7 @@ def _json_hooks(
     Some clients want a version beside them.
     A file with a version that holds nothing else any more is not needed.
     """
-    line, matchers = _hook_line(command, client), _matchers(client)
+    matchers = _matchers(client)
 
     def remove(text: str) -> str:
         before = text
@@ -161,12 +155,12 @@ def _json_hooks(
 
     def add(text: str) -> str:
         places = _hook_places(settings_text.parse(text).plain()) if text.strip() else []
-        whole = _with_options(line, places[0][1] if places else "")
+        line = _hook_line(command, client, places[0][1] if places else "")
         text = remove(text) or "{}\n"
         if version and settings_text.parse(text).member("version") is None:
             text = settings_text.with_member(text, ["version"], version)
         for event, tools in matchers.items():
-            text = settings_text.with_item(text, ["hooks", event], entry(tools, whole))
+            text = settings_text.with_item(text, ["hooks", event], entry(tools, line))
         return text
 
     return SettingsEdit(add=add, remove=remove)
@@ -218,14 +212,15 @@ def _json_items(keys: list[str], values: tuple[str, ...]) -> SettingsEdit:
 _PLUGIN_LINE = re.compile(r"^const HOOK = (?P<line>\".*\")$", re.MULTILINE)
 
 
-def _plugin(line: str, edits: list[str]) -> SettingsEdit:
-    """OpenCode's plugin, which is a file of our own; `edits` are the tools that it is also asked about afterwards."""
+def _plugin(command: list[str]) -> SettingsEdit:
+    """OpenCode's plugin, which is a file of our own, with the tools that it is also asked about afterwards."""
+    tools = json.dumps([*HOOKED["opencode"].edits, *HOOKED["opencode"].patches])
 
     def add(text: str) -> str:
         there = _PLUGIN_LINE.search(text)
         options = _options(json.loads(there["line"])) if there else None
-        whole = json.dumps(_with_options(line, options or ""))
-        return text_of("opencode.js").replace("TOOLS", json.dumps(edits), 1).replace("LINE", whole, 1)
+        line = json.dumps(_hook_line(command, "opencode", options or ""))
+        return text_of("opencode.js").replace("TOOLS", tools, 1).replace("LINE", line, 1)
 
     return SettingsEdit(add=add, remove=lambda _text: "")
 
@@ -317,8 +312,6 @@ def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
     """Hooks in TOML: for each event, the tools that it is for."""
     from tomlkit.items import AoT
 
-    line, matchers = _hook_line(command, client), _matchers(client)
-
     def remove(text: str) -> str:
         for block in reversed(list(_ANY_BLOCK.finditer(text))):  # the last first: what is taken out moves no other
             if _hook_places(_toml(block[0]).unwrap()):
@@ -341,9 +334,9 @@ def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
 
     def add(text: str) -> str:
         places = _hook_places(_toml(text).unwrap())
-        whole = _with_options(line, places[0][1] if places else "")
+        line = _hook_line(command, client, places[0][1] if places else "")
         text = remove(text)
-        for event, matcher in matchers.items():
+        for event, matcher in _matchers(client).items():
             settings = _toml(text)
             hooks = at(settings, ["hooks"])
             items = at(hooks, [event])
@@ -351,10 +344,10 @@ def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
                 text = _at_end(
                     text,
                     f'[[hooks.{event}]]\nmatcher = "{matcher}"\n\n'
-                    f'[[hooks.{event}.hooks]]\ntype = "command"\ncommand = {_toml_value(whole).as_string()}\n',
+                    f'[[hooks.{event}.hooks]]\ntype = "command"\ncommand = {_toml_value(line).as_string()}\n',
                 )
                 continue
-            hook = {"matcher": matcher, "hooks": [{"type": "command", "command": whole}]}
+            hook = {"matcher": matcher, "hooks": [{"type": "command", "command": line}]}
             if items is None:
                 hooks[event] = _toml_value([hook])
             else:
@@ -446,13 +439,12 @@ def _copilot(command: list[str]) -> ClientSettings:
 
 
 def _opencode(command: list[str]) -> ClientSettings:
-    folder, hooked = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home()}/.config'}/opencode", HOOKED["opencode"]
+    folder = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home()}/.config'}/opencode"
     path = f"{folder}/opencode.json{'c' if os.path.exists(f'{folder}/opencode.jsonc') else ''}"
-    script = _plugin(_hook_line(command, "opencode"), [*hooked.edits, *hooked.patches])
     server = {"type": "local", "command": [*command, "mcp"], "enabled": True}
     server |= {"environment": _own_places()} if _own_places() else {}
     return ClientSettings(
-        hook={f"{folder}/plugin/{SERVER}.js": script}, server={path: _json_member(["mcp", SERVER], server)},
+        hook={f"{folder}/plugin/{SERVER}.js": _plugin(command)}, server={path: _json_member(["mcp", SERVER], server)},
         closing={path: _json_member(["permission", "bash"], "deny")},
         naming=(path, "opencode.json"), keys=("permission", "external_directory"),
     )  # fmt: skip
