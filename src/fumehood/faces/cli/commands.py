@@ -25,7 +25,6 @@ from fumehood.store.projects import Project
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fumehood.core.policy import Policy
     from fumehood.service.library import Sandbox
 
 # In which module each command is, in the order of the help: only that of the command that is asked for is loaded.
@@ -123,11 +122,6 @@ class Context:
             return Reach()
         sessions = () if session is None else (session,)
         return Reach(project=self.project.id, sessions=sessions, asked_by=self.options.asked_by)
-
-    @property
-    def agents_policy(self) -> Policy | None:
-        """What holds for the agent that asks; None where a person does."""
-        return None if self.options.only_session is None else self.store.policy_of(self.project)
 
     def run(self, name: str) -> Run:
         """The run that was named; `last` and `last~1` are those of this project."""

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from math import ceil
 from typing import Any
 
 from fumehood.core import changes as c
@@ -223,19 +224,15 @@ def _show(context: Context) -> int:
     run = context.run(context.options.run)
     events = context.store.audit.of([run.run])[run.run]
     more = {"dropped": list(run.dropped), "events": [event.fields() for event in events]}
+    return context.say(lambda: {**run.as_dict(), **more}, _told(context, run, events))
 
+
+def _told(context: Context, run: Run, events: Sequence[Event]) -> Iterator[str]:
     def by_name(text: str) -> str:
         """Call runs in a text that is recorded, by their ids, what people call them."""
         before, by, name = text.rpartition("by run ")
         return f"{before}{by}{context.store.history.name(name)}" if by else text
-    if not context.printed(lambda: {**run.as_dict(), **more}):
-        for change in run.changed:
-            change.reason = by_name(change.reason)
-        _tell(run, [event.replace(detail=by_name(event.detail)) for event in events])
-    return 0
 
-
-def _tell(run: Run, events: Sequence[Event]) -> None:
     colour = paint()
     sandbox = f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
     is_running = run.state == "running"
@@ -259,16 +256,14 @@ def _tell(run: Run, events: Sequence[Event]) -> None:
         facts["withheld"] = ", ".join(run.dropped)
     if run.hosts:
         facts["hosts"] = ", ".join(run.hosts)
-    for name, value in facts.items():
-        print(f"{colour(f'{name:13}', 'dim')}{printable(value)}")
-    for connection in run.connections:
-        print(f"{colour('connection   ', 'dim')}{_connection(connection, colour)}")
+    yield from (f"{colour(f'{name:13}', 'dim')}{printable(value)}" for name, value in facts.items())
+    yield from (f"{colour('connection   ', 'dim')}{_connection(each, colour)}" for each in run.connections)
+    for change in run.changed:
+        change.reason = by_name(change.reason)
     if run.changed:
-        print(headline(run))
-        for text in by_directory(run, colour):
-            print(f"  {text}")
-    for event in events:
-        print(event_line(event, colour))
+        yield headline(run)
+        yield from (f"  {text}" for text in by_directory(run, colour))
+    yield from (event_line(event.replace(detail=by_name(event.detail)), colour) for event in events)
 
 
 def _connection(connection: Connection, colour: Callable[[str, str], str]) -> str:
@@ -305,7 +300,9 @@ def _diff(context: Context) -> int:
 def tell_differences(context: Context, run: Run, paths: Sequence[str], about: dict[str, object]) -> int:
     """Write what a run changed, or a draft would: in full, or how many lines; `about` begins the answer as JSON."""
     options = context.options
-    wanted, policy = (context.store, run, paths), context.agents_policy
+    # What holds for the agent that asks; nothing where a person does.
+    policy = None if options.only_session is None else context.store.policy_of(context.project)
+    wanted = context.store, run, paths
     if options.stat:
         counts = [
             {
@@ -333,25 +330,24 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
 def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence[dict[str, Any]]) -> int:
     """Tell how many lines of each path were added and removed, with a bar where the terminal has room for one."""
     added, removed = (sum(each[name] for each in counts) for name in ("added", "removed"))
-    if not context.printed({**about, "paths": counts, "added": added, "removed": removed}):
-        from math import ceil
-
-        colour, room = paint(), width() or 80
-        roots = ["" if each["root"] == run.roots[0] else f"{each['root']}/" for each in counts]
-        names = [printable(root + each["path"]) for root, each in zip(roots, counts, strict=True)]
-        longest = min(max(map(len, names), default=0), max(room - 24, _LEAST))
-        most = max((each["added"] + each["removed"] for each in counts), default=0)
-        share = min(1.0, max(room - longest - 12, 0) / most) if most else 0.0
-        for each, name in zip(counts, names, strict=True):
-            sign, shade = SIGNS[each["change"]]
-            plus, minus, kind = each["added"], each["removed"], each["kind"]
-            bar = colour("+" * ceil(plus * share), "green") + colour("-" * ceil(minus * share), "red")
-            is_counted = plus or minus or kind == c.FILE
-            what = "binary" if each["binary"] else f"{plus + minus:5} {bar}" if is_counted else kind
-            shown = name if len(name) <= longest else f"…{name[1 - longest :]}"
-            print(f"{colour(sign, shade)} {shown:{longest}} | {what}".rstrip())
-        print(f"{how_many(len(counts), 'path')}, {how_many(added, 'line')} added, {removed} removed")
-    return 0
+    colour, room = paint(), width() or 80
+    names = [
+        printable(each["path"] if each["root"] == run.roots[0] else f"{each['root']}/{each['path']}") for each in counts
+    ]
+    longest = min(max(map(len, names), default=0), max(room - 24, _LEAST))
+    most = max((each["added"] + each["removed"] for each in counts), default=0)
+    share = min(1.0, max(room - longest - 12, 0) / most) if most else 0.0
+    lines = []
+    for each, name in zip(counts, names, strict=True):
+        sign, shade = SIGNS[each["change"]]
+        plus, minus, kind = each["added"], each["removed"], each["kind"]
+        bar = colour("+" * ceil(plus * share), "green") + colour("-" * ceil(minus * share), "red")
+        is_counted = plus or minus or kind == c.FILE
+        what = "binary" if each["binary"] else f"{plus + minus:5} {bar}" if is_counted else kind
+        shown = name if len(name) <= longest else f"…{name[1 - longest :]}"
+        lines.append(f"{colour(sign, shade)} {shown:{longest}} | {what}".rstrip())
+    lines.append(f"{how_many(len(counts), 'path')}, {how_many(added, 'line')} added, {removed} removed")
+    return context.say({**about, "paths": counts, "added": added, "removed": removed}, lines)
 
 
 def write_difference(text: str) -> None:

@@ -80,8 +80,7 @@ def _forward(context: Context) -> int:
         session = _known_session(context, options.session)
     else:
         runs = now.running(context.store, Reach(project=context.project.id))
-        latest = next((run for run in runs if run.session), None)
-        if latest is None:
+        if (latest := next((run for run in runs if run.session), None)) is None:
             raise BadRequest("no command of a session runs now", hint="fumehood ps shows what runs; --session NAME")
         session = (latest.session or "") if latest.draft is None else loopback_of(latest.draft)
     networks = {run.network for run in now.running(context.store) if run.session == session}
@@ -96,9 +95,8 @@ def _forward(context: Context) -> int:
         raise BadRequest(f"port {here} can't be opened here: {error.strerror}", hint=another) from error
     answer = {"address": "127.0.0.1", "port": here, "session": session, "to": options.port, "draft": options.draft}
     whose = f"session {printable(session)}" if options.draft is None else f"draft {printable(options.draft)}"
-    meaning = f"port {options.port} of {whose}"
     with listener:
-        context.say(answer, f"http://127.0.0.1:{here}/ is {meaning}; Ctrl-C ends it")
+        context.say(answer, f"http://127.0.0.1:{here}/ is port {options.port} of {whose}; Ctrl-C ends it")
         sys.stdout.flush()
         try:
             loopback.serve(context.store, session, options.port, listener, lambda text: print(text, file=sys.stderr))
@@ -169,31 +167,28 @@ def _status(context: Context) -> int:
         "taken_back": None if undone is None else {**_named(undone), "in_part": is_part},
         "questions": [each.as_dict() for each in questions], "missed": [each.fields() for each in missed],
     }  # fmt: skip
-    if not context.printed(answer):
-        rows: list[tuple[str, str]] = [("project", project.path)]
-        rows += [("session", session)] if session else []
-        for run in running:
-            rows += [("running", f"{numbered(run)}  {elapsed(time.time() - run.started_at)}  {run.command}")]
-        rows += [("waiting", f"{numbered(run)}  {run.command}") for run in held]
-        rows += [("", "fumehood review")] if held and not is_agent else []
-        rows += [("draft", f"{draft.name}  (fumehood draft diff {draft.name})") for draft in drafts]
-        if undone is not None and undo is not None:
-            rows += [("undone", f"{numbered(undone)}{'  in part:' if is_part else ''}  {undone.command}")]
-            rows += [("", "fumehood redo" if has_backups(undo) else "its backups were cleaned away")]
-        rows += [("question", f"{each.question.lines[0]}  (fumehood watch)") for each in questions]
-        for each in missed[:_MISSED]:
-            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.at))
-            rows += [("missed", f"{when}  {each.text}"), *([("", each.ahead)] if each.ahead else [])]
-        if not (running or held or drafts or undone or questions or missed):
-            rows += [("", "nothing runs, nothing waits")]
-        for name, values in (("write", project.roots), ("hosts", policy.hosts), ("shown", policy.show)):
-            rows += [(name, value) for value in values]
-        rows += [("network", network)]
-        colour, room = paint(), width()
-        for name, text in rows:
-            said = fitted(printable(text), room - 10) if room else brief(text)
-            print(f"{colour(f'{name:9}', 'dim')} {said if name else colour(said, 'dim')}")
-    return 0
+    now_s, colour, room = time.time(), paint(), width()
+    rows: list[tuple[str, str]] = [("project", project.path)]
+    rows += [("session", session)] if session else []
+    rows += [("running", f"{numbered(run)}  {elapsed(now_s - run.started_at)}  {run.command}") for run in running]
+    rows += [("waiting", f"{numbered(run)}  {run.command}") for run in held]
+    rows += [("", "fumehood review")] if held and not is_agent else []
+    rows += [("draft", f"{draft.name}  (fumehood draft diff {draft.name})") for draft in drafts]
+    if undone is not None and undo is not None:
+        rows += [("undone", f"{numbered(undone)}{'  in part:' if is_part else ''}  {undone.command}")]
+        rows += [("", "fumehood redo" if has_backups(undo) else "its backups were cleaned away")]
+    rows += [("question", f"{each.question.lines[0]}  (fumehood watch)") for each in questions]
+    for each in missed[:_MISSED]:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.at))
+        rows += [("missed", f"{when}  {each.text}"), *([("", each.ahead)] if each.ahead else [])]
+    if not (running or held or drafts or undone or questions or missed):
+        rows += [("", "nothing runs, nothing waits")]
+    for name, values in (("write", project.roots), ("hosts", policy.hosts), ("shown", policy.show)):
+        rows += [(name, value) for value in values]
+    rows += [("network", network)]
+    said = [(name, fitted(printable(text), room - 10) if room else brief(text)) for name, text in rows]
+    lines = (f"{colour(f'{name:9}', 'dim')} {text if name else colour(text, 'dim')}" for name, text in said)
+    return context.say(answer, lines)
 
 
 def _named(run: Run) -> dict[str, object]:
