@@ -87,8 +87,7 @@ def _completed(words: Sequence[str]) -> tuple[str, Iterable[Word]]:
         if taken is not None:
             taken = None
         elif word.startswith("-"):
-            taken = by_name.get(word)
-            taken = taken if taken is not None and taken.value else None
+            taken = by_name[word] if word in by_name and by_name[word].value else None
         else:
             arguments.append(word)
     if taken is None and len(arguments) < len(shape.arguments):
@@ -104,7 +103,10 @@ def _completed(words: Sequence[str]) -> tuple[str, Iterable[Word]]:
         from fumehood.faces.cli.setup_clients import CLIENTS
 
         choices += [(client, "") for client in CLIENTS]
-    by_shell, kind = _BY_SHELL.get(taken.value, _NOTHING), _kind(before[0], taken)
+    by_shell = _BY_SHELL.get(taken.value, _NOTHING)
+    # What a value is, where its own name does not say that.
+    about = taken.names[-1] if taken.names else f"{before[0]} {taken.value}"
+    kind = _KINDS.get(about, taken.value)
     if kind not in _RECORDED or not os.path.isdir(state_directory()):
         return by_shell, choices  # or nothing was recorded yet
     named = before.index("--project") + 1 if "--project" in before else 0
@@ -112,23 +114,12 @@ def _completed(words: Sequence[str]) -> tuple[str, Iterable[Word]]:
     return by_shell, chain(choices, _recorded(kind, before[0], arguments, current, project))
 
 
-_RECORDED = frozenset({"RUN", "DRAFT", "RUN|DRAFT", "HOST", "PROJECT", "SESSION", "WORKSPACE", "GRANT", "A RUN'S PATH"})
-
-
-def _kind(command: str, taken: Parameter) -> str:
-    """Return what a value is, where its own name does not say that."""
-    options = {"--session": "SESSION", "--only-session": "SESSION", "--draft": "DRAFT", "--workspace": "WORKSPACE",
-               "--project": "PROJECT"}  # fmt: skip
-    for name in taken.names:
-        if name in options:
-            return options[name]
-    if not taken.names and command in ("draft", "workspace") and taken.value == "NAME":
-        return command.upper()
-    if not taken.names and command == "grants" and not taken.choices:
-        return "GRANT"
-    if not taken.names and command in ("apply", "discard", "undo", "diff") and taken.value == "PATH":
-        return "A RUN'S PATH"
-    return taken.value
+_KINDS = {
+    "--session": "SESSION", "--only-session": "SESSION", "--draft": "DRAFT", "--workspace": "WORKSPACE",
+    "--project": "PROJECT", "draft NAME": "DRAFT", "workspace NAME": "WORKSPACE", "grants NUMBER": "GRANT",
+    **dict.fromkeys(("apply PATH", "discard PATH", "undo PATH", "diff PATH"), "A RUN'S PATH"),
+}  # fmt: skip
+_RECORDED = frozenset({*_KINDS.values(), "RUN", "RUN|DRAFT", "HOST"})
 
 
 def _recorded(kind: str, command: str, arguments: Sequence[str], current: str, project: str) -> Iterator[Word]:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fumehood.core.changes import Change
 from fumehood.core.hunks import MARKS
 from fumehood.core.report import Run, how_many, picked, printable
 from fumehood.core.wording import fitted
@@ -68,14 +67,16 @@ def _draft(context: Context) -> int:
         return _new(context)
     context.store.recover()
     draft = context.store.drafts.find(context.project.id, options.name)
-    if options.what == "diff":
-        with drafts.Preview(context.store, context.project, draft) as whole:
-            return tell_differences(context, whole.run, options.rest, {"draft": draft.name})
     acts = {
-        "show": _show, "log": _log, "apply": _apply, "discard": _discard, "rename": _rename,
+        "show": _show, "diff": _diff, "log": _log, "apply": _apply, "discard": _discard, "rename": _rename,
         "rebase": _rebase,
     }  # fmt: skip
     return acts[options.what](context, draft)
+
+
+def _diff(context: Context, draft: DraftRecord) -> int:
+    with Preview(context.store, context.project, draft) as whole:
+        return tell_differences(context, whole.run, context.options.rest, {"draft": draft.name})
 
 
 def _new(context: Context) -> int:
@@ -111,7 +112,7 @@ def _list(context: Context) -> int:
 
 
 def _show(context: Context, draft: DraftRecord) -> int:
-    with drafts.Preview(context.store, context.project, draft) as whole:
+    with Preview(context.store, context.project, draft) as whole:
         run = whole.run
         shown = run.fields_of(run.changed)
         merges, conflicts = drafts.compared(context.store, draft, whole)
@@ -121,14 +122,11 @@ def _show(context: Context, draft: DraftRecord) -> int:
         "conflicts": [conflict.as_dict() for conflict in conflicts],
     }  # fmt: skip
 
-    def note(change: Change) -> str:
-        return "  merged with the project's" if change.path in merged else ""
-
     if not context.printed(answer):
         colour = paint()
-        count = f"{how_many(len(shown), 'change')}{deletions(run)}"
-        print(f"draft {colour(printable(draft.name), 'bold')}: {count}")
-        for text in by_directory(run, colour, note):
+        print(f"draft {colour(printable(draft.name), 'bold')}: {how_many(len(shown), 'change')}{deletions(run)}")
+        notes = dict.fromkeys(merged, "  merged with the project's")
+        for text in by_directory(run, colour, lambda change: notes.get(change.path, "")):
             print(f"  {text}")
         _tell_conflicts(conflicts)
     return 0
@@ -185,8 +183,8 @@ def _apply(context: Context, draft: DraftRecord) -> int:
     except DraftConflict as error:
         conflicts: Sequence[Any] = error.conflicts
         answer = {"error": error.message, "hint": error.hint, "conflicts": [each.as_dict() for each in conflicts]}
-        context.say(answer, lambda: _tell_conflicts(conflicts))
-        if not context.as_json:
+        if not context.printed(answer):
+            _tell_conflicts(conflicts)
             sys.stdout.flush()
             tell_error(error)
         return 1  # as those do who merge
@@ -323,8 +321,7 @@ def _export(context: Context) -> int:
 
 
 def _written(context: Context, run: Run, answer: dict[str, object], what: str) -> int:
-    path = context.options.output
-    key = context.options.key or context.store.policy_of(context.project_of(run)).sign.key
+    path, options = context.options.output, context.options
     try:
         is_ours = path == "-" or os.path.samestat(os.stat(path), os.fstat(1))  # as /dev/stdout does
     except OSError:
@@ -332,16 +329,17 @@ def _written(context: Context, run: Run, answer: dict[str, object], what: str) -
     if is_ours and context.as_json:
         raise BadRequest("both the object and the export would go to standard output", hint="name a file: -o FILE")
     place = 1 if is_ours else os.path.abspath(path)
-    if context.options.patch and context.options.key:
+    if options.patch and options.key:
         raise BadRequest("a patch is not signed", hint="leave out --key, or --patch")
-    if context.options.patch:
+    if options.patch:
         key, count = "", bundles.export_patch(context.store, run, place)
     else:
+        key = options.key or context.store.policy_of(context.project_of(run)).sign.key
         count = bundles.export(context.store, run, place, key=key)
-    message = f"{how_many(count, 'change')} of {what} written to {printable(path)}"
-    message += f", signed with {printable(key)}" if key else ""
     if is_ours:
         return 0
+    signed = f", signed with {printable(key)}" if key else ""
+    message = f"{how_many(count, 'change')} of {what} written to {printable(path)}{signed}"
     return context.say({**answer, "file": place, "changes": count, "key": key}, message)
 
 
@@ -356,5 +354,6 @@ def _import(context: Context) -> int:
         into = sandbox if context.options.draft is None else sandbox.draft(context.options.draft)
         take = into.import_patch if context.options.patch else into.import_bundle
         run = take(context.options.file)
-        has_all = "nothing is held: the project has all of it already"
-        return context.say(run.as_dict, lambda: tell_run(run, sys.stdout) if run.changed else print(has_all))
+        if not run.changed:
+            return context.say(run.as_dict, "nothing is held: the project has all of it already")
+        return context.say(run.as_dict, lambda: tell_run(run, sys.stdout))

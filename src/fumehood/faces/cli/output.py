@@ -176,14 +176,21 @@ class DescriptorSink:
                 ) from error
 
 
-class GuardedText:
+class _Stream:
+    """A stream of text that stands before another one, and is like it in all but what is written."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class GuardedText(_Stream):
     """Our own words on their way to a terminal: whatever name was put into them, no sequence in it takes effect.
 
     Names are made printable where they are put in; this is for the one place that forgets it.
     """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
 
     def write(self, text: str) -> int:
         """Write a text, its line ends and colours included."""
@@ -194,15 +201,12 @@ class GuardedText:
         self._stream.write(text)
         return len(text)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
-
-class ModelText:
+class ModelText(_Stream):
     """What an agent asked for about its runs, on its way to the model: text and bytes."""
 
     def __init__(self, stream: Any, mark: str) -> None:
-        self._stream = stream
+        super().__init__(stream)
         self._sink = sink_to_model(stream.fileno(), mark)
         self.buffer = self
 
@@ -216,9 +220,6 @@ class ModelText:
     def close(self) -> None:
         """Write what was kept back for what might have followed."""
         self._sink(b"")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def guarded(stream: Any) -> Any:
