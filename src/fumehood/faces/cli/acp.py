@@ -12,11 +12,12 @@ own terminal.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+import io
 import json
 import mmap
 import os
+import queue
 import secrets
 import select
 import signal
@@ -24,8 +25,10 @@ import socket
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any
 
 from fumehood.core.masks import is_in
 from fumehood.core.questions import INTRODUCTION, TITLES
@@ -143,8 +146,7 @@ def _stand_between(
     os.dup2(2, 1)
     for descriptor in (agent_reads, agent_writes, theirs.detach()):
         os.close(descriptor)
-    exchange = Exchange(conversation, editor, (from_agent, to_agent), process, ours, is_busy)
-    return asyncio.run(exchange.carry())
+    return Exchange(conversation, editor, (from_agent, to_agent), process, ours, is_busy).carry()
 
 
 # ---- What becomes of each message.
@@ -408,118 +410,102 @@ def _without_commands(value: Any) -> Any:
 # ---- Their lines, carried to each other until both are done.
 
 class Exchange:
-    """An editor and an agent, each as two descriptors; `questions` is where the agent's hood asks a person."""
+    """An editor and an agent, each as two descriptors; `questions` is where the agent's hood asks a person.
+
+    A thread listens to each: while one waits for somebody who does not read, the others go on.
+    """
 
     def __init__(
         self, conversation: Conversation, editor: tuple[int, int], agent: tuple[int, int], process: int,
         questions: socket.socket, is_busy: mmap.mmap,
     ) -> None:  # fmt: skip
         self._conversation = conversation
-        self._editor = editor
-        self._agent = agent
+        self._deciding = threading.Lock()  # about a message
         self._process = process
-        self._questions = questions
         self._is_busy = is_busy
-        self._writers: dict[str, asyncio.StreamWriter] = {}
-        self._why_ended = ""
+        self._readers: dict[str, IO[bytes]] = {
+            EDITOR: os.fdopen(editor[0], "rb"), AGENT: os.fdopen(agent[0], "rb"), ANSWER: questions.makefile("rb"),
+        }  # fmt: skip
+        self._writers: dict[str, io.RawIOBase] = {
+            EDITOR: io.FileIO(editor[1], "wb"), AGENT: io.FileIO(agent[1], "wb"),
+            ANSWER: questions.makefile("wb", buffering=0),
+        }  # fmt: skip
+        self._writing = {to: threading.Lock() for to in self._writers}
+        self._failures: dict[str, Exception] = {}
+        self._gone = queue.SimpleQueue[str]()
 
-    async def carry(self) -> int:
+    def carry(self) -> int:
         """Carry everything; returns the agent's exit status."""
-        loop = asyncio.get_running_loop()
-        from_editor, from_agent = await _reader(self._editor[0]), await _reader(self._agent[0])
-        self._writers[EDITOR], self._writers[AGENT] = await _writer(self._editor[1]), await _writer(self._agent[1])
-        from_hood, self._writers[ANSWER] = await asyncio.open_connection(sock=self._questions)
-        asking = asyncio.ensure_future(self._ask(from_hood))
-        editor = asyncio.ensure_future(self._listen_to_editor(from_editor))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, editor.cancel)
-        agent = asyncio.ensure_future(self._listen_to_agent(from_agent))
-        await asyncio.wait([editor, agent], return_when=asyncio.FIRST_COMPLETED)
-        if not agent.done():
-            # The editor has gone. The agent has its time to end, and what it wrote is then judged as ever.
-            self._writers[AGENT].close()
-            await asyncio.wait([agent], timeout=_PATIENCE_S)
-        status = await self._end_agent(agent.done())
-        for task in (editor, asking):
-            task.cancel()
-        for error in await asyncio.gather(editor, asking, return_exceptions=True):
-            if isinstance(error, Exception):
-                raise error
-        return status
-
-    async def _listen_to_editor(self, reader: asyncio.StreamReader) -> None:
-        while line := await _line(reader, "the editor"):
-            try:
-                sent = self._conversation.from_editor(line)
-            except NotAMessage as error:
-                sys.stderr.write(f"fumehood: the editor sent something that is no message: {error}\n")
-                continue
-            await self._send(sent)
-
-    async def _listen_to_agent(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while line := await _line(reader, "the agent"):
-                await self._send(self._conversation.from_agent(line))
-        except ValueError as error:
-            self._why_ended = str(error)
-
-    async def _ask(self, reader: asyncio.StreamReader) -> None:
-        """Put the questions of the agent's hood, which is a process of ours: its lines are as they should be."""
-        while line := await reader.readline():
-            message = json.loads(line)
-            if message.get("settled"):
-                self._conversation.settle(message["question"])
-            else:
-                await self._send(self._conversation.ask(message["question"], message["lines"], message["options"]))
-
-    async def _send(self, sent: Sent) -> None:
-        self._is_busy[0] = self._conversation.is_busy
-        for to, data in sent:
-            writer = self._writers[to]
-            if writer.is_closing():
-                continue
-            writer.write(data)
-            try:
-                await writer.drain()
-            except ConnectionError:
-                continue  # it is gone, which its other end tells
-
-    async def _end_agent(self, is_done: bool) -> int:
-        """Wait for the agent's end, and ask for it where it does not come; tell the editor what that leaves open."""
-        if self._why_ended or not is_done:
-            is_busy = self._why_ended or self._conversation.is_busy
-            os.kill(self._process, _END_BUSY if is_busy else _END_IDLE)
+            signal.signal(number, lambda *_: self._gone.put(EDITOR))
+        for whose in self._readers:
+            threading.Thread(target=self._listen, args=[whose], name=f"fumehood-{whose}", daemon=True).start()
+        is_agent_gone = self._gone.get() == AGENT
+        # If the editor has gone, the agent has its time to end, and what it wrote is then judged as ever.
         self._writers[AGENT].close()
-        _, status = await asyncio.to_thread(os.waitpid, self._process, 0)
+        until = time.monotonic() + _PATIENCE_S
+        while not is_agent_gone and (left := until - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                is_agent_gone = self._gone.get(timeout=left) == AGENT
+        why = str(self._failures.get(AGENT, ""))
+        if why or not is_agent_gone:
+            os.kill(self._process, _END_BUSY if why or self._conversation.is_busy else _END_IDLE)
+        _, status = os.waitpid(self._process, 0)
         code = os.waitstatus_to_exitcode(status)
         code = 128 - code if code < 0 else code
-        why = self._why_ended or f"the agent has ended, with exit status {code}"
-        await self._send(self._conversation.ended(why))
+        with self._deciding:
+            sent = self._conversation.ended(why or f"the agent has ended, with exit status {code}")
+        self._send(sent)
+        for whose in self._failures.keys() - {AGENT}:
+            raise self._failures[whose]
         return code
 
+    def _listen(self, whose: str) -> None:
+        try:
+            while line := self._line(whose):
+                self._send(self._decided(whose, line))
+        except Exception as error:  # noqa: BLE001 - of this thread; it is told where the exchange ends
+            self._failures[whose] = error
+        if whose != ANSWER:
+            self._gone.put(whose)
+        with suppress(OSError):
+            while self._readers[whose].read(_MOST_READ):
+                pass  # or it would wait for us, and not end
 
-async def _line(reader: asyncio.StreamReader, whose: str) -> bytes:
-    """Return the next line with its end; nothing where there is none, or not all of it."""
-    try:
-        return await reader.readuntil(b"\n")
-    except asyncio.IncompleteReadError as error:
-        return error.partial + b"\n" if error.partial else b""
-    except asyncio.LimitOverrunError as error:
-        raise ValueError(f"a line of {whose} is longer than {_LONGEST >> 20} MiB") from error
+    def _line(self, whose: str) -> bytes:
+        line = self._readers[whose].readline(_LONGEST + 1)
+        if len(line) > _LONGEST:
+            raise ValueError(f"a line of the {whose} is longer than {_LONGEST >> 20} MiB")
+        return line if line.endswith(b"\n") or not line else line + b"\n"
 
+    def _decided(self, whose: str, line: bytes) -> Sent:
+        """Return what becomes of a line; those with the hood's questions are from a process of ours, and in order."""
+        talk = self._conversation
+        with self._deciding:
+            try:
+                if whose == EDITOR:
+                    return talk.from_editor(line)
+                if whose == AGENT:
+                    return talk.from_agent(line)
+            except NotAMessage as error:
+                sys.stderr.write(f"fumehood: the editor sent something that is no message: {error}\n")
+                return []
+            finally:
+                self._is_busy[0] = talk.is_busy
+            message = json.loads(line)
+            if not message.get("settled"):
+                return talk.ask(message["question"], message["lines"], message["options"])
+            talk.settle(message["question"])
+            return []
 
-async def _reader(descriptor: int) -> asyncio.StreamReader:
-    reader = asyncio.StreamReader(limit=_LONGEST)
-    pipe = os.fdopen(descriptor, "rb", buffering=0)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    return reader
-
-
-async def _writer(descriptor: int) -> asyncio.StreamWriter:
-    loop = asyncio.get_running_loop()
-    pipe = os.fdopen(descriptor, "wb", buffering=0)
-    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
-    return asyncio.StreamWriter(transport, protocol, None, loop)
+    def _send(self, sent: Sent) -> None:
+        for to, data in sent:
+            with self._writing[to]:
+                try:
+                    while data:
+                        data = data[self._writers[to].write(data) :]  # noqa: PLW2901
+                except (OSError, ValueError):
+                    continue  # it is gone, which its other end tells; or it is closed
 
 
 # ---- What the hood must ask, from the process that runs the agent to the one that talks to the editor.

@@ -205,11 +205,21 @@ def _rewritten(command: Command, call: ToolCall, options: HookOptions) -> dict[s
 
 
 def rewrite(command: str, call: ToolCall, options: HookOptions) -> str:
-    """Return the line that runs a command in the hood; one that does already stays as it is."""
+    """Return the line that runs a command in the hood; one that does already stays as it is.
+
+    An agent may have copied one, or write a line that merely begins so: that is a command like any other.
+    """
     ours = " ".join(map(quoted, own_command()))
-    inner, around = _unwrapped(command, ours)
-    if inner is not None and (around or command == _wrapped(inner, ours, call, options)):
-        command = inner
+    head, separator, rest = command.partition(" -- '")
+    if separator and head.startswith(f"{ours} run --brief "):
+        inner, _, after = f"{rest} ".replace("'\"'\"'", "\0").partition("'")
+        inner, after = inner.replace("\0", "'"), after[:-1]
+        begin, end = f"; {_STATUS}=$?; cd -P -- ", f' 2>/dev/null; (exit "${_STATUS}")'
+        link = after.removeprefix(begin).removesuffix(end)
+        # All around it is as in one for another call.
+        is_plain = _RUN_BY_SHELLS.isdisjoint(head[len(ours) :]) and _RUN_BY_SHELLS.isdisjoint(link)
+        is_ours = is_plain and after in ("", begin + link + end)
+        command = inner if is_ours or command == _wrapped(inner, ours, call, options) else command
     return _wrapped(command, ours, call, options)
 
 
@@ -242,22 +252,6 @@ def _wrapped(command: str, ours: str, call: ToolCall, options: HookOptions) -> s
         words += ["--keep-cwd", link]
         after = f'; {_STATUS}=$?; cd -P -- {quoted(link)} 2>/dev/null; (exit "${_STATUS}")'
     return " ".join([ours, "run", *map(quoted, words), "--", quoted(command, always=True)]) + after
-
-
-def _unwrapped(command: str, ours: str) -> tuple[str | None, bool]:
-    """Return the command that a line like ours runs, and whether all around it is as in one for another call.
-
-    An agent may have copied one, or write a line that merely begins so: that is a command like any other.
-    """
-    head, separator, rest = command.partition(" -- '")
-    if not separator or not head.startswith(f"{ours} run --brief "):
-        return None, False
-    inner, _, after = f"{rest} ".replace("'\"'\"'", "\0").partition("'")
-    inner, after = inner.replace("\0", "'"), after[:-1]
-    begin, end = f"; {_STATUS}=$?; cd -P -- ", f' 2>/dev/null; (exit "${_STATUS}")'
-    link = after.removeprefix(begin).removesuffix(end)
-    is_plain = _RUN_BY_SHELLS.isdisjoint(head[len(ours) :]) and _RUN_BY_SHELLS.isdisjoint(link)
-    return inner, is_plain and after in ("", begin + link + end)
 
 
 def own_command() -> list[str]:

@@ -257,17 +257,15 @@ def show(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) 
     """Report what was seen; returns 0 if commands can be sandboxed here, else 1."""
     host = examination.host
     if as_json:
-        json.dump(examination.as_dict(), out, indent=2)
-        out.write("\n")
+        out.write(json.dumps(examination.as_dict(), indent=2) + "\n")
         return int(bool(host.why_bare))
     paint = Paint(1)
     paint.on = colour
     if host.why_bare or not host.bwrap:
         lines = [
-            paint("Commands can NOT be sandboxed on this machine.", "red"),
-            f"  {host.why_bare}",
-            "  each one would run unsandboxed, and only if you allow it when you are asked",
-        ]
+            paint("Commands can NOT be sandboxed on this machine.", "red"), f"  {host.why_bare}",
+            "  each one would run unsandboxed, and only if you allow it when you are asked", "",
+        ]  # fmt: skip
     else:
         version = ".".join(str(part) for part in host.bwrap.version)
         # What protects commands besides the sandbox itself, and then what does not.
@@ -280,9 +278,8 @@ def show(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) 
             f"  bubblewrap  {version}, {host.bwrap.path} ({host.bwrap.origin})",
             f"  capture     {examination.capture}: {_CAPTURES[examination.capture]}",
             f"  why         {examination.why_this_capture}",
-            f"  in force    {', '.join(in_force)}",
-        ]
-    lines.append("")
+            f"  in force    {', '.join(in_force)}", "",
+        ]  # fmt: skip
     width = min(max(len(ability.name) for ability in examination.abilities), 44)
     for ability in examination.abilities:
         mark = "ok" if ability.works else "MISSING" if ability.needed == "required" else "missing"

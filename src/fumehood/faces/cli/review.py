@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -89,15 +89,18 @@ def _apply(context: Context) -> int:
     with ticking("applying", options):
         project = context.project_of(run)
         done = decide.apply_held(context.store, project, run, options.paths, here=here(), force=options.force)
-    _say(context, done, lambda: _tell_decided(done))
+    _tell_decided(context, done)
     # As those do who merge: what was asked for is not all done.
     return int(any(change.verdict in c.WAITING for change in chosen(done, options.paths, here=here())))
 
 
-def _tell_decided(done: Run) -> None:
-    """Tell which run it was: `last` may be another than the one that the person had looked at."""
-    print(f"run {done.name}: {quoted(done.command, MOST_OF_A_NAME)}")
-    tell_run(done, sys.stdout)
+def _tell_decided(context: Context, done: Run) -> int:
+    def show() -> None:
+        # Which run it was: `last` may be another than the one that the person had looked at.
+        print(f"run {done.name}: {quoted(done.command, MOST_OF_A_NAME)}")
+        tell_run(done, sys.stdout)
+
+    return _say(context, done, show)
 
 
 @command(
@@ -108,7 +111,7 @@ def _discard(context: Context) -> int:
     run = context.run(context.options.run)
     with ticking("throwing away", context.options):
         done = decide.discard_held(context.store, context.project_of(run), run, context.options.paths, here=here())
-    return _say(context, done, lambda: _tell_decided(done))
+    return _tell_decided(context, done)
 
 
 @command(
@@ -166,7 +169,7 @@ def _say_taken_back(context: Context, backs: Sequence[Run], tell_more: Callable[
     """Tell what was taken back, or brought back: a run, and what was settled while it ran."""
     first, *others = backs
     if first.of is None:  # what waited in a draft was thrown away
-        return _say(context, first, lambda: _tell_decided(first))
+        return _tell_decided(context, first)
 
     def show() -> None:
         meant = [_meant(context, back) for back in backs]
@@ -177,15 +180,15 @@ def _say_taken_back(context: Context, backs: Sequence[Run], tell_more: Callable[
         if tell_more is not None:
             tell_more()
 
-    return _say(context, first, show, {"also": [back.as_dict() for back in others]} if others else {})
+    return _say(context, first, show, **({"also": [back.as_dict() for back in others]} if others else {}))
 
 
-def _say(context: Context, done: Run, show: Callable[[], None], more: Mapping[str, object] | None = None) -> int:
+def _say(context: Context, done: Run, show: Callable[[], None], **more: object) -> int:
     """Tell what was done, and `more` as JSON, then do what can wait until that is told."""
-    code = context.say(lambda: {**done.as_dict(), **(more or {})}, show)
+    context.say(lambda: {**done.as_dict(), **more}, show)
     sys.stdout.flush()
     upkeep(context.store, context.project_of(done).id)
-    return code
+    return 0
 
 
 def _whole_session(context: Context, act: Callable[..., list[Run]]) -> int:
@@ -263,7 +266,7 @@ def _review(context: Context) -> int:
         print("nothing is held")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         for run in runs:
-            _say_run(run)
+            print(_title(run))
             for change in _waiting(run):
                 _say_change(context, run, change)
             print(f"{apply_line(run)}   or   fumehood discard {run.name}\n")
@@ -308,6 +311,10 @@ def _waiting(run: Run) -> list[c.Change]:
     return [change for change in held if change.within is None or (change.root, change.within) not in tops]
 
 
+def _title(run: Run) -> str:
+    return f"{paint()(numbered(run), 'bold')}  {quoted(run.command)}"
+
+
 def _conflicts(run: Run) -> set[tuple[int, str]]:
     return {(change.root, change.path) for change in run.changed if change.verdict == c.CONFLICT}
 
@@ -322,7 +329,7 @@ def _lies_in(place: tuple[int, str], change: c.Change) -> bool:
 def _go_through(context: Context, run: Run) -> bool:
     """Ask for every change of one run; returns whether to go on with the next."""
     run = context.store.history.find(run.run)  # as it is now: the person took their time for those before it
-    _say_run(run)
+    print(_title(run))
     _say_all(run)
     seen: set[tuple[int, str]] = set()
     times_changed = 0
@@ -365,10 +372,6 @@ def _go_through(context: Context, run: Run) -> bool:
             # What turned out to be a conflict is asked for once more, as that.
             seen -= _conflicts(run) - conflicts
     return True
-
-
-def _say_run(run: Run) -> None:
-    print(f"{paint()(numbered(run), 'bold')}  {quoted(run.command)}")
 
 
 def _say_all(run: Run) -> None:

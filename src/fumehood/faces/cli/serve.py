@@ -112,8 +112,7 @@ def _worker(context: Context) -> int:
         from fumehood.service.fleet.worker import work
     except ModuleNotFoundError as error:
         raise lacking(error, "the fleet", "fleet", PACKAGES) from error
-    options = context.options
-    address = _address(context)
+    options, address = context.options, _address(context)
     context.store.close()
     named = {"name": options.queue} if options.queue else {}
     return work(address, store=options.store, directory=options.directory, burst=options.burst, **named)
@@ -157,18 +156,16 @@ def _fleet(context: Context) -> int:
 
 def _wishes(context: Context) -> dict[str, Any]:
     options = context.options
-    limits = {}
     for each in options.limit:
-        name, _, amount = each.partition("=")
-        if not amount.isdigit():
+        if not each.partition("=")[2].isdigit():
             raise BadRequest(f"{each} is not a limit", hint="--limit memory=1073741824")
-        limits[name] = int(amount)
     for each in options.env:
         if "=" not in each:
             raise BadRequest(f"{each} is not a variable with a value", hint="--env NAME=VALUE, or --secret NAME")
+    limits, variables = (dict(each.partition("=")[::2] for each in pairs) for pairs in (options.limit, options.env))
     return {
         "cwd": options.cwd, "timeout": options.timeout, "root": options.root, "hosts": options.allow_host,
-        "env": dict(each.partition("=")[::2] for each in options.env), "secrets": options.secret, "limits": limits,
+        "env": variables, "secrets": options.secret, "limits": {name: int(amount) for name, amount in limits.items()},
         "first": options.first,
     }  # fmt: skip
 

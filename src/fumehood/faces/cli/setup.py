@@ -229,9 +229,8 @@ def connect(context: Context, client: str) -> int:
     files: list[dict[str, Any]] = [
         {"path": each.path, "changed": False, "diff": each.diff, "backup": None} for each in changes
     ]
-    answer: dict[str, Any] = {
-        "client": client, **files[0], "notes": [] if options.remove else list(notes), "files": files,
-    }  # fmt: skip
+    notes = () if options.remove else notes
+    answer: dict[str, Any] = {"client": client, **files[0], "notes": list(notes), "files": files}
     if options.print:
         for file, change in zip(files, changes, strict=True):
             file["text"] = change.after
@@ -251,17 +250,15 @@ def connect(context: Context, client: str) -> int:
             if change.diff:
                 file |= {"backup": _write(change), "changed": True}
         answer |= files[0] | {"changed": True}
-    answer["directories"] = [] if options.remove else _offered(context, settings)
+    answer["directories"] = directories = [] if options.remove else _offered(context, settings)
     answer["notes"] += [f"the client was given {path}; for commands: fumehood roots add {quoted(path)}"
-                        for path in answer["directories"]]  # fmt: skip
-    if not context.printed(answer):
-        for file in files:
-            if file["changed"]:
-                backup = f"; what was there: {file['backup']}" if file["backup"] else ""
-                done = "written" if os.path.exists(file["path"]) else "removed"
-                sys.stdout.write(f"{done}: {file['path']}{backup}\n")
-        sys.stdout.write("".join(f"note: {note}\n" for note in answer["notes"]))
-    return 0
+                        for path in directories]  # fmt: skip
+    lines = []
+    for file in files:
+        backup = f"; what was there: {file['backup']}" if file["backup"] else ""
+        done = "written" if os.path.exists(file["path"]) else "removed"
+        lines += [f"{done}: {file['path']}{backup}"] if file["changed"] else []
+    return context.say(answer, [*lines, *(f"note: {note}" for note in answer["notes"])])
 
 
 def _offered(context: Context, settings: ClientSettings) -> list[str]:

@@ -261,15 +261,9 @@ def _at_end(text: str, block: str) -> str:
     return text + gap + block
 
 
-def _is_headed(table: Any) -> bool:
-    """Return True for a table with a line of its own, to which another such line can add."""
-    from tomlkit.items import InlineTable
-
-    return not isinstance(table, InlineTable)
-
-
 def _toml_table(keys: list[str], values: dict[str, Any]) -> SettingsEdit:
     """Values of a table in TOML, two keys deep at most, such as a server's."""
+    from tomlkit.items import InlineTable
 
     def remove(text: str) -> str:
         settings = _toml(text)
@@ -290,7 +284,8 @@ def _toml_table(keys: list[str], values: dict[str, Any]) -> SettingsEdit:
         text = remove(text)
         settings = _toml(text)
         outer = at(settings, keys[:1])
-        if outer is None or (len(keys) > 1 and _is_headed(outer)):
+        # A table with a line of its own is one to which another such line can add.
+        if outer is None or (len(keys) > 1 and not isinstance(outer, InlineTable)):
             lines = (f"{key} = {_toml_value(value).as_string()}\n" for key, value in values.items())
             return _at_end(text, f"[{'.'.join(keys)}]\n{''.join(lines)}")
         for key, value in ({keys[1]: values} if len(keys) > 1 else values).items():
@@ -310,7 +305,7 @@ _ANY_BLOCK = re.compile(
 
 def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
     """Hooks in TOML: for each event, the tools that it is for."""
-    from tomlkit.items import AoT
+    from tomlkit.items import AoT, InlineTable
 
     def remove(text: str) -> str:
         for block in reversed(list(_ANY_BLOCK.finditer(text))):  # the last first: what is taken out moves no other
@@ -340,7 +335,7 @@ def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
             settings = _toml(text)
             hooks = at(settings, ["hooks"])
             items = at(hooks, [event])
-            if (hooks is None or _is_headed(hooks)) and (items is None or isinstance(items, AoT)):
+            if not isinstance(hooks, InlineTable) and (items is None or isinstance(items, AoT)):
                 text = _at_end(
                     text,
                     f'[[hooks.{event}]]\nmatcher = "{matcher}"\n\n'
