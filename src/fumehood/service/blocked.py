@@ -27,8 +27,8 @@ from fumehood.linux.capture import (
 from fumehood.linux.libc import Closing, read
 from fumehood.linux.mounts import View
 from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
-from fumehood.store.database import shortage
 from fumehood.store.history import Reach
+from fumehood.store.places import shortage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

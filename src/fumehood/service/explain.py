@@ -34,9 +34,8 @@ from fumehood.service.running import Execution, output_streams
 from fumehood.service.sandbox import world_of
 from fumehood.service.store import Store
 from fumehood.service.surroundings import World, around
-from fumehood.store import database
 from fumehood.store.config import policy_for
-from fumehood.store.places import home, new_id, places
+from fumehood.store.places import give_back_if_full, home, new_id, places, room_hint, shortage, shortage_to_begin
 from fumehood.store.projects import Project
 
 TYPE_CHECKING = False
@@ -291,16 +290,16 @@ class Examination(Value):
 def examined(store: Store, project: Project | None = None) -> Examination:
     """Look at this machine afresh, at what we keep, and at how a project's writes are captured."""
     state = store.places.state
-    lacking = database.shortage_to_begin(state)
+    lacking = shortage_to_begin(state)
     if lacking:
-        database.give_back_if_full(state)
-    if database.shortage(state):
+        give_back_if_full(state)
+    if shortage(state):
         # Whatever is tried out there would seem not to work.
-        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=database.room_hint(state))
+        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=room_hint(state))
     host = probe.host(store.places.cache, state, fresh=True)
     room = Ability(
         name="room for records", works=not lacking, detail=lacking or f"enough in {state}",
-        fix=database.room_hint(state), needed="required",
+        fix=room_hint(state), needed="required",
     )  # fmt: skip
     lost = layering.unknown(store)
     detail = f"directories of runs without a record: {len(lost)}" if lost else "every run's directory is recorded"

@@ -25,8 +25,7 @@ from fumehood.service.hood import Hood, Wishes, note_refusal
 from fumehood.service.permission import widened
 from fumehood.service.running import Ended, Execution, output_streams, printed, take_note
 from fumehood.service.surroundings import World, around
-from fumehood.store import database
-from fumehood.store.places import new_id
+from fumehood.store.places import new_id, reserve_room
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ def run_in(hood: Hood, request: Request, wishes: Wishes) -> Run:
         request = request.replace(environment=(*_looked_up(hood.variables), *request.environment))
     check(request)
     # Before anything is tried out there: on a full disk, nothing would seem to work.
-    database.reserve_room(hood.store.places.state)
+    reserve_room(hood.store.places.state)
     own, request = _made_ready(hood, request, wishes)
     try:
         run = _run_until_settled(own, request, wishes)

@@ -8,8 +8,7 @@ import time
 from fumehood.core.changes import ABSENT, APPLIED, Change
 from fumehood.core.value import Value
 from fumehood.store import records
-from fumehood.store.database import record_of
-from fumehood.store.schema import CHANGES, OF_CHANGES
+from fumehood.store.database import CHANGES, OF_CHANGES, record_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

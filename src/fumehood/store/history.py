@@ -11,9 +11,8 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, NoRoom
 from fumehood.store import audit as trail
 from fumehood.store import records
-from fumehood.store.database import Database, note_day
+from fumehood.store.database import CHANGES, OF_CHANGES, Database, note_day
 from fumehood.store.records import changes_of_rows
-from fumehood.store.schema import CHANGES, OF_CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

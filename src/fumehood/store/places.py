@@ -1,13 +1,16 @@
-"""Where things lie on disk: the directories of the XDG standard, ours in each, closed to others."""
+"""Where things lie on disk: the directories of the XDG standard, ours in each, closed to others; and the room there."""
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import time
 
+from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, own_umask
+from fumehood.errors import BadRequest, FumehoodError, NoRoom, own_umask
+from fumehood.linux.libc import Closing, remove_file
 from fumehood.linux.lock import Lock
 
 TYPE_CHECKING = False
@@ -195,6 +198,76 @@ def has_entries(directory: str) -> bool:
             return next(entries, None) is not None
     except FileNotFoundError:
         return False
+
+
+# ---- Room on the state's disk for the end of a run: a file that takes it, and is given back when the disk is full.
+#
+# A run begins only where that file is there and some room is left besides. So what a command did can be recorded,
+# held or thrown away, even where others fill the disk meanwhile.
+
+_RESERVED = 4 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def reserve_room(state: str) -> None:
+    """Take the room that the end of a run needs, or refuse to begin one."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with Closing(os.open(_reserve(state), flags, 0o600)) as file:
+            try:
+                if os.fstat(file).st_size < _RESERVED:
+                    os.posix_fallocate(file, 0, _RESERVED)
+            except OSError:
+                os.unlink(_reserve(state))
+                raise
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        lacking = shortage_to_begin(state) or f"the disk of {state} is full"
+        raise NoRoom(f"no command can begin: {lacking}", hint=room_hint(state)) from error
+    if lacking := shortage(state):
+        raise NoRoom(f"no command can begin: {lacking}", hint=room_hint(state))
+
+
+def shortage_to_begin(state: str) -> str:
+    """Say what the disk lacks for another run to begin; "" where it has room."""
+    try:
+        reserved = os.stat(_reserve(state)).st_size
+    except OSError:
+        reserved = 0
+    return shortage(state, besides=_RESERVED - reserved)
+
+
+def shortage(state: str, *, besides: int = 0, part: int = 1) -> str:
+    """Say what the disk lacks for the end of a run, where so much is taken `besides`; "" where it has room.
+
+    With 2 as the `part`, half of what is needed for a run to begin is enough.
+    """
+    while not os.path.exists(state):
+        state = os.path.dirname(state)
+    disk = os.statvfs(state)
+    free = disk.f_bavail * disk.f_frsize
+    if free < END_BYTES // part + besides:
+        return f"the disk of {state} has only {size_told(free)} left"
+    # Some file systems have no fixed number of entries: they say 0.
+    if disk.f_files and disk.f_favail < END_ENTRIES // part:
+        return f"the disk of {state} has room for only {disk.f_favail} more files"
+    return ""
+
+
+def room_hint(state: str) -> str:
+    """Say how to get room again."""
+    needed = size_told(END_BYTES + _RESERVED)
+    return f"free some of it ({needed} are needed in {state}): fumehood clean, or discard what is held"
+
+
+def give_back_if_full(state: str) -> bool:
+    """Give the room back where the disk has little left, for what is to be recorded now; tell if there was some."""
+    return bool(shortage(state)) and remove_file(_reserve(state))
+
+
+def _reserve(state: str) -> str:
+    return f"{state}/reserve"
 
 
 # ---- What is nobody else's to do for a while.

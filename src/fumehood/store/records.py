@@ -16,7 +16,7 @@ from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.linux.cache import replace
 from fumehood.linux.libc import Closing, remove_file
-from fumehood.store.schema import OF_CHANGES
+from fumehood.store.database import OF_CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
