@@ -11,10 +11,8 @@ from fumehood.core.changes import Change, Stamp
 from fumehood.core.report import Run
 from fumehood.linux.nofollow import stamp_of
 from fumehood.service.store import Store
-from fumehood.store import backups
-from fumehood.store.backups import Daily, Slots
 from fumehood.store.database import Days, day_of, note_day
-from fumehood.store.files import Files, ToRecord
+from fumehood.store.files import GONE, Daily, Files, Slots, ToRecord, backup_name, backup_parts
 
 ROOT = b"/project"
 
@@ -68,14 +66,14 @@ def all_of(files: Files) -> dict[str, dict[str, object]]:
     ],
 )
 def test_the_name_of_a_backup_tells_the_file_and_the_day(name: str, meaning: tuple[int, str] | None) -> None:
-    assert backups.parsed(name) == meaning
+    assert backup_parts(name) == meaning
 
 
 def test_a_long_name_loses_its_end_and_keeps_its_bytes() -> None:
-    name = backups.name_of(7, b"26-03-01", b"\xff" + b"x" * 254)
+    name = backup_name(7, b"26-03-01", b"\xff" + b"x" * 254)
     assert len(name) == 255
     assert name.startswith(b"7-26-03-01-\xff")
-    assert backups.parsed(os.fsdecode(name)) == (7, "26-03-01")
+    assert backup_parts(os.fsdecode(name)) == (7, "26-03-01")
 
 
 def test_backups_expire_by_the_days_that_were_recorded_since(files: Files) -> None:
@@ -86,8 +84,13 @@ def test_backups_expire_by_the_days_that_were_recorded_since(files: Files) -> No
     oldest, wrong, today = (day_of(now - days * 86_400) for days in (8, 400, 0))
     names = [f"1-{today}-a", f"2-{wrong}-b", f"3-{oldest}-c", "4-20-01-01-d", "5-99-01-01-e", "no-backup-at-all"]
     recorded = Days(files.database)
-    assert backups.expired(names, recorded) == [f"3-{oldest}-c", "4-20-01-01-d"]
-    assert backups.expired(names, recorded, days=5) == [f"2-{wrong}-b", f"3-{oldest}-c", "4-20-01-01-d"]
+
+    def expired(days: int) -> list[str]:
+        dated = [(name, backup_parts(name)) for name in names]
+        return [name for name, parts in dated if parts is not None and recorded.since_day(parts[1]) > days]
+
+    assert expired(7) == [f"3-{oldest}-c", "4-20-01-01-d"]
+    assert expired(5) == [f"2-{wrong}-b", f"3-{oldest}-c", "4-20-01-01-d"]
 
 
 def test_a_number_is_never_given_twice(files: Files) -> None:
@@ -198,7 +201,7 @@ def _bytes_written() -> int:
 
 
 def test_what_is_due_is_done_in_order(files: Files) -> None:
-    assert not files.is_due(1)
+    assert files.due(1) == []
     with files.database.transaction() as connection:
         for run in ("RUN1", "RUN2", "RUN1"):
             connection.execute("INSERT INTO files_due (project, run, begun) VALUES (1, ?, 0)", (run,))
@@ -206,7 +209,7 @@ def test_what_is_due_is_done_in_order(files: Files) -> None:
     files.begin_due([files.due(1)[2][0]])
     files.drop_due(each[0] for each in files.due(1)[:2])
     assert [each[1:] for each in files.due(1)] == [("RUN1", 0.0, 1)]
-    assert (files.due(2), files.is_due(1), files.is_due(2)) == ([], True, False)
+    assert files.due(2) == []
 
 
 def taken(path: Path) -> Change:
@@ -266,7 +269,7 @@ def test_what_is_not_the_original_any_more_is_not_saved(
         change.after = stamp_of((test_directory / "upper/d/a").stat())
     with Daily(store.places.state) as daily:
         (failed,) = daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a", change)]).values()
-        assert failed.strerror == backups.GONE
+        assert failed.strerror == GONE
         assert daily.by_file() == {}
 
 

@@ -28,12 +28,10 @@ from fumehood.service.profiles import sweep
 from fumehood.service.projects import remove_left
 from fumehood.service.session import sweep_sessions
 from fumehood.service.store import Store
-from fumehood.store import backups, records
+from fumehood.store import records
 from fumehood.store.audit import CLEANED
-from fumehood.store.backups import DAYS as BACKUP_DAYS
-from fumehood.store.backups import Daily
 from fumehood.store.database import Days, note_day
-from fumehood.store.files import Files
+from fumehood.store.files import BACKUP_DAYS, BACKUPS, Daily, Files, backup_parts
 from fumehood.store.places import Alone
 from fumehood.store.projects import Project
 
@@ -364,15 +362,17 @@ def clean_daily(
     """
     with Daily(store.places.state) as daily:
         by_number: dict[int, list[str]] = {}
-        for name in backups.expired([name for name, _ in daily.entries()], recorded, days):
-            by_number.setdefault(backups.parsed(name)[0], []).append(name)  # type: ignore[index]
+        for name, _ in daily.entries():
+            parts = backup_parts(name)
+            if parts is not None and recorded.since_day(parts[1]) > days:
+                by_number.setdefault(parts[0], []).append(name)
         file_records = Files(store.database).by_numbers(sorted(by_number))
         for _, record in file_records:
             if record.needs_approval:
                 del by_number[record.id]  # a held change waits on it
             elif recorded.since(record.last_day) <= days:
                 # Its clock was behind, perhaps: the latest is not older than the change that it was made for.
-                latest = record.last_approved_copy_path.removeprefix(f"{backups.DIRECTORY}/")
+                latest = record.last_approved_copy_path.removeprefix(f"{BACKUPS}/")
                 by_number[record.id] = [name for name in by_number[record.id] if name != latest]
         file_records = [(owner, record) for owner, record in file_records if by_number.get(record.id)]
         if project is not None:

@@ -20,10 +20,8 @@ from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import Parents, kind_of, look, open_top, split, stamp_of
 from fumehood.service.layers import show_to_running
-from fumehood.store import backups
-from fumehood.store.backups import Daily, Slots, seal
 from fumehood.store.database import day_of
-from fumehood.store.files import Files, ToRecord
+from fumehood.store.files import GONE, PREFIX, Daily, Files, Slots, ToRecord, backup_name, backup_parts, seal
 from fumehood.store.places import has_entries
 
 TYPE_CHECKING = False
@@ -32,8 +30,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
     from fumehood.service.store import Store
-    from fumehood.store.backups import Wanted
-    from fumehood.store.files import Due, Place, Seen
+    from fumehood.store.files import Due, Place, Seen, Wanted
     from fumehood.store.projects import Project
 
     # The .gitignore files that speak of a directory, the deepest first, each with the length of its own path.
@@ -81,7 +78,7 @@ def catch_up(store: Store, project: int, *, wait: bool = True) -> None:
     Without `wait`, it is left for another time while somebody else has the lock.
     """
     files = Files(store.database)
-    if not files.is_due(project):
+    if not files.due(project):
         return
     try:
         with store.alone(project, wait=wait):
@@ -154,14 +151,14 @@ def _save(
     wanted: list[Wanted] = []
     for change, path in zip(changes, paths, strict=True):
         parent, _, basename = path.rpartition(b"/")
-        wanted.append((parent, basename, backups.name_of(numbers[path], day, basename), change))
+        wanted.append((parent, basename, backup_name(numbers[path], day, basename), change))
     try:
         with Daily(store.places.state) as daily, Slots(upper) as slots:
             failed = daily.keep(slots, wanted)
     except OSError as error:
         failed = dict.fromkeys(range(len(wanted)), error)
     for n, (_, _, name, change) in enumerate(wanted):
-        copy = b"" if n in failed else backups.PREFIX + name
+        copy = b"" if n in failed else PREFIX + name
         stamp, noted = change.after, to_record.noted
         if stamp is None or stamp.kind not in _KEPT:
             stamp, noted = change.before, to_record.noted_deleted
@@ -170,7 +167,7 @@ def _save(
     return [
         f"no backup for today of {changes[n].path}: {error.strerror}"
         for n, error in failed.items()
-        if error.strerror != backups.GONE
+        if error.strerror != GONE
     ]
 
 
@@ -241,25 +238,26 @@ def _lying_in_layers(
 
 def forget_file(store: Store, names: Iterable[str], gone: Sequence[str]) -> None:
     """Let records name the latest backup that is left, of all these names, once some are gone."""
-    latest = {parsed[0]: ("", b"") for name in gone if (parsed := backups.parsed(name)) is not None}
+    latest = {parts[0]: ("", b"") for name in gone if (parts := backup_parts(name)) is not None}
     if not latest:
         return
     leaving = set(gone)
     for name in names:
-        number, day = backups.parsed(name) or (0, "")
+        number, day = backup_parts(name) or (0, "")
         if number in latest and name not in leaving and day > latest[number][0]:
-            latest[number] = day, backups.PREFIX + os.fsencode(name)
+            latest[number] = day, PREFIX + os.fsencode(name)
     Files(store.database).set_copies((number, copy) for number, (_, copy) in latest.items())
 
 
 def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
     """Let the records tell which files held changes wait on, where these runs may have changed that."""
     files = Files(store.database)
+    waiting = files.waiting(project)
     if not any(change.verdict in c.WAITING for run in runs for change in run.changed):
-        if not files.is_waiting(project):
+        if not waiting:
             return
         places = {(os.fsencode(run.roots[each.root]), os.fsencode(each.path)) for run in runs for each in run.changed}
-        if all(run.act != "undo" for run in runs) and not files.waiting(project) & places:
+        if all(run.act != "undo" for run in runs) and not waiting & places:
             return
     held: set[Place] = set()
     for name in store.history.held(project):
@@ -269,7 +267,6 @@ def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
             for change in _counting(run.changed, run.roots)
             if change.verdict in c.WAITING
         }
-    waiting = files.waiting(project)
     files.wait_no_more(project, waiting - held)
     for root in {root for root, _ in held - waiting}:
         there: list[Seen] = []  # now

@@ -24,7 +24,7 @@ from fumehood.service import layers as layering
 from fumehood.service.decide import discard_held
 from fumehood.service.drafts import discard_draft
 from fumehood.store.audit import DECIDED
-from fumehood.store.backups import Daily
+from fumehood.store.files import Daily
 from fumehood.store.history import Reach
 from fumehood.store.places import Alone, Places, make_private, new_id
 

@@ -38,9 +38,9 @@ from fumehood.service.store import Store
 from fumehood.service.verdicts import concerns
 from fumehood.store import records
 from fumehood.store.audit import RECOVERED
-from fumehood.store.backups import DIRECTORY, parsed
 from fumehood.store.config import policy_for
 from fumehood.store.database import damage
+from fumehood.store.files import BACKUPS, backup_parts
 from fumehood.store.history import APPLYING, CHECKPOINT, DRAFT, RUNNING, SETTLING, UNFINISHED
 from fumehood.store.places import Alone, places
 
@@ -380,10 +380,10 @@ def notice(store: Store) -> None:
 def _number_after_backups(store: Store) -> None:
     """Give records of files numbers that no daily backup has: a backup is found by its file's number."""
     try:
-        names = os.listdir(f"{store.places.state}/{DIRECTORY}")
+        names = os.listdir(f"{store.places.state}/{BACKUPS}")
     except FileNotFoundError:
         return
-    highest = max((backup[0] for name in names if (backup := parsed(name)) is not None), default=0)
+    highest = max((backup[0] for name in names if (backup := backup_parts(name)) is not None), default=0)
     with store.database.transaction() as connection:
         connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'files'", (highest,))
 

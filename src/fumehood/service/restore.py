@@ -33,9 +33,8 @@ from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.files import LiveFiles, catch_up, record
 from fumehood.service.settle import meanings, outcomes
-from fumehood.store.backups import Daily, Slots, digest_of, is_untouched, parsed, read_seals
 from fumehood.store.database import Days
-from fumehood.store.files import Files, Past, Record
+from fumehood.store.files import Daily, Files, Past, Record, Slots, backup_parts, digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, Reach
 from fumehood.store.places import new_id
 
@@ -219,7 +218,7 @@ def _in_layer(store: Store, past: Past) -> Version | None:
 
 
 def _day(name: str) -> str:
-    number_and_day = parsed(name)
+    number_and_day = backup_parts(name)
     return "" if number_and_day is None else number_and_day[1]
 
 

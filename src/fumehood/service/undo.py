@@ -34,7 +34,7 @@ from fumehood.service.files import drop_shared_backups, record
 from fumehood.service.held import waiting_repositories
 from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, looked_at, moved_on, versions
 from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, outcomes, state_of, with_companions
-from fumehood.store.backups import digest_of, is_untouched, read_seals
+from fumehood.store.files import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
 from fumehood.store.places import new_id
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from fumehood.linux.gitobjects import Refs
     from fumehood.service.store import Store
-    from fumehood.store.backups import Seals
+    from fumehood.store.files import Seals
     from fumehood.store.projects import Project
 
 UNDONE = "undone"
@@ -420,7 +420,7 @@ def _built_upon(store: Store, run: Run, moved: Sequence[str], lost: Sequence[str
 
 # ---- See that backups are what was saved, before an undo puts them into the project.
 #
-# A backup is known by its stamp: kind, size, time and mode; and by its seal (`store/backups.py`), where it has one.
+# A backup is known by its stamp: kind, size, time and mode; and by its seal (`store/files.py`), where it has one.
 
 def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
     """Let the changes of an undo name what lies in the layers of the `first` run, for it may have other inodes now.
