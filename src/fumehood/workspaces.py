@@ -12,7 +12,7 @@ from fumehood.service.arguments import checked_arguments
 from fumehood.service.ask import channels
 from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
-from fumehood.store.projects import DEFAULT, Workspace
+from fumehood.store.named import DEFAULT, Workspace
 
 if TYPE_CHECKING:
     import builtins

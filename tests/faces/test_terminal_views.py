@@ -36,7 +36,7 @@ from fumehood.service.ask import ask_all
 from fumehood.service.desk import Desk
 from fumehood.service.opened import OpenedStore
 from fumehood.service.overview import Chosen, perform, shown_at
-from fumehood.store.records import page_of_changes
+from fumehood.store.search import page_of_changes
 from patience import LONG_S, eventually, in_time
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]

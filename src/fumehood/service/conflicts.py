@@ -30,6 +30,7 @@ from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_t
 from fumehood.service import layers as layering
 from fumehood.store.history import CHECKPOINT
 from fumehood.store.places import home
+from fumehood.store.search import applied_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -276,7 +277,7 @@ class Makers:
     """Which runs left paths as they are now; what was applied in a directory is read once for all paths in it."""
 
     def __init__(self, store: Store, run: Run) -> None:
-        self._history, self._run = store.history, run
+        self._database, self._run = store.database, run
         self._applied: dict[tuple[int, str], dict[str, list[tuple[str, c.Change]]]] = {}
 
     def of(self, conflict: c.Change, status: os.stat_result | None) -> str:
@@ -297,6 +298,6 @@ class Makers:
         if by_path is None:
             by_path = self._applied[conflict.root, directory] = {}
             root = self._run.roots[conflict.root]
-            for name, change in self._history.applied_in(self._run, root, directory):
+            for name, change in applied_in(self._database, self._run, root, directory):
                 by_path.setdefault(change.path, []).append((name, change))
         return by_path.get(conflict.path, ())

@@ -41,6 +41,7 @@ from fumehood.service.verdicts import concerns
 from fumehood.store.audit import named
 from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
 from fumehood.store.places import new_id
+from fumehood.store.search import made
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -515,8 +516,8 @@ def refuse_unseen(store: Store, run: Run, back: Run) -> None:
     acted_on = concerns(coming, back.roots, store.uppers(back), Rules(), elsewhere=store.written)
     for number, concern in acted_on.items():
         change, version = coming[number], coming[number].after
-        made = (each.after for each in store.history.made(run.run, change.path)) if concern.held else ()
-        if version is not None and any(each is not None and each.alike(version) for each in made):
+        versions = (each.after for each in made(store.database, run.run, change.path)) if concern.held else ()
+        if version is not None and any(each is not None and each.alike(version) for each in versions):
             raise UndoRefused(
                 f"only a person may bring that back: {printable(change.path)}: {concern.reason}",
                 hint=f"ask the person to type it outside the hood: fumehood undo {run.name}",

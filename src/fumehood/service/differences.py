@@ -28,7 +28,7 @@ from fumehood.service.restore import versions
 from fumehood.service.settle import chosen
 from fumehood.store.files import Files
 from fumehood.store.places import home
-from fumehood.store.records import change_at, later_runs
+from fumehood.store.search import change_at, later_runs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from fumehood.service.commands import Command, Paths
     from fumehood.service.drafts import Conflict
-    from fumehood.store.drafts import DraftRecord
+    from fumehood.store.named import DraftRecord
 
 
 @checks_arguments

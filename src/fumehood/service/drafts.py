@@ -40,8 +40,8 @@ from fumehood.linux.steps import Changed
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.store.audit import named
-from fumehood.store.drafts import DISCARDED, MAKING, DraftRecord
 from fumehood.store.history import APPLYING, DRAFT, HELD, RUNNING, SETTLING
+from fumehood.store.named import DISCARDED, MAKING, DraftRecord
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False

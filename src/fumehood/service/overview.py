@@ -30,8 +30,8 @@ from fumehood.store.audit import Missed
 from fumehood.store.config import file_of, text_of
 from fumehood.store.history import CHECKPOINT, LAST, Reach
 from fumehood.store.projects import Project
-from fumehood.store.records import Search, page_of_changes, search
-from fumehood.store.records import count_waiting as waiting_in
+from fumehood.store.search import Search, checkpointed_now, page_of_changes, search
+from fumehood.store.search import count_waiting as waiting_in
 
 ACTS = ("apply", "discard", "undo", "redo", "stop", "checkpoint", "hunks", "merge")
 _MOST_LOOKED_AT = 2000  # entries of a layer that are looked at for what was written last
@@ -276,7 +276,7 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "", for
     """
     if store.sessions.find(name) is None:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
-    if running := store.history.checkpointed_now(name):
+    if running := checkpointed_now(store.database, name):
         running = store.history.name(running)
         raise UndoRefused(
             f"the session {name} was not undone: run {running} still runs, and some of what it wrote is settled",

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from fumehood.service.hood import Hood, Wishes
     from fumehood.service.permission import Permissions
     from fumehood.service.store import Store
-    from fumehood.store.projects import KnownProject, Project, Workspace
+    from fumehood.store.named import Workspace
+    from fumehood.store.projects import KnownProject, Project
 
 
 _LONGEST = 4096

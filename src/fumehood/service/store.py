@@ -11,13 +11,13 @@ from fumehood.store.config import policy_for
 from fumehood.store.database import Database
 from fumehood.store.history import RUNNING, History
 from fumehood.store.places import Alone, places
-from fumehood.store.projects import Project, Projects, Sessions, Workspaces
+from fumehood.store.projects import Project, Projects
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
-    from fumehood.store.drafts import Drafts
+    from fumehood.store.named import Drafts, Sessions, Workspaces
 
 
 class Store:
@@ -33,19 +33,27 @@ class Store:
         self.notices: list[str] = []  # what a person should know once
         # A command that ran while its project was moved can be brought to its end once that is where it is looked for.
         self.projects = Projects(self.database, self.places, self.notices, when_moved=self.recover)
-        self.sessions = Sessions(self.database)
         self.unsettled: dict[str, str] = {}  # runs of dead processes that could not be brought to an end, and why
         nofollow.notes_directory = self.places.modes
 
     @property
     def workspaces(self) -> Workspaces:
         """The workspaces; hardly ever asked for."""
+        from fumehood.store.named import Workspaces
+
         return Workspaces(self.database, self.places)
+
+    @property
+    def sessions(self) -> Sessions:
+        """The sessions of agents; a person's own commands are in none."""
+        from fumehood.store.named import Sessions
+
+        return Sessions(self.database)
 
     @property
     def drafts(self) -> Drafts:
         """The drafts; most runs are in none."""
-        from fumehood.store.drafts import Drafts
+        from fumehood.store.named import Drafts
 
         return Drafts(self.database)
 

@@ -37,6 +37,7 @@ from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, outcomes, 
 from fumehood.store.files import digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
 from fumehood.store.places import new_id
+from fumehood.store.search import later_versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -403,13 +404,13 @@ def _built_upon(store: Store, run: Run, moved: Sequence[str], lost: Sequence[str
     names_of_later = [
         name
         for path in paths
-        for name, change in store.history.later_versions(run.run, path)
+        for name, change in later_versions(store.database, run.run, path)
         if change.verdict == c.APPLIED
     ]
     # Those that began before this one, went in after it had begun, and made what the paths are now.
     places = [c.Change(number, path, c.MODIFIED, c.FILE) for number in range(len(run.roots)) for path in paths]
     for _, now, status, _ in looked_at(run.roots, places):
-        earlier = store.history.later_versions(run.run, now.path, by_earlier=True)
+        earlier = later_versions(store.database, run.run, now.path, by_earlier=True)
         names_of_later += (name for name, each in earlier if each.verdict == c.APPLIED and has_left(each, status))
     if run.act == CHECKPOINT and run.of is not None:
         names_of_later.append(run.of)  # it began before and ended after it

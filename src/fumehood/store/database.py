@@ -488,7 +488,7 @@ CREATE TABLE connections (          -- what a command reached or was refused
     PRIMARY KEY (run, n)) WITHOUT ROWID;
 """
 _WORKSPACES = """
-CREATE TABLE workspaces (           -- store/projects.py
+CREATE TABLE workspaces (           -- store/named.py
     name TEXT PRIMARY KEY, root TEXT NOT NULL, network TEXT NOT NULL, writable INTEGER,
     environment BLOB NOT NULL,      -- NAME=value, joined by NUL
     created_at REAL NOT NULL) WITHOUT ROWID;
@@ -562,7 +562,7 @@ CREATE TABLE lost_numbers (         -- the last that a project's runs had, by re
     path BLOB PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 """
 _DRAFTS = """
-CREATE TABLE drafts (               -- store/drafts.py
+CREATE TABLE drafts (               -- store/named.py
     id INTEGER PRIMARY KEY AUTOINCREMENT,  -- it is in the names of directories, so it is never given twice
     project INTEGER NOT NULL REFERENCES projects(id), name TEXT NOT NULL, created_at REAL NOT NULL,
     state TEXT NOT NULL DEFAULT 'open',  -- then 'applied' or 'discarded'

@@ -30,7 +30,6 @@ HELD = "held"
 LAST = "last"
 _NOTHING = ((b"", 0), (b"", 0))  # that was printed
 _LIKELY = 10  # runs among which the one that is looked for usually is
-_LATEST = 50  # runs that are asked who made a version
 _ANY_NUMBER = 1 << 62  # above that of any run
 SETTLING = "settling"  # the project has it all; only our own side is not in order yet
 UNFINISHED = (RUNNING, APPLYING, SETTLING)
@@ -216,7 +215,7 @@ class History:
                     self._rewrite_changes(connection, other)
                 self.audit.add(connection, other.run, other.state, f"{other.reason} by run {run.run}".lstrip())
             if run.mode == DRAFT:
-                from fumehood.store.drafts import close_applied
+                from fumehood.store.named import close_applied
 
                 close_applied(connection, run)
             if run.draft is None:
@@ -348,15 +347,6 @@ class History:
         rows = self.database.rows(query, (run.run, run.run, CHECKPOINT, run.run))
         return [self.find(name) for (name,) in rows]
 
-    def checkpointed_now(self, session: str) -> str:
-        """Return a run of a session that has checkpoints in the project and still runs; nothing where there is none."""
-        rows = self.database.rows(
-            "SELECT of FROM runs WHERE session = ? AND act = ? AND state = 'applied' AND of IN"
-            " (SELECT id FROM runs WHERE state IN ('running', 'applying', 'settling')) LIMIT 1",
-            (session, CHECKPOINT),
-        )
-        return str(rows[0][0]) if rows else ""
-
     def has_applied(self, run: Run) -> bool:
         """Return True if something that a run changed was applied."""
         rows = self._rows_of_changes(run.run)
@@ -438,53 +428,8 @@ class History:
         """Return what a run changed."""
         return changes_of_rows(self._rows_of_changes(run))
 
-    def _rows_of_changes(self, run: str, most: int = -1) -> list[tuple[Any, ...]]:
-        query = f"SELECT {OF_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE id = ? ORDER BY n LIMIT ?"
-        return self.database.rows(query, (run, most))
-
-    def first_changes(self, run: str, most: int) -> list[Change]:
-        """Return the first of what a run changed, without reading the rest."""
-        rows = self._rows_of_changes(run, most)
-        return changes_of_rows((*row[:-1], records.first_entries(row[-1], most)) for row in rows)[:most]
-
-    def later_versions(self, run: str, path: str, *, by_earlier: bool = False) -> list[tuple[str, Change]]:
-        """Return the later changes of a path, the earliest first, with the runs that made them.
-
-        `by_earlier`: those of runs that began before this one instead, and went in after it had begun.
-        """
-        if by_earlier:
-            return self._versions(run, path, f"changes.run < {_NUMBER} AND settled_after >= {_NUMBER}", run, run)
-        return self._versions(run, path, f"changes.run > {_NUMBER}", run)
-
-    def made(self, run: str, path: str) -> list[Change]:
-        """Return what commands and clients' edits made of a path in a run's project."""
-        return [change for _, change in self._versions(run, path, "act IN ('run', ?)", CHECKPOINT)]
-
-    def _versions(self, run: str, path: str, condition: str, *values: str) -> list[tuple[str, Change]]:
-        rows = self.database.rows(
-            f"SELECT runs.id, {OF_CHANGES} FROM changes JOIN runs ON runs.number = run"
-            " WHERE changes.directory = ? AND +project = (SELECT project FROM runs WHERE id = ?)"
-            f" AND {condition} ORDER BY changes.run",
-            (os.fsencode(path.rpartition("/")[0]), run, *values),
-        )
-        return [(name, change) for name, *row in rows for change in changes_of_rows([row]) if change.path == path]
-
-    def applied_in(self, run: Run, root: str, directory: str) -> Iterator[tuple[str, Change]]:
-        """Yield the latest changes in a directory that were applied, the last one first, with the runs that made them.
-
-        They are those of a run's project; the directory is relative to a root.
-        """
-        rows = self.database.rows(
-            f"SELECT runs.id, runs.roots, {OF_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE"
-            " changes.directory = ? AND +project = (SELECT project FROM runs WHERE id = ?)"
-            f" ORDER BY changes.run DESC LIMIT {_LATEST}",
-            (os.fsencode(directory), run.run),
-        )
-        for name, joined, *row in rows:
-            roots = records.roots_of(run.project, joined)
-            for change in changes_of_rows([row]):
-                if (roots[change.root], change.verdict) == (root, APPLIED):
-                    yield name, change
+    def _rows_of_changes(self, run: str) -> list[tuple[Any, ...]]:
+        return self.database.rows(f"SELECT {OF_CHANGES} FROM changes WHERE run = {_NUMBER} ORDER BY n", (run,))
 
     def _run(self, row: tuple[Any, ...]) -> Run:
         project, fields = os.fsdecode(row[1]), dict(zip((*_COLUMNS, "draft_name"), row[2:], strict=True))

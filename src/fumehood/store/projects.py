@@ -1,4 +1,4 @@
-"""Projects a person works in, which directory each is, and their roots; workspaces; sessions of agents in them."""
+"""Projects a person works in, which directory each is, and their roots."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import time
 
 from fumehood.core.masks import is_in
 from fumehood.core.report import typed
-from fumehood.core.request import ALPINE, HOST, Session, checked_name
 from fumehood.core.value import Value, words
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
 from fumehood.linux.namespaces import why_no_root
 from fumehood.store.audit import IN_SESSION
-from fumehood.store.database import record_of
 from fumehood.store.places import Places, home, make_private
-from fumehood.store.records import packed, unpacked
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable, Sequence
 
     from fumehood.store.database import Database
 
@@ -417,183 +413,3 @@ def _place(path: str, replaced_at: float | None, then: Identity | None) -> str:
     if now is None:
         return "not there"
     return _ANOTHER if then is not None and then.is_another(now) else "there"
-
-
-# ---- Workspaces: directories of our own that are projects like any other, with settings that commands can't reach.
-
-DEFAULT = "default"
-_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-_LONGEST = 64
-_NETWORKS = ("none", "ask", "full")
-
-
-class Workspace(Value):
-    """One workspace; what is empty is as the configuration says."""
-
-    name: str
-    path: str
-    root: str = "alpine"
-    network: str = ""
-    writable: bool | None = None
-    environment: tuple[tuple[str, str], ...] = ()
-
-    def settings(self) -> dict[str, Any]:
-        """Return what it lays over the person's policy, by field."""
-        settings: dict[str, Any] = {
-            "root": self.root, "network": self.network or None, "rootfs.writable": self.writable,
-            "environment.set": self.environment or None,
-        }  # fmt: skip
-        return {name: value for name, value in settings.items() if value is not None}
-
-
-class Workspaces:
-    """The workspaces there are."""
-
-    def __init__(self, database: Database, places: Places) -> None:
-        self._database = database
-        self._places = places
-
-    def path(self, name: str) -> str:
-        """Return where a workspace lies; raises BadRequest for what is no name."""
-        if not name or len(name) > _LONGEST or not _LETTERS.issuperset(name) or not name[0].isalnum():
-            raise BadRequest(
-                f"a workspace can't be called {name!r}",
-                hint=f"letters, digits, dots, dashes; a letter or digit first; at most {_LONGEST}",
-            )
-        return f"{self._places.workspaces}/{name}"
-
-    def find(self, name: str) -> Workspace:
-        """Return the workspace of a name; "default" is made when it is asked for."""
-        path = self.path(name)
-        rows = self._database.rows(
-            "SELECT root, network, writable, environment FROM workspaces WHERE name = ?", (name,)
-        )
-        if not rows:
-            if name == DEFAULT:
-                return self.create(name)
-            raise BadRequest(f"there is no workspace {name}", hint="fumehood workspace list; create makes one")
-        os.makedirs(path, mode=0o700, exist_ok=True)
-        root, network, writable, environment = rows[0]
-        return Workspace(
-            name=name, path=path, root=root, network=network, writable=None if writable is None else bool(writable),
-            environment=unpacked(environment),
-        )  # fmt: skip
-
-    def create(self, name: str, **settings: Any) -> Workspace:
-        """Make a workspace."""
-        workspace = Workspace(name=name, path=self.path(name), **settings)
-        if not self._is_new(workspace, settings) and name != DEFAULT:
-            raise BadRequest(f"there is a workspace {name} already", hint=f"fumehood workspace set {name} …")
-        os.makedirs(workspace.path, mode=0o700, exist_ok=True)
-        return workspace
-
-    def _is_new(self, workspace: Workspace, settings: Mapping[str, Any]) -> bool:
-        """Record a workspace, if it can be one; False where there is one of its name."""
-        self._check(workspace, settings)
-        statement = "INSERT OR IGNORE INTO workspaces VALUES (?, ?, ?, ?, ?, ?)"
-        return bool(self._database.write(statement, (*_row(workspace), time.time())))
-
-    def ensure(self, name: str, settings: Mapping[str, Any]) -> Workspace:
-        """Return a workspace that has these settings, made if there is none, whoever else does the same now."""
-        self._is_new(Workspace(name=name, path=self.path(name), **settings), settings)
-        workspace = self.find(name)
-        return workspace if workspace.replace(**settings) == workspace else self.change(name, settings)
-
-    def change(self, name: str, settings: Mapping[str, Any]) -> Workspace:
-        """Give a workspace other settings."""
-        workspace = self.find(name).replace(**settings)
-        self._check(workspace, settings)
-        self._database.write(
-            "UPDATE workspaces SET name = ?, root = ?, network = ?, writable = ?, environment = ? WHERE name = ?",
-            (*_row(workspace), name),
-        )
-        return workspace
-
-    def _check(self, workspace: Workspace, settings: Mapping[str, Any]) -> None:
-        """Refuse settings that can't be; among them a new root that no command could see. Alpine may come later."""
-        from fumehood.rootfs import tree
-
-        root = settings.get("root", "")
-        if "/" in root:
-            tree.tree_at(os.path.realpath(root))
-        elif root not in ("", HOST, ALPINE):
-            tree.find(tree.collection(self._places.data), root)
-        if workspace.network and workspace.network not in _NETWORKS:
-            raise BadRequest(f"there is no network rule {workspace.network!r}", hint=f"one of: {', '.join(_NETWORKS)}")
-        pairs: tuple[tuple[Any, Any], ...] = workspace.environment  # programs pass what they like
-        for name, value in pairs:
-            is_text = isinstance(name, str) and isinstance(value, str)
-            if not is_text or not name or "=" in name or "\0" in name + value or name[0].isdigit():
-                raise BadRequest(f"{name!r} is not a variable", hint="--env NAME=VALUE")
-
-    def all(self) -> list[Workspace]:
-        """List the workspaces by name."""
-        return [self.find(name) for (name,) in self._database.rows("SELECT name FROM workspaces ORDER BY name")]
-
-    def at(self, project: str) -> Workspace | None:
-        """Return the workspace that a project is, or None for every other project."""
-        above, _, name = project.rpartition("/")
-        if above != os.path.realpath(self._places.workspaces):
-            return None
-        rows = self._database.rows("SELECT 1 FROM workspaces WHERE name = ?", (name,))
-        return self.find(name) if rows else None
-
-    def forget(self, name: str) -> None:
-        """Drop the record of a workspace; its runs stay in the history."""
-        self._database.write("DELETE FROM workspaces WHERE name = ?", (name,))
-
-
-def _row(workspace: Workspace) -> tuple[Any, ...]:
-    return workspace.name, workspace.root, workspace.network, workspace.writable, packed(workspace.environment)
-
-
-# ---- Sessions: where the last command of each ended, and the variables it keeps.
-
-_SESSION_COLUMNS = ", ".join(Session._fields)
-
-
-class Sessions:
-    """Sessions in the database; a name is one session's, wherever it is used."""
-
-    def __init__(self, database: Database) -> None:
-        self.database = database
-
-    def find(self, name: str) -> Session | None:
-        """Return the session of a name, if there is one."""
-        rows = self.database.rows(f"SELECT {_SESSION_COLUMNS} FROM sessions WHERE name = ?", (checked_name(name),))
-        return _session(rows[0]) if rows else None
-
-    def open(self, project: int, name: str) -> Session:
-        """Return the session of a name, which begins in this project if there is none yet."""
-        session = self.find(name)
-        if session is None:
-            statement = "INSERT OR IGNORE INTO sessions (name, project, started_at) VALUES (?, ?, ?)"
-            self.database.write(statement, (name, project, time.time()))
-            session = self.find(name)
-            assert session is not None
-        return session
-
-    def update(self, name: str, change: Callable[[Session], Session]) -> Session:
-        """Change what is remembered; runs of one session that end at once don't lose each other's word."""
-        with self.database.transaction() as connection:
-            (row,) = connection.execute(f"SELECT {_SESSION_COLUMNS} FROM sessions WHERE name = ?", (name,)).fetchall()
-            session = change(_session(row))
-            connection.execute(
-                "UPDATE sessions SET cwd = ?, environment = ? WHERE name = ?",
-                (os.fsencode(session.cwd), packed(session.environment), name),
-            )
-        return session
-
-    def counts(self) -> list[tuple[Session, int]]:
-        """Return every session with how many runs it has, the latest first."""
-        columns = ", ".join(f"sessions.{column}" for column in Session._fields)
-        rows = self.database.rows(
-            f"SELECT {columns}, count(runs.id) FROM sessions LEFT JOIN runs ON runs.session = name"
-            " GROUP BY name ORDER BY max(runs.number) DESC, sessions.started_at DESC"
-        )
-        return [(_session(row[:-1]), row[-1]) for row in rows]
-
-
-def _session(row: tuple[Any, ...]) -> Session:
-    *others, environment = row
-    return record_of(Session, (*others, unpacked(environment)))

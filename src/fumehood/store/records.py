@@ -1,4 +1,4 @@
-"""What is written down of runs: changes as rows, looked for a page at a time; outputs; a run's own record.
+"""What is written down of runs: their changes as rows, long outputs, and a run's own record.
 
 That lies beside its layer, and the database can be made again from it, should it be lost. Only runs that keep a layer
 have one: a file for each run that has versions there, written when the run is settled.
@@ -11,12 +11,10 @@ import os
 from binascii import crc32
 from sys import intern
 
-from fumehood.core.changes import WAITING, Change, Stamp, by_path
+from fumehood.core.changes import Change, Stamp, by_path
 from fumehood.core.report import Run
-from fumehood.core.value import Value
 from fumehood.linux.cache import replace
 from fumehood.linux.libc import Closing, remove_file
-from fumehood.store.database import OF_CHANGES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,11 +82,6 @@ class RecordedChange(Change):
         self._after = stamp
 
 
-def first_entries(entries: bytes, most: int) -> bytes:
-    """Return the first entries of a row, at most so many."""
-    return b"".join(entry + b"\0" for entry in entries.split(b"\0", most)[:most] if entry)
-
-
 def changes_of_rows(rows: Iterable[Sequence[Any]]) -> list[Change]:
     """Return the changes that rows record, in the order they are reported."""
     return by_path(change for row in rows for change in changes_of_row(*row))
@@ -113,16 +106,6 @@ def changes_of_row(root: int, raw: bytes, within: bytes | None, later: str | Non
 def roots_of(project: str, joined: bytes) -> tuple[str, ...]:
     """Return a run's roots; the first is the project, wherever that is by now."""
     return (project, *(os.fsdecode(root) for root in joined.split(b"\0")[1:]))
-
-
-def later_runs(database: Database, run: str, directory: str) -> list[str]:
-    """Return the later runs of a run's project that changed something in a directory, the earliest first."""
-    rows = database.rows(
-        "SELECT DISTINCT later.id FROM runs AS this JOIN changes ON directory = ? AND run > this.number"
-        " JOIN runs AS later ON later.number = run AND later.project = this.project WHERE this.id = ? ORDER BY run",
-        (os.fsencode(directory), run),
-    )
-    return [name for (name,) in rows]
 
 
 def counted(changes: Sequence[Change]) -> str:
@@ -331,165 +314,3 @@ def pieces(path: str, start: int = 0) -> Iterator[bytes]:
         file.seek(start)
         while piece := file.read(1 << 20):
             yield piece
-
-
-_OF_RUN = "FROM changes WHERE run = (SELECT number FROM runs WHERE id = ?)"
-# A name may look so too: whoever reads the rows looks closer.
-_HAS_WAITING = "verdict IS NULL AND (instr(entries, x'0968656c6409') OR instr(entries, x'09636f6e666c69637409'))"
-_ROWS_AT_ONCE = 50  # directories
-_RUNS_AT_ONCE = 200
-_MOST_FILES = 200  # of outputs that are read for one page
-
-
-# ---- What one run changed.
-
-def page_of_changes(
-    database: Database, run: str, after: Place = (0, 0), *, most: int, waiting: bool = False
-) -> tuple[list[Change], Place | None]:
-    """Return some of what a run changed, directory by directory, and where the rest begins, if there is more.
-
-    However much it is, only the rows of those directories are read. With `waiting`, what is held or in conflict.
-    """
-    changes: list[Change] = []
-    for number, row in _rows(database, run, after[0], waiting=waiting):
-        for place, change in enumerate(changes_of_row(*row)):
-            if (number, place) < after or (waiting and change.verdict not in WAITING):
-                continue
-            if len(changes) == most:
-                return changes, (number, place)
-            changes.append(change)
-    return changes, None
-
-
-def _rows(database: Database, run: str, first: int, *, waiting: bool) -> Iterator[tuple[int, list[Any]]]:
-    only = f" AND {_HAS_WAITING}" if waiting else ""
-    query = f"SELECT n, {OF_CHANGES} {_OF_RUN} AND n >= ?{only} ORDER BY n LIMIT {_ROWS_AT_ONCE}"
-    while rows := database.rows(query, (run, first)):
-        for number, *row in rows:
-            yield number, row
-        first = rows[-1][0] + 1
-
-
-def count_waiting(database: Database, run: str) -> int:
-    """Return how many changes of a run wait for a person."""
-    rows = database.rows(f"SELECT entries {_OF_RUN} AND {_HAS_WAITING}", (run,))
-    entries = (entry for (joined,) in rows for entry in joined.split(b"\0")[:-1])
-    return sum(entry.split(b"\t", 3)[2].decode() in WAITING for entry in entries)
-
-
-def waiting_flagged(database: Database, run: str) -> list[Change]:
-    """Return what of a run waits and is flagged: a person has to see that, however much else there is."""
-    flagged: list[Change] = []
-    for _, (root, directory, within, later, entries) in _rows(database, run, 0, waiting=True):
-        some = b"".join(entry + b"\0" for entry in entries.split(b"\0")[:-1] if entry.split(b"\t", 7)[6])
-        changes = changes_of_row(root, directory, within, later, some)
-        flagged += (change for change in changes if change.verdict in WAITING)
-    return flagged
-
-
-def change_at(database: Database, run: str, root: int, path: str) -> Change | None:
-    """Return what a run did to one path, without reading the rest."""
-    directory, _, name = path.rpartition("/")
-    rows = database.rows(
-        f"SELECT {OF_CHANGES} {_OF_RUN} AND directory = ? AND root = ? AND instr(entries, ?)",
-        (run, os.fsencode(directory), root, os.fsencode(f"/{name}\0")),
-    )
-    changes = (change for row in rows for change in changes_of_row(*row))
-    return next((change for change in changes if change.path == path), None)
-
-
-# ---- Runs.
-
-class Search(Value):
-    """What somebody looks for in the history; what is empty does not count."""
-
-    words: str = ""  # in the command, or its number: #214
-    path: str = ""  # a path that was changed, or a directory above it
-    text: str = ""  # in what was printed
-    session: str = ""
-    state: str = ""
-    project: int | None = None
-
-    @property
-    def conditions(self) -> tuple[str, list[str | int | bytes]]:
-        """What a query for such runs says, and its values."""
-        conditions = ["TRUE"]
-        values: list[str | int | bytes] = []
-        for column, value in (("session", self.session), ("state", self.state), ("project", self.project)):
-            if value:
-                conditions.append(f"runs.{column} = ?")
-                values.append(value)
-        for word in self.words.split():
-            number = word[1:] if word.startswith("#") and word[1:].isdecimal() else "-1"
-            conditions.append("(runs.command LIKE ? ESCAPE '\\' OR runs.project_number = ?)")
-            values += [f"%{_literal(word)}%", number]
-        if self.path:
-            directory, _, name = self.path.strip("/").rpartition("/")
-            whole = f"{directory}/{name}".strip("/")
-            conditions.append(
-                "EXISTS (SELECT 1 FROM changes WHERE changes.run = runs.number AND (changes.directory = ? OR"
-                " changes.directory >= ? AND changes.directory < ? OR changes.directory = ? AND instr(entries, ?)))"
-            )
-            values += [os.fsencode(whole), os.fsencode(f"{whole}/"), os.fsencode(f"{whole}0")]
-            values += [os.fsencode(directory), os.fsencode(f"/{name}\0")]
-        if self.text:
-            # What is NULL lies in a file, which is looked at by itself.
-            parts = [f"runs.{each} IS NULL AND runs.{each}_size OR instr(runs.{each}, ?)" for each in _STREAMS]
-            conditions.append(f"({' OR '.join(parts)})")
-            values += [self.text.encode(errors="surrogateescape")] * len(_STREAMS)
-        return " AND ".join(conditions), values
-
-
-_STREAMS = ("stdout", "stderr")
-
-
-def _literal(word: str) -> str:
-    return word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-
-
-def search(database: Database, places: Places, what: Search, *, most: int, before: int = 0) -> tuple[list[str], int]:
-    """Return the ids of runs that were looked for, the latest first, and what to say as `before` for the next ones.
-
-    That is 0 where there are no more. Where very much was printed, a page may hold fewer than there are.
-    """
-    conditions, values = what.conditions
-    kept_apart = " OR ".join(f"{each} IS NULL AND {each}_size" for each in _STREAMS)
-    query = (
-        f"SELECT id, number, {kept_apart} FROM runs WHERE {conditions} AND number < ?"
-        f" ORDER BY number DESC LIMIT {min(most + 1, _RUNS_AT_ONCE)}"
-    )
-    names: list[str] = []
-    before = before or 1 << 62
-    files = 0
-    while rows := database.rows(query, (*values, before)):
-        for name, number, is_apart in rows:
-            if len(names) == most or files == _MOST_FILES:
-                return names, before
-            before = number
-            is_in_file = bool(what.text and is_apart)
-            files += is_in_file
-            if not is_in_file or _has_printed(database, places, name, what.text.encode(errors="surrogateescape")):
-                names.append(name)
-    return names, 0
-
-
-def _has_printed(database: Database, places: Places, run: str, text: bytes) -> bool:
-    for stream in _STREAMS:
-        rest = b""
-        for piece in printed(database, places, run, stream):
-            joined = rest + piece
-            if text in joined:
-                return True
-            rest = joined[-len(text) :]
-    return False
-
-
-def packed(variables: Iterable[tuple[str, str]]) -> bytes:
-    """Write variables as they are stored: NAME=value, joined by NUL."""
-    return b"\0".join(os.fsencode(f"{name}={value}") for name, value in variables)
-
-
-def unpacked(stored: bytes) -> tuple[tuple[str, str], ...]:
-    """Return the variables that are stored in one value."""
-    parts = [os.fsdecode(each).partition("=") for each in stored.split(b"\0") if each]
-    return tuple((name, value) for name, _, value in parts)

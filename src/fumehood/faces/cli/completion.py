@@ -22,7 +22,7 @@ from fumehood.faces.cli.output import text_of
 from fumehood.service.store import Store
 from fumehood.store.history import Reach
 from fumehood.store.places import state_directory
-from fumehood.store.records import page_of_changes
+from fumehood.store.search import page_of_changes
 
 Word = tuple[str, str]  # with what it means
 

@@ -27,8 +27,8 @@ from fumehood.service import bundles, drafts
 from fumehood.service import drafting as comparing
 from fumehood.service.drafting import Best, Candidate
 from fumehood.service.drafts import Conflict, Preview
-from fumehood.store.drafts import DraftRecord
 from fumehood.store.history import Reach
+from fumehood.store.named import DraftRecord
 
 _TO_CHOOSE = (
     "choose in the draft: fumehood run --draft {draft} -- COMMAND   then: fumehood draft apply {draft}\n"

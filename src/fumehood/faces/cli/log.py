@@ -43,6 +43,7 @@ from fumehood.service.settle import chosen
 from fumehood.store.audit import Event
 from fumehood.store.history import CHECKPOINT, UNFINISHED, History, Reach
 from fumehood.store.records import pieces
+from fumehood.store.search import applied_in, first_changes
 
 Counts = dict[str, dict[str, int]]  # of changes, by run and kind
 
@@ -78,7 +79,7 @@ def _log(context: Context) -> int:
         listed = [
             {
                 **picked(run, _OF_A_RUN), "changes": counts[run.run], "path_count": sum(counts[run.run].values()),
-                "paths": run.fields_of(history.first_changes(run.run, _PATHS)),
+                "paths": run.fields_of(first_changes(history.database, run.run, _PATHS)),
                 "blocked": [blocked.fields() for blocked in run.blocked],
                 "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],
                 "events": [event.fields() for event in events[run.run]],
@@ -163,10 +164,10 @@ def _built_on(history: History, run: Run, earlier: Sequence[Run]) -> list[str]:
     listed = {each.run for each in earlier} - {run.run}
     if run.of is not None:
         return [run.of] if run.of in listed else []
-    changes = [each for each in history.first_changes(run.run, _LOOKED_AT) if each.verdict == c.APPLIED]
+    changes = [each for each in first_changes(history.database, run.run, _LOOKED_AT) if each.verdict == c.APPLIED]
     last: dict[tuple[int, str], str] = {}
     for root, directory in dict.fromkeys((each.root, each.path.rpartition("/")[0]) for each in changes):
-        for name, each in history.applied_in(run, run.roots[root], directory):
+        for name, each in applied_in(history.database, run, run.roots[root], directory):
             if name in listed:
                 last.setdefault((root, each.path), name)
     last_to_change = [last.get((each.root, each.path), "") for each in changes]

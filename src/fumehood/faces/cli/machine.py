@@ -25,7 +25,7 @@ from fumehood.service.explain import Examination, examined
 from fumehood.service.opened import OpenedStore
 from fumehood.service.projects import clear, layer_of, remove, reset, size_of
 from fumehood.store.config import policy_for
-from fumehood.store.projects import Workspace
+from fumehood.store.named import Workspace
 
 _CAPTURES = {
     "kernel": "the kernel's overlay, mounted by the launcher in a namespace of its own",

@@ -28,7 +28,7 @@ from fumehood.service.overview import Chosen, LiveCommand
 from fumehood.service.store import Store
 from fumehood.store.audit import Missed
 from fumehood.store.history import Reach
-from fumehood.store.records import Search
+from fumehood.store.search import Search
 
 _END = 1 << 17  # bytes of an output that are looked at
 _MOST_LINES = 1000  # of what a command that runs printed

@@ -25,7 +25,7 @@ from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions
 from fumehood.store.config import file_of, text_of, write_checked
 from fumehood.store.files import Files
-from fumehood.store.records import change_at, count_waiting, page_of_changes
+from fumehood.store.search import change_at, count_waiting, page_of_changes
 
 _MOST = 200  # in one answer
 # What a field of a request may be, and how OpenAPI calls it.

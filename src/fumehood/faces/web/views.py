@@ -31,11 +31,11 @@ from fumehood.service.restore import versions as kept_versions
 from fumehood.service.undo import has_backups
 from fumehood.store.audit import WEB
 from fumehood.store.config import file_of, text_of
-from fumehood.store.drafts import DraftRecord
 from fumehood.store.files import Files, Record
 from fumehood.store.history import Reach
+from fumehood.store.named import DraftRecord
 from fumehood.store.projects import Project
-from fumehood.store.records import Search, change_at, count_waiting, page_of_changes, waiting_flagged
+from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, waiting_flagged
 
 SEARCHED = ("words", "path", "text", "session", "state")
 DRAFT_ACTS = ("apply", "discard", "rebase", "commit")
