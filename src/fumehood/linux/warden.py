@@ -15,7 +15,7 @@ from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing, Descriptors, read
 from fumehood.linux.namespaces import look_anew
 from fumehood.linux.nofollow import Parents, open_top
-from fumehood.linux.usage import ENTRY, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
+from fumehood.linux.usage import ENTRY, KernelMemory, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Limits
     from fumehood.core.report import Blocked
-    from fumehood.linux.kernel_memory import KernelMemory
 
 # A control group of a run's own, where this user may make one: there the kernel itself counts.
 #
@@ -414,9 +413,9 @@ class Warden:
         if self._cgroup is not None:
             return 0, 0  # it counts these itself
         if self._kernel is None:
-            from fumehood.linux.kernel_memory import KernelMemory
+            from fumehood.linux.process import interpreter
 
-            self._kernel = KernelMemory(self._init)
+            self._kernel = KernelMemory(self._init, interpreter(KernelMemory.__module__, "enter", str(self._init)))
         self._kernel.look(sockets)
         return self._kernel.segments(), self._kernel.others()
 
