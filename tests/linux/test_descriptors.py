@@ -9,7 +9,7 @@ import pytest
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture_fuse import finish
 from fumehood.linux.monitor import WatchedLayer
-from fumehood.linux.namespaces import Layer
+from fumehood.linux.namespaces import Layer, mount_table
 from fumehood.linux.warden import Room
 from fumehood.service.held import fold_root
 from fumehood.service.layers import scanned
@@ -17,7 +17,7 @@ from fumehood.service.layers import scanned
 # Each opens `there` first, and then what is missing.
 OPENING: dict[str, Callable[[str, str], object]] = {
     "room": lambda there, missing: Room([there, missing], 1, empty=True),
-    "watched": lambda there, missing: WatchedLayer(os.fsencode(missing), os.fsencode(there)).open(),
+    "watched": lambda there, missing: WatchedLayer(missing, there),
     "folded": lambda there, missing: fold_root(f"{there}/new", [there, missing]),
     "normalised": lambda there, missing: finish(_layer(there, missing)),
     "scanned": lambda there, missing: scanned([_layer(there, missing)]),
@@ -39,6 +39,7 @@ def test_nothing_stays_open_where_one_can_not_be_opened(name: str, test_director
     there = test_directory / "there"
     there.mkdir()
     (there / "f").touch()
+    mount_table()  # which is kept open from its first use on
     before = open_now()
     with pytest.raises((OSError, FumehoodError)):
         OPENING[name](str(there), str(test_directory / "missing"))

@@ -23,7 +23,7 @@ from fumehood.linux.nofollow import PATH_ONLY, entries, is_whiteout, join, kind_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from fumehood.linux.namespaces import Layer
@@ -57,13 +57,13 @@ class ChangedPath(str):
 def watcher(on_change: Callable[[str, ChangedPath], object]) -> Callable[[Sequence[Layer]], Watched]:
     """Return what starts watching a run's layers; listeners get what happened and the path."""
 
-    def watch(layers: Sequence[Layer]) -> Watched:
-        def tell(what: str, root: bytes, path: bytes) -> None:
-            changed = ChangedPath(os.fsdecode(path))
-            changed.root = os.fsdecode(root)
-            on_change(what, changed)
+    def tell(what: str, root: str, path: str) -> None:
+        changed = ChangedPath(path)
+        changed.root = root
+        on_change(what, changed)
 
-        monitor = Monitor([(os.fsencode(each.upper), os.fsencode(each.root)) for each in layers], tell)
+    def watch(layers: Sequence[Layer]) -> Watched:
+        monitor = Monitor([(each.upper, each.root) for each in layers], tell)
         monitor.start()
         return monitor
 
@@ -71,24 +71,11 @@ def watcher(on_change: Callable[[str, ChangedPath], object]) -> Callable[[Sequen
 
 
 class WatchedLayer:
-    """An upper directory, the root it lies over, and what was told about it."""
+    """An upper directory and the root that it lies over, both open."""
 
-    def __init__(self, upper: bytes, root: bytes) -> None:
-        self.upper = upper
+    def __init__(self, upper: str, root: str) -> None:
         self.root = root
-        self.top = Directory(self)
-        self.upper_fd = self.project_fd = -1
-
-    def open(self) -> None:
-        """Open both top directories."""
-        self.project_fd, self.upper_fd = Descriptors(map(open_top, map(os.fsdecode, (self.root, self.upper))))
-
-    def close(self) -> None:
-        """Let go of them; what was told stays."""
-        for fd in (self.upper_fd, self.project_fd):
-            if fd >= 0:
-                os.close(fd)
-        self.upper_fd = self.project_fd = -1
+        self.project_fd, self.upper_fd = Descriptors(map(open_top, (root, upper)))
 
 
 class Directory:
@@ -103,10 +90,6 @@ class Directory:
         self.gone = False  # no longer part of the tree: what is heard of it is of no interest
         self.states: dict[str, str] = {}
         self.below: dict[str, Directory] = {}
-
-    def names(self) -> set[str]:
-        """Return the names about which something was told, here or further down."""
-        return {*self.states, *self.below}
 
     def record(self, name: str, state: str | None) -> str | None:
         """Remember an entry's state; return what a listener hears of it, None where that is no news.
@@ -130,40 +113,11 @@ class Directory:
 
     def drop(self, name: str) -> list[Directory]:
         """Forget the directory of this name with all below it; return what was forgotten, parents first."""
-        top = self.below.pop(name, None)
-        dropped = [] if top is None else list(top.tree())
-        for directory in dropped:
+        dropped = [self.below.pop(name)] if name in self.below else []
+        for directory in dropped:  # which grows
             directory.gone = True
+            dropped += directory.below.values()
         return dropped
-
-    def tree(self) -> Iterator[Directory]:
-        """Yield this directory and all below it, parents first."""
-        waiting = [self]
-        while waiting:
-            directory = waiting.pop()
-            yield directory
-            waiting.extend(reversed(directory.below.values()))
-
-    def paths(self, wanted: str) -> list[str]:
-        """Return every path below that is in a state."""
-        return [
-            join(directory.path, name)
-            for directory in self.tree()
-            for name, state in directory.states.items()
-            if state == wanted
-        ]
-
-
-class _Visit:
-    """A directory to look through: some names or the whole, and whether all below it is due again."""
-
-    __slots__ = ("again", "directory", "names", "whole")
-
-    def __init__(self, directory: Directory, *, whole: bool = False, again: bool = False) -> None:
-        self.directory = directory
-        self.names: dict[str, None] = {}  # in order: what happened first is told first
-        self.whole = whole
-        self.again = again
 
 
 class Monitor:
@@ -174,42 +128,35 @@ class Monitor:
     may have come late or not at all.
     """
 
-    def __init__(self, layers: list[tuple[bytes, bytes]], on_change: Callable[[str, bytes, bytes], None]) -> None:
+    def __init__(self, layers: Sequence[tuple[str, str]], on_change: Callable[[str, str, str], None]) -> None:
         self.incomplete = False
         self._is_listener_lost = False
-        self._layers = [WatchedLayer(upper, root) for upper, root in layers]
+        self._places = layers  # upper directories and roots
         self._on_change = on_change
-        self._started = False
         self._inotify: Any = None
         self._silence = -1
+        self._tops: list[Directory] = []
         self._watches: dict[int, Directory] = {}
-        self._todo: deque[_Visit] = deque()
-        self._news: deque[tuple[str, bytes, bytes]] = deque()
+        # Directories to look through: some names, or (None) the whole; and whether all below is due again.
+        self._todo: deque[tuple[Directory, Iterable[str] | None, bool]] = deque()
+        self._news: deque[tuple[str, str, str]] = deque()
         self._behind = False
         self._rest_until = 0.0
 
-    def paths(self, state: str) -> list[tuple[bytes, bytes]]:
-        """Return every (root, path) that the command has added, updated or removed so far."""
-        return sorted((layer.root, os.fsencode(path)) for layer in self._layers for path in layer.top.paths(state))
-
     def start(self) -> None:
-        """Watch the layers, and tell what is in them already; started again, go on from what was told."""
-        if self._started:
-            return
-        self._started = True
-        self._attempt(self._open_inotify)
-        for layer in self._layers:
-            self._attempt(layer.open)
-            self.incomplete = self.incomplete or layer.upper_fd < 0
-        self._list_all()
-        self._deliver()
-
-    def _open_inotify(self) -> None:
+        """Watch the layers, and tell what is in them already."""
         try:
             self._inotify = inotify_simple.INotify(nonblocking=True)
         except OSError:
             self.incomplete = True
             self._silence = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        for place in self._places:
+            try:
+                self._tops.append(Directory(WatchedLayer(*place)))
+            except OSError:
+                self.incomplete = True
+        self._list_all()
+        self._deliver()
 
     def fileno(self) -> int:
         """Return the descriptor to poll for reading; -1 when not started.
@@ -224,9 +171,7 @@ class Monitor:
         self._deliver()
 
     def stop(self) -> None:
-        """Drain what is pending, then let go of everything; the lists stay."""
-        if not self._started:
-            return
+        """Drain what is pending, then let go of everything; may be repeated."""
         try:
             for _ in range(_LAST_READS):
                 if not self._read():
@@ -236,7 +181,6 @@ class Monitor:
             if self.incomplete:
                 self._list_all()
         finally:
-            self._started = False
             if self._inotify is not None:
                 self._inotify.close()
                 self._inotify = None
@@ -245,8 +189,10 @@ class Monitor:
                 self._silence = -1
             self._watches.clear()
             self._todo.clear()
-            for layer in self._layers:
-                layer.close()
+            for top in self._tops:
+                os.close(top.layer.upper_fd)
+                os.close(top.layer.project_fd)
+            self._tops.clear()
         self._deliver()
 
     def _read(self) -> bool:
@@ -258,16 +204,16 @@ class Monitor:
         except OSError:
             self.incomplete = True
             return False
-        dirty: dict[Directory, _Visit] = {}
+        dirty: dict[Directory, dict[str, None]] = {}  # names in order: what happened first is told first
         for watch, mask, _cookie, name in events:
             if mask & _FLAGS.Q_OVERFLOW:
                 self.incomplete = self._behind = True
             elif mask & _FLAGS.IGNORED:
                 self._watches.pop(watch, None)
             elif name and watch in self._watches:
-                directory = self._watches[watch]
-                dirty.setdefault(directory, _Visit(directory)).names[name] = None
-        self._settle(dirty.values())
+                dirty.setdefault(self._watches[watch], {})[name] = None
+        self._todo += ((directory, names, False) for directory, names in dirty.items())
+        self._settle()
         begun = monotonic()
         if self._behind and begun >= self._rest_until:
             # Events were lost; of a huge layer not often, or the run would stand still.
@@ -278,17 +224,16 @@ class Monitor:
 
     def _list_all(self) -> None:
         """Look at every path of every layer, whatever events said."""
-        layers = [layer for layer in self._layers if layer.upper_fd >= 0]
-        for layer in layers:
-            self._watch(layer.upper_fd, layer.top)
-        self._settle(_Visit(layer.top, whole=True, again=True) for layer in layers)
+        for top in self._tops:
+            self._watch(top.layer.upper_fd, top)
+            self._todo.append((top, None, True))
+        self._settle()
 
-    def _settle(self, visits: Iterable[_Visit]) -> None:
-        self._todo.extend(visits)
+    def _settle(self) -> None:
         while self._todo:
-            visit = self._todo.popleft()
-            if not visit.directory.gone:
-                self._attempt(self._visit, visit)
+            directory, names, again = self._todo.popleft()
+            if not directory.gone:
+                self._attempt(self._visit, directory, names, again)
 
     def _attempt(self, step: Callable[..., None], *arguments: object) -> None:
         """Take one step; what fails because the command was faster is of no concern."""
@@ -298,54 +243,51 @@ class Monitor:
             if problem.errno not in _VANISHED:
                 self.incomplete = True
 
-    def _visit(self, visit: _Visit) -> None:
+    def _visit(self, directory: Directory, names: Iterable[str] | None, again: bool) -> None:
         """Look at a directory as the layer and as the project have it: two descriptors, -1 where there is none."""
-        directory, upper, project = visit.directory, -1, -1
+        upper = project = -1
         try:
             upper = _open(directory.layer.upper_fd, directory.path)
             project = _open(directory.layer.project_fd, directory.path)
             if upper < 0 and not directory.hidden:
                 return  # It has just vanished: what that means is told by an event of its parent.
-            names: Iterable[str] = visit.names
-            if visit.whole:
+            if names is None:
                 # Every name about which there is or was something to tell.
                 layer_names = entries(upper) if upper >= 0 else ()
                 project_names = entries(project) if project >= 0 and directory.hidden else ()
-                names = sorted({*directory.names(), *layer_names, *project_names})
+                names = sorted({*directory.states, *directory.below, *layer_names, *project_names})
             for name in names:
                 if name != _OPAQUE_FILE:
-                    self._attempt(self._examine, visit, upper, project, name)
+                    self._attempt(self._examine, directory, again, upper, project, name)
         finally:
             for fd in (upper, project):
                 if fd >= 0:
                     os.close(fd)
 
-    def _examine(self, visit: _Visit, upper: int, project: int, name: str) -> None:
+    def _examine(self, directory: Directory, again: bool, upper: int, project: int, name: str) -> None:
         """Compare one entry of a directory with the project's, record its state, go on below it."""
-        directory = visit.directory
         in_layer, layer_mode = _entry(upper, name)
         in_project, project_mode = _entry(project, name)
         altered = False
         if in_layer == DIRECTORY:
-            altered = self._follow(visit, upper, name, in_project) or layer_mode != project_mode
+            altered = self._follow(directory, again, upper, name, in_project) or layer_mode != project_mode
         elif in_project == DIRECTORY and (directory.hidden or in_layer != ABSENT):
-            self._enter(visit, name, hidden=True, afresh=True)
+            self._enter(directory, again, name, hidden=True, afresh=True)
         else:
             self._forget(directory, name)
-        state = state_of(in_layer, in_project, hidden=directory.hidden, altered=altered)
-        self._record(directory, name, state)
+        self._record(directory, name, state_of(in_layer, in_project, hidden=directory.hidden, altered=altered))
 
-    def _follow(self, visit: _Visit, upper: int, name: str, in_project: str) -> bool:
+    def _follow(self, directory: Directory, again: bool, upper: int, name: str, in_project: str) -> bool:
         """Watch a directory of the layer; return whether it covers what the project has there.
 
         Watched before it is listed, so that nothing falls between the two. A descriptor names it to
         the kernel, because the command can put a symlink in its place at any moment.
         """
         with Closing(os.open(name, PATH_ONLY | os.O_NOFOLLOW, dir_fd=upper)) as fd:
-            covers = visit.directory.hidden or (in_project == DIRECTORY and is_opaque(f"/proc/self/fd/{fd}", _OPAQUE))
-            child = visit.directory.enter(name)
+            covers = directory.hidden or (in_project == DIRECTORY and is_opaque(f"/proc/self/fd/{fd}", _OPAQUE))
+            child = directory.enter(name)
             is_new = self._watch(fd, child)
-        self._enter(visit, name, hidden=covers, afresh=is_new or visit.again or covers != child.hidden)
+        self._enter(directory, again, name, hidden=covers, afresh=is_new or again or covers != child.hidden)
         return covers
 
     def _watch(self, fd: int, directory: Directory) -> bool:
@@ -364,15 +306,15 @@ class Monitor:
         self._watches[watch] = directory
         return before is not directory
 
-    def _enter(self, visit: _Visit, name: str, *, hidden: bool, afresh: bool) -> None:
+    def _enter(self, directory: Directory, again: bool, name: str, *, hidden: bool, afresh: bool) -> None:
         """Go on below a directory; `afresh` looks at all that is in it."""
-        child = visit.directory.enter(name)
+        child = directory.enter(name)
         child.hidden = hidden
         if len(child.path) > _LONGEST:
             self.incomplete = True
-            self._forget(visit.directory, name)
+            self._forget(directory, name)
         elif afresh:
-            self._todo.append(_Visit(child, whole=True, again=visit.again))
+            self._todo.append((child, None, again))
 
     def _forget(self, parent: Directory, name: str) -> None:
         """Take back what was told below a path that has nothing below it any more."""
@@ -383,7 +325,7 @@ class Monitor:
     def _record(self, directory: Directory, name: str, state: str | None) -> None:
         news = directory.record(name, state)
         if news is not None:
-            self._news.append((news, directory.layer.root, os.fsencode(join(directory.path, name))))
+            self._news.append((news, directory.layer.root, join(directory.path, name)))
 
     def _deliver(self) -> None:
         """Tell the news, after all bookkeeping: so a listener may call any method here."""
