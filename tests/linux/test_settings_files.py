@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.linux.git_includes import Unreadable, Watch, seen_at
+from fumehood.linux.home_settings import Unreadable, Watch, seen_at
 
 
 @pytest.mark.parametrize(

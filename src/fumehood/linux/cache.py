@@ -14,7 +14,7 @@ from fumehood.linux.nofollow import open_below, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import Any
 
 _OTHERS = 0o077
@@ -349,3 +349,64 @@ def _kind(entry: os.DirEntry[str]) -> str:
     if entry.is_dir(follow_symlinks=False):
         return "d"
     return "f" if entry.is_file(follow_symlinks=False) else ""
+
+
+# Following a path by its text, name by name, as the kernel would.
+
+_MOST_LINKS = 40  # on the way along one path: the kernel's own limit
+
+
+def followed(path: str) -> Iterator[tuple[str, bool, list[str]]]:
+    """Yield each place that an absolute path leads over, whether it is a link, and the names that follow it.
+
+    The last one is where the path ends, which need not exist. `..` goes up from where a link has led.
+    """
+    done, names, links = "/", path.split("/"), 0
+    while names and links <= _MOST_LINKS:
+        name = names.pop(0)
+        if name in ("", "."):
+            continue
+        if name == "..":
+            done = os.path.dirname(done)
+            yield done, False, names
+            continue
+        place = os.path.join(done, name)
+        try:
+            target = os.readlink(place)
+        except (OSError, ValueError):  # none, or a NUL in it
+            target = ""
+        yield place, bool(target), names
+        if target:
+            links += 1
+            done = "/" if target.startswith("/") else done
+            names = target.split("/") + names
+        else:
+            done = place
+
+
+def links_and_end(path: str) -> list[str]:
+    """Return the links that a path leads over, in their order, and where it ends."""
+    links, end = [], "/"
+    for place, is_link, _ in followed(path):
+        if is_link:
+            links.append(place)
+        else:
+            end = place
+    return [*links, end]
+
+
+def expanded(path: str, home: str) -> str | None:
+    """Return a path as git reads it in a setting, with `~` and `~user` replaced; None where it can't be."""
+    if path.startswith("%(prefix)/"):
+        return None
+    if not path.startswith("~"):
+        return path
+    user, slash, rest = path[1:].partition("/")
+    if user:
+        import pwd
+
+        try:
+            home = pwd.getpwnam(user).pw_dir
+        except (KeyError, ValueError):
+            return None
+    return home + slash + rest

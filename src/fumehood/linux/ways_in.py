@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import stat
 import time
 
 from fumehood.core.concern import Protected, shown, within
@@ -36,8 +37,7 @@ from fumehood.core.what_runs import (
     read_by_direnv,
     tasks_at_opening,
 )
-from fumehood.linux.cache import TICK_NS, keep, recalled
-from fumehood.linux.git_includes import Unreadable, content, expanded, links_and_end
+from fumehood.linux.cache import TICK_NS, expanded, keep, links_and_end, recalled
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import Parents, open_top
 
@@ -54,7 +54,7 @@ _MOST_KEPT = 1000  # of those in which there was something
 _LONGEST_PATH = 4096 - 256  # bytes, before a name: what is longer no program can open by its path
 SYSTEM_PROGRAMS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _MOST_ROUNDS = 3  # of `cd` within one line
-_LONGEST_SCRIPT = 1 << 16
+_LARGEST, _LONGEST_SCRIPT = 1 << 20, 1 << 16
 _MOST_ENTERED = 8  # directories, by one script
 _ENVIRONMENTS = frozenset((".venv", "venv"))  # made by whoever sets the project up
 _SETTINGS = frozenset(("json", "jsonc", "toml", "yaml", "yml", "code-workspace", "lintstagedrc", "roomodes"))
@@ -282,10 +282,11 @@ def protect_what_tools_reach(ways: Ways, tree: ProjectTree, root: str, home: str
 def text_of(path: str) -> str:
     """Return what a file holds; nothing where it can't be read, or is too long for settings."""
     try:
-        data = content(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC))
-    except (OSError, ValueError, Unreadable):
+        with Closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)) as file:
+            data = os.read(file, _LARGEST + 1) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+    except (OSError, ValueError):
         return ""
-    return (data or b"").decode("utf-8", "surrogateescape")
+    return "" if len(data) > _LARGEST else data.decode("utf-8", "surrogateescape")
 
 
 def searched_first(tree: ProjectTree, root: str) -> list[str]:

@@ -15,8 +15,8 @@ from fumehood.core.report import Blocked
 from fumehood.core.request import HOST, Request
 from fumehood.core.shell import may_be_kept, simple
 from fumehood.core.value import Value
+from fumehood.linux.cache import followed
 from fumehood.linux.capture import BWRAP, KERNEL
-from fumehood.linux.git_includes import followed
 from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind, Layered, Operation
 from fumehood.linux.namespaces import mounts_inside

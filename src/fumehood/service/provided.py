@@ -272,8 +272,7 @@ def _author(home: str, roots: Sequence[str], user: int) -> str:
 
     The variables are ours, and count where we are that person.
     """
-    from fumehood.linux.git_includes import Configuration, Watch, global_files
-    from fumehood.linux.home_settings import git_setting
+    from fumehood.linux.home_settings import Configuration, Watch, git_setting, global_files
 
     variables = dict(os.environ) if user == os.geteuid() else {}
     configuration = Configuration(home, variables, roots[0], tuple(roots), Watch(user))

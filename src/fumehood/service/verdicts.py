@@ -30,8 +30,8 @@ from fumehood.core.masks import is_in
 from fumehood.core.report import Run, printable, typed
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
 from fumehood.core.tool_files import PACKAGES, held_by_name, is_dot_git
+from fumehood.linux.cache import links_and_end
 from fumehood.linux.capture import user_name
-from fumehood.linux.git_includes import links_and_end
 from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, devices_below, mounts_below
