@@ -332,7 +332,7 @@ def test_only_what_facts_were_asked_for_depends_on_them(path: str, content: str)
 
 
 def test_judging_loads_nothing_slow() -> None:
-    modules = "danger gitdir gitconfig linter_settings tool_files concern"
+    modules = "danger gitdir gitconfig linter_settings concern"
     code = f"import sys\nfor name in '{modules}'.split(): __import__('fumehood.core.' + name)\nprint(*sys.modules)"
     source = Path(danger.__file__).parents[2]
     told = subprocess.run(

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from conftest import FRESH, fresh_directory, need, remove_tree, scratch
 from fumehood.core import changes as c
+from fumehood.core.edits import hunks, quoted
 from fumehood.core.gitconfig import changed_keys, key_concern, may_name_program, parse
-from fumehood.core.hunks import hunks, quoted
 from fumehood.core.judge import judge
 from fumehood.core.patterns import IgnoreRules
 from fumehood.core.report import Run, printable

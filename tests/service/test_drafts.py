@@ -14,7 +14,7 @@ import pytest
 
 from faulty import BEFORE, CHANGE
 from fumehood import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict, Policy, Run, Sandbox
-from fumehood.core.hunks import merged
+from fumehood.core.edits import merged
 from fumehood.linux.layer import Merged, Stack
 from fumehood.linux.libc import Closing
 from fumehood.service import drafting, drafts

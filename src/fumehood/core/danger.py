@@ -12,8 +12,12 @@ import sys
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, MODIFIED, OPENING, SYMLINK, Change
 from fumehood.core.concern import (
     ANYBODYS,
+    AREAS,
+    HELD_END_NAMES,
+    REPOSITORY,
     UNREAD,
     Concern,
+    DirectoryMeaning,
     Facts,
     Ground,
     became_executable,
@@ -22,25 +26,19 @@ from fumehood.core.concern import (
     flagged,
     held,
     is_anybodys,
+    is_dot_git,
     lands,
+    meaning_of,
+    name_and_around,
     roots_of,
+    settings_name,
     shown,
+    why_flagged,
+    why_held,
     within,
 )
 from fumehood.core.linter_settings import is_what_cloning_writes, loading_concern, may_load
 from fumehood.core.policy import Rules
-from fumehood.core.tool_files import (
-    AREAS,
-    HELD_END_NAMES,
-    REPOSITORY,
-    DirectoryMeaning,
-    is_dot_git,
-    meaning_of,
-    name_and_around,
-    settings_name,
-    why_flagged,
-    why_held,
-)
 from fumehood.core.value import words
 
 TYPE_CHECKING = False
@@ -48,8 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable
     from typing import Any
 
-    from fumehood.core.concern import Own, Protected
-    from fumehood.core.tool_files import Because
+    from fumehood.core.concern import Because, Own, Protected
 
 __all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "survey", "suspects", "wants_facts"]
 

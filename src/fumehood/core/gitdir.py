@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, SYMLINK, Change
-from fumehood.core.concern import became_executable, directory_of, flagged, held, lands, roots_of, shown, within
-from fumehood.core.tool_files import AREAS, is_dot_git
+from fumehood.core.concern import (
+    AREAS,
+    became_executable,
+    directory_of,
+    flagged,
+    held,
+    is_dot_git,
+    lands,
+    roots_of,
+    shown,
+    within,
+)
 from fumehood.core.value import words
 
 TYPE_CHECKING = False

@@ -16,9 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fumehood.core.concern import Concern, Facts
+    from fumehood.core.concern import Concern, DirectoryMeaning, Facts
     from fumehood.core.settings_text import Wanted
-    from fumehood.core.tool_files import DirectoryMeaning
 
 # Keys, and sections in brackets, whose values name code. One with a sign at an end counts anywhere in a line.
 _UNDER_TOOL = words("pyrefly pylsp-mypy")  # sections; not packages of these names

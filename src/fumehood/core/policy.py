@@ -280,7 +280,7 @@ class Policy(Value):
     in_roots: tuple[dict[str, Any], ...] = ()  # what commands in some root get besides
     tools: tuple[dict[str, Any], ...] = ()  # command templates: core/tool.py
     profiles: tuple[Profile, ...] = SHIPPED
-    agents: tuple[dict[str, Any], ...] = ()  # a person's own words on agents; ours are in core/agents.py
+    agents: tuple[dict[str, Any], ...] = ()  # a person's own words on agents; ours are in core/inside.py
 
     def mode(self, asked: str | None) -> str:
         """Return what becomes of a run's changes."""

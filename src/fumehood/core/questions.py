@@ -6,6 +6,7 @@ Pure: grants go in as mappings, and what is new to be kept comes out with the de
 from __future__ import annotations
 
 from fumehood.core import changes as c
+from fumehood.core.inside import HOST, SHOW
 from fumehood.core.network import EVERY_HOST, FULL
 from fumehood.core.request import quoted as word
 from fumehood.core.value import Value
@@ -32,7 +33,6 @@ INTRODUCTION = "Fumehood asks you. Indented is what it is about; commands and na
 ANSWERS = tuple(TITLES)
 
 NETWORK, UNSANDBOXED, ROOT, LINKED_ROOT = "network", "unsandboxed", "root", "linked root"
-HOST, SHOW = "host", "show"  # for later commands too
 APPLY_HELD = "apply"
 
 NOBODY, TOO_LATE, CANCELLED = "nobody was there to ask", "nobody answered in time", "the question was cancelled"

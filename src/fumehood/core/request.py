@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from fumehood.core.agents import Agent
+    from fumehood.core.inside import Agent
 
 # What becomes of its changes.
 APPLY, HOLD, DISCARD = "apply", "hold", "discard"

@@ -6,9 +6,9 @@ import os
 import stat
 
 from fumehood.core import changes as c
+from fumehood.core.concern import is_dot_git
 from fumehood.core.judge import git_directories, is_list, is_note, objects_of, repository
 from fumehood.core.masks import is_below, is_in
-from fumehood.core.tool_files import is_dot_git
 from fumehood.linux.cache import plain_file
 from fumehood.linux.copying import copy_with_content
 from fumehood.linux.gitindex import LARGEST, SeenIndexes, has_any, meaning

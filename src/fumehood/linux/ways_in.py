@@ -13,18 +13,20 @@ import os
 import stat
 import time
 
-from fumehood.core.concern import Protected, shown, within
-from fumehood.core.gitconfig import may_name_program, parse, split_key
-from fumehood.core.gitdir import HOOKS
-from fumehood.core.shell import named_paths
-from fumehood.core.tool_files import (
+from fumehood.core.concern import (
     HELD_NAMES,
     HELD_SUFFIXES,
     PACKAGES,
+    Protected,
     is_hook_manager,
     meaning_of,
     settings_name,
+    shown,
+    within,
 )
+from fumehood.core.gitconfig import may_name_program, parse, split_key
+from fumehood.core.gitdir import HOOKS
+from fumehood.core.shell import named_paths
 from fumehood.core.value import Value
 from fumehood.core.what_runs import (
     begins_as_command,
@@ -45,7 +47,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from fumehood.core.tool_files import Because
+    from fumehood.core.concern import Because
 
     Seen = tuple[int, int, list[str], list[str]]  # when it changed, its inode; names of links, and of directories
 

@@ -14,8 +14,7 @@ import time
 import zlib
 
 from fumehood.core import changes as c
-from fumehood.core.agents import Agent, known_agents
-from fumehood.core.inside import BEGAN, ENDED
+from fumehood.core.inside import BEGAN, ENDED, Agent, known_agents
 from fumehood.core.masks import MOVABLE, is_in
 from fumehood.core.report import named, short
 from fumehood.core.request import BIN

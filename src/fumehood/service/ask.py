@@ -21,7 +21,7 @@ import time
 from typing import Protocol, TypeVar, cast
 
 from fumehood.core import questions
-from fumehood.core.inside import WRITE, Widening
+from fumehood.core.inside import HOST, SHOW, WRITE, Widening
 from fumehood.core.masks import is_below, is_in
 from fumehood.core.questions import CANCELLED, DENY_ONCE, NOBODY, TOO_LATE, Decision, Key, Question, understood
 from fumehood.core.request import quoted
@@ -294,7 +294,7 @@ def question_for(store: Store, project: Project, widening: Widening) -> Question
         question = questions.root_question(real, project.path, None if widening.target == real else widening.target)
         said = (*question.details, *questions.reason_told(widening.reason))
         return question.replace(details=said)
-    if widening.what == questions.SHOW:
+    if widening.what == SHOW:
         real, own = os.path.realpath(widening.target), store.places.own()
         if not is_below(real, os.path.realpath(home())):
             hint = "other places are in sight, or out of every command's reach"
@@ -343,11 +343,11 @@ def settle_access(
 
 
 def _in_words(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
-    words = {questions.HOST: "reach", questions.SHOW: "see", WRITE: "write"}
+    words = {HOST: "reach", SHOW: "see", WRITE: "write"}
     if allowed:
         return f"allowed: commands may {words[widening.what]} {widening.target} from the next one on"
     if why != questions.NOBODY:
         return f"not allowed: to {words[widening.what]} {widening.target}" + (f" ({why})" if why else "")
-    option = "" if widening.what == questions.HOST else f"--{widening.what} "
+    option = "" if widening.what == HOST else f"--{widening.what} "
     whose = f" --session {session}" if session else ""
     return f"{why}; the person can type: fumehood ask{whose} {option}{quoted(widening.target)}"

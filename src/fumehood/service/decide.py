@@ -7,7 +7,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import is_plain
-from fumehood.core.hunks import with_hunks
+from fumehood.core.edits import with_hunks
 from fumehood.core.judge import CHANGED_SINCE, free_of_conflicts, is_mounted_on, keep_replacements_whole
 from fumehood.core.masks import is_in
 from fumehood.core.policy import Rules

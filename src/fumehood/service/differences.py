@@ -14,7 +14,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.hunks import equal_lines, hunks, quoted
+from fumehood.core.edits import equal_lines, hunks, quoted
 from fumehood.core.judge import objects_of
 from fumehood.core.masks import inside, is_in, masks
 from fumehood.core.report import Run, printable, shown_by

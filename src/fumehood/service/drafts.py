@@ -12,7 +12,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.hunks import MARKS, merged
+from fumehood.core.edits import MARKS, merged
 from fumehood.core.judge import git_directories
 from fumehood.core.masks import is_below, is_in
 from fumehood.core.patterns import lies_in_cache

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any, Protocol, Self
 
-    from fumehood.core.agents import Agent
+    from fumehood.core.inside import Agent
     from fumehood.core.policy import Policy, Profile
     from fumehood.core.questions import Decision, Question
     from fumehood.core.report import Run

@@ -10,7 +10,8 @@ from itertools import islice
 
 from fumehood.core import questions
 from fumehood.core.changes import APPLIED, HELD, Change
-from fumehood.core.hunks import MARKS
+from fumehood.core.edits import MARKS
+from fumehood.core.inside import SHOW
 from fumehood.core.masks import is_in
 from fumehood.core.network import EVERY_HOST, FULL, NONE, decided
 from fumehood.core.policy import Policy
@@ -383,7 +384,7 @@ def _is_allowed(store: Store, missed: Missed, policy_of: Callable[[str], Policy]
     if missed.what in (questions.ROOT, questions.LINKED_ROOT):
         return is_in(missed.target, store.projects.open(missed.project, register=False).roots)
     policy = policy_of(missed.project)
-    if missed.what == questions.SHOW:
+    if missed.what == SHOW:
         return is_in(missed.target, policy.show)
     hosts = tuple(missed.target.split("\n"))
     asked = decided(FULL, (), policy) if hosts == (EVERY_HOST,) else decided(NONE, hosts, policy)

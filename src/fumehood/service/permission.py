@@ -116,7 +116,7 @@ class Permissions:
 
 def widened(policy: Policy, granted: Sequence[tuple[str, str]]) -> Policy:
     """Return a policy with what a person granted."""
-    from fumehood.core.questions import HOST, SHOW
+    from fumehood.core.inside import HOST, SHOW
 
     hosts = [target for what, target in granted if what == HOST and target not in policy.hosts]
     shown = [target for what, target in granted if what == SHOW and target not in policy.show]

@@ -13,6 +13,7 @@ import sys
 
 from fumehood.core import changes as c
 from fumehood.core.concern import (
+    PACKAGES,
     Concern,
     Facts,
     Ground,
@@ -21,6 +22,8 @@ from fumehood.core.concern import (
     by_real_name,
     directory_of,
     end_of,
+    held_by_name,
+    is_dot_git,
     lands,
     within,
 )
@@ -29,7 +32,6 @@ from fumehood.core.judge import Waiting, judge, keep_replacements_whole
 from fumehood.core.masks import is_in
 from fumehood.core.report import Run, printable, typed
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
-from fumehood.core.tool_files import PACKAGES, held_by_name, is_dot_git
 from fumehood.linux.cache import links_and_end
 from fumehood.linux.capture import user_name
 from fumehood.linux.gitobjects import had_repository

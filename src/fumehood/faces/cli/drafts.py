@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fumehood.core.hunks import MARKS
+from fumehood.core.edits import MARKS
 from fumehood.core.report import Run, how_many, picked, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict

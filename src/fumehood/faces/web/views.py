@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from fumehood.core import changes as c
 from fumehood.core import wording
-from fumehood.core.hunks import hunks, merged
+from fumehood.core.edits import hunks, merged
 from fumehood.core.questions import held_item
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
