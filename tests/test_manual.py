@@ -34,7 +34,7 @@ import pytest
 import fumehood
 from forked import command_line
 from fumehood.core import changes, network
-from fumehood.core.config_keys import SECTIONS
+from fumehood.core.config import SECTIONS
 from fumehood.core.report import Blocked, ReportedChange, Run
 from fumehood.faces.cli.commands import NAMES, WITH_WORDS, parser_of
 from fumehood.faces.cli.completion import BY_HAND, Shape, shape_of

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import fumehood
-from fumehood.core.config_keys import KEYS, SECTIONS
+from fumehood.core.config import KEYS, SECTIONS
 from fumehood.core.value import Value
 from page import write
 

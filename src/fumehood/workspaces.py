@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from fumehood.core.config_keys import check_policy
+from fumehood.core.config import check_policy
 from fumehood.core.request import checked_name
 from fumehood.service import projects
 from fumehood.service.arguments import checked_arguments

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.config import line_numbers, read
-from fumehood.core.config_keys import KEYS, SECTIONS
+from fumehood.core.config import KEYS, SECTIONS, line_numbers, read
 from fumehood.core.policy import Policy
 from fumehood.core.value import Value
 

@@ -207,7 +207,7 @@ def test_a_run_with_a_configuration_loads_no_parser(place, later):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | {
         "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
-    assert not {"tomllib", "re", "json", "fumehood.core.config_keys"} & set(done.stdout.split())
+    assert not {"tomllib", "re", "json", "fumehood.core.config"} & set(done.stdout.split())
 
 
 def test_without_a_file_a_run_pays_one_failed_look(place):

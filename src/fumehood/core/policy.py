@@ -1,7 +1,7 @@
 """The person's standing wishes, with their defaults.
 
 Each field is a key of the configuration under the same name (`limits.memory` is `Policy.limits.memory`); the
-table in `config_keys.py` says what it takes and means.
+table in `config.py` says what it takes and means.
 """
 
 from __future__ import annotations

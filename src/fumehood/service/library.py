@@ -78,7 +78,7 @@ class Sandbox(Commands):
     ) -> None:  # fmt: skip
         asks = channels(ask)
         if policy is not None:
-            from fumehood.core.config_keys import check_policy
+            from fumehood.core.config import check_policy
 
             check_policy(policy)
         self._store = OpenedStore(face=face)

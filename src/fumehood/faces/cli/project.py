@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fumehood.core.changes import ABSENT
-from fumehood.core.config import Complaint
-from fumehood.core.config_keys import KEYS, SECTIONS, shown
+from fumehood.core.config import KEYS, SECTIONS, Complaint, shown
 from fumehood.core.limits import size_told
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import how_many, printable, shown_path, typed

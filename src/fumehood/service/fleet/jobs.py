@@ -29,7 +29,7 @@ from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 from rq.utils import now
 
-from fumehood.core import config_keys as kinds
+from fumehood.core import config as kinds
 from fumehood.core.hosts import Hosts, parse
 from fumehood.core.policy import Limits, Policy
 from fumehood.core.report import printable
