@@ -26,7 +26,7 @@ from conftest import command_line, need
 from fumehood.core.questions import DENY_ONCE, Question
 from fumehood.core.wording import quoted
 from fumehood.errors import ChangedMeanwhile
-from fumehood.faces.terminal import views
+from fumehood.faces.terminal import app as views
 from fumehood.faces.terminal.app import Views
 from fumehood.faces.terminal.changes import Branch, ChangesTree, ChangesView
 from fumehood.faces.terminal.widgets import AskFirst, Lines, Pieces, printed

@@ -1,8 +1,9 @@
-"""What runs changed, as a tree beside the difference of one path, with what a person can do to each."""
+"""What ran and what it changed: the history, and a tree of changes beside the difference of one path."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -10,7 +11,8 @@ from rich.style import Style
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.widgets import Tree
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Input, Static, Tree
 from textual.widgets.tree import TreeNode
 
 from fumehood.core import changes as c
@@ -19,18 +21,23 @@ from fumehood.core.report import Run, printable, shown_path
 from fumehood.core.value import Value
 from fumehood.core.wording import by_kind, fitted, listed, quoted
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.run_text import SIGNS, place_of
-from fumehood.faces.terminal.widgets import Acting, Pieces, shown
+from fumehood.faces.cli.run_text import SIGNS, STATES, place_of
+from fumehood.faces.terminal.widgets import Acting, Lines, Pieces, both, shown
 from fumehood.service import decide
 from fumehood.service.differences import contents, difference_of
-from fumehood.service.overview import Chosen, ReadRun, read_run, shown_at
+from fumehood.service.overview import Chosen, ReadRun, read_run, searched, shown_at
 from fumehood.service.store import Store
+from fumehood.store.records import Search
 
 _Key = tuple[str, tuple[str, ...], bool]
 
 _PAGE = 200  # changes of one run that are listed at first, and more each time
 _COMMAND = 120  # columns of a command in the tree
 _EXPANDED = 20  # changes of a run that is shown open
+_RUNS = 100  # that are listed of the history at first
+_MOST_PRINTED = 5000  # lines
+_NAMED = ("path", "session", "state", "text")  # what can be looked for by name; other words are in the command
+_HOW = "words of the command, path:src/a.py, session:NAME, state:held, text:PRINTED"
 _DEEPEST = 50  # directories in each other that the tree has so; those below stand by their whole path
 
 
@@ -62,7 +69,6 @@ class ChangesTree(Tree[Branch]):
         self.guide_depth = 2
 
     def action_open(self) -> None:
-        """Show what lies in it."""
         if self.cursor_node is not None:
             self.cursor_node.expand()
 
@@ -92,8 +98,8 @@ class ChangesView(Acting):
         Binding("f", "settle('force')", "Accept by force", show=False),
         Binding("A", "settle_run('apply')", "Accept run", show=False),
         Binding("D", "settle_run('discard')", "Refuse run", show=False),
-        Binding("u", "take_back", "Undo"),
-        Binding("r", "bring_back", "Redo"),
+        Binding("u", "take('undo')", "Undo"),
+        Binding("r", "take('redo')", "Redo"),
     ]
 
     def __init__(self, store: Store, listed_runs: Callable[[], Sequence[Run]], *, only_waiting: bool) -> None:
@@ -106,7 +112,6 @@ class ChangesView(Acting):
         self._versions_digest = ""  # of the two versions that are shown
 
     def compose(self) -> ComposeResult:
-        """The tree, then the difference."""
         yield ChangesTree()
         yield Pieces(id="difference")
 
@@ -150,11 +155,9 @@ class ChangesView(Acting):
         return None if node is None else node.data
 
     def on_tree_node_highlighted(self, _event: Tree.NodeHighlighted[Branch]) -> None:
-        """Show what is about the place that the person went to."""
         self._look()
 
     def on_tree_node_selected(self, event: Tree.NodeSelected[Branch]) -> None:
-        """List some more, where that is chosen; else go to the difference."""
         branch = event.node.data
         if branch is not None and branch.is_more:
             self._most[branch.run] = self._most.get(branch.run, _PAGE) + 5 * _PAGE
@@ -199,7 +202,6 @@ class ChangesView(Acting):
         self._settle(branch, act)
 
     def action_settle_run(self, act: str) -> None:
-        """Accept or refuse all that the run holds."""
         branch = self._branch
         if branch is not None:
             self._settle(Branch(run=branch.run), act)
@@ -229,25 +231,20 @@ class ChangesView(Acting):
         question = f"Take {len(taken)} of {count} pieces? {gone[0].upper()}{gone[1:]} thrown away."
         self.ask_first(question, lambda: self.act(each.run, chosen))
 
-    def action_take_back(self) -> None:
-        """Undo the chosen path of a run, or all of it."""
+    def action_take(self, act: str) -> None:
+        """Take back the chosen path of a run, or all of it; or bring back what was taken back of the run."""
         branch = self._branch
         if branch is not None:
             each = self._runs[branch.run]
-            self.act(each.run, Chosen(act="undo", paths=branch.paths, seen=each.seen))
-
-    def action_bring_back(self) -> None:
-        """Redo what was taken back of the run."""
-        branch = self._branch
-        if branch is not None:
-            self.act(self._runs[branch.run].run, Chosen(act="redo"))
+            # What was taken back of a run is brought back by the run alone, whatever came after it was shown.
+            undo = Chosen(act=act, paths=branch.paths, seen=each.seen)
+            self.act(each.run, undo if act == "undo" else Chosen(act=act))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
-        """Offer only what can be done to what is shown."""
         each = self._runs.get(self._branch.run) if self.is_mounted and self._branch else None
         if action in ("settle", "settle_run"):
             return each is not None and each.run.state == c.HELD
-        if action in ("take_back", "bring_back"):
+        if action == "take":
             return each is not None and not self._only_waiting
         return True
 
@@ -355,3 +352,157 @@ def _companions(run: Run, place: str, change: c.Change) -> list[Text]:
         return []
     items = [held_item(run, each) for each in others]
     return [Text("accepting it also accepts:"), *(shown(f"  {line}") for line in listed(items))]
+
+
+# ---- What ran.
+
+def search_for(line: str) -> Search:
+    """Read what a person typed to look for."""
+    what, words = Search(), []
+    for word in line.split():
+        name, colon, value = word.partition(":")
+        if colon and name in _NAMED:
+            what = what.replace(**{name: value})
+        else:
+            words.append(word)
+    return what.replace(words=" ".join(words))
+
+
+class HistoryView(Acting):
+    """The runs of every project, the latest first."""
+
+    DEFAULT_CSS = "HistoryView Input { height: 1; border: none; } HistoryView DataTable { height: 1fr; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "search", "Search", key_display="/"),
+        Binding("u", "take('undo')", "Undo"),
+        Binding("r", "take('redo')", "Redo"),
+        Binding("o", "output", "Output"),
+        Binding("escape", "leave", "Leave the search", show=False),
+    ]
+
+    def __init__(self, store: Store, project: int | None) -> None:
+        super().__init__(store)
+        self._project = project
+        self._line = ""
+        self._most = _RUNS
+        self._shown: tuple[str, int, int] | None = None  # the search, how many, and the last event
+        self._runs: dict[str, Run] = {}
+
+    def compose(self) -> ComposeResult:
+        yield Input(placeholder=_HOW, id="search", compact=True)
+        yield DataTable(cursor_type="row", id="history")
+
+    def on_mount(self) -> None:
+        self._table.add_columns(Text("run"), Text("when"), Text("outcome"), Text("changes"), Text("command"))
+
+    @property
+    def _table(self) -> DataTable[Text]:
+        return self.query_one("#history", DataTable)
+
+    @property
+    def _run(self) -> Run | None:
+        row = self._table.cursor_row
+        keys = list(self._table.rows)
+        return self._runs.get(keys[row].value or "") if 0 <= row < len(keys) else None
+
+    def look(self) -> Callable[[], None] | None:
+        """Read the runs that are looked for, if there is anything new."""
+        ((last,),) = self.store.database.rows("SELECT coalesce(max(n), 0) FROM events")
+        now = self._line, self._most, int(last)
+        if now == self._shown:
+            return None
+        what = search_for(self._line).replace(project=self._project)
+        runs, later = searched(self.store, what, most=self._most)
+        counts = self.store.history.count_changes([run.run for run in runs])
+        return lambda: self._show(now, runs, counts, is_more=bool(later))
+
+    def _show(
+        self, now: tuple[str, int, int], runs: list[Run], counts: dict[str, dict[str, int]], *, is_more: bool
+    ) -> None:
+        self._shown = now
+        table, chosen = self._table, self._run
+        table.clear()
+        self._runs = {run.run: run for run in runs}
+        for run in runs:
+            changes = Text()
+            for kind, (sign, colour) in SIGNS.items():
+                if counts.get(run.run, {}).get(kind):
+                    changes.append(f"{sign}{counts[run.run][kind]} ", colour)
+            state = Text(run.outcome, STATES.get(run.state, "dim"))
+            if run.exit_code:
+                state.append(f" exit {run.exit_code}", "red")
+            when = time.strftime("%m-%d %H:%M", time.localtime(run.started_at))
+            project = f"{os.path.basename(run.project)}  " if self._project is None else ""
+            command = Text.assemble((printable(project), "dim"), shown(fitted(printable(run.command), 200)))
+            table.add_row(Text(f"#{run.number}"), Text(when), state, changes, command, key=run.run)
+        if is_more:
+            table.add_row(Text("…"), Text(""), Text(""), Text(""), Text("Enter lists some more"), key="more")
+        if chosen is not None and chosen.run in self._runs:
+            table.move_cursor(row=table.get_row_index(chosen.run), animate=False)
+
+    def action_search(self) -> None:
+        self.query_one(Input).focus()
+
+    def action_leave(self) -> None:
+        self._table.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._line, self._most = event.value, _RUNS
+
+    def on_input_submitted(self) -> None:
+        self._table.focus()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        if event.row_key.value == "more":
+            self._most += 5 * _RUNS
+        elif self._run is not None:
+            self.app.push_screen(RunScreen(self.store, self._run))
+
+    def action_take(self, act: str) -> None:
+        if self._run is not None:
+            self.act(self._run, Chosen(act=act))
+
+    def action_output(self) -> None:
+        if self._run is not None:
+            self.app.push_screen(OutputScreen(self._run))
+
+
+class RunScreen(Screen[None]):
+    """One run: what it changed, and the difference of each path."""
+
+    CSS = "RunScreen #title { height: 1; text-style: bold; background: $primary; color: $text; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "app.pop_screen", "Back"), Binding("o", "output", "Output"),
+    ]  # fmt: skip
+
+    def __init__(self, store: Store, run: Run) -> None:
+        super().__init__()
+        self._store = store
+        self._run = run
+
+    def compose(self) -> ComposeResult:
+        yield Static(f"#{self._run.number}  {quoted(self._run.command, 200)}", markup=False, id="title")
+        yield ChangesView(self._store, lambda: [self._store.history.find(self._run.run)], only_waiting=False)
+        yield Footer(show_command_palette=False)
+
+    def action_output(self) -> None:
+        self.app.push_screen(OutputScreen(self._store.history.find(self._run.run)))
+
+
+class OutputScreen(Screen[None]):
+    """What a run printed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,o", "app.pop_screen", "Back", key_display="esc")]
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self._run = run
+
+    def compose(self) -> ComposeResult:
+        yield Lines(id="output")
+        yield Footer(show_command_palette=False)
+
+    def on_mount(self) -> None:
+        outputs = (text.encode(errors="replace") for text in (self._run.stdout, self._run.stderr))
+        self.query_one(Lines).show(both(outputs, _MOST_PRINTED))
+        self.query_one(Lines).focus()

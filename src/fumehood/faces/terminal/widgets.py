@@ -96,7 +96,6 @@ class Lines(ScrollView, can_focus=True):
             self.scroll_end(animate=False, immediate=True)
 
     def on_resize(self, _event: events.Resize) -> None:
-        """Break the lines anew."""
         self._arrange()
 
     def _arrange(self) -> None:
@@ -167,11 +166,9 @@ class Pieces(Lines):
         return _CHOSEN if is_here else Style()
 
     def on_focus(self) -> None:
-        """Show where the marks go."""
         self.refresh()
 
     def action_go(self, by: int) -> None:
-        """Go to the next piece, or the one before."""
         if self._starts:
             self._at = min(max(self._at + by, 0), len(self._starts) - 1)
             line = self._starts[self._at]
@@ -180,7 +177,6 @@ class Pieces(Lines):
             self.refresh()
 
     def action_mark(self) -> None:
-        """Mark the piece, or take its mark away."""
         if not self.count:
             self.notify("This can only be taken or refused as a whole.", markup=False)
             return
@@ -190,7 +186,6 @@ class Pieces(Lines):
         self.scroll_to(0, top, animate=False)
 
     def on_click(self, event: events.Click) -> None:
-        """Mark the piece whose heading is clicked."""
         row = self.scroll_offset.y + event.y
         line = self._rows[row][0] if row < len(self._rows) else -1
         if self.count and line in self._starts:
@@ -218,7 +213,6 @@ class AskFirst(ModalScreen[bool]):
         self._question = question
 
     def compose(self) -> ComposeResult:
-        """The question, and the keys that answer it."""
         with Vertical():
             yield Static(printable(self._question), markup=False)
             yield Static("\\[y] yes   \\[n] no", classes="keys")
