@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -18,8 +19,8 @@ from starlette.requests import Request
 from conftest import command_line
 from fumehood import Sandbox
 from fumehood.errors import ChangedMeanwhile
-from fumehood.faces.web import api, views
-from fumehood.faces.web.house import House
+from fumehood.faces.web import api, app, views
+from fumehood.faces.web.views import Page
 from fumehood.service import overview
 from fumehood.service.opened import OpenedStore
 from patience import LONG_S, eventually
@@ -166,9 +167,9 @@ def test_a_held_hook_is_refused_and_a_source_file_accepted(cli: Any, project: Pa
 @pytest.mark.parametrize(
     ("module", "name", "view"),
     [
-        (overview, "page_of_changes", lambda house, asked: views.waiting(house, asked)[1]["runs"][0]),
-        (overview, "page_of_changes", lambda house, asked: views.run(house, asked)[1]),
-        (api, "count_waiting", lambda house, asked: _call("/api/waiting").answer(house, asked, {})["waiting"][0]),
+        (overview, "page_of_changes", lambda page, asked: views.waiting(page, asked)[1]["runs"][0]),
+        (overview, "page_of_changes", lambda page, asked: views.run(page, asked)[1]),
+        (api, "count_waiting", lambda page, asked: _call("/api/waiting").answer(page, asked, {})["waiting"][0]),
     ],
 )
 def test_what_changes_while_it_is_read_is_not_accepted(
@@ -186,7 +187,7 @@ def test_what_changes_while_it_is_read_is_not_accepted(
     store = OpenedStore()
     run = store.history.find("last")
     asked = {"type": "http", "path_params": {"run": run.run}, "query_string": b"", "headers": []}
-    shown = view(House(store), Request(asked))
+    shown = view(Page(store), Request(asked))
     with pytest.raises(ChangedMeanwhile, match="changed since it was shown"):
         overview.perform(store, store.history.find(run.run), overview.Chosen(act="apply", seen=shown["seen"]))
     store.close()
@@ -607,3 +608,18 @@ def test_what_is_less_than_a_token_opens_nothing_and_is_made_anew(home: Path, le
         assert (len(token), file.stat().st_mode & 0o077) == (43, 0)
     with WebPage():
         assert file.read_bytes() == token  # and stays
+
+
+@pytest.mark.anyio
+async def test_what_is_new_while_a_browser_is_still_told_of_something_is_told_it_too() -> None:
+    page: Any = SimpleNamespace(news={"count-questions": "", "running": ""}, watchers=0)
+
+    async def stays() -> bool:
+        return False
+
+    told = app.news(page, SimpleNamespace(is_disconnected=stays))  # type: ignore[arg-type]
+    assert "count-questions" in await anext(told)
+    page.news = {"count-questions": "1", "running": ""}  # comes before the rest is sent
+    pieces = [await anext(told) for _ in range(4)]
+    await told.aclose()
+    assert "event: count-questions\ndata: 1\n\n" in pieces

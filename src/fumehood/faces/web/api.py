@@ -17,7 +17,7 @@ from fumehood.core.report import Run, picked
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.web import views
-from fumehood.faces.web.house import House, asked_number, number_of
+from fumehood.faces.web.views import Page, asked_number, number_of
 from fumehood.linux.doctor import examine
 from fumehood.service import decide, overview, provided
 from fumehood.service.differences import contents, differences
@@ -42,7 +42,7 @@ class Call(Value):
 
     path: str
     about: str
-    answer: Callable[[House, Request, dict[str, Any]], dict[str, Any]]
+    answer: Callable[[Page, Request, dict[str, Any]], dict[str, Any]]
     query: tuple[str, ...] = ()
     body: dict[str, str] | None = None  # the fields of what is sent, with their kinds; None: it only reads
 
@@ -65,13 +65,13 @@ def refusal(error: FumehoodError, status: int) -> JSONResponse:
     return AsciiJSONResponse({"error": error.message, "hint": error.hint}, status)
 
 
-def routes(house: House) -> list[Route]:
+def routes(page: Page) -> list[Route]:
     """Return the addresses of the interface."""
     described = Route("/api/openapi.json", lambda _request: AsciiJSONResponse(description()))
-    return [described, *(Route(each.path, partial(_answered, house, each), methods=[each.method]) for each in CALLS)]
+    return [described, *(Route(each.path, partial(_answered, page, each), methods=[each.method]) for each in CALLS)]
 
 
-async def _answered(house: House, call: Call, request: Request) -> JSONResponse:
+async def _answered(page: Page, call: Call, request: Request) -> JSONResponse:
     sent = b"" if call.body is None else await request.body()
     try:
         body = json.loads(sent or b"{}")
@@ -84,7 +84,7 @@ async def _answered(house: House, call: Call, request: Request) -> JSONResponse:
     for name, value in body.items():
         if name not in fields or not isinstance(value, _KINDS[fields[name]][0]):
             raise BadRequest(f"{name!r} is not known here, or of another kind", hint=f"one of: {', '.join(fields)}")
-    return AsciiJSONResponse(await to_thread.run_sync(call.answer, house, request, body))
+    return AsciiJSONResponse(await to_thread.run_sync(call.answer, page, request, body))
 
 
 def _summary(run: Run) -> dict[str, Any]:
@@ -102,117 +102,117 @@ def _after(request: Request) -> tuple[int, int]:
     return (number_of(row), number_of(entry)) if row.isdecimal() and entry.isdecimal() else (0, 0)
 
 
-def _runs(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+def _runs(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     path = request.query_params.get("project")
-    what = views.asked_search(request, house.number_of(path) if path else None)
-    runs, before = overview.searched(house.store, what, most=_limit(request), before=asked_number(request, "before"))
+    what = views.asked_search(request, page.number_of(path) if path else None)
+    runs, before = overview.searched(page.store, what, most=_limit(request), before=asked_number(request, "before"))
     return {"runs": [_summary(run) for run in runs], "before": before or None}
 
 
-def _run(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    run = house.run(request)
-    seen = overview.shown_at(house.store, run)  # before what became of it is read
-    return {**house.store.history.find(run.run).as_dict(), "seen": seen}
+def _run(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    run = page.run(request)
+    seen = overview.shown_at(page.store, run)  # before what became of it is read
+    return {**page.store.history.find(run.run).as_dict(), "seen": seen}
 
 
-def _changes(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    run = house.run(request)
+def _changes(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    run = page.run(request)
     is_held = request.query_params.get("verdict") == "held"
-    shown, rest = page_of_changes(house.store.database, run.run, _after(request), most=_limit(request), waiting=is_held)
+    shown, rest = page_of_changes(page.store.database, run.run, _after(request), most=_limit(request), waiting=is_held)
     return {"changes": run.fields_of(shown), "after": None if rest is None else f"{rest[0]}-{rest[1]}"}
 
 
-def _diff(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    run = house.run(request)
+def _diff(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    run = page.run(request)
     paths = request.query_params.getlist("path")
-    shown = [each.fields() for each in differences(house.store, run, paths, here=run.project)]
+    shown = [each.fields() for each in differences(page.store, run, paths, here=run.project)]
     if paths and run.state == "held":
         for each in shown:  # pieces of these can be chosen: the digest says of which versions
-            change = change_at(house.store.database, run.run, run.roots.index(each["root"]), each["path"])
+            change = change_at(page.store.database, run.run, run.roots.index(each["root"]), each["path"])
             if change is not None:
-                each["digest"] = decide.versions_digest(run, change, *contents(house.store, run, change))
+                each["digest"] = decide.versions_digest(run, change, *contents(page.store, run, change))
     return {"differences": shown}
 
 
-def _running(house: House, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    running = overview.running(house.store)
+def _running(page: Page, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    running = overview.running(page.store)
     return {
         "running": [
             {
                 **_summary(each.run), "memory": each.memory, "processes": each.processes,
-                "written": [path.fields() for path in overview.written(house.store, each.run, _MOST)[0]],
+                "written": [path.fields() for path in overview.written(page.store, each.run, _MOST)[0]],
             }
             for each in running
         ]
     }  # fmt: skip
 
 
-def _waiting(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    runs, before = overview.waiting(house.store, most=_limit(request), before=asked_number(request, "before"))
+def _waiting(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    runs, before = overview.waiting(page.store, most=_limit(request), before=asked_number(request, "before"))
     held = [
         {
-            **_summary(run), "seen": overview.shown_at(house.store, run),  # before what it holds is counted
-            "waiting": count_waiting(house.store.database, run.run),
+            **_summary(run), "seen": overview.shown_at(page.store, run),  # before what it holds is counted
+            "waiting": count_waiting(page.store.database, run.run),
         }
         for run in runs
     ]  # fmt: skip
     return {"waiting": held, "before": before or None}
 
 
-def _questions(house: House, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    missed = [each.fields() for each in overview.missed_questions(house.store)]
-    return {"questions": [each.as_dict() for each in house.desk.waiting()], "missed": missed}
+def _questions(page: Page, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    missed = [each.fields() for each in overview.missed_questions(page.store)]
+    return {"questions": [each.as_dict() for each in page.desk.waiting()], "missed": missed}
 
 
-def _files(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    number = house.number_of(request.query_params.get("project", ""))
-    catch_up(house.store, number, wait=False)
+def _files(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    number = page.number_of(request.query_params.get("project", ""))
+    catch_up(page.store, number, wait=False)
     words, after = (request.query_params.get(name, "") for name in ("words", "after"))
-    listed, is_more = Files(house.store.database).page(number, words, after, most=_limit(request))
+    listed, is_more = Files(page.store.database).page(number, words, after, most=_limit(request))
     return {"files": [each.fields() for each in listed], "after": listed[-1].path if is_more else None}
 
 
-def _versions(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    project = house.project(request.query_params.get("project", ""))
+def _versions(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    project = page.project(request.query_params.get("project", ""))
     root = request.query_params.get("root") or project.path
-    kept = versions(house.store, project, root, request.query_params.get("path", ""))
+    kept = versions(page.store, project, root, request.query_params.get("path", ""))
     return {"versions": [each.as_dict() for each in kept]}
 
 
-def _act(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+def _act(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
     chosen = overview.Chosen(
         act=request.path_params["act"], paths=tuple(map(str, body.get("paths", ()))), some="paths" in body,
         force=body.get("force", False), expected=body.get("digest", ""), seen=body.get("seen", ""),
         content=body.get("content", ""), hunks=tuple(n for n in body.get("hunks", ()) if isinstance(n, int)),
     )  # fmt: skip
-    return overview.perform(house.store, house.run(request), chosen).as_dict()
+    return overview.perform(page.store, page.run(request), chosen).as_dict()
 
 
-def _draft(house: House, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    project, record = views.chosen_draft(house, request)
-    about = views.draft_fields(house, project.path, record)  # with its state, before what it holds is looked at
-    run, _, conflicts = views.compared_draft(house, project, record)
+def _draft(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    project, record = views.chosen_draft(page, request)
+    about = views.draft_fields(page, project.path, record)  # with its state, before what it holds is looked at
+    run, _, conflicts = views.compared_draft(page, project, record)
     return {**about, "changes": run.fields_of(run.changed), "conflicts": [each.as_dict() for each in conflicts]}
 
 
-def _do_to_draft(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    done = views.perform_on_draft(house, request, {name: value for name, value in body.items() if value})
+def _do_to_draft(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    done = views.perform_on_draft(page, request, {name: value for name, value in body.items() if value})
     return {} if done is None else done.as_dict()
 
 
-def _restore(house: House, _request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    project = house.project(body.get("project", ""))
-    done = restore(house.store, project, body.get("path", ""), body.get("from", ""), here=project.path)
+def _restore(page: Page, _request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    project = page.project(body.get("project", ""))
+    done = restore(page.store, project, body.get("path", ""), body.get("from", ""), here=project.path)
     return done.as_dict()
 
 
-def _configuration(house: House, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    return {"path": file_of(house.store.places), "text": text_of(house.store.places)}
+def _configuration(page: Page, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
+    return {"path": file_of(page.store.places), "text": text_of(page.store.places)}
 
 
-def _configure(house: House, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    write_checked(file_of(house.store.places), body.get("before", ""), body.get("text", ""))
-    return _configuration(house, request, body)
+def _configure(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    write_checked(file_of(page.store.places), body.get("before", ""), body.get("text", ""))
+    return _configuration(page, request, body)
 
 
 CALLS = (
@@ -229,15 +229,15 @@ CALLS = (
     Call(path="/api/waiting", about="Runs that hold something", answer=_waiting, query=("limit", "before")),
     Call(path="/api/questions", about="Questions that wait, and those that found nobody", answer=_questions),
     Call(path="/api/questions/{question}", about="Answer a question by one of its options, or true or false",
-         body={"answer": "answer"}, answer=lambda house, request, body: {
-             "counted": house.desk.answer(request.path_params["question"], body.get("answer"))}),
-    Call(path="/api/projects", about="Every project", answer=lambda house, _request, _body: {
-        "projects": [each.fields() for each in house.store.projects.listed()]}),
-    Call(path="/api/sessions", about="Every session, with its number of runs", answer=lambda house, _request, _body: {
+         body={"answer": "answer"}, answer=lambda page, request, body: {
+             "counted": page.desk.answer(request.path_params["question"], body.get("answer"))}),
+    Call(path="/api/projects", about="Every project", answer=lambda page, _request, _body: {
+        "projects": [each.fields() for each in page.store.projects.listed()]}),
+    Call(path="/api/sessions", about="Every session, with its number of runs", answer=lambda page, _request, _body: {
         "sessions": [{"name": each.name, "started_at": each.started_at, "runs": count}
-                     for each, count in house.store.sessions.counts()]}),
-    Call(path="/api/drafts", about="Every open draft", answer=lambda house, _request, _body: {
-        "drafts": list(views.open_drafts(house))}),
+                     for each, count in page.store.sessions.counts()]}),
+    Call(path="/api/drafts", about="Every open draft", answer=lambda page, _request, _body: {
+        "drafts": list(views.open_drafts(page))}),
     Call(path="/api/drafts/{project}/{draft}", about="What a draft would change, and what stands in its way",
          answer=_draft),
     Call(path="/api/drafts/{project}/{draft}/{act}", answer=_do_to_draft,
@@ -249,12 +249,12 @@ CALLS = (
          query=("project", "root", "path")),
     Call(path="/api/restore", about="Bring a version of a file back", answer=_restore,
          body={"project": "string", "path": "string", "from": "string"}),
-    Call(path="/api/doctor", about="What this machine can do", answer=lambda house, _request, _body: {
-        "abilities": [each.fields() for each in examine(house.store.places.state)]}),
-    Call(path="/api/playground", about="The playground, and how large it is", answer=lambda house, _request, _body: {
-        "path": provided.make_playground(house.store.places), "bytes": provided.playground_size(house.store.places)}),
+    Call(path="/api/doctor", about="What this machine can do", answer=lambda page, _request, _body: {
+        "abilities": [each.fields() for each in examine(page.store.places.state)]}),
+    Call(path="/api/playground", about="The playground, and how large it is", answer=lambda page, _request, _body: {
+        "path": provided.make_playground(page.store.places), "bytes": provided.playground_size(page.store.places)}),
     Call(path="/api/playground/clean", about="Empty the playground", body={},
-         answer=lambda house, _request, _body: {"bytes": provided.empty_playground(house.store.places)}),
+         answer=lambda page, _request, _body: {"bytes": provided.empty_playground(page.store.places)}),
     Call(path="/api/configuration", about="The configuration", answer=_configuration),
     Call(path="/api/configuration/write", about="Check a configuration and write it; `before` is the one it replaces",
          answer=_configure, body={"before": "string", "text": "string"}),

@@ -1,18 +1,24 @@
-"""`fumehood web`: serve the page and say where; its addresses, what stands behind each, and who may use it."""
+"""`fumehood web`: serve the page and say where; its addresses, what stands behind each, and who may use it.
+
+What is new while somebody looks is sent to the page as it happens (server-sent events).
+"""
 
 from __future__ import annotations
 
+import codecs
 import hmac
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from http.client import HTTP_PORT
 from urllib.parse import parse_qs
 
+import anyio
 import uvicorn
 from anyio import to_thread
 from markupsafe import escape
@@ -25,15 +31,19 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fumehood.core.limits import size_told
+from fumehood.core.report import Run, printable
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.web import api, views
-from fumehood.faces.web.house import House, View, attending, news, number_of, output, received, streamed
+from fumehood.faces.web.text import coloured
+from fumehood.faces.web.views import Page, View, number_of, received
 from fumehood.linux.cache import replace
 from fumehood.service import overview, provided
 from fumehood.service.opened import OpenedStore
 from fumehood.service.restore import restore
 from fumehood.store.audit import WEB
 from fumehood.store.config import file_of, text_of, write_checked
+from fumehood.store.history import UNFINISHED
 from fumehood.store.places import Places
 
 _DRAFT = "/drafts/{project}/{draft}"
@@ -43,6 +53,11 @@ _IMAGES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "ima
 _PARTS = (
     "changes.html", "held.html", "history_rows.html", "version.html", "blame.html", "doctor.html", "diff.html",
 )  # fmt: skip
+_EVERY_S = 0.5
+_AWAY_S = 5.0  # how long somebody counts as present while a page is loaded anew
+_MOST_AT_ONCE = 1 << 16  # bytes of output in one event; a command that prints more than that is followed with gaps
+_MOST_WRITTEN = 200
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 _MOST_SENT = 8 << 20  # bytes of a form
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; form-action 'self';"
@@ -80,10 +95,10 @@ def serve(port: int, *, bind: str = "127.0.0.1", hosts: tuple[str, ...] = (), op
     names = ("127.0.0.1", "localhost", "[::1]", shown, *hosts)
     # Browsers leave out the port that is the usual one.
     served = frozenset((*(f"{name}:{port}" for name in names), *(names if port == HTTP_PORT else hosts)))
-    house = House(store)
+    page = Page(store)
     users = None if hosts else _own_users()  # a tunnel may be a program of whoever
-    gate = _page(house, port, served, _api_token(store.places), users)
-    address = f"http://{hosts[0] if hosts else f'{shown}:{port}'}{house.new_link()}"
+    gate = _gate(page, port, served, _api_token(store.places), users)
+    address = f"http://{hosts[0] if hosts else f'{shown}:{port}'}{page.new_link()}"
     print(f"Fumehood is at {address}", flush=True)
     if opens and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         import webbrowser
@@ -127,7 +142,7 @@ def _api_token(places: Places) -> str:
     return _api_token(places)  # another page may have made one at the same time
 
 
-def _page(house: House, port: int, hosts: frozenset[str], api_token: str, users: frozenset[int] | None) -> Gate:
+def _gate(page: Page, port: int, hosts: frozenset[str], api_token: str, users: frozenset[int] | None) -> Gate:
     """Return the whole page, behind its gate."""
     views_at = {
         "/": views.now, "/questions": views.questions, "/waiting": views.waiting, "/history": views.history,
@@ -138,45 +153,45 @@ def _page(house: House, port: int, hosts: frozenset[str], api_token: str, users:
         f"{_DRAFT}/diff": views.difference,
     }  # fmt: skip
     # Each with the place where its outcome is seen, if it does not return that itself.
-    acts_at: dict[str, tuple[Callable[[House, Request, FormData], object], str]] = {
+    acts_at: dict[str, tuple[Callable[[Page, Request, FormData], object], str]] = {
         "/runs/{run}/{act}": (_act, ""), "/questions/{question}": (_answer, ""), f"{_DRAFT}/{{act}}": (_draft, ""),
         "/restore": (_restore, ""), "/configuration": (_configure, "/settings#configuration"),
         "/missed/{number}": (
-            lambda house, request, _form: house.store.grants.forget_missed(_numbered(request)), "/questions",
+            lambda page, request, _form: page.store.grants.forget_missed(_numbered(request)), "/questions",
         ),
         "/grants/{number}": (
-            lambda house, request, _form: house.store.grants.revoke(_numbered(request)), "/settings#answers",
+            lambda page, request, _form: page.store.grants.revoke(_numbered(request)), "/settings#answers",
         ),
         "/playground/clean": (
-            lambda house, _request, _form: provided.empty_playground(house.store.places), "/settings#playground",
+            lambda page, _request, _form: provided.empty_playground(page.store.places), "/settings#playground",
         ),
     }  # fmt: skip
     routes: list[Route | Mount] = [
-        *(Route(path, partial(_shown, house, view)) for path, view in views_at.items()),
-        Route("/link", partial(_another_browser, house), methods=["POST"]),
-        Route("/events", partial(streamed, house, news)),
-        Route("/runs/{run}/events", partial(streamed, house, output)),
-        Route("/runs/{run}/output", partial(_whole_output, house)),
-        Route("/runs/{run}/content", partial(_picture, house)),
-        Route(f"{_DRAFT}/content", partial(_picture, house)),
-        *api.routes(house),
-        *(Route(path, partial(_done, house, *act), methods=["POST"]) for path, act in acts_at.items()),
+        *(Route(path, partial(_shown, page, view)) for path, view in views_at.items()),
+        Route("/link", partial(_another_browser, page), methods=["POST"]),
+        Route("/events", partial(_streamed, page, news)),
+        Route("/runs/{run}/events", partial(_streamed, page, _output)),
+        Route("/runs/{run}/output", partial(_whole_output, page)),
+        Route("/runs/{run}/content", partial(_picture, page)),
+        Route(f"{_DRAFT}/content", partial(_picture, page)),
+        *api.routes(page),
+        *(Route(path, partial(_done, page, *act), methods=["POST"]) for path, act in acts_at.items()),
         Mount("/static", StaticFiles(directory=f"{_HERE}/static")),
     ]
-    tells_errors = dict.fromkeys((FumehoodError, OSError, HTTPException, Exception), partial(_error_page, house))
-    app = Starlette(routes=routes, lifespan=partial(attending, house), exception_handlers=tells_errors)
-    return Gate(app, house, port, hosts, api_token, users)
+    tells_errors = dict.fromkeys((FumehoodError, OSError, HTTPException, Exception), partial(_error_page, page))
+    app = Starlette(routes=routes, lifespan=partial(_attending, page), exception_handlers=tells_errors)
+    return Gate(app, page, port, hosts, api_token, users)
 
 
-def _shown(house: House, view: Callable[[House, Request], View], request: Request) -> Response:
+def _shown(page: Page, view: Callable[[Page, Request], View], request: Request) -> Response:
     """Answer with a template that a view fills; this runs in a thread, for it reads the records."""
-    template, context = view(house, request)
+    template, context = view(page, request)
     if template in _PARTS and not request.headers.get("hx-request"):
         template, context = "part_page.html", {**context, "part": template}
-    return HTMLResponse(house.render(template, request, **context), headers={"cache-control": "no-store"})
+    return HTMLResponse(page.render(template, request, **context), headers={"cache-control": "no-store"})
 
 
-def _error_page(house: House, request: Request, error: Exception) -> Response:
+def _error_page(page: Page, request: Request, error: Exception) -> Response:
     """Tell of an error: in one line, with what to do about it."""
     if isinstance(error, HTTPException):
         plain: FumehoodError = BadRequest(f"{request.url.path}: {error.detail}", hint="choose one of the views")
@@ -188,10 +203,10 @@ def _error_page(house: House, request: Request, error: Exception) -> Response:
     if request.url.path.startswith("/api/"):
         return api.refusal(plain, status)
     if request.headers.get("hx-request"):
-        return HTMLResponse(house.fragment("error_part.html", error=plain), status)
+        return HTMLResponse(page.fragment("error_part.html", error=plain), status)
     back = request.headers.get("referer", "").partition(request.url.netloc)[2]
     # What can't be read now may be what other pages show of it all: this one shows only what is wrong.
-    shown = house.fragment(
+    shown = page.fragment(
         "error.html", error=plain, title="That did not work", back=back if back.startswith("/") else "/",
         is_stale=isinstance(error, ChangedMeanwhile), path=request.url.path, open_questions=(),
         counts={"questions": "", "waiting": ""},
@@ -202,20 +217,20 @@ def _error_page(house: House, request: Request, error: Exception) -> Response:
 # ---- What a person does: each act is a form, and leads to where its outcome is seen.
 
 async def _done(
-    house: House, act: Callable[[House, Request, FormData], object], place: str, request: Request
+    page: Page, act: Callable[[Page, Request, FormData], object], place: str, request: Request
 ) -> Response:
     """Do an act in a thread, for it may wait for a lock; without a place to go then, it returns one, or a sentence."""
     async with request.form(max_files=0, max_part_size=_MOST_SENT) as form:
-        returned = await to_thread.run_sync(act, house, request, form)
+        returned = await to_thread.run_sync(act, page, request, form)
     outcome = place or str(returned)
     if request.headers.get("hx-request"):
         return HTMLResponse(escape(outcome))
     return RedirectResponse(outcome if outcome.startswith("/") else "/questions", 303)
 
 
-def _act(house: House, request: Request, form: FormData) -> str:
+def _act(page: Page, request: Request, form: FormData) -> str:
     """Apply, discard, undo, redo, stop, checkpoint or merge a run, all of it or some paths."""
-    run = house.run(request)
+    run = page.run(request)
     content = str(form.get("content", "")).replace("\r\n", "\n")
     if form.get("dos"):
         content = content.replace("\n", "\r\n")
@@ -225,18 +240,18 @@ def _act(house: House, request: Request, form: FormData) -> str:
         hunks=tuple(number_of(str(number)) for number in form.getlist("hunk") if str(number).isdecimal()),
         content=content, seen=str(form.get("seen", "")),
     )  # fmt: skip
-    done = overview.perform(house.store, run, chosen)
+    done = overview.perform(page.store, run, chosen)
     back = str(form.get("back", ""))
     return f"/waiting?done={done.run}" if back == "waiting" else f"/runs/{done.run}"
 
 
-def _answer(house: House, request: Request, form: FormData) -> str:
-    counted = house.desk.answer(request.path_params["question"], str(form.get("answer", "")))
+def _answer(page: Page, request: Request, form: FormData) -> str:
+    counted = page.desk.answer(request.path_params["question"], str(form.get("answer", "")))
     return "Answered." if counted else "Somebody else was faster, or it is too late."
 
 
-def _draft(house: House, request: Request, form: FormData) -> str:
-    done = views.perform_on_draft(house, request, {name: str(value) for name, value in form.items()})
+def _draft(page: Page, request: Request, form: FormData) -> str:
+    done = views.perform_on_draft(page, request, {name: str(value) for name, value in form.items()})
     if done is not None:
         return f"/runs/{done.run}" if done.state != "empty" else "/drafts"
     address = request.url.path.rpartition("/")[0]
@@ -247,43 +262,158 @@ def _numbered(request: Request) -> int:
     return number_of(request.path_params["number"])
 
 
-def _restore(house: House, _request: Request, form: FormData) -> str:
-    project = house.project(received(str(form.get("project", ""))))
+def _restore(page: Page, _request: Request, form: FormData) -> str:
+    project = page.project(received(str(form.get("project", ""))))
     path, source = received(str(form.get("path", ""))), str(form.get("source", ""))
-    return f"/runs/{restore(house.store, project, path, source, here=project.path).run}"
+    return f"/runs/{restore(page.store, project, path, source, here=project.path).run}"
 
 
-def _configure(house: House, _request: Request, form: FormData) -> None:
+def _configure(page: Page, _request: Request, form: FormData) -> None:
     text, before = (str(form.get(name, "")).replace("\r\n", "\n") for name in ("text", "before"))
-    if "\r\n" in text_of(house.store.places):  # a form gives every line the same end
+    if "\r\n" in text_of(page.store.places):  # a form gives every line the same end
         text, before = text.replace("\n", "\r\n"), before.replace("\n", "\r\n")
-    write_checked(file_of(house.store.places), before, text)
+    write_checked(file_of(page.store.places), before, text)
 
 
-def _another_browser(house: House, request: Request) -> Response:
+def _another_browser(page: Page, request: Request) -> Response:
     """Show a new link, for one more browser; the one before counts no more."""
-    address = f"{request.headers['origin']}{house.new_link()}"
-    shown = house.render("link.html", request, title="Another browser", address=address)
+    address = f"{request.headers['origin']}{page.new_link()}"
+    shown = page.render("link.html", request, title="Another browser", address=address)
     return HTMLResponse(shown, headers={"cache-control": "no-store"})
 
 
 # ---- What is not a page.
 
-def _whole_output(house: House, request: Request) -> Response:
-    run = house.run(request)
+def _whole_output(page: Page, request: Request) -> Response:
+    run = page.run(request)
     stream = "stderr" if request.query_params.get("stream") == "stderr" else "stdout"
     name = f'attachment; filename="{run.number}-{stream}.txt"'
-    pieces = (piece or b"" for piece in house.store.history.printed(run.run, stream))
+    pieces = (piece or b"" for piece in page.store.history.printed(run.run, stream))
     return StreamingResponse(pieces, media_type="text/plain", headers={"content-disposition": name})
 
 
-def _picture(house: House, request: Request) -> Response:
+def _picture(page: Page, request: Request) -> Response:
     """Show one version of a picture; nothing else is given out as what it may be."""
-    data = views.versions(house, request)[request.query_params.get("side") == "new"]
+    data = views.versions(page, request)[request.query_params.get("side") == "new"]
     kind = next((kind for start, kind in _IMAGES.items() if data.startswith(start)), None)
     if kind is None:
         return PlainTextResponse("This is not a picture.\n", 404)
     return Response(data, media_type=kind)
+
+
+# ---- What changes while somebody looks.
+
+@asynccontextmanager
+async def _attending(page: Page, _app: Starlette) -> AsyncIterator[None]:
+    """Be at the desk, and look for what is new, as long as a page is open."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_attend, page)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+async def _attend(page: Page) -> None:
+    seen_at, is_present = -_AWAY_S, False
+    with ExitStack() as presence:
+        while True:
+            now = time.monotonic()
+            seen_at = now if page.watchers else seen_at
+            was_present, is_present = is_present, now - seen_at < _AWAY_S
+            if is_present and not was_present:
+                presence.enter_context(page.desk.attend())
+            elif was_present and not is_present:
+                presence.close()
+            if page.watchers:
+                await to_thread.run_sync(_look, page)
+            await anyio.sleep(_EVERY_S / 2)
+
+
+def _look(page: Page) -> None:
+    """Find out what is new for every page that is open."""
+    try:
+        page.store.recover()
+        questions = page.desk.waiting()
+        page.news = {
+            "questions": page.fragment("questions_open.html", questions=questions),
+            "running": page.fragment("running.html", running=page.running(), now=time.time()),
+            "count-questions": str(len(questions) or ""),
+            "count-waiting": str(overview.count_waiting(page.store) or ""), "trouble": "",
+        }  # fmt: skip
+    except Exception as error:  # noqa: BLE001 - nobody would be at the desk any more
+        # The records can't be read now, perhaps for want of room: the page says so, and goes on trying.
+        page.news = {**page.news, "trouble": str(escape(printable(str(plain_error(error)))))}
+
+
+def _event(name: str, html: str) -> str:
+    lines = "".join(f"data: {line}\n" for line in html.split("\n"))
+    return f"event: {name}\n{lines}\n"
+
+
+async def _streamed(
+    page: Page, events: Callable[[Page, Request], AsyncIterator[str]], request: Request
+) -> StreamingResponse:
+    """Answer with what happens, as it does."""
+    shown = events(page, request)
+    return StreamingResponse(shown, media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+async def news(page: Page, request: Request) -> AsyncIterator[str]:
+    """Tell a browser what is asked, what runs, and how much waits, whenever that is new."""
+    before: dict[str, str] = {}
+    page.watchers += 1
+    try:
+        while not await request.is_disconnected():
+            latest = page.news  # others take its place while it is sent
+            for name, html in latest.items():
+                if before.get(name) != html:
+                    yield _event(name, html)
+            yield ":\n\n"  # so that a page that is gone is noticed
+            before = latest
+            await anyio.sleep(_EVERY_S)
+    finally:
+        page.watchers -= 1
+
+
+async def _output(page: Page, request: Request) -> AsyncIterator[str]:
+    """Tell a run's page what its command prints and writes, until it has ended; goes on after what it was told."""
+    run = await to_thread.run_sync(page.run, request)
+    counts = (request.headers.get("last-event-id") or request.query_params.get("after", "")).split("-")
+    read = [number_of(each) for each in (*counts, "0")[:2]]
+    before = ""
+    while run.state in UNFINISHED and not await request.is_disconnected():
+        shown = await to_thread.run_sync(_new_of, page, run, read)
+        for name, html in shown.items():
+            if name != "written" or html != before:
+                yield f"id: {read[0]}-{read[1]}\n{_event(name, html)}"
+        yield ":\n\n"
+        before = shown["written"]
+        await anyio.sleep(_EVERY_S)
+        run = await to_thread.run_sync(page.store.history.find, run.run)
+    yield _event("ended", "")
+
+
+def _new_of(page: Page, run: Run, read: list[int]) -> dict[str, str]:
+    """Return what a command printed since so many bytes of each output, and what it wrote."""
+    shown = {}
+    for number, stream in enumerate(("stdout", "stderr")):
+        try:
+            with open(page.store.places.output(run.run, stream), "rb") as file:
+                passed = max(0, os.fstat(file.fileno()).st_size - _MOST_AT_ONCE - read[number])
+                file.seek(read[number] + passed)
+                piece = file.read(_MOST_AT_ONCE)
+        except FileNotFoundError:
+            continue  # nothing yet, or all of it is in the record now
+        decoder = _UTF8("replace")
+        text = decoder.decode(piece)
+        read[number] += passed + len(piece) - len(decoder.getstate()[0])  # the rest of a letter is still to come
+        if text:
+            note = f"\n… {size_told(passed)} more …\n" if passed else ""
+            shown[stream] = str(coloured(note + text))
+    each = overview.live(page.store, run)
+    shown["use"] = page.fragment("use.html", each=each, now=time.time())
+    paths, is_more = overview.written(page.store, run, _MOST_WRITTEN)
+    shown["written"] = page.fragment("written.html", written=paths, is_more=is_more)
+    return shown
 
 
 # ---- Who may use the page: this machine's own person, by a link that works once, and no other page's script.
@@ -298,9 +428,9 @@ class Gate:
     """Lets in whoever came by the link; the interface for programs has a token of its own."""
 
     def __init__(
-        self, app: ASGIApp, house: House, port: int, hosts: frozenset[str], api_token: str, users: frozenset[int] | None
+        self, app: ASGIApp, page: Page, port: int, hosts: frozenset[str], api_token: str, users: frozenset[int] | None
     ) -> None:
-        self._app, self._house = app, house
+        self._app, self._page = app, page
         self._port, self._users = port, users
         self._hosts = hosts  # with the port, as browsers write it
         self._api_token = api_token
@@ -350,12 +480,12 @@ class Gate:
         return self._users is None or _users_of(scope["client"][1], self._port) <= self._users
 
     def _unknown(self) -> PlainTextResponse:
-        return PlainTextResponse(_STRANGE if self._house.token else _USED, 403)
+        return PlainTextResponse(_STRANGE if self._page.token else _USED, 403)
 
     def _welcome(self, token: str) -> PlainTextResponse | HTMLResponse:
-        if not _same(token, self._house.token):
+        if not _same(token, self._page.token):
             return self._unknown()
-        self._house.token = ""
+        self._page.token = ""
         # Not by a redirect: a browser that came from a link on another site would not send a strict cookie along.
         response = HTMLResponse(_WELCOME)
         response.set_cookie(self._name, self._cookie, httponly=True, samesite="strict", path="/")

@@ -1,17 +1,23 @@
-"""Text of commands as HTML: terminal colours as spans, differences with the words that changed, source in colours."""
+"""Text as HTML: what commands print, differences with the words that changed, source in colours, times and paths."""
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import zip_longest
+from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
-from fumehood.core.report import printable
+from fumehood.core.limits import size_told
+from fumehood.core.questions import Question, question_lines
+from fumehood.core.report import printable, shown_path
 from fumehood.core.value import Value
+from fumehood.faces.cli.run_text import SIGNS
 
 # A colour's numbers are short; one of thousands of digits could not even be read.
 _SEQUENCE = re.compile(r"\x1b\[([0-9;]{0,60})m|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
@@ -34,11 +40,6 @@ def coloured(text: str) -> Markup:
             classes = _after(classes, match[1])
     pieces.append(_span(text[end:], classes))
     return Markup("").join(pieces)
-
-
-def contents(text: str) -> Markup:
-    """Write what a file holds: unlike what was printed, it has no colours, and nothing of it goes."""
-    return _span(text, ())
 
 
 def _span(text: str, classes: Sequence[str]) -> Markup:
@@ -265,3 +266,57 @@ def hex_lines(old: bytes, new: bytes) -> list[tuple[int, str, str]]:
     first = next((at for at in range(most) if old[at] != new[at]), most) // _BYTES * _BYTES if old and new else 0
     places = range(first, min(first + _BYTE_LINES * _BYTES, max(len(old), len(new))), _BYTES)
     return [(at, old[at : at + _BYTES].hex(" "), new[at : at + _BYTES].hex(" ")) for at in places]
+
+
+# ---- What templates write by: `value|name`.
+
+def _ago(at: float) -> str:
+    seconds = max(0, int(time.time() - at))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def _lasted(seconds: float) -> str:
+    minutes, left = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{left} s"
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _from_home(path: str) -> str:
+    """Write a directory as people know it: what is in the home begins with ~."""
+    home = os.path.expanduser("~")
+    return printable(f"~{path[len(home):]}" if path == home or path.startswith(f"{home}/") else path)
+
+
+def _sent(path: str) -> str:
+    """Write a path for a form or an address: whatever its bytes are, it comes back as it was."""
+    return quote(path, errors="surrogateescape")
+
+
+def _asked(question: Question) -> list[str]:
+    """Write a question without breaking its lines: each is shown by itself, so that none can look like the next."""
+    return [line.strip() for line in question_lines(question, 1 << 20)]
+
+
+def _contents(text: str) -> Markup:
+    """Write what a file holds: unlike what was printed, it has no colours, and nothing of it goes."""
+    return _span(text, ())
+
+
+def link(path: str, /, **query: object) -> str:
+    """Write an address; what is empty is left out."""
+    asked = {key: value for key, value in query.items() if value not in ("", None)}
+    return f"{path}?{urlencode(asked)}" if asked else path
+
+
+FILTERS: dict[str, Callable[..., object]] = {
+    "printable": printable, "path": shown_path, "size": size_told, "ago": _ago, "lasted": _lasted, "clock": _clock,
+    "home": _from_home, "sent": _sent, "asked": _asked, "coloured": coloured, "contents": _contents,
+    "sign": {kind: sign for kind, (sign, _) in SIGNS.items()}.get,
+}  # fmt: skip
