@@ -56,12 +56,12 @@ guard:
 
 # The real Claude Code, Codex and Gemini CLI, driven by a scripted model; needs npm
 clients:
-	@$(PYTHON) tools/clients.py $(ARGS)
+	@$(PYTHON) tools/clients.py agents $(ARGS)
 
 # The page of `fumehood web` in a real browser; needs Chromium. make browser ARGS='-k race'
 # One test asks with the real Claude Code: that which `make clients` got, or FUMEHOOD_TESTS_CLAUDE=<its program>
 browser:
-	@$(PYTHON) tools/browser.py $(ARGS)
+	@$(PYTHON) tools/clients.py browser $(ARGS)
 
 # The suites of the frameworks that have an adapter, and the examples; make suites ARGS=--write
 suites:
@@ -69,7 +69,7 @@ suites:
 
 # The official MCP conformance runner and the Inspector; needs npm
 conformance:
-	@$(PYTHON) tools/conformance.py $(ARGS)
+	@$(PYTHON) tools/clients.py conformance $(ARGS)
 
 # The manual as a site, in build/site; a broken link is an error
 site:

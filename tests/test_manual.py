@@ -310,21 +310,19 @@ def test_the_site_has_every_page_and_no_other() -> None:
 # ---- What is made from the code, or says what is in it.
 
 @pytest.mark.parametrize(
-    ("page", "section", "by", "makes"),
+    ("page", "section", "makes"),
     [
-        ("commands.md", "commands", "command_pages", lambda made: made.page()),
-        ("reference.md", "reference", "reference", lambda made: made.reference()),
+        ("commands.md", "commands", lambda made: made.commands()),
+        ("reference.md", "reference", lambda made: made.reference()),
         *(
-            ("configuration.md", name, "reference", lambda made, name=name: made.tables_of_keys()[name])
+            ("configuration.md", name, lambda made, name=name: made.tables_of_keys()[name])
             for name in ("keys", *(section.name for section in SECTIONS))
         ),
     ],
 )
-def test_what_is_made_from_the_code_is_as_the_code_is(
-    page: str, section: str, by: str, makes: Callable[[Any], str]
-) -> None:
-    written = tool("page").filled(page, section, makes(tool(by)))
-    assert (CHECKOUT / "docs" / page).read_text() == written, f"write it again: sh tools/python tools/{by}.py"
+def test_what_is_made_from_the_code_is_as_the_code_is(page: str, section: str, makes: Callable[[Any], str]) -> None:
+    written = tool("page").filled(page, section, makes(tool("reference")))
+    assert (CHECKOUT / "docs" / page).read_text() == written, "write it again: sh tools/python tools/reference.py"
 
 
 def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
@@ -334,8 +332,8 @@ def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
 
 
 def test_the_manual_page_is_what_the_commands_say_of_themselves() -> None:
-    text = tool("command_pages").manual_page()
-    assert MANUAL_PAGE.read_text() == text, "write it again: sh tools/python tools/command_pages.py"
+    text = tool("reference").manual_page()
+    assert MANUAL_PAGE.read_text() == text, "write it again: sh tools/python tools/reference.py"
     assert all(f"\n.SS {name}\n" in text for name in NAMES)
 
 

