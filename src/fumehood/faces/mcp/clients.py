@@ -105,6 +105,13 @@ class Clients:
             self._opened[path] = Sandbox(path, draft=self._draft, face=MCP, mark=MARK)
         return self._opened[path]
 
+    def take_notices(self, context: Context[Any, Any]) -> list[str]:
+        """Return what the person should know, once."""
+        notices, self.notices = self.notices, []
+        for sandbox in self.sandboxes.get(self.name(context), {}).values():
+            notices += sandbox.take_notices()
+        return notices
+
     def project_for(self, directories: list[str], working_dir: str | None) -> str:
         """Return the project that a call works on, given the client's directories."""
         if self._project is not None:
@@ -175,13 +182,6 @@ class Place:
     def job(self, name: str) -> "Job":
         """Return a command that this client started."""
         return self.clients.jobs.find(self.client, name)
-
-    def take_notices(self) -> list[str]:
-        """Return what the person should know, once."""
-        notices, self.clients.notices = self.clients.notices, []
-        for sandbox in self._sandboxes.values():
-            notices += sandbox.take_notices()
-        return notices
 
 
 def clients_of(context: Context[Any, Any]) -> Clients:

@@ -20,17 +20,18 @@ from http.client import HTTP_PORT
 from typing import TYPE_CHECKING, Any
 
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.exceptions import ToolError, UnexpectedToolError
 from mcp.server.mcpserver.tools import Tool
-from mcp.types import ToolAnnotations, jsonrpc_message_adapter
+from mcp.types import CallToolResult, ToolAnnotations, jsonrpc_message_adapter
 from pydantic import Field, ValidationError
 
 from fumehood import __version__
 from fumehood.core import tool as described
 from fumehood.core.report import line_of
 from fumehood.core.request import checked_name
-from fumehood.errors import BadConfiguration, BadRequest, FumehoodError, Unavailable
+from fumehood.errors import BadConfiguration, BadRequest, FumehoodError, Unavailable, plain_error
 from fumehood.faces.mcp import tools
-from fumehood.faces.mcp.clients import MARK, Clients
+from fumehood.faces.mcp.clients import MARK, Clients, clients_of
 from fumehood.store.config import policy_for
 from fumehood.store.places import places
 
@@ -80,47 +81,43 @@ _TOOLS = (
 )
 
 
-class CheckedTool(Tool):
-    """A tool that tells the model in our own words what is wrong with a call, and that nothing ran."""
+class OurTool(Tool):
+    """A tool that says in our own words what went wrong, and adds what the user should know.
+
+    One of the person's own (`[[tool]]`) makes a command of its arguments, and goes the way of `run_command` from there.
+    """
+
+    template: Any = Field(None, exclude=True)
 
     async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
         """Call it, if these arguments make sense."""
         try:
-            checked = self.checked(arguments)
+            result = await super().run(self._checked(arguments), context)
+            if isinstance(result, CallToolResult):
+                result = tools.with_notices(result, clients_of(context).take_notices(context))
         except FumehoodError as error:
             result = tools.refused(error)
-            return self.fn_metadata.convert_result(result) if convert_result else result
-        return await super().run(checked, context, convert_result)
+        except ToolError as error:  # by which the SDK tells of whatever went wrong
+            cause = error.__cause__
+            if isinstance(cause, ValidationError) and not isinstance(error, UnexpectedToolError):
+                wrong = cause.errors(include_url=False, include_context=False)[0]
+                where = ".".join(map(str, wrong["loc"]))
+                cause = BadRequest(f"{self.name} can't be called like this: {where}: {wrong['msg']}")
+            result = tools.refused(plain_error(cause if isinstance(cause, Exception) else error))
+        return self.fn_metadata.convert_result(result) if convert_result else result
 
-    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return what is to be passed on; raises BadRequest where that is not what the schema says.
+    def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return what is to be passed on.
 
         What the schema does not name would be ignored: a command that is sent with a `cwd` would run elsewhere.
         """
+        if self.template is not None:
+            return {"command": self.template.line(arguments)}
         names = self.parameters["properties"]
         for name in arguments:
             if name not in names:
                 raise BadRequest(f"{self.name} takes no {name!r:.100}", hint=f"it takes: {', '.join(names)}")
-        sent = {name: value for name, value in arguments.items() if value is not None}  # null: left out
-        try:
-            self.fn_metadata.validate_arguments(sent)
-        except ValidationError as error:
-            wrong = error.errors(include_url=False, include_context=False)[0]
-            where = ".".join(map(str, wrong["loc"]))
-            raise BadRequest(f"{self.name} can't be called like this: {where}: {wrong['msg']}") from error
-        return sent
-
-
-# ---- Tools of the person's own (`[[tool]]`): a call becomes a command, and goes the way of `run_command` from there.
-
-class TemplateTool(CheckedTool):
-    """A tool whose arguments are words of a command."""
-
-    template: Any = Field(exclude=True)
-
-    def checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return the command that these arguments make."""
-        return {"command": self.template.line(arguments)}
+        return {name: value for name, value in arguments.items() if value is not None}  # null: left out
 
 
 def _own_tools(project: str | None) -> list[Tool]:
@@ -131,10 +128,8 @@ def _own_tools(project: str | None) -> list[Tool]:
         return []  # each command says what is wrong with it
     own: list[Tool] = []
     for each in described.templates(policy.tools).values():
-        about: dict[str, Any] = {"name": each.name, "description": each.description, "annotations": _RUNNING}
-        plain = Tool.from_function(tools.run_command, **about)
-        fields = {name: getattr(plain, name) for name in Tool.model_fields}
-        own.append(TemplateTool(**(fields | {"parameters": each.schema}), template=each))
+        tool = OurTool.from_function(tools.run_command, each.name, None, each.description, annotations=_RUNNING)
+        own.append(tool.model_copy(update={"template": each, "parameters": each.schema}))
     return own
 
 
@@ -148,7 +143,7 @@ def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
         yield clients
 
     ours = [
-        CheckedTool.from_function(
+        OurTool.from_function(
             function, title=title, description=_DESCRIPTION if function is tools.run_command else None,
             annotations=hints,
         )

@@ -10,9 +10,8 @@ everything, because clients may drop the text.
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 import anyio
@@ -38,7 +37,7 @@ from fumehood.core.report import (
     shown_output,
     visible,
 )  # fmt: skip
-from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
 from fumehood.faces.mcp.clients import MARK, Job, Place, Where, WhereBefore, answering
 from fumehood.store.history import LAST
 
@@ -232,7 +231,7 @@ def _returned(text: str, /, **fields: Any) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=fields)
 
 
-def _with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResult:
+def with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResult:
     """Add what the user should know to a result, in both of its forms, as words of ours."""
     if not notices:
         return result
@@ -246,20 +245,6 @@ def _with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolRes
         content=[TextContent(type="text", text=text)],
         structured_content={**(result.structured_content or {}), "notices": lines},
     )
-
-
-def answering_in_words(tool: Callable[..., Awaitable[CallToolResult]]) -> Callable[..., Awaitable[CallToolResult]]:
-    """Turn errors into results that a model reads, and add what the person should know, once."""
-
-    @wraps(tool)
-    async def in_words(where: Place, **arguments: Any) -> CallToolResult:
-        try:
-            result = await tool(where=where, **arguments)
-        except Exception as error:  # noqa: BLE001 - a model reads whatever went wrong as one line
-            return refused(plain_error(error))
-        return _with_notices(result, where.take_notices())
-
-    return in_words
 
 
 def refused(error: FumehoodError) -> CallToolResult:
@@ -361,7 +346,6 @@ class ProgressLines:
                 await self._context.report_progress(count, None, visible("\n".join(lines), MARK))
 
 
-@answering_in_words
 async def run_command(  # noqa: D103 - described by core/tool.py
     ctx: Context[Any, Any], where: Where, asks: WhoPermits, command: Command, working_dir: Directory = None,
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
@@ -377,7 +361,6 @@ async def run_command(  # noqa: D103 - described by core/tool.py
     return _reported(run)
 
 
-@answering_in_words
 async def start_command(
     where: Where, asks: WhoPermits, command: Command, working_dir: Directory = None,
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
@@ -394,7 +377,6 @@ async def start_command(
     return _job_status(job, 0)
 
 
-@answering_in_words
 async def poll_command(
     where: WhereBefore,
     job: JobName,
@@ -408,7 +390,6 @@ async def poll_command(
     return _job_status(started, offset)
 
 
-@answering_in_words
 async def stop_command(where: WhereBefore, job: JobName) -> Annotated[CallToolResult, JobStatus]:
     """End a started command; what it wrote so far is held for the user."""
     started = where.job(job)
@@ -416,7 +397,6 @@ async def stop_command(where: WhereBefore, job: JobName) -> Annotated[CallToolRe
     return _job_status(started, 0)
 
 
-@answering_in_words
 async def running(where: Where) -> Annotated[CallToolResult, RunningCommands]:
     """List this session's commands that run now."""
     runs = [run for _, run in await anyio.to_thread.run_sync(where.running)]
@@ -431,7 +411,6 @@ async def running(where: Where) -> Annotated[CallToolResult, RunningCommands]:
     return _returned(set_apart("", lines, MARK), commands=commands)
 
 
-@answering_in_words
 async def checkpoint(where: Where, run: RunningName = "last") -> Annotated[CallToolResult, Report]:
     """Settle what a command that runs has finished writing, so that others see it; the command goes on."""
     sandbox, chosen = await anyio.to_thread.run_sync(_running, where, run)
@@ -462,13 +441,11 @@ def _job_status(job: Job, offset: int) -> CallToolResult:
 
 # ---- Runs that were.
 
-@answering_in_words
 async def changes(where: Where, run: RunName = "last") -> Annotated[CallToolResult, Report]:
     """Tell what a run changed, what became of that, and what was blocked."""
     return _reported(where.holding(run).find(run))
 
 
-@answering_in_words
 async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Annotated[CallToolResult, DiffText]:
     """Show what a run changed, line by line."""
     sandbox = where.holding(run)
@@ -478,7 +455,6 @@ async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Anno
     return _returned(text, run=past.run, text=text, truncated=len(whole) > len(text))
 
 
-@answering_in_words
 async def read_output(
     where: Where,
     run: RunName = "last",
@@ -500,7 +476,6 @@ async def read_output(
     )
 
 
-@answering_in_words
 async def undo(
     where: Where, run: ToUndo = "last", session: WholeSession = False
 ) -> Annotated[CallToolResult, TakenBack]:
@@ -509,7 +484,6 @@ async def undo(
     return await _taken_back(sandbox.undo_session if session else lambda: [sandbox.undo(run)])
 
 
-@answering_in_words
 async def redo(
     where: Where, run: ToRedo = "last", session: WholeSession = False
 ) -> Annotated[CallToolResult, TakenBack]:
@@ -523,7 +497,6 @@ async def _taken_back(act: "Callable[[], list[Run]]") -> CallToolResult:
     return _returned(model_texts(backs, MARK), runs=[_report_of(back) for back in backs])
 
 
-@answering_in_words
 async def apply(
     where: Where, question: HeldQuestion, asks: WhoConsents, run: RunName
 ) -> Annotated[CallToolResult, Report]:
@@ -551,13 +524,11 @@ def _applied_as_shown(sandbox: "Sandbox", question: "Question", asks: "list[Ask]
     raise AssertionError("the last time ends it")
 
 
-@answering_in_words
 async def discard(where: Where, run: RunName) -> Annotated[CallToolResult, Report]:
     """Throw away what a run of this session had to hold."""
     return _reported(await anyio.to_thread.run_sync(where.holding(run).discard, run))
 
 
-@answering_in_words
 async def request_access(
     where: Where, asks: WhoGivesAccess,
     host: Annotated[str, Field(description="A host to reach: `pypi.org`, `pypi.org:443`.")] = "",
