@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,26 @@ true >>"$1" || exit 13
 exec cat >"$1"
 """
 
-def opened(project: str | os.PathLike[str] | Sandbox, session: str | None) -> tuple[Sandbox, Callable[[], None]]:
-    """Open a session with a /tmp of its own; the second closes the records, unless the caller's Sandbox was given."""
-    if isinstance(project, Sandbox):
-        return project.session(session, own_tmp=True), lambda: None
-    whole = Sandbox(project)
-    return whole.session(session, own_tmp=True), whole.close
+class AgentSession:
+    """A session on a project, with a /tmp of its own.
+
+    Takes a project's path, or a Sandbox with the policy and the `ask` that shall hold.
+    """
+
+    def __init__(self, project: str | os.PathLike[str] | Sandbox, session: str | None) -> None:
+        self._is_own = not isinstance(project, Sandbox)
+        self._whole = project if isinstance(project, Sandbox) else Sandbox(project)
+        self.sandbox = self._whole.session(session, own_tmp=True)
+
+    @property
+    def instructions(self) -> str:
+        """What to tell the model, so that it knows Fumehood's words from a command's."""
+        return told_ahead(self.sandbox.mark)
+
+    def close(self) -> None:
+        """Close the records, if the sandbox was made here."""
+        if self._is_own:
+            self._whole.close()
 
 
 def printed(sandbox: Sandbox, run: Run) -> tuple[str, str]:
@@ -99,11 +112,6 @@ async def acalled(sandbox: Sandbox, name: str, /, **arguments: Any) -> str:
         return (await sandbox.arun_tool(name, arguments)).for_model()
     except FumehoodError as error:
         return sandbox.refusal(error)
-
-
-def instructions(sandbox: Sandbox) -> str:
-    """Say to a model how our words are told from a command's; for its prompt."""
-    return told_ahead(sandbox.mark)
 
 
 def read(sandbox: Sandbox, path: str, limit: int = _DEFAULT_LIMIT, *, cwd: str | None = None) -> bytes:

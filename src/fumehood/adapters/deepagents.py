@@ -16,7 +16,7 @@ from deepagents.backends.sandbox import BaseSandbox
 from langchain_core.tools import StructuredTool
 
 from fumehood import FumehoodError, Run, Sandbox
-from fumehood.adapters import acalled, called, instructions, is_cut, notes, opened, own_tools, printed, read, write
+from fumehood.adapters import AgentSession, acalled, called, is_cut, notes, own_tools, printed, read, write
 from fumehood.core.report import NOT_OURS, joined, visible
 
 _ERRORS = {
@@ -25,7 +25,7 @@ _ERRORS = {
 }  # fmt: skip
 
 
-class FumehoodSandbox(BaseSandbox):
+class FumehoodSandbox(AgentSession, BaseSandbox):
     """A project as deepagents sees it; the runs of one such backend are one session, with a /tmp of its own.
 
     Takes a project's path, or a Sandbox with the policy and the `ask` that shall hold.
@@ -35,7 +35,7 @@ class FumehoodSandbox(BaseSandbox):
         self, project: str | os.PathLike[str] | Sandbox, *, session: str | None = None,
         network: bool | Sequence[str] = False, timeout: float | None = None,
     ) -> None:  # fmt: skip
-        self.sandbox, self._close = opened(project, session)
+        super().__init__(project, session)
         self._network = network
         self._timeout = timeout
 
@@ -43,11 +43,6 @@ class FumehoodSandbox(BaseSandbox):
     def id(self) -> str:
         """The session's name, as `fumehood log` shows it."""
         return self.sandbox.session_name or ""
-
-    @property
-    def instructions(self) -> str:
-        """What to tell the model, so that it knows Fumehood's words from a command's."""
-        return instructions(self.sandbox)
 
     @property
     def tools(self) -> list[StructuredTool]:
@@ -112,7 +107,3 @@ class FumehoodSandbox(BaseSandbox):
             return None, _ERRORS.get(error.errno or 0) or str(error)
         except FumehoodError as error:
             return None, self.sandbox.refusal(error)
-
-    def close(self) -> None:
-        """Close the records, if the sandbox was made here."""
-        self._close()

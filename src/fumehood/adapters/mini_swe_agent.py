@@ -14,7 +14,7 @@ from minisweagent.utils.serialize import recursive_merge
 from pydantic import BaseModel
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters import for_agent, instructions, opened, printed
+from fumehood.adapters import AgentSession, for_agent, printed
 from fumehood.core.report import NOT_OURS, joined
 
 _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -32,7 +32,7 @@ class FumehoodEnvironmentConfig(BaseModel):
     session: str | None = None
 
 
-class FumehoodEnvironment:
+class FumehoodEnvironment(AgentSession):
     """A project; its commands are one session, with a /tmp of their own."""
 
     def __init__(
@@ -40,8 +40,7 @@ class FumehoodEnvironment:
         sandbox: Sandbox | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         self.config = config_class(**kwargs)
-        project = self.config.cwd or os.getcwd() if sandbox is None else sandbox
-        self.sandbox, self._close = opened(project, self.config.session)
+        super().__init__(self.config.cwd or os.getcwd() if sandbox is None else sandbox, self.config.session)
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
         """Run a command of the agent's; each starts where it is told, else in the project."""
@@ -66,7 +65,7 @@ class FumehoodEnvironment:
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
         """Return what a prompt may mention; not the environment, which holds keys."""
-        own = {"cwd": self.sandbox.project, "fumehood": instructions(self.sandbox)}
+        own = {"cwd": self.sandbox.project, "fumehood": self.instructions}
         variables: dict[str, Any] = recursive_merge(self.config.model_dump(), own, platform.uname()._asdict(), kwargs)
         return variables
 
@@ -75,7 +74,3 @@ class FumehoodEnvironment:
         kind = f"{type(self).__module__}.{type(self).__name__}"
         config = {"environment": self.config.model_dump(mode="json"), "environment_type": kind}
         return {"info": {"config": config | {"fumehood_session": self.sandbox.session_name}}}
-
-    def close(self) -> None:
-        """Close the records, if the sandbox was made here."""
-        self._close()

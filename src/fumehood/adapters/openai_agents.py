@@ -13,11 +13,11 @@ from typing import Any
 from agents import FunctionTool, ShellCallOutcome, ShellCommandOutput, ShellCommandRequest, ShellResult
 
 from fumehood import BadRequest, FumehoodError, Sandbox
-from fumehood.adapters import instructions, notes, opened, own_tools, printed
+from fumehood.adapters import AgentSession, notes, own_tools, printed
 from fumehood.core.report import joined, visible
 
 
-class ShellExecutor:
+class ShellExecutor(AgentSession):
     """Runs the commands of a shell call one after the other; those of one executor are one session.
 
     Takes a project's path, or a Sandbox with the policy and the `ask` that shall hold.
@@ -27,7 +27,7 @@ class ShellExecutor:
         self, project: str | os.PathLike[str] | Sandbox, *, session: str | None = None,
         network: bool | Sequence[str] = False,
     ) -> None:  # fmt: skip
-        self.sandbox, self._close = opened(project, session)
+        super().__init__(project, session)
         self._network = network
 
     async def __call__(self, request: ShellCommandRequest) -> ShellResult:
@@ -66,11 +66,6 @@ class ShellExecutor:
         return output, notes(run)
 
     @property
-    def instructions(self) -> str:
-        """What to tell the model, so that it knows Fumehood's words from a command's."""
-        return instructions(self.sandbox)
-
-    @property
     def tools(self) -> list[FunctionTool]:
         """The tools of the person's configuration (`[[tool]]`), to be given to the agent beside the shell."""
         return [self._tool(each) for each in own_tools(self.sandbox)]
@@ -90,7 +85,3 @@ class ShellExecutor:
             name=tool["name"], description=tool["description"], params_json_schema=tool["input_schema"],
             on_invoke_tool=invoke, strict_json_schema=False,
         )  # fmt: skip
-
-    def close(self) -> None:
-        """Close the records, if the sandbox was made here."""
-        self._close()
