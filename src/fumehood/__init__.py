@@ -43,43 +43,19 @@ if TYPE_CHECKING:
 
     Change = ReportedChange
 
-# Where each public name lives (a module: without a name): importing the package itself must cost nothing.
+# The module that each public name is in, below this one: importing the package itself must cost nothing.
 _PUBLIC = {
-    "Sandbox": ("fumehood.service.library", "Sandbox"),
-    "Best": ("fumehood.service.drafting", "Best"),
-    "Candidate": ("fumehood.service.drafting", "Candidate"),
-    "Draft": ("fumehood.service.drafting", "Draft"),
-    "Started": ("fumehood.service.started", "Started"),
-    "available": ("fumehood.service.explain", "available"),
-    "tool": ("fumehood.service.library", "tool"),
-    "rootfs": ("fumehood.rootfs", ""),
-    "workspaces": ("fumehood.workspaces", ""),
-    "Availability": ("fumehood.service.explain", "Availability"),
-    "Policy": ("fumehood.core.policy", "Policy"),
-    "Question": ("fumehood.core.questions", "Question"),
-    "Questions": ("fumehood.service.desk", "Questions"),
-    "OpenQuestion": ("fumehood.service.desk", "OpenQuestion"),
-    "Run": ("fumehood.core.report", "Run"),
-    "Change": ("fumehood.core.report", "ReportedChange"),
-    "Blocked": ("fumehood.core.report", "Blocked"),
-    "FumehoodError": ("fumehood.errors", "FumehoodError"),
-    "ApplyFailed": ("fumehood.errors", "ApplyFailed"),
-    "BadConfiguration": ("fumehood.errors", "BadConfiguration"),
-    "BadRequest": ("fumehood.errors", "BadRequest"),
-    "ChangedMeanwhile": ("fumehood.errors", "ChangedMeanwhile"),
-    "DraftConflict": ("fumehood.errors", "DraftConflict"),
-    "LaunchFailed": ("fumehood.errors", "LaunchFailed"),
-    "NoDirectory": ("fumehood.errors", "NoDirectory"),
-    "NoRoom": ("fumehood.errors", "NoRoom"),
-    "OverlayUnavailable": ("fumehood.errors", "OverlayUnavailable"),
-    "Refused": ("fumehood.errors", "Refused"),
-    "StoreDamaged": ("fumehood.errors", "StoreDamaged"),
-    "TooDeep": ("fumehood.errors", "TooDeep"),
-    "Unavailable": ("fumehood.errors", "Unavailable"),
-    "UndoRefused": ("fumehood.errors", "UndoRefused"),
-    "Unfinished": ("fumehood.errors", "Unfinished"),
-    "Unforeseen": ("fumehood.errors", "Unforeseen"),
-}
+    "Sandbox": "service.library", "Best": "service.drafting", "Candidate": "service.drafting",
+    "Draft": "service.drafting", "Started": "service.started", "available": "service.explain",
+    "tool": "service.library", "rootfs": "rootfs", "workspaces": "workspaces", "Availability": "service.explain",
+    "Policy": "core.policy", "Question": "core.questions", "Questions": "service.desk",
+    "OpenQuestion": "service.desk", "Run": "core.report", "Change": "core.report", "Blocked": "core.report",
+    "FumehoodError": "errors", "ApplyFailed": "errors", "BadConfiguration": "errors", "BadRequest": "errors",
+    "ChangedMeanwhile": "errors", "DraftConflict": "errors", "LaunchFailed": "errors", "NoDirectory": "errors",
+    "NoRoom": "errors", "OverlayUnavailable": "errors", "Refused": "errors", "StoreDamaged": "errors",
+    "TooDeep": "errors", "Unavailable": "errors", "UndoRefused": "errors", "Unfinished": "errors",
+    "Unforeseen": "errors",
+}  # fmt: skip
 
 __all__ = ["__version__", *_PUBLIC]  # noqa: PLE0604
 
@@ -89,10 +65,9 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'fumehood' has no attribute {name!r}")
     import importlib
 
-    module, attribute = _PUBLIC[name]
-    value = importlib.import_module(module)
-    if attribute:
-        value = getattr(value, attribute)
+    value: object = importlib.import_module(f"fumehood.{_PUBLIC[name]}")
+    if name != _PUBLIC[name]:
+        value = getattr(value, "ReportedChange" if name == "Change" else name)
     globals()[name] = value
     return value
 

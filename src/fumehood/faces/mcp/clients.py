@@ -86,6 +86,10 @@ class Clients:
             return ""
         return _name(_connection(context.headers), context.headers or {})
 
+    def job(self, context: Context[Any, Any], name: str) -> "Job":
+        """Return a command that a client started."""
+        return self.jobs.find(self.name(context), name)
+
     def leave(self, headers: Mapping[str, str]) -> None:
         """A client has ended its connection: end its commands, as they end where a client's input does."""
         connection = headers.get(_SESSION_HEADER, "")
@@ -179,10 +183,6 @@ class Place:
         runs = [(sandbox, run) for sandbox in self._sandboxes.values() for run in sandbox.running()]
         return sorted(runs, key=lambda each: each[1].run, reverse=True)
 
-    def job(self, name: str) -> "Job":
-        """Return a command that this client started."""
-        return self.clients.jobs.find(self.client, name)
-
 
 def clients_of(context: Context[Any, Any]) -> Clients:
     """Return what a call's server keeps of its clients."""
@@ -202,14 +202,7 @@ async def place(ctx: Context[Any, Any], roots: Annotated[Any, Resolve(client_roo
     return Place(clients, clients.name(ctx), clients.remember(ctx, roots))
 
 
-async def known_place(ctx: Context[Any, Any]) -> Place:
-    """Return where the client works by what it told before, for what it need not be asked for."""
-    return await place(ctx, None)
-
-
-# What a tool says it wants, for the SDK to find out before the tool is called.
-Where = Annotated[Place, Resolve(place)]
-WhereBefore = Annotated[Place, Resolve(known_place)]
+Where = Annotated[Place, Resolve(place)]  # what a tool says it wants, for the SDK to find out before it is called
 
 
 # ---- Commands in the background.

@@ -38,7 +38,7 @@ from fumehood.core.report import (
     visible,
 )  # fmt: skip
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
-from fumehood.faces.mcp.clients import MARK, Job, Place, Where, WhereBefore, answering
+from fumehood.faces.mcp.clients import MARK, Job, Place, Where, answering, clients_of
 from fumehood.store.history import LAST
 
 if TYPE_CHECKING:
@@ -252,29 +252,25 @@ def refused(error: FumehoodError) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=refusal(error, MARK))], is_error=True)
 
 
-# ---- What is asked before a tool is called; None where nothing is, or where the tool itself says what is wrong.
+# ---- What is asked before a tool is called; None where nothing is.
 
 async def foreseen_question(where: Where, command: str, working_dir: str | None, network: bool) -> Question | None:
     """Find out what this command needs a person's word for; the tool gets the very question that is asked."""
-    with suppress(FumehoodError):
+    with suppress(FumehoodError):  # the run itself says what is wrong
         sandbox = where.sandbox(working_dir)
         questions = sandbox.questions(command, cwd=working_dir or sandbox.project, network=network)
         return questions[0] if questions else None
     return None
 
 
-async def held_question(where: Where, run: str) -> Question | None:
+async def held_question(where: Where, run: str) -> Question:
     """Find out which run is meant and what it holds, once: `last` may be another by the time of the answer."""
-    with suppress(FumehoodError):
-        return _question_to_apply(where.holding(run), run)
-    return None
+    return _question_to_apply(where.holding(run), run)
 
 
 async def access_question(where: Where, host: str, show: str, write: str, reason: str) -> Question | None:
     """Put what an agent asks to be allowed into words."""
-    with suppress(FumehoodError):
-        return where.sandbox().access_question(host=host, show=show, write=write, reason=reason)
-    return None
+    return where.sandbox().access_question(host=host, show=show, write=write, reason=reason)
 
 
 def _question_to_apply(sandbox: "Sandbox", name: str) -> Question:
@@ -378,21 +374,21 @@ async def start_command(
 
 
 async def poll_command(
-    where: WhereBefore,
+    ctx: Context[Any, Any],
     job: JobName,
     offset: Offset = 0,
     wait: Annotated[float, Field(ge=0, le=_MOST_WAIT_S, description="Seconds to wait for something new.")] = 0,
 ) -> Annotated[CallToolResult, JobStatus]:
     """Return what a started command printed since an offset, and its report once it has ended."""
-    started = where.job(job)
+    started = clients_of(ctx).job(ctx, job)
     if wait:
         await started.wait(offset, wait)
     return _job_status(started, offset)
 
 
-async def stop_command(where: WhereBefore, job: JobName) -> Annotated[CallToolResult, JobStatus]:
+async def stop_command(ctx: Context[Any, Any], job: JobName) -> Annotated[CallToolResult, JobStatus]:
     """End a started command; what it wrote so far is held for the user."""
-    started = where.job(job)
+    started = clients_of(ctx).job(ctx, job)
     await anyio.to_thread.run_sync(started.stop)
     return _job_status(started, 0)
 
@@ -498,12 +494,11 @@ async def _taken_back(act: "Callable[[], list[Run]]") -> CallToolResult:
 
 
 async def apply(
-    where: Where, question: HeldQuestion, asks: WhoConsents, run: RunName
+    where: Where, question: HeldQuestion, asks: WhoConsents, run: RunName  # noqa: ARG001 - the question knows it
 ) -> Annotated[CallToolResult, Report]:
     """Apply what a run had to hold; the user is asked."""
-    sandbox = where.holding(run if question is None else question.run)
-    asked_about = question or _question_to_apply(sandbox, run)
-    return _reported(await _in_own_thread(lambda: _applied_as_shown(sandbox, asked_about, asks)))
+    sandbox = where.holding(question.run)
+    return _reported(await _in_own_thread(lambda: _applied_as_shown(sandbox, question, asks)))
 
 
 async def _in_own_thread(act: "Callable[[], Done]") -> "Done":
