@@ -10,9 +10,9 @@ everything, because clients may drop the text.
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -289,57 +289,47 @@ WhoGivesAccess = Annotated[Any, Resolve(answering(access_question))]
 
 # ---- Running commands.
 
-class ProgressLines:
-    """Tells the client what is being printed, if it wants to know: the latest line, a few times a second."""
+@asynccontextmanager
+async def _telling_progress(context: Context[Any, Any]) -> AsyncIterator[Callable[[str, str], None] | None]:
+    """Tell the client what is being printed, if it wants to know: the latest lines, a few times a second.
 
-    def __init__(self, context: Context[Any, Any]) -> None:
-        self._context = context
-        meta = context.request_context.meta
-        self._is_wanted = bool(meta and meta.get("progress_token") is not None)
-        self._lock = threading.Lock()
-        self._lines: list[str] = []
-        self._unfinished = ""
-        self._count = 0
-        self._ended = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+    Yields what the run calls with its output, from another thread.
+    """
+    meta = context.request_context.meta
+    if not meta or meta.get("progress_token") is None:
+        yield None
+        return
+    lock, ended = threading.Lock(), asyncio.Event()
+    lines: list[str] = []
+    unfinished, count = "", 0
 
-    @property
-    def take(self) -> Callable[[str, str], None] | None:
-        """What the run calls with its output, from another thread."""
-        return self._take if self._is_wanted else None
+    def take(_stream: str, text: str) -> None:
+        nonlocal unfinished, count
+        with lock:
+            *more, unfinished = (unfinished + text).split("\n")
+            unfinished = unfinished[:_LONGEST_LINE]
+            lines.extend(line[:_LONGEST_LINE] for line in more if line.strip())
+            del lines[:-_MOST_LINES]
+            count += len(more)
 
-    def _take(self, _stream: str, text: str) -> None:
-        with self._lock:
-            *lines, unfinished = (self._unfinished + text).split("\n")
-            self._unfinished = unfinished[:_LONGEST_LINE]
-            self._lines += [line[:_LONGEST_LINE] for line in lines if line.strip()]
-            del self._lines[:-_MOST_LINES]
-            self._count += len(lines)
-
-    async def __aenter__(self) -> Self:
-        if self._is_wanted:
-            self._task = asyncio.create_task(self._report())
-        return self
-
-    async def __aexit__(self, kind: object, *_error: object) -> None:
-        if self._task is None:
-            return
-        if kind is not None:
-            self._task.cancel()
-            return
-        # Not cancelled: it may be sending just now.
-        self._ended.set()
-        await self._task
-
-    async def _report(self) -> None:
-        while not self._ended.is_set():
+    async def report() -> None:
+        while not ended.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), _PROGRESS_S)
-            with self._lock:
-                lines, self._lines = self._lines, []
-                count = self._count
-            if lines:
-                await self._context.report_progress(count, None, visible("\n".join(lines), MARK))
+                await asyncio.wait_for(ended.wait(), _PROGRESS_S)
+            with lock:
+                latest, number = "\n".join(lines), count
+                lines.clear()
+            if latest:
+                await context.report_progress(number, None, visible(latest, MARK))
+
+    task = asyncio.create_task(report())
+    try:
+        yield take
+    except BaseException:
+        task.cancel()
+        raise
+    ended.set()  # not cancelled: it may be sending just now
+    await task
 
 
 async def run_command(  # noqa: D103 - described by core/tool.py
@@ -348,8 +338,8 @@ async def run_command(  # noqa: D103 - described by core/tool.py
 ) -> Annotated[CallToolResult, Report]:  # fmt: skip
     sandbox = where.sandbox(working_dir)
     cwd = working_dir or sandbox.project
-    async with ProgressLines(ctx) as progress:
-        run = await sandbox.arun(command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=progress.take)
+    async with _telling_progress(ctx) as take:
+        run = await sandbox.arun(command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=take)
     # How an agent gets what it was refused, where it can: not by our command line.
     hint = "a command has no network; request_access asks the user for a host, `network` for all of it"
     run.blocked = tuple(each.replace(hint=hint) if each.what == "network" else each for each in run.blocked)

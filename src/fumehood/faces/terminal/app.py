@@ -14,7 +14,7 @@ from typing import ClassVar
 from rich.text import Text
 from textual import constants, on
 from textual.app import App, ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import ActiveBinding, Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.driver import Driver
 from textual.events import Resize
@@ -437,18 +437,16 @@ class Views(App[None]):
             self.action_view(QUESTIONS)
 
     def action_keys(self) -> None:
+        def is_theirs(active: ActiveBinding) -> bool:
+            own = [base for base in type(active.node).__mro__ if base.__module__.startswith("fumehood.")]
+            return all(active.binding not in base.__dict__.get("BINDINGS", ()) for base in own)
+
         keys: dict[str, list[str]] = {}
         # Ours first, then those that every list and text has.
-        active_keys = self.screen.active_bindings.values()
-        for active in sorted(active_keys, key=lambda each: each.binding not in _ours(type(each.node))):
+        for active in sorted(self.screen.active_bindings.values(), key=is_theirs):
             if active.enabled and active.binding.description:
                 keys.setdefault(active.binding.description, []).append(self.get_key_display(active.binding))
         self.push_screen(KeysScreen(keys))
-
-
-def _ours(kind: type) -> list[Binding]:
-    own = [base for base in kind.__mro__ if base.__module__.startswith("fumehood.")]
-    return [binding for base in own for binding in base.__dict__.get("BINDINGS", ())]
 
 
 class KeysScreen(ModalScreen[None]):

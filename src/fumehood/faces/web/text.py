@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup, escape
 
 from fumehood.core.limits import size_told
-from fumehood.core.questions import Question, question_lines
+from fumehood.core.questions import question_lines
 from fumehood.core.report import printable, shown_path
 from fumehood.core.value import Value
 from fumehood.faces.cli.run_text import SIGNS
@@ -284,29 +284,10 @@ def _lasted(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {left} s" if minutes else f"{left} s"
 
 
-def _clock(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
 def _from_home(path: str) -> str:
     """Write a directory as people know it: what is in the home begins with ~."""
     home = os.path.expanduser("~")
     return printable(f"~{path[len(home):]}" if path == home or path.startswith(f"{home}/") else path)
-
-
-def _sent(path: str) -> str:
-    """Write a path for a form or an address: whatever its bytes are, it comes back as it was."""
-    return quote(path, errors="surrogateescape")
-
-
-def _asked(question: Question) -> list[str]:
-    """Write a question without breaking its lines: each is shown by itself, so that none can look like the next."""
-    return [line.strip() for line in question_lines(question, 1 << 20)]
-
-
-def _contents(text: str) -> Markup:
-    """Write what a file holds: unlike what was printed, it has no colours, and nothing of it goes."""
-    return _span(text, ())
 
 
 def link(path: str, /, **query: object) -> str:
@@ -316,7 +297,14 @@ def link(path: str, /, **query: object) -> str:
 
 
 FILTERS: dict[str, Callable[..., object]] = {
-    "printable": printable, "path": shown_path, "size": size_told, "ago": _ago, "lasted": _lasted, "clock": _clock,
-    "home": _from_home, "sent": _sent, "asked": _asked, "coloured": coloured, "contents": _contents,
+    "printable": printable, "path": shown_path, "size": size_told, "coloured": coloured,
     "sign": {kind: sign for kind, (sign, _) in SIGNS.items()}.get,
+    "ago": _ago, "lasted": _lasted, "clock": lambda at: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)),
+    "home": _from_home,
+    # A path for a form or an address: whatever its bytes are, it comes back as it was.
+    "sent": lambda path: quote(path, errors="surrogateescape"),
+    # A question without breaking its lines: each is shown by itself, so that none can look like the next.
+    "asked": lambda question: [line.strip() for line in question_lines(question, 1 << 20)],
+    # What a file holds: unlike what was printed, it has no colours, and nothing of it goes.
+    "contents": lambda text: _span(text, ()),
 }  # fmt: skip

@@ -169,8 +169,7 @@ def questions(page: Page, _request: Request) -> View:
 
 def waiting(page: Page, request: Request) -> View:
     """What is held, by run and directory, with the reason of each."""
-    before = asked_number(request, "before")
-    runs, later = overview.waiting(page.store, most=_HELD_RUNS, before=before)
+    runs, later = overview.waiting(page.store, most=_HELD_RUNS, before=asked_number(request, "before"))
     done = request.query_params.get("done", "")
     return "waiting.html", {
         "title": "Waiting", "runs": [_held(page, run, (0, 0)) for run in runs], "later": later,
@@ -249,11 +248,13 @@ def history(page: Page, request: Request) -> View:
     before = asked_number(request, "before")
     runs, later = overview.searched(page.store, what, most=_RUNS, before=before)
     is_more = bool(request.headers.get("hx-request") and before)
+    query = "SELECT of, id, project_number FROM runs WHERE act = 'undo' AND state = 'applied' AND of IN (?)"
+    undos = page.store.database.rows_for(query, [run.run for run in runs])
     return "history_rows.html" if is_more else "history.html", {
         "title": "History", "rows": list(zip(runs, graph(runs), strict=True)), "projects": projects,
         "others": page.numbers(name for run in runs for name in (run.of, *run.below) if name),
         "counts_of": page.store.history.count_changes([run.run for run in runs]), "later": later, "states": _ENDED,
-        "taken_back": _taken_back(page, runs),
+        "taken_back": {of: (name, number) for of, name, number in undos},
         "asked": what.fields() | {"project": "" if chosen is None else chosen.path},
     }  # fmt: skip
 
@@ -261,13 +262,6 @@ def history(page: Page, request: Request) -> View:
 def asked_search(request: Request, project: int | None) -> Search:
     """Return what an address looks for, of a project or of all."""
     return Search(**{name: request.query_params.get(name, "") for name in SEARCHED}, project=project)
-
-
-def _taken_back(page: Page, runs: Sequence[Run]) -> dict[str, tuple[str, int]]:
-    """Return by which run each of these was taken back, with its number."""
-    query = "SELECT of, id, project_number FROM runs WHERE act = 'undo' AND state = 'applied' AND of IN (?)"
-    rows = page.store.database.rows_for(query, [run.run for run in runs])
-    return {of: (name, number) for of, name, number in rows}
 
 
 class GraphCell(Value):
