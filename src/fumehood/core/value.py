@@ -48,12 +48,12 @@ class Value:
 
     def replace(self, **changed: Any) -> Self:
         """Return a copy with these fields changed."""
-        return type(self)(**{**self.fields(), **changed})
+        return type(self)(**{**self.__dict__, **changed})
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self.fields() == other.fields()
+        return self.__dict__ == other.__dict__ or self.fields() == other.fields()
 
     def __hash__(self) -> int:
         return hash(tuple(self.fields().values()))

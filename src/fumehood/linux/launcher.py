@@ -53,8 +53,10 @@ class Launcher:
     def start(self, plan: launch.Plan, streams: launch.Streams) -> Remote:
         """Have a sandbox started; its events come on a channel of its own."""
         mine, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-        owner = None if plan.owner is None else plan.owner.fields()
-        message = marshal.dumps({**plan.fields(), "mounts": mounts.packed(plan.mounts), "owner": owner})
+        owner = None if plan.owner is None else vars(plan.owner)
+        fields = {**vars(plan), "mounts": mounts.packed(plan.mounts), "owner": owner}
+        begins: Any = plan.begins
+        message = marshal.dumps((begins, marshal.dumps(fields)))
         try:
             with libc.InterruptsHeld(), self._lock:  # half a message would be its end
                 _send(self._socket, message, [*streams, theirs.fileno()])
@@ -188,22 +190,29 @@ def _received(connection: _socket.socket) -> tuple[bytes, list[int]] | None:
     return (message, descriptors) if head else None
 
 
-def _unpacked(message: bytes) -> launch.Plan:
-    fields = marshal.loads(message)  # noqa: S302 - our own
-    fields["mounts"] = mounts.unpacked(fields["mounts"])
+def _unpacked(packed: bytes, like: launch.Plan | None = None) -> launch.Plan:
+    """Return a plan that was sent; where it shows the host as another one does, by that one's own operations."""
+    fields = marshal.loads(packed)  # noqa: S302 - our own
+    rows, ahead = fields["mounts"], fields.get("ahead", 0)
+    if like is not None and rows[:ahead] == mounts.packed(like.shows_host):
+        shown = like.shows_host
+    else:
+        shown = mounts.unpacked(rows[:ahead])
+    fields["mounts"] = (*shown, *mounts.unpacked(rows[ahead:]))
     fields["owner"] = None if fields["owner"] is None else launch.Owner(**fields["owner"])
     return launch.Plan(**fields)
 
 
 class _Spare:
-    """A process that has begun as the plan `like` does, and waits to be told which sandbox to become.
+    """A process that has begun as an earlier, packed plan does, and waits to be told which sandbox to become.
 
     It is in namespaces of its own, with the host's views mounted, which saves the next launch that work. It lets go of
     the mounts of `others`: else they would last while it waits.
     """
 
-    def __init__(self, like: launch.Plan, others: Sequence[launch.RunningSandbox]) -> None:
-        self.like = like
+    def __init__(self, begins: Any, like: bytes, others: Sequence[launch.RunningSandbox]) -> None:
+        self.begins = begins
+        self._like = like
         self._others = others
         self._orders, waiting = _socket.socketpair()
         self._sandbox = launch.forked(lambda ends: self._wait(waiting, ends))
@@ -214,16 +223,16 @@ class _Spare:
         for sandbox in self._others:
             sandbox.release()
         libc.end_with(ends.attendant, _SIGKILL)
-        ready = launch.made_ready(self.like)
+        ready = launch.made_ready(_unpacked(self._like))
         order = _received(waiting)
         if order is None or len(order[1]) < 3:
             os._exit(125)
-        launch.become(_unpacked(order[0]), order[1], ends, ready)
+        launch.become(_unpacked(order[0], ready.like), order[1], ends, ready)
 
-    def become(self, message: bytes, streams: list[int]) -> launch.RunningSandbox:
+    def become(self, plan: bytes, streams: list[int]) -> launch.RunningSandbox:
         """Let it be a sandbox; one that has died meanwhile is found out when it is attended."""
         try:
-            _send(self._orders, message, streams)
+            _send(self._orders, plan, streams)
         except (BrokenPipeError, ConnectionResetError):
             pass
         finally:
@@ -262,7 +271,7 @@ class _Service:
         # Closed later: to let go of what is watched and still mounted, the kernel takes ten milliseconds.
         self._watches: list[int] = []
         self._spare: _Spare | None = None
-        self._last: launch.Plan | None = None  # which the next launch is likely to be like
+        self._last: tuple[Any, bytes] = (), b""  # the last plan and how it begins: the next is likely to be like it
 
     def serve(self) -> None:
         """Answer until the program ends; then so does everything."""
@@ -286,7 +295,7 @@ class _Service:
         for fd in (self._program, self._control.fileno(), self._mounts, *self._channels):
             self._poll.unregister(fd)
         self._channels.clear()
-        self._last = None  # no more spares
+        self._last = (), b""  # no more spares
         for sandbox, _ in self._sandboxes.values():
             sandbox.kill()
         while self._sandboxes:
@@ -309,21 +318,21 @@ class _Service:
                 os.close(fd)
             return True
         channel = _socket.socket(fileno=descriptors.pop())
-        plan = _unpacked(message)
-        if self._spare is not None and self._spare.like.begins != plan.begins:
+        begins, plan = marshal.loads(message)  # noqa: S302 - our own
+        if self._spare is not None and self._spare.begins != begins:
             self._drop_spare()
         try:
             if self._spare is not None:
-                sandbox = self._spare.become(message, descriptors)
+                sandbox = self._spare.become(plan, descriptors)
             else:
-                sandbox = launch.start(plan, descriptors)
+                sandbox = launch.start(_unpacked(plan), descriptors)
         except OSError as error:  # too many processes, or open files: those that run go on
             _tell(channel, process.Exit(status=None, failure=f"starting: {error.strerror}"))
             return True
         finally:
             for fd in descriptors:
                 os.close(fd)
-        self._spare, self._last = None, plan
+        self._spare, self._last = None, (begins, plan)
         self._sandboxes[sandbox.fileno()] = self._channels[channel.fileno()] = sandbox, channel
         self._poll.register(sandbox.fileno(), select.POLLIN)
         self._poll.register(channel.fileno(), select.POLLIN)
@@ -367,8 +376,8 @@ class _Service:
         if len(self._watches) > _WATCHES:
             os.close(self._watches.pop(0))
         sandbox.release()
-        if self._spare is None and self._last is not None and self._last.begins:
+        if self._spare is None and self._last[0]:
             try:
-                self._spare = _Spare(self._last, [other for other, _ in self._sandboxes.values()])
+                self._spare = _Spare(*self._last, [other for other, _ in self._sandboxes.values()])
             except OSError:
                 return  # too many processes, or open files: the next launch says so, if it is still so

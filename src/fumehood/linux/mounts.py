@@ -371,12 +371,12 @@ def writable(operations: Iterable[Operation]) -> list[str]:
 
 def packed(operations: Iterable[Operation]) -> tuple[tuple[str, dict[str, Any]], ...]:
     """Write operations down as plain values, for a file or another process."""
-    return tuple((type(each).__name__, each.fields()) for each in operations)
+    return tuple([(type(each).__name__, vars(each)) for each in operations])
 
 
 def unpacked(rows: Iterable[tuple[str, dict[str, Any]]]) -> tuple[Operation, ...]:
     """Return operations that were written down."""
-    return tuple(_KINDS[name](**fields) for name, fields in rows)
+    return tuple([_KINDS[name](**fields) for name, fields in rows])
 
 
 def _overlay_sources(lowers: Sequence[str]) -> list[str]:
