@@ -14,7 +14,7 @@ from fumehood.linux.nofollow import open_below, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from typing import Any
 
 _OTHERS = 0o077
@@ -136,7 +136,7 @@ class Snapshot:
     @property
     def sum(self) -> int:
         """A number that differs where something else was seen."""
-        return hash(tuple(row for part in self.parts[:4] for row in part.items()))
+        return hash(tuple([tuple(part.items()) for part in self.parts[:4]]))
 
     @property
     def is_settled(self) -> bool:
@@ -193,23 +193,26 @@ class Snapshot:
                     return False
             except OSError:
                 return False
+        changed = {}
         for folder, seen in self.folders.items():
             now = _folder(folder)
             if now != seen:
-                if not self._is_same_in(folder):
-                    return False
-                self.folders[folder] = _settled(now)
+                changed[folder] = _settled(now)
+        if changed and not self._is_same_in(changed):
+            return False
+        self.folders.update(changed)
         return True
 
-    def _is_same_in(self, folder: str) -> bool:
-        if folder in self.listings and self.listings[folder] != (_inode(folder), _sum_of(_names(folder))):
-            return False
-        top = folder.rstrip("/")
-        return all(
-            seen == now(path)
-            for part, now in ((self.inodes, _inode), (self.links, link_target))
-            for path, seen in part.items() if path.rpartition("/")[0] == top
-        )  # fmt: skip
+    def _is_same_in(self, folders: Iterable[str]) -> bool:
+        for folder in folders:
+            if folder in self.listings and self.listings[folder] != (_inode(folder), _sum_of(_names(folder))):
+                return False
+        tops = {folder.rstrip("/") for folder in folders}
+        for part, now in ((self.inodes, _inode), (self.links, link_target)):
+            for path, seen in part.items():
+                if path.rpartition("/")[0] in tops and seen != now(path):
+                    return False
+        return True
 
 
 def _state(status: os.stat_result) -> tuple[int, int]:
