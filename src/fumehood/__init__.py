@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from fumehood.errors import UndoRefused as UndoRefused
     from fumehood.errors import Unfinished as Unfinished
     from fumehood.errors import Unforeseen as Unforeseen
-    from fumehood.service.desk import OpenQuestion as OpenQuestion
-    from fumehood.service.desk import Questions as Questions
+    from fumehood.service.ask import OpenQuestion as OpenQuestion
+    from fumehood.service.ask import Questions as Questions
     from fumehood.service.drafting import Best as Best
     from fumehood.service.drafting import Candidate as Candidate
     from fumehood.service.drafting import Draft as Draft
@@ -48,8 +48,8 @@ _PUBLIC = {
     "Sandbox": "service.library", "Best": "service.drafting", "Candidate": "service.drafting",
     "Draft": "service.drafting", "Started": "service.started", "available": "service.explain",
     "tool": "service.library", "rootfs": "rootfs", "workspaces": "workspaces", "Availability": "service.explain",
-    "Policy": "core.policy", "Question": "core.questions", "Questions": "service.desk",
-    "OpenQuestion": "service.desk", "Run": "core.report", "Change": "core.report", "Blocked": "core.report",
+    "Policy": "core.policy", "Question": "core.questions", "Questions": "service.ask",
+    "OpenQuestion": "service.ask", "Run": "core.report", "Change": "core.report", "Blocked": "core.report",
     "FumehoodError": "errors", "ApplyFailed": "errors", "BadConfiguration": "errors", "BadRequest": "errors",
     "ChangedMeanwhile": "errors", "DraftConflict": "errors", "LaunchFailed": "errors", "NoDirectory": "errors",
     "NoRoom": "errors", "OverlayUnavailable": "errors", "Refused": "errors", "StoreDamaged": "errors",

@@ -20,8 +20,7 @@ import notifications
 from conftest import command_line, need
 from fumehood.core.questions import ALLOW_ALWAYS, ALLOW_ONCE, DENY_ONCE, Question
 from fumehood.linux.confine import can_scope
-from fumehood.service.ask import Reply, ask_all
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Desk, Reply, ask_all
 from fumehood.service.opened import OpenedStore
 from patience import LONG_S, eventually
 

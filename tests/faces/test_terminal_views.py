@@ -32,8 +32,7 @@ from fumehood.faces.terminal.changes import Branch, ChangesTree, ChangesView
 from fumehood.faces.terminal.widgets import AskFirst, Lines, Pieces, printed
 from fumehood.linux.confine import can_scope
 from fumehood.service import overview
-from fumehood.service.ask import ask_all
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Desk, ask_all
 from fumehood.service.opened import OpenedStore
 from fumehood.service.overview import Chosen, perform, shown_at
 from fumehood.store.search import page_of_changes

@@ -103,14 +103,16 @@ SUM = "a" * 64
     ],
 )  # fmt: skip
 def test_a_manifest_leads_nowhere_else(entries: Any) -> None:
-    from fumehood.service.fleet.base import read_manifest
+    from fumehood.service.fleet.jobs import read_manifest
 
     with pytest.raises(BadRequest, match="manifest"):
         read_manifest(json.dumps({"format": 1, "name": "project", "entries": entries}).encode())
 
 
 def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.base import BaseCache, FileBlobs, send_base, survey_project
+    from fumehood.service.fleet.jobs import FileBlobs
+    from fumehood.service.fleet.sender import send_base, survey_project
+    from fumehood.service.fleet.worker import BaseCache
     from fumehood.store.places import places
 
     (project / "a").mkdir()
@@ -139,7 +141,7 @@ def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path,
 
 
 def test_a_secret_stays_at_home_wherever_it_lies_and_whatever_leads_to_it(project: Path, home: Path) -> None:
-    from fumehood.service.fleet.base import survey_project
+    from fumehood.service.fleet.sender import survey_project
     from fumehood.store.places import places
 
     goes = ("a.py", "dotfiles/.config/gh.lua", "example.env", ".env.sample")
@@ -165,7 +167,7 @@ def bytes_read() -> int:
 
 
 def test_a_file_that_is_as_it_was_is_not_read_again(project: Path, home: Path) -> None:
-    from fumehood.service.fleet.base import survey_project
+    from fumehood.service.fleet.sender import survey_project
     from fumehood.store.places import places
 
     size = 1 << 20
@@ -192,7 +194,9 @@ def test_a_file_that_is_as_it_was_is_not_read_again(project: Path, home: Path) -
 
 
 def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.base import BaseCache, FileBlobs, Missing, send_base, survey_project
+    from fumehood.service.fleet.jobs import FileBlobs, Missing
+    from fumehood.service.fleet.sender import send_base, survey_project
+    from fumehood.service.fleet.worker import BaseCache
     from fumehood.store.places import places
 
     (project / "one").write_text("1" * 100)
@@ -207,7 +211,9 @@ def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_d
 
 
 def test_copies_that_were_not_used_for_long_make_room(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.base import BaseCache, FileBlobs, clean_cache, send_base, survey_project
+    from fumehood.service.fleet.jobs import FileBlobs
+    from fumehood.service.fleet.sender import send_base, survey_project
+    from fumehood.service.fleet.worker import BaseCache, clean_cache
     from fumehood.store.places import places
 
     blobs = FileBlobs(f"file://{test_directory}/store")

@@ -21,8 +21,7 @@ from fumehood.core.network import EVERY_HOST
 from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, NOBODY, Question, apply_question, network_question
 from fumehood.core.wording import Item
 from fumehood.linux.confine import can_scope
-from fumehood.service.ask import Asked, ask_all
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Asked, Desk, ask_all
 from fumehood.service.opened import OpenedStore
 from fumehood.service.overview import missed_questions
 from patience import LONG_S, eventually
@@ -36,7 +35,7 @@ HOSTILE = Question(
 # Stands at the desk as a page would, in a process of its own, and gives one answer.
 PERSON = """
 import sys, time
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Desk
 from fumehood.store.places import places
 desk = Desk(places())
 with desk.attend():
@@ -49,7 +48,7 @@ with desk.attend():
 ASKER = """
 from fumehood.core.questions import Question
 from fumehood.service.ask import Asked, ask_all
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Desk
 from fumehood.store.places import places
 question = Question(what="w", text="t", command="c", directory="/", project="/", target="x")
 ask_all([Desk(places())], question, 60)

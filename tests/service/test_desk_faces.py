@@ -18,7 +18,7 @@ from conftest import command_line, need
 from forked import SERVER, loaded
 from fumehood.core.questions import ALLOW_SESSION
 from fumehood.linux.confine import can_scope
-from fumehood.service.desk import Desk, Questions
+from fumehood.service.ask import Desk, Questions
 from fumehood.service.opened import OpenedStore
 from mcp_sdk import ERAS, IGNORED_WARNINGS
 from patience import LONG_S

@@ -19,9 +19,8 @@ import pytest
 from at_terminal import Terminal
 from fumehood.core import questions
 from fumehood.core.questions import ALLOW_ALWAYS, ALLOW_ONCE, ALLOW_SESSION, DENY_ALWAYS, DENY_ONCE, NOBODY, Question
-from fumehood.service import desk as desk_module
-from fumehood.service.ask import Asked, Reply, ask_all
-from fumehood.service.desk import Desk
+from fumehood.service import ask as desk_module
+from fumehood.service.ask import Asked, Desk, Reply, ask_all
 from fumehood.service.opened import OpenedStore
 from patience import LONG_S, eventually
 
@@ -32,7 +31,7 @@ ASKED = Question(what="w", text="t", command="c", directory="/", project="/", ta
 # Answers every question that it sees, a moment later, and tells for each whether that counted, until it is over.
 ANSWERER = """
 import json, os, random, sys, time
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Desk
 from fumehood.store.places import places
 desk = Desk(places())
 with desk.attend():
@@ -53,7 +52,7 @@ from fumehood.core.questions import Question
 from fumehood.faces.cli import screen
 from fumehood.faces.cli.screen import terminal
 from fumehood.service.ask import ask_all
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Desk
 from fumehood.store.places import places
 screen._QUIET_S = 0  # or a program always wins
 for number in range({ROUNDS}):
@@ -250,7 +249,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PRESENT = """
 import time
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Desk
 from fumehood.store.places import places
 with Desk(places()).attend():
     print("here", flush=True)

@@ -16,8 +16,7 @@ import pytest
 import trees
 from fumehood import Policy, Sandbox
 from fumehood.core.questions import DENY_ONCE, Question
-from fumehood.service.ask import Reply, ask_all
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Desk, Reply, ask_all
 from fumehood.service.opened import OpenedStore
 from patience import LONG_S, eventually
 

@@ -1,4 +1,4 @@
-"""Put a question to whoever may answer it: a terminal, a program's callback, an MCP client, a web page, or nobody.
+"""Ask a person: at a terminal, by a program's callback, an MCP client, a web page, from any process, or nobody.
 
 To be asked, something needs one method, `put(asked)`, which returns soon:
 
@@ -15,30 +15,27 @@ Put to several at once, the first answer wins. Nobody there, or no answer in tim
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
+import weakref
 from typing import Protocol, TypeVar, cast
 
-from fumehood.core import questions
-from fumehood.core.inside import HOST, SHOW, WRITE, Widening
-from fumehood.core.masks import is_below, is_in
-from fumehood.core.questions import CANCELLED, DENY_ONCE, NOBODY, TOO_LATE, Decision, Key, Question, understood
-from fumehood.core.request import quoted
+from fumehood.core.questions import ALLOW, CANCELLED, DENY, DENY_ONCE, NOBODY, TOO_LATE, Question, understood
 from fumehood.core.value import Value
-from fumehood.errors import RAISED_BY, BadRequest, Refused
-from fumehood.linux.libc import InterruptsHeld
+from fumehood.core.wording import Item
+from fumehood.errors import RAISED_BY, BadRequest
+from fumehood.linux.libc import InterruptsHeld, read_all, remove_file
+from fumehood.linux.lock import Lock
 from fumehood.linux.terminal import leave_resuming_to_main
-from fumehood.store.audit import DECIDED, IN_SESSION
-from fumehood.store.places import home
+from fumehood.store.places import LENGTH, Places, make_private, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from fumehood.service.store import Store
-    from fumehood.store.projects import Project
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+    from typing import Any, Self
 
     Answering = Callable[[Question], object | Awaitable[object]]
     Result = TypeVar("Result")
@@ -189,21 +186,6 @@ class _Race:
         if not self.is_over and all(each.is_away for each in self.asked):
             self.settle(Reply(answer=DENY_ONCE, reason=NOBODY))
 
-    def wait(self, seconds: float, cancelled: Callable[[], bool] | None) -> Reply:
-        """Return the first answer, or a no once it is too late for one."""
-        deadline = time.monotonic() + seconds
-        with self.changed:
-            while not self.is_over:
-                left = deadline - time.monotonic()
-                if left <= 0 or (cancelled is not None and cancelled()):
-                    self.settle(Reply(answer=DENY_ONCE, reason=TOO_LATE if left <= 0 else CANCELLED))
-                    break
-                self.changed.wait(left if cancelled is None else min(left, _TURN_S))
-            if self.error is not None:
-                raise self.error
-            assert self.reply is not None
-            return self.reply
-
 
 def ask_all(
     asks: Sequence[Ask], question: Question, seconds: float, cancelled: Callable[[], bool] | None = None
@@ -217,7 +199,18 @@ def ask_all(
             if race.is_over:
                 break
             ask.put(asked)
-        return race.wait(seconds, cancelled)
+        deadline = time.monotonic() + seconds
+        with race.changed:
+            while not race.is_over:
+                left = deadline - time.monotonic()
+                if left <= 0 or (cancelled is not None and cancelled()):
+                    race.settle(Reply(answer=DENY_ONCE, reason=TOO_LATE if left <= 0 else CANCELLED))
+                else:
+                    race.changed.wait(left if cancelled is None else min(left, _TURN_S))
+        if race.error is not None:
+            raise race.error
+        assert race.reply is not None
+        return race.reply
     finally:
         with race.changed:
             if not race.is_over:  # an error: what comes now is too late
@@ -282,72 +275,270 @@ class Callback:
             raise asyncio.CancelledError(*error.args) from error
 
 
-# ---- What an agent asks a person to allow its later commands: a host, a path of the home, a directory to write.
+# ---- The desk: where a question is put for whoever is present, in whatever process, and answered once.
 #
-# A yes is kept for the session, or for the project where the person says so; a directory to write is a root of the
-# project. It counts from the next command on.
+# It is a directory of our own state, closed to other users, which no command sees. A question is a file there, locked
+# by the process that waits for its answer. To answer it is to rename it, which only the first can; to close it is to
+# remove it. Whoever watches the desk holds a lock on a file of their own: so it is known whether anybody is present,
+# and nothing is left to be asked where nobody is. There is no server: a page or program that starts anew reads the same
+# directory, and what a process left that was killed is known by its lock, which is gone.
 
-def question_for(store: Store, project: Project, widening: Widening) -> Question:
-    """Put what an agent asks for into a question, or say why it can't be had."""
-    if widening.what == WRITE:
-        real = store.projects.new_root(project, widening.target)
-        question = questions.root_question(real, project.path, None if widening.target == real else widening.target)
-        said = (*question.details, *questions.reason_told(widening.reason))
-        return question.replace(details=said)
-    if widening.what == SHOW:
-        real, own = os.path.realpath(widening.target), store.places.own()
-        if not is_below(real, os.path.realpath(home())):
-            hint = "other places are in sight, or out of every command's reach"
-            raise BadRequest(f"{real} is not a path of the home", hint=hint)
-        if is_in(real, own) or any(is_in(place, (real,)) for place in own):
-            raise BadRequest(f"{real} can't be shown: it is Fumehood's own", hint="no command sees it")
-        return questions.show_question(real, project.path, widening.reason)
-    return questions.host_question(widening.target, project.path, widening.reason)
+_QUESTION, _ANSWER, _PRESENT, _NEW = ".question", ".answer", ".present", ".new"
+_LOOKS_EVERY_S = 0.1
+_AWAY_S = 10.0  # how long somebody may be away, to load a page anew, before they count as gone
+_MOMENT_S = 3600.0  # what somebody is about to put down, and what somebody left who was killed just then
 
 
-def settled_before(store: Store, session: str, question: Question) -> str | None:
-    """Return what a person answered for this session, allow or deny."""
-    return None if not session or question.one_time_only else store.grants.find(_in_session(question, session))
+class OpenQuestion:
+    """A question that waits for an answer: `question` is what is asked, `id` tells it from all others.
+
+    It was asked at `asked_at` and waits until `until`, in seconds since 1970, as far as the clock is not set meanwhile.
+    """
+
+    def __init__(self, desk: Desk, key: str, question: Question, asked_at: float, until: float) -> None:
+        self._desk = desk
+        self.id = key
+        self.question = question
+        self.asked_at = asked_at
+        self.until = until
+
+    def answer(self, answer: object) -> bool:
+        """Answer with one of the question's `options`, True or False; returns True if this is the one that counts.
+
+        False: somebody was faster, it is too late, or nobody waits for it any more.
+        """
+        return self._desk.answer(self.id, answer)
+
+    @property
+    def is_open(self) -> bool:
+        """True if an answer would still count."""
+        return self._desk.opened(self.id) is not None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as programs get it: ready to be shown, with the answers that it allows."""
+        question = self.question
+        return {
+            "id": self.id, "what": question.what, "lines": list(question.lines), "options": list(question.options),
+            "command": question.command, "directory": question.directory, "project": question.project,
+            "run": question.run, "asked_at": self.asked_at, "until": self.until,
+        }  # fmt: skip
 
 
-def _in_session(question: Question, session: str) -> Key:
-    return question.what, IN_SESSION + session, question.target
+class Desk:
+    """Puts questions, and answers them, for all processes of one person."""
+
+    def __init__(self, places: Places) -> None:
+        self._directory = places.desk
+
+    def is_attended_for(self, project: str) -> bool:
+        """Return True if somebody is present who would see a question of a project."""
+        wanted = (b"", os.fsencode(project))
+        return any(_read_locked(f"{self._directory}/{name}") in wanted for name in self._names(_PRESENT))
+
+    def attend(self, project: str = "") -> Presence:
+        """Be present, for a `with` block: questions, or those of one project, wait for an answer from now on."""
+        return Presence(self._made(), project)
+
+    def waiting(self, project: str = "") -> list[OpenQuestion]:
+        """Return the questions, or those of one project, that wait for an answer, the oldest first."""
+        for name in self._names(_ANSWER):
+            path = f"{self._directory}/{name}"
+            if _read_locked(path) is None:  # whoever asked died before they heard
+                remove_file(path)
+        opened = (self.opened(name.removesuffix(_QUESTION)) for name in sorted(self._names(_QUESTION)))
+        return [each for each in opened if each is not None and project in ("", each.question.project)]
+
+    def answer(self, key: str, answer: object) -> bool:
+        """Answer a question, as `OpenQuestion.answer` does."""
+        opened = self.opened(key)
+        if opened is None:
+            return False
+        options = opened.question.options
+        if isinstance(answer, str) and answer not in (ALLOW, DENY, *options):
+            raise BadRequest(f"{answer!r} does not answer this question", hint=f"one of: {', '.join(options)}")
+        option = understood(opened.question, answer)
+        try:
+            os.rename(self._path(key, _QUESTION), self._path(key, f".{option}{_ANSWER}"))  # only the first can
+        except FileNotFoundError:
+            return False
+        return True
+
+    def put(self, asked: Asked) -> None:
+        """Lay a question on the desk, and wait for its answer in a thread."""
+        key, options = new_id().lower(), asked.question.options
+
+        def lay() -> Lock:
+            fields = {**asked.question.fields(), "items": [item.fields() for item in asked.question.items]}
+            contents = {"question": fields, "asked_at": time.time(), "deadline": time.monotonic() + asked.seconds}
+            path = f"{self._made()}/{key}"
+            return _put_down(path + _NEW, path + _QUESTION, json.dumps(contents).encode("ascii"))
+
+        def take_off() -> str | None:
+            """Return the answer that was given here before, if one was."""
+            return None if remove_file(self._path(key, _QUESTION)) else self._answer_to(key, options)
+
+        try:
+            lock = asked.share(lay, take_off)
+        except OSError:
+            asked.answer(None)  # there is no room: the others are asked
+            return
+        if lock is None:
+            return
+        settled = threading.Event()
+
+        def clear_away() -> None:
+            for ending in (_QUESTION, *(f".{option}{_ANSWER}" for option in options)):
+                remove_file(self._path(key, ending))
+            lock.close()
+
+        asked.wait_in_thread("fumehood-desk", lambda: self._await(key, asked, settled), settled.set, clear_away)
+
+    def _await(self, key: str, asked: Asked, settled: threading.Event) -> None:
+        """Wait for an answer, and know whether anybody is there; who comes later may give it too."""
+        project, options = asked.question.project, asked.question.options
+        seen = time.monotonic()
+        while not settled.wait(_LOOKS_EVERY_S):
+            answer = self._answer_to(key, options)
+            if answer is not None:
+                asked.answer(answer)
+                return
+            if self.is_attended_for(project):
+                seen = time.monotonic()
+            asked.attended(is_here=time.monotonic() - seen <= _AWAY_S)
+
+    def _answer_to(self, key: str, options: tuple[str, ...]) -> str | None:
+        return next((each for each in options if os.path.lexists(self._path(key, f".{each}{_ANSWER}"))), None)
+
+    def opened(self, key: str) -> OpenQuestion | None:
+        """Read a question that waits; what a dead process left goes."""
+        path = self._path(key, _QUESTION)
+        data = _read_locked(path)
+        if data is None:
+            remove_file(path)
+            return None
+        contents = json.loads(data)
+        fields = contents["question"]
+        fields["items"] = tuple(Item(**{**item, "kind": tuple(item["kind"])}) for item in fields["items"])
+        fields["details"] = tuple(fields["details"])
+        until = round(time.time() + contents["deadline"] - time.monotonic())
+        return OpenQuestion(self, key, Question(**fields), contents["asked_at"], until)
+
+    def _names(self, ending: str) -> Iterator[str]:
+        names = os.listdir(self._directory) if os.path.isdir(self._directory) else ()
+        return (name for name in names if name.endswith(ending))
+
+    def _path(self, key: str, ending: str) -> str:
+        if not (key.isascii() and key.isalnum() and len(key) <= LENGTH):
+            raise BadRequest(f"{key!r} does not name a question", hint="fumehood status lists those that wait")
+        return f"{self._directory}/{key}{ending}"
+
+    def _made(self) -> str:
+        if not os.path.isdir(self._directory):
+            make_private(self._directory)
+        return self._directory
 
 
-def settle_access(
-    store: Store, project: Project, session: str, asked: Sequence[Widening], decide: Callable[[Question], Decision]
-) -> list[str]:
-    """Have each thing decided, and keep what was; returns what was said. Raises Refused where nothing was allowed."""
-    said: list[str] = []
-    is_allowed = False
-    for widening in asked:
-        question = question_for(store, project, widening).replace(in_session=bool(session))
-        before = settled_before(store, session, question)
-        if before is not None:
-            allowed, why = before == questions.ALLOW, f"answered before: {before}"
-        else:
-            decision = decide(question)
-            allowed, why = decision.allowed, decision.reason
-            store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=project.id)
-            if question.what in (questions.ROOT, questions.LINKED_ROOT):
-                if allowed:
-                    store.projects.keep_root(project, question.target)
-            # What is for always, the permissions have kept.
-            elif session and decision.answer in (questions.ALLOW_SESSION, questions.DENY_SESSION):
-                store.grants.keep(_in_session(question, session), questions.verdict(decision.answer))
-        is_allowed = is_allowed or allowed
-        said.append(_in_words(widening, session, allowed=allowed, why=why))
-    if not is_allowed:
-        raise Refused("; ".join(said), hint="nothing was changed")
-    return said
+class Presence:
+    """Somebody is at the desk for a `with` block."""
+
+    def __init__(self, directory: str, project: str = "") -> None:
+        self._directory = directory
+        self._project = project
+
+    def __enter__(self) -> Self:
+        for name in os.listdir(self._directory):  # what those left who died here
+            path = f"{self._directory}/{name}"
+            try:
+                is_left = name.endswith(_NEW) and time.time() - os.lstat(path).st_mtime > _MOMENT_S
+            except FileNotFoundError:
+                continue
+            if is_left or (name.endswith(_PRESENT) and _read_locked(path) is None):
+                remove_file(path)
+        path = f"{self._directory}/{new_id().lower()}"
+        lock = _put_down(path + _NEW, path + _PRESENT, os.fsencode(self._project))
+        # Where nobody leaves, the end of this object is the end of the presence.
+        self._leave = weakref.finalize(self, _let_go, path + _PRESENT, lock)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._leave()
 
 
-def _in_words(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
-    words = {HOST: "reach", SHOW: "see", WRITE: "write"}
-    if allowed:
-        return f"allowed: commands may {words[widening.what]} {widening.target} from the next one on"
-    if why != questions.NOBODY:
-        return f"not allowed: to {words[widening.what]} {widening.target}" + (f" ({why})" if why else "")
-    option = "" if widening.what == HOST else f"--{widening.what} "
-    whose = f" --session {session}" if session else ""
-    return f"{why}; the person can type: fumehood ask{whose} {option}{quoted(widening.target)}"
+class Questions:
+    """Questions as they come, each once, for `for` or `async for`; whoever has this is present, until it is closed.
+
+    Use it in a `with` block, or call `close`, from any thread or task: the loop over it then ends.
+    """
+
+    def __init__(self, desk: Desk, project: str = "") -> None:
+        self._desk = desk
+        self._project = project
+        self._closed = threading.Event()
+        self._seen: set[str] = set()
+        self._presence = desk.attend(project).__enter__()
+
+    def close(self) -> None:
+        """Be present no longer."""
+        self._closed.set()
+        self._presence.__exit__()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[OpenQuestion]:
+        while not self._closed.is_set():
+            yield from self._new()
+            self._closed.wait(_LOOKS_EVERY_S)
+
+    async def __aiter__(self) -> AsyncIterator[OpenQuestion]:
+        import asyncio
+
+        while not self._closed.is_set():
+            for question in self._new():
+                yield question
+            await asyncio.sleep(_LOOKS_EVERY_S)
+
+    def _new(self) -> Iterator[OpenQuestion]:
+        """Return those that were not seen before, if they are still open when their turn comes."""
+        waiting = self._desk.waiting(self._project)
+        news = [each for each in waiting if each.id not in self._seen]
+        self._seen = {each.id for each in waiting}
+        return (each for each in news if not self._closed.is_set() and each.is_open)
+
+
+def _put_down(spare: str, path: str, contents: bytes) -> Lock:
+    """Make a file that is whole and locked once it has its name."""
+    lock = Lock(os.open(spare, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        lock.take()
+        view = memoryview(contents)
+        while view:
+            view = view[os.write(lock.file, view) :]
+        os.rename(spare, path)
+    except BaseException:
+        _let_go(spare, lock)
+        raise
+    return lock
+
+
+def _let_go(path: str, lock: Lock) -> None:
+    if lock.file >= 0:  # a child that the program forked ends nobody's
+        remove_file(path)
+    lock.close()
+
+
+def _read_locked(path: str) -> bytes | None:
+    """Return what is in a file that somebody has locked, else None."""
+    try:
+        lock = Lock(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+    except FileNotFoundError:
+        return None
+    with lock:
+        try:
+            lock.take(shared=True, wait=False)
+        except BlockingIOError:
+            return read_all(lock.file)
+    return None

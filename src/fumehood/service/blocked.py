@@ -223,12 +223,11 @@ def _not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocke
     changed files: the other, which has run for a while, hears nothing of it, and perhaps does not even see it.
     """
     from fumehood.core.hints import missed_words
-    from fumehood.service.now import running
 
     words = missed_words(complaints) if run.exit_code else ()
     paths = [os.path.normpath(os.path.join(run.cwd, word)) for word in words]
     is_addition = all(change.change == ADDED for change in run.changed)
-    for other in running(store, Reach(project=store.history.project_of(run.run), sessions=(run.session or "",))):
+    for other in store.running(Reach(project=store.history.project_of(run.run), sessions=(run.session or "",))):
         if other.run == run.run:
             continue
         name = other.name

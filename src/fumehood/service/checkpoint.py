@@ -1,4 +1,6 @@
-"""Settle what a running command has finished writing: stop it, copy that out, judge and apply the copies, go on.
+"""How what runs is asked to end, or to settle what it has finished writing: that is a checkpoint.
+
+It stops the command, copies that out, judges and applies the copies, and lets the command go on.
 
 The running overlay keeps its own files; the project gets copies, by a run of their own. What is held, in conflict or
 still being written stays with the command and is judged at its end, so that there is one version of it to decide on.
@@ -14,13 +16,14 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.judge import hold_open, hold_together
 from fumehood.core.report import Run, first_of, printable
-from fumehood.core.request import APPLY
+from fumehood.core.request import APPLY, WHOLE
 from fumehood.core.value import Value
-from fumehood.errors import ApplyFailed, FumehoodError
+from fumehood.errors import ApplyFailed, BadRequest, FumehoodError
+from fumehood.linux.capture import KERNEL, LABELS
 from fumehood.linux.checkpoints import NotStopped, Stopped, identity_of, let_time_pass, note, streams
 from fumehood.linux.copying import copy_versions
 from fumehood.linux.layer import set_opaque
-from fumehood.linux.libc import Closing, InterruptsHeld
+from fumehood.linux.libc import Closing, InterruptsHeld, read, remove_file
 from fumehood.linux.nofollow import Loosened, open_top, split
 from fumehood.linux.staging import unless_written
 from fumehood.service import layers as layering
@@ -28,7 +31,7 @@ from fumehood.service.apply import take_over
 from fumehood.service.conflicts import find_conflicts
 from fumehood.service.settle import APPLIED, EMPTY, FAILED, record_files
 from fumehood.service.verdicts import concerns, give_verdicts
-from fumehood.store.history import APPLYING, CHECKPOINT
+from fumehood.store.history import APPLYING, CHECKPOINT, RUNNING, UNFINISHED
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
@@ -40,10 +43,91 @@ if TYPE_CHECKING:
     from fumehood.service.hood import Hood
     from fumehood.service.store import Store
 
+_LOOK_S = 0.05
+_PATIENCE_S = 30.0
 _MOST_ENTRIES, _MOST_BYTES = 100_000, 1 << 30  # of layers that are settled without being asked for
 _NAMED = 5  # paths named of those that wait
 _WRITTEN, _SHARED, _GIT = "it is still being written", "the file has other names", "git is at work in its repository"
 
+
+def stop(store: Store, run: Run) -> Run:
+    """Ask for the end of a command, and wait for its report: what it wrote is held."""
+    _refuse_what_does_not_run(store, run)
+    mark = store.places.stop_mark(run.run)
+    os.close(os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    try:
+        patience = time.monotonic() + _PATIENCE_S
+        while run.state in UNFINISHED:
+            if time.monotonic() > patience:
+                raise BadRequest(
+                    f"run {run.name} has not ended: the process that attends it does not answer",
+                    hint="it goes on where it was; ask again, or end that process: fumehood ps shows what runs",
+                )
+            time.sleep(_LOOK_S)
+            store.recover()  # should its process have died meanwhile
+            run = store.history.find(run.run)
+            if why := store.unsettled.get(run.run):
+                raise BadRequest(
+                    f"run {run.name} has ended, and what it wrote can't be looked at yet: {why}",
+                    hint=f"it is kept; fumehood show {run.name}",
+                )
+    finally:
+        remove_file(mark)  # two may ask at once
+    return run
+
+
+def _refuse_what_does_not_run(store: Store, run: Run) -> None:
+    if run.state != RUNNING or run.run in store.unsettled:
+        raise BadRequest(f"run {run.name} is not running: it is {run.state}", hint="fumehood ps shows what runs")
+
+
+def checkpoint(store: Store, run: Run) -> Run:
+    """Have what a command has finished writing settled while it goes on; returns the run that did so."""
+    _refuse_what_does_not_run(store, run)
+    if not run.sandboxed or run.capture != KERNEL:
+        way = LABELS.get(run.capture, "nothing")
+        raise BadRequest(f"run {run.name} is captured by {way}, which has no checkpoints", hint="fumehood doctor")
+    if run.mode != APPLY:
+        meant = "apply its changes at its end, all or none" if run.mode == WHOLE else f"{run.mode} its changes"
+        raise BadRequest(f"run {run.name} is to {meant}: none are applied now", hint="wait for its end")
+    mark, name = store.places.checkpoint_mark(run.run), new_id()
+    patience = time.monotonic() + _PATIENCE_S
+    beside = f"{mark}-{name}"
+    with open(beside, "x", encoding="ascii") as file:
+        file.write(name)
+    try:
+        while not _is_asked(beside, mark):  # somebody else has asked for one
+            _wait_for(store, run, patience)
+        while read(mark).decode("ascii") == name:
+            _wait_for(store, run, patience)
+    finally:
+        os.unlink(beside)
+        if read(mark).decode("ascii") == name:  # somebody else may ask for another by now
+            remove_file(mark)
+    store.recover()
+    return store.history.find(name)
+
+
+def _is_asked(beside: str, mark: str) -> bool:
+    try:
+        os.link(beside, mark)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _wait_for(store: Store, run: Run, patience: float) -> None:
+    store.recover()  # should its process have died meanwhile
+    if store.history.find(run.run).state not in UNFINISHED:
+        raise BadRequest(f"run {run.name} has ended meanwhile", hint=f"fumehood show {run.name}")
+    if time.monotonic() > patience:
+        raise BadRequest(
+            f"run {run.name} could not be stopped for a checkpoint", hint="try again; fumehood ps shows what runs"
+        )
+    time.sleep(_LOOK_S)
+
+
+# ---- At the command.
 
 class Part(Value):
     """What of a running command one checkpoint is about: something between two boundaries that it told of."""

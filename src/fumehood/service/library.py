@@ -13,16 +13,17 @@ from fumehood.core.request import encoded
 from fumehood.core.tool import NAME, Capabilities, all_definitions, asked_for, definition_of
 from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.linux import launcher
-from fumehood.service import decide, now
+from fumehood.service import checkpoint as checkpoints
+from fumehood.service import decide
 from fumehood.service.arguments import checked_arguments, checks_arguments
-from fumehood.service.ask import channels, question_for, settle_access, settled_before
+from fumehood.service.ask import channels
 from fumehood.service.commands import Commands, naming, texts
 from fumehood.service.dialogue import end_all
 from fumehood.service.differences import each_difference
 from fumehood.service.hood import Hood
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.overview import redo_command, redo_session, undo_command, undo_session
-from fumehood.service.permission import Permissions
+from fumehood.service.permission import Permissions, question_for, settle_access, settled_before
 from fumehood.service.projects import ThrownDirectory, add_root, reset
 from fumehood.service.restore import known_file, known_files, place_of, restore
 from fumehood.service.session import keep_variables, news, session_of
@@ -39,9 +40,8 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Question
-    from fumehood.service.ask import Answering, Ask
+    from fumehood.service.ask import Answering, Ask, Questions
     from fumehood.service.commands import Command, Paths, RunOptions
-    from fumehood.service.desk import Questions
     from fumehood.service.drafting import Best, Candidate, Draft
     from fumehood.service.fleet.sender import FleetSender
     from fumehood.service.hood import Variables
@@ -188,7 +188,7 @@ class Sandbox(Commands):
         Whoever has this is present: commands that need an answer wait for it, until it is closed. Somebody at a page or
         a terminal may be faster, and the first answer wins.
         """
-        from fumehood.service.desk import Desk, Questions
+        from fumehood.service.ask import Desk, Questions
 
         return Questions(Desk(self._store.places), "" if every_project else self._project.path)
 
@@ -272,11 +272,11 @@ class Sandbox(Commands):
     def running(self) -> list[Run]:
         """Return this project's commands that run now, or this session's, the latest first."""
         self._store.recover()
-        return [self._marked(run) for run in now.running(self._store, self._reach)]
+        return [self._marked(run) for run in self._store.running(self._reach)]
 
     def stop(self, run: Run | str | int) -> Run:
         """End a command that runs, whoever started it, and return its report: what it wrote is held."""
-        return self._marked(now.stop(self._store, self._chosen(run)))
+        return self._marked(checkpoints.stop(self._store, self._chosen(run)))
 
     def checkpoint(self, run: Run | str | int) -> Run:
         """Settle what a command that runs has finished writing; returns the run that did so, and the command goes on.
@@ -284,7 +284,7 @@ class Sandbox(Commands):
         What is held, in conflict or still being written stays with the command; the run's `reason` names it. It can be
         undone once the command has ended.
         """
-        return self._marked(now.checkpoint(self._store, self._chosen(run)))
+        return self._marked(checkpoints.checkpoint(self._store, self._chosen(run)))
 
     def history(self, limit: int = 0) -> list[Run]:
         """Return this project's runs, or this session's, the latest first.

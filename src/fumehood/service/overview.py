@@ -22,7 +22,7 @@ from fumehood.linux.libc import Closing, InterruptsHeld, read
 from fumehood.linux.nofollow import is_whiteout, open_top
 from fumehood.linux.process import first_inside
 from fumehood.linux.usage import descendants
-from fumehood.service import decide, now
+from fumehood.service import checkpoint, decide
 from fumehood.service.layers import INIT, paths_in
 from fumehood.service.permission import widened
 from fumehood.service.store import Store
@@ -51,7 +51,7 @@ class LiveCommand(Value):
 
 def running(store: Store, *reaches: Reach) -> list[LiveCommand]:
     """Return the commands that run now, the latest first, with what they use."""
-    return [live(store, run) for run in now.running(store, *reaches)]
+    return [live(store, run) for run in store.running(*reaches)]
 
 
 def live(store: Store, run: Run) -> LiveCommand:
@@ -197,7 +197,7 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
         raise BadRequest("nothing was chosen: nothing was done", hint="choose at least one path, or all of the run")
     _refuse_another(store, run, chosen)
     if chosen.act in ("stop", "checkpoint"):
-        return (now.stop if chosen.act == "stop" else now.checkpoint)(store, run)
+        return (checkpoint.stop if chosen.act == "stop" else checkpoint.checkpoint)(store, run)
     if chosen.act in ("undo", "redo"):
         return _taken_back(store, project, run, chosen)
     expected = _expected(store, run, chosen)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from fumehood.errors import Refused
-from fumehood.store.places import has_entries
+import os
+
+from fumehood.errors import BadRequest, Refused
+from fumehood.store.audit import DECIDED, IN_SESSION
+from fumehood.store.places import has_entries, home
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fumehood.core.inside import Widening
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Decision, Question
     from fumehood.service.ask import Ask
     from fumehood.service.store import Store
+    from fumehood.store.projects import Project
 
     Session = dict[tuple[str, str, str], str]
 
@@ -49,7 +54,7 @@ class Permissions:
             return True
         if not has_entries(self._store.places.desk):
             return False
-        from fumehood.service.desk import Desk
+        from fumehood.service.ask import Desk
 
         return Desk(self._store.places).is_attended_for(project)
 
@@ -71,8 +76,7 @@ class Permissions:
         if not self.are_answered(question.project):
             self._store.grants.note_missed(question)
             return questions.Decision(allowed=False, answer=questions.DENY_ONCE, reason=questions.NOBODY)
-        from fumehood.service.ask import ask_all
-        from fumehood.service.desk import Desk
+        from fumehood.service.ask import Desk, ask_all
 
         # At the desk too where nobody is there yet: who comes while the others are asked may answer.
         reply = ask_all((*self._others, Desk(self._store.places)), question, self._patience_s, cancelled)
@@ -121,3 +125,82 @@ def widened(policy: Policy, granted: Sequence[tuple[str, str]]) -> Policy:
     hosts = [target for what, target in granted if what == HOST and target not in policy.hosts]
     shown = [target for what, target in granted if what == SHOW and target not in policy.show]
     return policy.replace(hosts=(*policy.hosts, *hosts), show=(*policy.show, *shown))
+
+
+# ---- What an agent asks a person to allow its later commands: a host, a path of the home, a directory to write.
+#
+# A yes is kept for the session, or for the project where the person says so; a directory to write is a root of the
+# project. It counts from the next command on.
+
+def question_for(store: Store, project: Project, widening: Widening) -> Question:
+    """Put what an agent asks for into a question, or say why it can't be had."""
+    from fumehood.core import questions
+    from fumehood.core.inside import SHOW, WRITE
+    from fumehood.core.masks import is_below, is_in
+
+    if widening.what == WRITE:
+        real = store.projects.new_root(project, widening.target)
+        question = questions.root_question(real, project.path, None if widening.target == real else widening.target)
+        return question.replace(details=(*question.details, *questions.reason_told(widening.reason)))
+    if widening.what == SHOW:
+        real, own = os.path.realpath(widening.target), store.places.own()
+        if not is_below(real, os.path.realpath(home())):
+            hint = "other places are in sight, or out of every command's reach"
+            raise BadRequest(f"{real} is not a path of the home", hint=hint)
+        if is_in(real, own) or any(is_in(place, (real,)) for place in own):
+            raise BadRequest(f"{real} can't be shown: it is Fumehood's own", hint="no command sees it")
+        return questions.show_question(real, project.path, widening.reason)
+    return questions.host_question(widening.target, project.path, widening.reason)
+
+
+def settled_before(store: Store, session: str, question: Question) -> str | None:
+    """Return what a person answered for this session, allow or deny."""
+    if not session or question.one_time_only:
+        return None
+    return store.grants.find((question.what, IN_SESSION + session, question.target))
+
+
+def settle_access(
+    store: Store, project: Project, session: str, asked: Sequence[Widening], decide: Callable[[Question], Decision]
+) -> list[str]:
+    """Have each thing decided, and keep what was; returns what was said. Raises Refused where nothing was allowed."""
+    from fumehood.core import questions
+
+    said: list[str] = []
+    is_allowed = False
+    for widening in asked:
+        question = question_for(store, project, widening).replace(in_session=bool(session))
+        before = settled_before(store, session, question)
+        if before is not None:
+            allowed, why = before == questions.ALLOW, f"answered before: {before}"
+        else:
+            decision = decide(question)
+            allowed, why = decision.allowed, decision.reason
+            store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=project.id)
+            if question.what in (questions.ROOT, questions.LINKED_ROOT):
+                if allowed:
+                    store.projects.keep_root(project, question.target)
+            # What is for always, the permissions have kept.
+            elif session and decision.answer in (questions.ALLOW_SESSION, questions.DENY_SESSION):
+                key = question.what, IN_SESSION + session, question.target
+                store.grants.keep(key, questions.verdict(decision.answer))
+        is_allowed = is_allowed or allowed
+        said.append(_in_words(widening, session, allowed=allowed, why=why))
+    if not is_allowed:
+        raise Refused("; ".join(said), hint="nothing was changed")
+    return said
+
+
+def _in_words(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
+    from fumehood.core.inside import HOST, SHOW, WRITE
+    from fumehood.core.questions import NOBODY
+    from fumehood.core.request import quoted
+
+    words = {HOST: "reach", SHOW: "see", WRITE: "write"}
+    if allowed:
+        return f"allowed: commands may {words[widening.what]} {widening.target} from the next one on"
+    if why != NOBODY:
+        return f"not allowed: to {words[widening.what]} {widening.target}" + (f" ({why})" if why else "")
+    option = "" if widening.what == HOST else f"--{widening.what} "
+    whose = f" --session {session}" if session else ""
+    return f"{why}; the person can type: fumehood ask{whose} {option}{quoted(widening.target)}"

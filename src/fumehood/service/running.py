@@ -8,13 +8,14 @@ import time
 
 from fumehood.core.environment import split_loading_variables
 from fumehood.core.report import Run
+from fumehood.core.request import APPLY
 from fumehood.core.value import Value
 from fumehood.errors import MORE_FILES, BadRequest, FumehoodError, LaunchFailed, NoDirectory, Unavailable
 from fumehood.linux.cache import plain_file
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
 from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
-from fumehood.linux.libc import InterruptsHeld, remove_file
+from fumehood.linux.libc import InterruptsHeld, read, remove_file
 from fumehood.linux.mounts import Operation, Text, is_bubblewraps
 from fumehood.linux.namespaces import Layer, from_inside
 from fumehood.linux.nofollow import LISTING
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Starter, Streams
     from fumehood.linux.process import Guard, Outcome, QuestionsOpen, Running
     from fumehood.linux.streams import Sink, Stdio
+    from fumehood.service.agents import ShellCommands
+    from fumehood.service.checkpoint import Checkpoints
     from fumehood.service.hood import Hood, Wishes
     from fumehood.service.loopback import Loopback
     from fumehood.service.network import Access
@@ -251,6 +254,43 @@ class Execution:
             )  # fmt: skip
         except NotYet:
             return None
+
+
+_SHARE = 20  # of the time that passes, at most a twentieth is spent on checkpoints that nobody asked for
+
+
+class When:
+    """Tells when a running command is to be checkpointed: somebody asks for it, or its interval is over."""
+
+    def __init__(
+        self, hood: Hood, run: Run, make: Callable[[], Checkpoints], background_after: float | None,
+        commands: ShellCommands | None = None,
+    ) -> None:  # fmt: skip
+        self._make = make
+        self._mark = hood.store.places.checkpoint_mark(run.run)
+        self._commands = commands  # that an agent runs, each of which is settled by itself
+        self._checkpoints: Checkpoints | None = None if commands is None else commands.checkpoints
+        from fumehood.core.judge import HOLD_ALL
+
+        by_itself = background_after is not None and run.mode == APPLY and hood.policy.on_conflict != HOLD_ALL
+        self._every = hood.policy.checkpoint if by_itself and run.capture == KERNEL else 0.0
+        self._next = time.monotonic() + (background_after or 0.0)
+
+    def look(self, init: int) -> None:
+        """Make a checkpoint where it is time; `init` is the first process of the sandbox."""
+        name = read(self._mark).decode("ascii")
+        if self._commands is not None and self._commands.look() and not name:
+            return
+        if not name and (not self._every or time.monotonic() < self._next):
+            return
+        if self._checkpoints is None:
+            self._checkpoints = self._make()
+        began = time.monotonic()
+        is_made = (name or self._checkpoints.is_due()) and self._checkpoints.make(init, name)
+        if is_made and name and read(self._mark).decode("ascii") == name:  # somebody else may have asked since
+            remove_file(self._mark)
+        ended = time.monotonic()
+        self._next = ended + max(self._every, _SHARE * (ended - began))
 
 
 def attend(

@@ -22,8 +22,8 @@ from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.streams import HeldBack
 from fumehood.service import layers as layering
 from fumehood.service.hood import Hood, Wishes, note_refusal
-from fumehood.service.permission import widened
-from fumehood.service.running import Ended, Execution, output_streams, printed, take_note
+from fumehood.service.permission import settle_access, widened
+from fumehood.service.running import Ended, Execution, When, output_streams, printed, take_note
 from fumehood.service.surroundings import World, around
 from fumehood.store.places import new_id, reserve_room
 
@@ -348,8 +348,6 @@ class Attempt:
             seat.door.hear = commands.hear
 
         def checkpoints() -> Callable[[int], None]:
-            from fumehood.service.now import When
-
             return When(self.hood, self.run, make, request.background_after, commands).look
 
         def start(plan: Plan, streams: Streams) -> Running:
@@ -437,8 +435,6 @@ class Attempt:
         permissions = hood.asking(self.wishes)
         if asking is None or not permissions.are_answered(hood.project.path):
             return  # then a process of its own asks whoever has come meanwhile
-        from fumehood.service.ask import settle_access
-
         def ask(asked: Sequence[Widening]) -> str:
             def decide(question: Question) -> Decision:
                 return asking.waited_for(lambda is_closed: permissions.decide(question, is_closed))

@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
+    from fumehood.store.history import Reach
     from fumehood.store.named import Drafts, Sessions, Workspaces
 
 
@@ -144,6 +145,11 @@ class Store:
     def runs_now(self, project: int) -> bool:
         """Return True if a command of a project is running, which may see what is held."""
         return any(state == RUNNING for _, state, _, _ in self.history.unfinished(project))
+
+    def running(self, *reaches: Reach) -> list[Run]:
+        """Return the commands that run now, the latest first."""
+        names = {run for run, state, _, _ in self.history.unfinished() if state == RUNNING}
+        return [run for run in self.history.runs(*reaches, among=names) if run.run not in self.unsettled]
 
     def close(self) -> None:
         """Close the database."""

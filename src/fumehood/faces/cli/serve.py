@@ -24,7 +24,7 @@ from fumehood.faces.cli.commands import Context, acts, argument, command, flag, 
 from fumehood.faces.cli.output import seconds, tell_error, whole_number
 from fumehood.faces.cli.run_text import numbered, tell_run
 from fumehood.faces.cli.screen import KEYS
-from fumehood.service.desk import Desk, OpenQuestion
+from fumehood.service.ask import Desk, OpenQuestion
 from fumehood.service.fleet import PACKAGES
 from fumehood.service.opened import OpenedStore
 

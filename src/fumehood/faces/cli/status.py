@@ -18,11 +18,10 @@ from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, 
 from fumehood.faces.cli.output import here, whole_number, width
 from fumehood.faces.cli.run_text import line_of, numbered, tell_run
 from fumehood.faces.cli.screen import terminal
-from fumehood.service import loopback, now
-from fumehood.service.ask import settle_access
-from fumehood.service.desk import Desk
+from fumehood.service import checkpoint, loopback
+from fumehood.service.ask import Desk
 from fumehood.service.overview import missed_questions
-from fumehood.service.permission import Permissions, widened
+from fumehood.service.permission import Permissions, settle_access, widened
 from fumehood.service.settle import FAILED
 from fumehood.service.undo import has_backups
 from fumehood.store.history import Reach
@@ -33,7 +32,7 @@ from fumehood.store.history import Reach
 )  # fmt: skip
 def _ps(context: Context) -> int:
     reach = Reach() if context.options.all else Reach(project=context.project.id)
-    runs = now.running(context.store, context.reach, reach)
+    runs = context.store.running(context.reach, reach)
     fields = "run number project command cwd session started_at network"
     lines = []
     for run in runs:
@@ -46,7 +45,7 @@ def _ps(context: Context) -> int:
 
 @command("stop", "end a command that runs; what it wrote is held", "fumehood stop last", RUN, *REACH)
 def _stop(context: Context) -> int:
-    run = now.stop(context.store, context.run(context.options.run))
+    run = checkpoint.stop(context.store, context.run(context.options.run))
     return context.say(run.as_dict, lambda: tell_run(run, sys.stdout))
 
 
@@ -55,7 +54,7 @@ def _stop(context: Context) -> int:
     RUN, *REACH,
 )  # fmt: skip
 def _checkpoint(context: Context) -> int:
-    run = now.checkpoint(context.store, context.run(context.options.run))
+    run = checkpoint.checkpoint(context.store, context.run(context.options.run))
     if not context.printed(run.as_dict):
         if not run.changed:
             print(f"fumehood: nothing was settled{f': {printable(run.reason)}' if run.reason else ''}")
@@ -79,11 +78,11 @@ def _forward(context: Context) -> int:
     elif options.session:
         session = _known_session(context, options.session)
     else:
-        runs = now.running(context.store, Reach(project=context.project.id))
+        runs = context.store.running(Reach(project=context.project.id))
         if (latest := next((run for run in runs if run.session), None)) is None:
             raise BadRequest("no command of a session runs now", hint="fumehood ps shows what runs; --session NAME")
         session = (latest.session or "") if latest.draft is None else loopback_of(latest.draft)
-    networks = {run.network for run in now.running(context.store) if run.session == session}
+    networks = {run.network for run in context.store.running() if run.session == session}
     if networks == {FULL}:
         message = f"what runs in session {session} has the whole network: it listens on this machine itself"
         raise BadRequest(message, hint=f"http://127.0.0.1:{options.port}/ needs nothing to lead there")
@@ -149,7 +148,7 @@ def _status(context: Context) -> int:
     policy = widened(store.policy_of(project), store.grants.allowed(project.path, session))
     reach = Reach(project=project.id, sessions=(session,) if session else ())
     held = store.history.runs(context.reach, reach, among=set(store.history.held(project.id)))
-    running = now.running(store, context.reach, reach)
+    running = store.running(context.reach, reach)
     network = policy.network if policy.network != "none" or not policy.hosts else "hosts"
     is_agent = bool(options.only_session)
     missed = [] if is_agent else missed_questions(store, project.path)

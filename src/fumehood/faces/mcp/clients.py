@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, INTRODUCTION, TITLES, Question
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Desk
 from fumehood.store.places import new_id, new_mark, places
 
 if TYPE_CHECKING:

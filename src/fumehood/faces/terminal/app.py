@@ -30,7 +30,7 @@ from fumehood.faces.cli.screen import KEYS
 from fumehood.faces.terminal.changes import ChangesView, HistoryView, RunScreen
 from fumehood.faces.terminal.widgets import Acting, Lines, both, shown
 from fumehood.service import overview
-from fumehood.service.desk import Desk, OpenQuestion
+from fumehood.service.ask import Desk, OpenQuestion
 from fumehood.service.overview import Chosen, LiveCommand
 from fumehood.service.store import Store
 from fumehood.store.audit import Missed

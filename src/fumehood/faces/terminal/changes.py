@@ -27,7 +27,7 @@ from fumehood.service import decide
 from fumehood.service.differences import contents, difference_of
 from fumehood.service.overview import Chosen, ReadRun, read_run, searched, shown_at
 from fumehood.service.store import Store
-from fumehood.store.records import Search
+from fumehood.store.search import Search
 
 _Key = tuple[str, tuple[str, ...], bool]
 

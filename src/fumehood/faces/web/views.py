@@ -26,7 +26,7 @@ from fumehood.linux.doctor import examine
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, kind_of, open_below, open_top
 from fumehood.service import decide, differences, drafts, overview, provided
-from fumehood.service.desk import Desk
+from fumehood.service.ask import Desk
 from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
 from fumehood.service.drafts import Conflict
 from fumehood.service.files import catch_up

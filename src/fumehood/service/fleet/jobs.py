@@ -1,6 +1,9 @@
-"""What travels: a job is a JSON text that is checked against a schema and signed, and so is its result.
+"""What travels: jobs, the project's files that each is done on, and where both wait.
 
-Nothing in one is code, and nothing is loaded by a name that it holds.
+A job is a JSON text that is checked against a schema and signed, and so is its result. Nothing in one is code, and
+nothing is loaded by a name that it holds. Its base is a manifest of paths and hashes, a content like any other: a job
+names its hash, and with it every byte of the base. Contents wait by their hashes, in a directory or a bucket by fsspec,
+or in Redis itself.
 """
 
 from __future__ import annotations
@@ -10,12 +13,13 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from ssl import SSLCertVerificationError
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import Redis
 from redis.backoff import ExponentialBackoff
@@ -30,12 +34,13 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 
 from fumehood.core import config as kinds
+from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
 from fumehood.core.hosts import Hosts, parse
 from fumehood.core.policy import Limits, Policy
 from fumehood.core.report import printable
 from fumehood.core.request import checked
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, Refused, Unavailable
+from fumehood.errors import BadRequest, FumehoodError, Refused, Unavailable
 from fumehood.linux.signing import signer_of
 
 FUNCTION = "fumehood.job"  # the one that a worker knows; there is no module of that name
@@ -55,10 +60,13 @@ OUTAGE_S = 60  # for how long a Redis that does not answer is waited for
 LIMITS = Limits._fields
 _ENDED = frozenset({b"finished", b"failed", b"stopped", b"canceled"})
 _HASH = re.compile(r"[0-9a-f]{64}")
-_ID = re.compile(r"[0-9a-z]{26}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST = 1 << 20  # bytes of a job
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")  # in an address, as redis-py has them
+
+
+def digest(data: bytes) -> str:
+    """What a content is called everywhere."""
+    return hashlib.sha256(data).hexdigest()
 
 
 class SignedJob(Value):
@@ -84,13 +92,19 @@ class SignedJob(Value):
         return json.dumps(fields, sort_keys=True)
 
 
-def _matching(said: str, pattern: re.Pattern[str]) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        if not isinstance(value, str) or pattern.fullmatch(value) is None:
+def _kind(said: str, is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
+    """Return what reads a value of a kind that is described so."""
+
+    def read_value(value: Any) -> Any:
+        if not is_one(value):
             raise kinds.Wrong(said)
         return value
 
-    return read
+    return read_value
+
+
+def _fully(pattern: re.Pattern[str]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 def _command(value: Any) -> str | tuple[str, ...]:
@@ -100,38 +114,25 @@ def _command(value: Any) -> str | tuple[str, ...]:
         raise kinds.Wrong(f"a command: {error.message}") from error
 
 
-def _inside(value: Any) -> str:
-    path = kinds.TEXT.read(value)
-    if path.startswith("/") or ".." in path.split("/"):
-        raise kinds.Wrong("a directory of the project")
-    return str(path)
-
-
-def _time(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise kinds.Wrong("a time")
-    return value
-
-
-def _secrets(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list):
-        raise kinds.Wrong("a list of names of variables")
-    return tuple(map(_matching("a list of names of variables", _VARIABLE), value))
-
-
-def _limits(value: Any) -> tuple[tuple[str, float], ...]:
-    if not isinstance(value, dict) or value.keys() - set(LIMITS):
-        raise kinds.Wrong(f"a table of {', '.join(LIMITS)}")
-    return tuple((name, kinds.COUNT.read(amount)) for name, amount in value.items())
-
-
+_SECRETS = _kind("a list of names of variables", lambda value: isinstance(value, list) and all(
+    map(_fully(re.compile(r"[A-Za-z_][A-Za-z0-9_]*")), value)
+))  # fmt: skip
+_LIMITS = _kind(
+    f"a table of {', '.join(LIMITS)}", lambda value: isinstance(value, dict) and value.keys() <= set(LIMITS)
+)
 # Every field of a job, and what makes of its JSON what it is, or raises Wrong.
 SCHEMA: dict[str, Callable[[Any], Any]] = {
-    "id": _matching("26 letters and digits", _ID), "command": _command,
-    "base": _matching("a SHA-256 sum", _HASH), "expires_at": _time,
-    "cwd": _inside, "timeout": lambda value: None if value is None else kinds.SECONDS.read(value),
-    "root": kinds.ROOT.read, "hosts": kinds.HOSTS.read, "environment": kinds.TABLE.read, "secrets": _secrets,
-    "limits": _limits, "check": kinds.TEXT.read, "score": kinds.TEXT.read,
+    "id": _kind("26 letters and digits", _fully(re.compile(r"[0-9a-z]{26}"))), "command": _command,
+    "base": _kind("a SHA-256 sum", _fully(_HASH)),
+    "expires_at": _kind("a time", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)),
+    "cwd": _kind("a directory of the project", lambda value: not (
+        kinds.TEXT.read(value).startswith("/") or ".." in value.split("/")
+    )),
+    "timeout": lambda value: None if value is None else kinds.SECONDS.read(value),
+    "root": kinds.ROOT.read, "hosts": kinds.HOSTS.read, "environment": kinds.TABLE.read,
+    "secrets": lambda value: tuple(_SECRETS(value)),
+    "limits": lambda value: tuple((name, kinds.COUNT.read(amount)) for name, amount in _LIMITS(value).items()),
+    "check": kinds.TEXT.read, "score": kinds.TEXT.read,
 }  # fmt: skip
 
 
@@ -330,6 +331,219 @@ def output_key(job: str) -> str:
     return f"fumehood:output:{job}"
 
 
-def digest(data: bytes) -> str:
-    """What a content is called everywhere."""
-    return hashlib.sha256(data).hexdigest()
+# ---- Where contents wait, compressed. What is fetched is compared with its name: a store can lose, but not change it.
+
+LARGEST = 512 << 20  # bytes of one file
+_LARGEST_IN_REDIS = 32 << 20  # compressed
+_AT_ONCE = 8 << 20  # bytes that are asked for in one go
+_MOST_AT_ONCE = 500
+
+Thing = TypeVar("Thing")
+
+
+class Missing(FumehoodError):
+    """A content that a job needs is not in the store, or is damaged there."""
+
+
+class Blobs:
+    """What every store does; `sent` and `fetched` count the bytes."""
+
+    def __init__(self) -> None:
+        self.sent = self.fetched = 0
+
+    def missing(self, names: Sequence[str]) -> set[str]:
+        """Return those that are not in the store; those that are will stay for a while."""
+        raise NotImplementedError
+
+    def _put(self, packed: Mapping[str, bytes]) -> None:
+        raise NotImplementedError
+
+    def _get(self, names: Sequence[str]) -> Sequence[bytes | None]:
+        raise NotImplementedError
+
+    def put(self, contents: Iterable[bytes]) -> Iterator[str]:
+        """Keep contents, some at once; yields their names."""
+        packed = ((digest(data), zlib.compress(data, 1)) for data in contents)
+        for some in _some_at_once(packed, lambda each: len(each[1])):
+            self._put(dict(some))
+            self.sent += sum(map(len, dict(some).values()))
+            yield from (name for name, _ in some)
+
+    def get(self, sizes: Iterable[tuple[str, int]]) -> Iterator[tuple[str, bytes]]:
+        """Fetch contents by their names, each with the most bytes that it can have, some at once."""
+        for some in _some_at_once(sizes, lambda each: each[1]):
+            for (name, size), packed in zip(some, self._get([name for name, _ in some]), strict=True):
+                if packed is None:
+                    raise Missing(f"{name} is not in the store", hint="send the job again")
+                self.fetched += len(packed)
+                try:
+                    data = zlib.decompressobj().decompress(packed, size + 1)  # no more than was announced
+                except zlib.error as error:
+                    raise Missing(f"{name} is damaged in the store: {error}") from error
+                if len(data) > size or digest(data) != name:
+                    raise Missing(f"{name} is damaged in the store", hint="remove it there, and send the job again")
+                yield name, data
+
+
+def _some_at_once(things: Iterable[Thing], size_of: Callable[[Thing], int]) -> Iterator[list[Thing]]:
+    """Yield things in lists, none of which is too long or, with more than one, too large."""
+    some: list[Thing] = []
+    total = 0
+    for each in things:
+        size = size_of(each)
+        if some and (total + size > _AT_ONCE or len(some) == _MOST_AT_ONCE):
+            yield some
+            some, total = [], 0
+        some.append(each)
+        total += size
+    if some:
+        yield some
+
+
+class RedisBlobs(Blobs):
+    """In Redis itself, for projects that are small; what nobody asks for is gone after a week."""
+
+    def __init__(self, connection: Redis) -> None:
+        super().__init__()
+        self._connection = connection
+
+    def missing(self, names: Sequence[str]) -> set[str]:
+        """Return those that are not there; those that are stay for another week."""
+        lacking: set[str] = set()
+        for some in _some_at_once(names, len):
+            with self._connection.pipeline(transaction=False) as pipeline:
+                for name in some:
+                    pipeline.expire(_key(name), KEPT_S)
+                lacking |= {name for name, is_there in zip(some, pipeline.execute(), strict=True) if not is_there}
+        return lacking
+
+    def _put(self, packed: Mapping[str, bytes]) -> None:
+        largest = max(map(len, packed.values()))
+        if largest > _LARGEST_IN_REDIS:
+            raise BadRequest(
+                f"{largest >> 20} MiB are too much for Redis", hint="--store names a directory or bucket for all"
+            )
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for name, data in packed.items():
+                pipeline.set(_key(name), data, ex=KEPT_S)
+            pipeline.execute()
+
+    def _get(self, names: Sequence[str]) -> Sequence[bytes | None]:
+        contents: list[bytes | None] = self._connection.mget([_key(name) for name in names])
+        return contents
+
+
+def _key(name: str) -> str:
+    return f"fumehood:blob:{name}"
+
+
+class FileBlobs(Blobs):
+    """In a file system that fsspec knows: a directory, a bucket. Nothing is removed there by us."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        from fsspec.core import url_to_fs
+
+        try:
+            self._files, self._top = url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            raise BadRequest(f"{url} can't be a store: {error}", hint="file:///DIRECTORY, or s3://BUCKET") from error
+        self._is_here = "file" in self._files.protocol
+
+    def _place(self, name: str) -> str:
+        return f"{self._top}/{name[:2]}/{name}"
+
+    def missing(self, names: Sequence[str]) -> set[str]:
+        """Return those that are not there."""
+        if len(names) > _MOST_AT_ONCE and not self._is_here:  # one request for a thousand names
+            there = {os.path.basename(path) for path in self._files.find(self._top)}
+            return set(names) - there
+        return {name for name in names if not self._files.exists(self._place(name))}
+
+    def _put(self, packed: Mapping[str, bytes]) -> None:
+        if not self._is_here:
+            self._files.pipe({self._place(name): data for name, data in packed.items()})
+            return
+        for name, data in packed.items():
+            place = self._place(name)
+            self._files.makedirs(os.path.dirname(place), exist_ok=True)
+            beside = f"{place}.{os.getpid()}-{os.urandom(4).hex()}"
+            self._files.pipe_file(beside, data)
+            os.rename(beside, place)
+
+    def _get(self, names: Sequence[str]) -> Sequence[bytes | None]:
+        nothing = [None] * len(names)  # whole files, and no request besides for each
+        contents = self._files.cat_ranges([self._place(name) for name in names], nothing, nothing, on_error="return")
+        return [each if isinstance(each, bytes) else None for each in contents]
+
+
+def open_blobs(url: str, connection: Redis) -> Blobs:
+    """Open the store that an address names: without one, Redis."""
+    return FileBlobs(url) if url else RedisBlobs(connection)
+
+
+# ---- The base of a job.
+
+_FORMAT = 1
+
+
+class BaseEntry(Value):
+    """One path of a base: what it is, and a file's hash or a link's target."""
+
+    path: str
+    kind: str
+    mode: int
+    size: int = 0
+    content: str = ""
+
+
+class Base(Value):
+    """All that goes to a worker, and what stays at home, each with its reason."""
+
+    name: str
+    entries: tuple[BaseEntry, ...]
+    at_home: tuple[tuple[str, str], ...]
+
+    @property
+    def manifest(self) -> bytes:
+        """It as it travels."""
+        rows = [[each.path, each.kind, each.mode, each.size, each.content] for each in self.entries]
+        return json.dumps({"format": _FORMAT, "name": self.name, "entries": rows}, separators=(",", ":")).encode()
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """Each hash, with a path that has it."""
+        return {each.content: each.path for each in self.entries if each.kind == FILE}
+
+
+def read_manifest(data: bytes) -> Base:
+    """Read a manifest: paths that lead nowhere else, each in a directory that is listed before it."""
+    try:
+        manifest = json.loads(data)
+        rows = [BaseEntry(path=p, kind=k, mode=m, size=s, content=c) for p, k, m, s, c in manifest["entries"]]
+        base = Base(name=str(manifest["name"]), entries=tuple(rows), at_home=())
+        is_ours = manifest["format"] == _FORMAT
+        wrong = _wrong_name(base.name) or next(_wrong_entries(base), "") if is_ours else "it is of another version"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadRequest(f"the manifest of the base is not one: {printable(str(error))}") from error
+    if wrong:
+        raise BadRequest(f"the manifest of the base is not one: {printable(wrong)}")
+    return base
+
+
+def _wrong_name(name: str) -> str:
+    return f"{name!r} can't be a name" if name in ("", ".", "..") or "/" in name or "\0" in name else ""
+
+
+def _wrong_entries(base: Base) -> Iterator[str]:
+    directories = {""}
+    for each in base.entries:
+        parent, _, last = each.path.rpartition("/")
+        if parent not in directories or _wrong_name(last):
+            yield f"{each.path!r} can't be a path of it"
+        if each.kind not in (DIRECTORY, FILE, SYMLINK) or not 0 <= each.mode <= 0o7777:
+            yield f"{each.path!r} is nothing that a base holds"
+        if each.kind == FILE and (_HASH.fullmatch(each.content) is None or not 0 <= each.size <= LARGEST):
+            yield f"{each.path!r} has no hash"
+        if each.kind == DIRECTORY:
+            directories.add(each.path)

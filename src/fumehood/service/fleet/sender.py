@@ -1,5 +1,7 @@
 """The sender's side: a project's base and commands go out, and what comes back is held here, each job once.
 
+Ignored and masked paths stay at home, and so does what looks like a secret.
+
 A note of each job lies in our own state before it is sent, so that a sender that goes away can come back for it. What
 a job's end becomes in the record is decided under a lock, by that note: a draft that a sender began which was killed
 on the way is thrown away, and begun again.
@@ -7,11 +9,14 @@ on the way is thrown away, and begun again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
+import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
@@ -22,16 +27,23 @@ from rq.job import JobStatus
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from fumehood.core.changes import FILE
+from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
+from fumehood.core.masks import HOME, is_below, is_in, masks
+from fumehood.core.patterns import MARKERS, is_skipped
 from fumehood.core.policy import Policy
 from fumehood.core.report import Blocked, Run, printable
 from fumehood.errors import BadRequest
+from fumehood.linux.cache import TICK_NS, keep, recalled
+from fumehood.linux.libc import Closing
+from fumehood.linux.nofollow import Parents, look, open_top
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
 from fumehood.service.drafting import BROKEN, FAILED, NUMBER, PASSED, SAME, Best, Candidate, measured, scored, settled
+from fumehood.service.files import ignore_rules, is_ignored
 from fumehood.service.fleet import jobs
-from fumehood.service.fleet.base import Base, Missing, open_blobs, send_base, survey_project
+from fumehood.service.fleet.jobs import LARGEST, Base, BaseEntry, Blobs, Missing, digest, open_blobs
+from fumehood.service.profiles import digest_of
 from fumehood.service.store import Store
-from fumehood.store.places import Alone, make_private, new_id
+from fumehood.store.places import Alone, Places, home, make_private, new_id
 from fumehood.store.projects import Project
 
 Command = str | Sequence[str]
@@ -423,3 +435,163 @@ def _draft(job: str) -> str:
 
 def _shown(command: Any) -> str:
     return command if isinstance(command, str) else " ".join(command)
+
+
+# ---- What goes, and what stays at home.
+
+IGNORED, SKIPPED, MASKED, SECRET, OTHER = (
+    "ignored by git", "a repository, packages or a cache", "masked", "may hold a secret", "neither file nor link",
+)  # fmt: skip
+_SECRET_PATHS = ("/.envrc", *(f"/{entry}" for entry, _ in HOME))  # wherever in a project they lie
+_SECRET = re.compile(
+    r"(?!.*(example|sample|template)).*\.env(\..*)?|.*\.(pem|key|p12|pfx|jks|keystore)|id_(rsa|dsa|ecdsa|ed25519)",
+    re.IGNORECASE,
+)
+_READ_ONCE = os.O_RDONLY | os.O_NONBLOCK
+_KEY = 16  # bytes by which a file's stamp is kept
+Ignored = tuple[tuple[int, Any], ...]
+
+
+def survey_project(path: str, policy: Policy, places: Places, include: Collection[str] = ()) -> Base:
+    """Read a project and return its base; `include` are paths that go although they would stay at home."""
+    hidden = masks((home(),), places.own(), policy.mask, policy.unmask, root=False)
+    hashes = _Hashes(f"{places.state}/fleet", path)
+    walk = _BaseWalk(path, hidden.hidden, hidden.in_roots, frozenset(each.strip("/") for each in include), hashes)
+    entries = tuple(sorted(walk.kept(), key=lambda each: each.path.split("/")))
+    hashes.keep()
+    name = os.path.basename(path) or "project"
+    return Base(name=name, entries=entries, at_home=tuple(sorted(walk.at_home)))
+
+
+class _Hashes:
+    """Hashes of a project's files from one survey to the next: a file that is as it was is not read again.
+
+    As of git's index, what a program writes through a mapping that it holds open may be noticed late.
+    """
+
+    def __init__(self, directory: str, project: str) -> None:
+        self._directory = directory
+        self._place = f"{directory}/hashes-{digest_of(project)}"
+        self._before: dict[bytes, bytes] = recalled(self._place) or {}
+        self._now: dict[bytes, bytes] = {}
+
+    def of(self, parents: Parents, path: str, status: os.stat_result) -> tuple[int, str]:
+        """Return a file's size and hash."""
+        stamp = (path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        key = hashlib.blake2b(repr(stamp).encode(), digest_size=_KEY).digest()
+        size, content = status.st_size, self._before.get(key, b"").hex()
+        if not content:
+            is_old = time.time_ns() - status.st_ctime_ns > TICK_NS  # no later version can have the same stamp
+            data = _content(parents, path)
+            size, content = len(data), digest(data)
+            if not is_old:
+                return size, content
+        self._now[key] = bytes.fromhex(content)
+        return size, content
+
+    def keep(self) -> None:
+        """Keep them for the next time."""
+        if self._now != self._before:
+            make_private(self._directory)
+            keep(self._place, self._now)
+
+
+class _BaseWalk:
+    def __init__(
+        self, path: str, hidden: Sequence[str], masked: Sequence[str], include: frozenset[str], hashes: _Hashes
+    ) -> None:
+        self._path, self._hidden, self._masked, self._include = path, hidden, masked, include
+        self._hashes = hashes
+        self.at_home: list[tuple[str, str]] = []
+
+    def kept(self) -> list[BaseEntry]:
+        """Return what goes: not what a link leads to that stays at home for a secret's sake."""
+        entries = list(self.entries())
+        secrets = [f"{self._path}/{path}" for path, why in self.at_home if why in (MASKED, SECRET)]
+        targets = [os.path.realpath(path) for path in secrets if os.path.islink(path)]
+        behind = [target[len(self._path) + 1 :] for target in targets if is_below(target, self._path)]
+        stays = {each.path for each in entries if is_in(each.path, behind) and not is_in(each.path, self._include)}
+        self.at_home += [(path, SECRET) for path in stays]
+        return [each for each in entries if each.path not in stays]
+
+    def entries(self) -> Iterator[BaseEntry]:
+        with Closing(open_top(self._path)) as top, Parents(top) as parents:
+            waiting: list[tuple[str, Ignored, bool]] = [("", (), False)]
+            while waiting:
+                path, above, is_included = waiting.pop()
+                directory = parents.listing(path)
+                if directory is None:
+                    self.at_home.append((path, "closed"))
+                    continue
+                with Closing(directory):
+                    if path:
+                        yield BaseEntry(path=path, kind=DIRECTORY, mode=stat.S_IMODE(os.fstat(directory).st_mode))
+                    ignored = ignore_rules(directory, path) + above
+                    for name in os.listdir(directory):
+                        below = f"{path}/{name}" if path else name
+                        status = look(directory, name)
+                        if status is None:
+                            continue  # gone meanwhile
+                        is_directory = stat.S_ISDIR(status.st_mode)
+                        goes = is_included or below in self._include
+                        why = "" if goes else self._why_not(parents, below, ignored, is_directory=is_directory)
+                        if why:
+                            self.at_home.append((f"{below}/" if is_directory else below, why))
+                        elif is_directory:
+                            waiting.append((below, ignored, goes))
+                        elif stat.S_ISLNK(status.st_mode):
+                            target = os.readlink(name, dir_fd=directory)
+                            yield BaseEntry(path=below, kind=SYMLINK, mode=0o777, content=target)
+                        elif stat.S_ISREG(status.st_mode):
+                            mode = stat.S_IMODE(status.st_mode) & 0o777
+                            size, content = self._hashes.of(parents, below, status)
+                            yield BaseEntry(path=below, kind=FILE, mode=mode, size=size, content=content)
+                        else:
+                            self.at_home.append((below, OTHER))
+
+    def _why_not(self, parents: Parents, path: str, ignored: Ignored, *, is_directory: bool) -> str:
+        if any(each.startswith(f"{path}/") for each in self._include):
+            return ""  # the way to something that is wanted
+        name = os.path.basename(path)
+        if is_in(path, self._masked) or is_in(f"{self._path}/{path}", self._hidden):
+            return MASKED
+        if is_ignored(path, ignored, is_directory=is_directory):
+            return IGNORED
+        if name == ".git" or (is_directory and is_skipped(name)):
+            return SKIPPED
+        directory = parents.listing(path) if is_directory else None
+        if directory is not None:
+            with Closing(directory):
+                if any(look(directory, marker) is not None for marker in MARKERS):
+                    return SKIPPED
+        return SECRET if f"/{path}".endswith(_SECRET_PATHS) or _SECRET.fullmatch(name) else ""
+
+
+def _content(parents: Parents, path: str) -> bytes:
+    try:
+        with open(parents.open(path, _READ_ONCE), "rb") as file:
+            if os.fstat(file.fileno()).st_size > LARGEST:
+                raise BadRequest(
+                    f"{printable(path)} is too large to travel: at most {LARGEST >> 20} MiB", hint="have git ignore it"
+                )
+            return file.read()
+    except OSError as error:
+        message = f"{printable(path)} can't be read: {error.strerror}"
+        raise BadRequest(message, hint="mask = […] leaves it out") from error
+
+
+def send_base(path: str, base: Base, blobs: Blobs) -> str:
+    """Put what the store lacks of a base there, the manifest last; returns the hash that a job names."""
+    manifest = base.manifest
+    name = digest(manifest)
+    contents = base.contents
+    lacking = blobs.missing([*contents, name])
+    wanted = sorted(lacking - {name})
+    with Closing(open_top(path)) as top, Parents(top) as parents:
+        read = blobs.put(_content(parents, contents[content]) for content in wanted)
+        for expected, content in zip(wanted, read, strict=True):
+            if expected != content:
+                raise BadRequest(f"{printable(contents[expected])} changed while it was read", hint="try again")
+    if name in lacking:
+        list(blobs.put([manifest]))
+    return name

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import closing
 from fnmatch import fnmatchcase
 from importlib import import_module
@@ -25,6 +27,7 @@ from rq.exceptions import AbandonedJobError
 from rq.job import Job as RqJob
 from rq.serializers import JSONSerializer
 
+from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
 from fumehood.core.policy import Policy
 from fumehood.core.report import Run, printable, short
 from fumehood.core.request import DISCARD, HOLD
@@ -36,16 +39,19 @@ from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.signing import JOB, RESULT, sign
 from fumehood.service.bundles import export
 from fumehood.service.fleet import jobs
-from fumehood.service.fleet.base import BaseCache, Blobs, clean_cache, open_blobs
+from fumehood.service.fleet.jobs import Base, BaseEntry, Blobs, open_blobs, read_manifest
 from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
-from fumehood.store.places import places
+from fumehood.store.places import Alone, places
 
 _MOST_OUTPUT = 1 << 20  # bytes of each output in a report
+_LONGEST_MANIFEST = 256 << 20
+_RECENT_S = 86400  # a job may be using it
+_SAME_TIME = 1_000_000_000  # seconds: one time for all files, so that a base is the same on every worker
 _MOST_PIECES = 1000  # of an output in its stream
 # Loaded before jobs are forked from here: each would load them again.
-_NEEDED = ("verdicts", "now", "recover", "decide", "held")
+_NEEDED = ("verdicts", "recover", "decide", "held")
 _OWN_VARIABLES = ("XDG_STATE_HOME", "FUMEHOOD_REDIS", "RQ_*")
 
 
@@ -182,7 +188,7 @@ def _bundle(run: Run, blobs: Blobs) -> dict[str, Any]:
             raise Unavailable(f"what it changed can't be sent back: {error.message}", hint=error.hint) from error
         with open(path, "rb") as file:
             data = file.read()
-    (name,) = blobs.put(data)
+    (name,) = blobs.put([data])
     return {"name": name, "size": len(data), "changes": count}
 
 
@@ -204,6 +210,95 @@ def _report(run: Run, project: str) -> dict[str, Any]:
         report["output_truncated"] = report["output_truncated"] or len(text) > _MOST_OUTPUT
     del report["output"]
     return report | {"project": os.path.basename(project), "cwd": os.path.relpath(run.cwd, project)}
+
+
+# ---- Its copies of bases.
+
+class BaseCache:
+    """A worker's copies of bases: files by hash and mode, and trees of hard links to them, which nobody writes."""
+
+    def __init__(self, directory: str, blobs: Blobs) -> None:
+        self._files, self._trees = f"{directory}/files", f"{directory}/trees"
+        self._lock = f"{directory}/lock"
+        self._blobs = blobs
+        for each in (self._files, self._trees):
+            os.makedirs(each, 0o700, exist_ok=True)
+
+    def tree(self, name: str) -> str:
+        """Return where a base lies, laid out first if it does not yet; whoever else wants it waits."""
+        place = f"{self._trees}/{name}"
+        if not os.path.isdir(place):
+            with Alone(self._lock):
+                if not os.path.isdir(place):
+                    self._lay_out(name, place)
+        os.utime(place)  # used now
+        (project,) = os.listdir(place)
+        return f"{place}/{project}"
+
+    def _lay_out(self, name: str, place: str) -> None:
+        ((_, data),) = self._blobs.get([(name, _LONGEST_MANIFEST)])
+        base = read_manifest(data)
+        self._fetch(base)
+        beside = f"{place}.new"
+        shutil.rmtree(beside, ignore_errors=True)
+        top = f"{beside}/{base.name}"
+        os.makedirs(top, 0o700)
+        for each in base.entries:
+            path = f"{top}/{each.path}"
+            if each.kind == DIRECTORY:
+                os.mkdir(path, 0o700)
+            elif each.kind == SYMLINK:
+                os.symlink(each.content, path)
+            else:
+                os.link(self._place(each), path)
+        for each in reversed(base.entries):
+            if each.kind == DIRECTORY:
+                os.chmod(f"{top}/{each.path}", each.mode & 0o777 | 0o500)
+        os.rename(beside, place)
+
+    def _place(self, entry: BaseEntry) -> str:
+        return f"{self._files}/{entry.content}.{entry.mode:o}"
+
+    def _fetch(self, base: Base) -> None:
+        """Bring what is not here yet; a file of another mode is a copy."""
+        lacking = {self._place(each): each for each in base.entries if each.kind == FILE}
+        lacking = {place: each for place, each in lacking.items() if not os.path.exists(place)}
+        modes: dict[str, list[int]] = {}
+        for each in lacking.values():
+            modes.setdefault(each.content, []).append(each.mode)
+        sizes = {each.content: each.size for each in lacking.values()}
+        for name, data in self._blobs.get(sizes.items()):
+            for mode in modes[name]:
+                place = f"{self._files}/{name}.{mode:o}"
+                with open(f"{place}.new", "wb") as file:
+                    file.write(data)
+                    os.fchmod(file.fileno(), mode & 0o777 | 0o400)
+                os.utime(file.name, (_SAME_TIME, _SAME_TIME))
+                os.rename(file.name, place)
+
+
+def clean_cache(directory: str, budget: int) -> None:
+    """Remove a worker's trees that were not used for longest, until the rest fits; and files that no tree has."""
+    files, trees = f"{directory}/files", f"{directory}/trees"
+    if not os.path.isdir(trees):
+        return
+
+    def open_and_remove(remove: Callable[[str], object], path: str, _error: object) -> None:
+        # It lies in a directory that can't be written.
+        os.chmod(os.path.dirname(path), 0o700)
+        remove(path)
+
+    with Alone(f"{directory}/lock"):
+        oldest_first = sorted(os.scandir(trees), key=lambda each: each.stat().st_mtime)
+        for tree in oldest_first:
+            with os.scandir(files) as entries:
+                used = sum(each.stat().st_size for each in entries)
+            if used <= budget or time.time() - tree.stat().st_mtime < _RECENT_S:
+                return
+            shutil.rmtree(tree.path, onerror=open_and_remove)
+            for each in list(os.scandir(files)):
+                if each.stat().st_nlink == 1:
+                    os.unlink(each.path)
 
 
 # ---- The life of a worker.
