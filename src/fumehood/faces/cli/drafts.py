@@ -30,10 +30,6 @@ from fumehood.service.drafts import Conflict, Preview
 from fumehood.store.history import Reach
 from fumehood.store.named import DraftRecord
 
-_TO_CHOOSE = (
-    "choose in the draft: fumehood run --draft {draft} -- COMMAND   then: fumehood draft apply {draft}\n"
-    "or take what it has where nothing is marked: fumehood draft apply {draft} --force"
-)
 _AROUND = 3  # lines that are shown before and after a conflict
 
 
@@ -217,13 +213,14 @@ def _rebase(context: Context, draft: DraftRecord) -> int:
             print(f"  {printable(path)} has both the draft's and the project's changes now")
         _tell_conflicts(conflicts)
         if conflicts:
-            print(_TO_CHOOSE.format(draft=draft.name))
+            apply = f"fumehood draft apply {draft.name}"
+            print(f"choose in the draft: fumehood run --draft {draft.name} -- COMMAND   then: {apply}")
+            print(f"or take what it has where nothing is marked: {apply} --force")
         if not merged and not conflicts:
             print("nothing that the draft has changed was changed in the project")
     return int(bool(conflicts))
 
 
-_HEADINGS = ("", "", "exit", "check", "score", "files", "lines", "time", "")
 _CANDIDATES = whole_number(1, comparing.MOST)
 
 
@@ -280,7 +277,7 @@ def _status(candidate: Candidate) -> str:
 def show_best(result: Best) -> None:
     """Show the candidates as a table, and what became of the best."""
     colour = paint()
-    rows: list[tuple[str, ...]] = [_HEADINGS]
+    rows: list[tuple[str, ...]] = [("", "", "exit", "check", "score", "files", "lines", "time", "")]
     for each in result.candidates:
         codes = ("" if code is None else str(code) for code in (each.exit_code, each.check_code))
         score = "" if each.score is None else f"{each.score:g}"

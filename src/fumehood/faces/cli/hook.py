@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import sys
 
-from fumehood.core.report import told_ahead
-from fumehood.core.request import BACKGROUND_AFTER, TOLD, quoted
+from fumehood.core.report import first_of, printable, told_ahead
+from fumehood.core.request import BACKGROUND_AFTER, DISCARD, HOLD, TOLD, quoted
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli import hook_clients
 from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, command_of, is_background
 from fumehood.faces.cli.output import here, tell_error, text_of
-from fumehood.store.places import session_mark, state_directory
+from fumehood.store.places import Alone, Places, session_mark, state_directory
+from fumehood.store.places import places as all_places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,16 +24,18 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.faces.cli.hook_clients import Command, ToolCall
+    from fumehood.store.edits import EditSeat, OpenEdit
 
 _FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
 _VALUES = frozenset({"--project", "--draft", "--allow-host", "--root", "--timeout"})
 _ASKED = frozenset({"--client", "--session", "--allow-tool"})
 _NULL = os.makedev(1, 3)
 _LONGEST = 120 * 1024  # what one argument may be, less what the client puts around it
-_IN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._:@-")
+_NAMED = 5
+_MOST_OPEN = 16  # edits that wait to be recorded: each is looked at before and after the next
 _STATUS = "fumehood_status"
 _RUN_BY_SHELLS = frozenset("\n\"\\;|&$`<>()#")
-_IN_PLAIN_NAMES = _IN_NAMES - {":"}
+_IN_PLAIN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@-")
 _LONGEST_NAME = 100
 
 
@@ -129,16 +132,12 @@ def answered(data: bytes, options: HookOptions) -> str:
     is_edit = call.tool in client.edits or call.tool in client.patches
     if is_shell and call.tool in client.patching_shells and "patch <<" in str(call.input):
         # A client may make an edit of a shell's command; any doubt about it makes it a command.
-        from fumehood.faces.cli import hook_edits
-
-        is_edit = hook_edits.shell_patch(call) is not None
+        is_edit = hook_clients.shell_patch(call) is not None
     try:
-        if is_edit:
-            from fumehood.faces.cli import hook_edits
-
-            if call.is_after:
-                hook_edits.ended(call, _session(call, options))
-            elif reason := hook_edits.begun(call, _session(call, options), options.passed_on):
+        if is_edit and call.is_after:
+            edit_ended(call, _session(call, options))
+        elif is_edit:
+            if reason := edit_begins(call, _session(call, options), options.passed_on):
                 answer = client.refused(ASK, reason)
         elif is_shell:
             tool_input = _rewritten(command_of(call), call, options)
@@ -280,3 +279,95 @@ def _name(kind: str, identity: object) -> str:
 
     kept = "".join(letter for letter in identity[:_LONGEST_NAME] if letter in _IN_PLAIN_NAMES)
     return f"{kind}-{kept[:40]}:{sha256(identity.encode(errors='surrogatepass')).hexdigest()[:40]}"
+
+
+# ---- A client's own edits: judged before, kept, and recorded after.
+
+def edit_begins(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
+    """Keep what an edit is about to change; returns why a person must be asked first, or nothing.
+
+    Where the client has no way to ask one, BadRequest is raised instead, and nothing is kept.
+    """
+    from fumehood.linux import nofollow
+    from fumehood.service import edits
+    from fumehood.store.config import policy_for
+    from fumehood.store.edits import keep_seat, open_edits, seat_of
+
+    is_shell = call.tool in call.client.shells
+    planned, directory = (hook_clients.shell_patch(call) if is_shell else None) or (hook_clients.planned_by(call), "")
+    places = all_places()
+    if not os.path.exists(places.database) or len(open_edits(places)) > _MOST_OPEN:
+        from fumehood.service.opened import OpenedStore
+
+        OpenedStore().close()
+    nofollow.notes_directory = places.modes
+    seat = None if "--project" in passed_on else seat_of(places, session)
+    if seat is None:
+        seat = keep_seat(places, session, lambda: _seat(call, session, passed_on, places))
+    policy = policy_for(places, seat.roots)
+    # An edit goes to the project itself, which the commands of a draft leave alone.
+    is_in_draft = bool(policy.drafts) or "--draft" in passed_on
+    mode = policy.mode(HOLD if is_in_draft or "--hold" in passed_on else DISCARD if "--discard" in passed_on else None)
+    cwd = os.path.join(call.directory if isinstance(call.directory, str) else here(), directory)
+    wanted = edits.targets(seat, cwd, [each.replace(path=os.path.expanduser(each.path)) for each in planned])
+    verdict = edits.judged(seat, policy, mode, wanted, is_in_draft=is_in_draft)
+    reason = "; ".join(verdict.reasons)
+    if reason and not call.client.honours_ask:
+        raise BadRequest(f"the user must be asked first: {reason}", hint=verdict.instead)
+    names = [each.path if each.root == 0 else each.real for each in wanted]
+    title = f"{'apply_patch' if is_shell else call.tool} {first_of([*map(printable, names)], _NAMED)}"
+    with Alone(places.lock(f"project-{seat.project}")):
+        edits.begin(places, seat, session, call_name(call), title, cwd, wanted, verdict.flags)
+    return reason
+
+
+def _seat(call: ToolCall, session: str, passed_on: Sequence[str], places: Places) -> EditSeat:
+    """Return the project of an edit, as that of a command: what is set, the session's, or where the client works."""
+    from fumehood.store.database import Database
+    from fumehood.store.edits import EditSeat
+    from fumehood.store.projects import Projects
+
+    projects = Projects(Database(places.database), places)
+    rows = projects.database.rows("SELECT project FROM sessions WHERE name = ?", (session,)) if session else []
+    if "--project" in passed_on:
+        path = passed_on[len(passed_on) - passed_on[::-1].index("--project")]
+    elif rows:
+        path = projects.path_of(rows[0][0])
+    else:
+        path = projects.holding(os.environ.get(call.client.project_variable, "") or here())
+    project = projects.open(path)
+    return EditSeat(project=project.id, roots=project.roots)
+
+
+def edit_ended(call: ToolCall, session: str) -> None:
+    """Note what an edit did; other edits of the same files that are under way go on from there."""
+    from fumehood.store.edits import note_end, open_edits
+
+    places, name = all_places(), call_name(call)
+
+    def mine() -> OpenEdit | None:
+        every = open_edits(places)
+        return next((each for each in reversed(every) if (each.session, each.call) == (session, name)), None)
+
+    if (edit := mine()) is None:
+        return
+    with Alone(places.lock(f"project-{edit.project}")):
+        if (edit := mine()) is None:
+            return  # it is recorded
+        note_end(places, edit, is_told=True)
+        others = [each for each in open_edits(places, edit.project) if not each.ended_at]
+        if any(each.paths & edit.paths for each in others):
+            from fumehood.service.edits import renew
+
+            renew(places, edit.project, edit.id, edit.paths)
+
+
+def call_name(call: ToolCall) -> str:
+    """Name a call, the same before and after it; where the client has no name for it, by what it does."""
+    if isinstance(call.call_id, str) and call.call_id:
+        return call.call_id
+    # What `hashlib` has it from, without OpenSSL around it.
+    from _blake2 import blake2b
+
+    fields = sorted(call.input.items()) if isinstance(call.input, dict) else call.input
+    return str(blake2b(repr((call.tool, fields)).encode(errors="surrogatepass"), digest_size=16).hexdigest())

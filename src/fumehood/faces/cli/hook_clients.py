@@ -1,6 +1,7 @@
 """What each client's hooks look like: how a tool call is read, which tools are shells and edits, how it is answered.
 
-What a tool call would run: the command of a shell, nothing, or something that must not run outside of the hood.
+What a tool call would run: the command of a shell, nothing, or something that must not run outside of the hood. And
+what an edit would do to which files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
+
+    from fumehood.core.edits import Becomes, Planned
 
     Answer = dict[str, Any]
 
@@ -388,3 +391,66 @@ def _has_text(value: object) -> bool:
 def _words(name: str) -> list[str]:
     """Return the words of a name, however it is written: shellCommand, shell_command, SHELL-COMMAND."""
     return [word.lower() for word in _WORD.findall(name)]
+
+
+# ---- What an edit would do.
+
+# What the fields of the clients' tools are called that hold a whole file, or a piece, what it becomes, and where.
+_WHOLE = ("content", "file_text", "contents")
+_PIECES = (("old_string", "new_string"), ("old_str", "new_str"), ("oldString", "newString"))
+_EVERYWHERE = ("replace_all", "replaceAll", "allow_multiple")
+
+
+def shell_patch(call: ToolCall) -> tuple[list[Planned], str] | None:
+    """Return what a shell line does that the client takes for a patch, and the directory it is for; None: a command."""
+    from fumehood.core.edits import patch_in, patched
+
+    command = command_of(call)
+    patch, directory = (None if command.is_list else patch_in(command.text)) or ("", "")
+    planned = patched(patch)
+    return None if planned is None else (planned, directory)
+
+
+def planned_by(call: ToolCall) -> list[Planned]:
+    """Return what an edit would do to which files; raises BadRequest where that can't be told."""
+    from fumehood.core.edits import Planned, patched
+
+    fields = call.input if isinstance(call.input, dict) else {}
+    if call.tool in call.client.patches:
+        text = call.input if isinstance(call.input, str) else fields.get(call.client.patches[call.tool])
+        planned = patched(text) if isinstance(text, str) else None
+        if planned is None:
+            raise BadRequest("the patch is not understood", hint="write it as *** Begin Patch … *** End Patch")
+        return planned
+    path = fields.get(call.client.edits[call.tool])
+    # A client may take the blanks away, and mean another file.
+    if not isinstance(path, str) or not path or path != path.strip() or "\0" in path:
+        raise BadRequest("the edit names no file", hint="give the whole path of one")
+    return [Planned(path=path, becomes=_becomes(fields), is_removed=call.tool == "Delete")]
+
+
+def _becomes(fields: dict[str, object]) -> Becomes | None:
+    """Tell what a file will hold by the fields of an edit; None where they say it in no way, or in two."""
+    from fumehood.core.edits import replaced, written
+
+    def pieces(table: dict[str, object]) -> list[Becomes]:
+        pairs = ((table.get(old), table.get(new)) for old, new in _PIECES)
+        all_of_them = any(table.get(name) for name in _EVERYWHERE)
+        return [
+            replaced(old, new, everywhere=all_of_them)
+            for old, new in pairs if isinstance(old, str) and isinstance(new, str)
+        ]  # fmt: skip
+
+    ways: list[Becomes] = [written(text) for name in _WHOLE if isinstance(text := fields.get(name), str)]
+    ways += pieces(fields)
+    if isinstance(several := fields.get("edits"), list):
+        edits = [pieces(each) if isinstance(each, dict) else [] for each in several]
+
+        def in_turn(content: bytes | None) -> bytes | None:
+            """Make each edit in what the one before left."""
+            for number, meant in enumerate(edits):
+                content = None if len(meant) != 1 or (number and content is None) else meant[0](content)
+            return content
+
+        ways.append(in_turn)
+    return ways[0] if len(ways) == 1 else None

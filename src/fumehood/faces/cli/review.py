@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -202,11 +202,12 @@ def _whole_session(context: Context, act: Callable[..., list[Run]]) -> int:
     with ticking("going through the session", options):
         project = context.store.projects.open(path)
         backs = act(context.store, project, name, by=options.only_session or "", force=options.force)
-    if not context.printed(lambda: {"runs": [back.as_dict() for back in backs]}):
-        for back in backs:
-            print(f"fumehood: run {_meant(context, back).name}: {headline(back)}")
-        print(f"  {_way_back(backs[-1], f'--session {printable(name)}')}")
-    return 0
+
+    def lines() -> Iterator[str]:
+        yield from (f"fumehood: run {_meant(context, back).name}: {headline(back)}" for back in backs)
+        yield f"  {_way_back(backs[-1], f'--session {printable(name)}')}"
+
+    return context.say(lambda: {"runs": [back.as_dict() for back in backs]}, lines())
 
 
 def _meant(context: Context, back: Run) -> Run:

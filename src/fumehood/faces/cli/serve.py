@@ -30,7 +30,7 @@ from fumehood.service.opened import OpenedStore
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Set
+    from collections.abc import Callable, Sequence, Set
 
     from dbus_fast import Message
     from dbus_fast.aio import MessageBus
@@ -382,13 +382,13 @@ class Notifier:
             f"type='signal',sender='{_NAME}',interface='{_NAME}'",
             f"type='signal',sender='{_BUS}',member='NameOwnerChanged',arg0='{_NAME}'",
         ):
-            await self._call(_BUS, _BUS_PATH, _BUS, "AddMatch", "s", [rule])
+            await self._call("AddMatch", "s", [rule], name=_BUS, path=_BUS_PATH)
         if not await self._is_present():
             raise Unavailable("this desktop has nothing that shows notifications with buttons", hint=_ELSEWHERE)
 
     async def _is_present(self) -> bool:
         """Be present if a program shows notifications that can be answered; it may have to be started by the bus."""
-        reply = await self._call(_NAME, _PATH, _NAME, "GetCapabilities")
+        reply = await self._call("GetCapabilities")
         if reply is None or "actions" not in reply.body[0]:
             return False
         self._owner = reply.sender or ""
@@ -416,7 +416,7 @@ class Notifier:
 
     async def _close(self, keys: Set[str]) -> None:
         for number in filter(None, map(self._shown.pop, keys)):
-            await self._call(_NAME, _PATH, _NAME, "CloseNotification", "u", [number])
+            await self._call("CloseNotification", "u", [number])
 
     async def _show(self, question: OpenQuestion) -> None:
         from dbus_fast import Variant
@@ -426,7 +426,7 @@ class Notifier:
             "Fumehood", 0, "dialog-question", "Fumehood asks", escape(lines) if self._is_marked_up else lines,
             buttons(question.question), {"urgency": Variant("y", _URGENT)}, _NEVER,
         ]  # fmt: skip
-        reply = await self._call(_NAME, _PATH, _NAME, "Notify", "susssasa{sv}i", body)
+        reply = await self._call("Notify", "susssasa{sv}i", body)
         if reply is not None:
             self._shown[question.id] = reply.body[0]
 
@@ -447,14 +447,12 @@ class Notifier:
                 self._shown[key] = 0  # that is no answer: others may give one
 
     async def _call(
-        self, name: str, path: str, interface: str, member: str, signature: str = "", body: list[Any] | None = None
+        self, member: str, signature: str = "", body: Sequence[Any] = (), *, name: str = _NAME, path: str = _PATH
     ) -> Message | None:
         """Call a method; None where that failed, because the program is gone or never was there."""
         from dbus_fast import Message, MessageType
 
-        message = Message(
-            destination=name, path=path, interface=interface, member=member, signature=signature, body=body or []
-        )
+        message = Message(name, path, name, member, signature=signature, body=[*body])
         reply = await self._bus.call(message)
         return None if reply.message_type is MessageType.ERROR else reply
 
