@@ -149,8 +149,6 @@ def _stand_between(
     return Exchange(conversation, editor, (from_agent, to_agent), process, ours, is_busy).carry()
 
 
-# ---- What becomes of each message.
-
 class NotAMessage(Exception):
     """A line is not one message."""
 
@@ -407,8 +405,6 @@ def _without_commands(value: Any) -> Any:
     return inner
 
 
-# ---- Their lines, carried to each other until both are done.
-
 class Exchange:
     """An editor and an agent, each as two descriptors; `questions` is where the agent's hood asks a person.
 
@@ -507,8 +503,6 @@ class Exchange:
                 except (OSError, ValueError):
                     continue  # it is gone, which its other end tells; or it is closed
 
-
-# ---- What the hood must ask, from the process that runs the agent to the one that talks to the editor.
 
 class BehindEditor:
     """Asks through a socket; one question at a time."""

@@ -167,8 +167,6 @@ class Context:
         return 0
 
 
-# ---- How a command is declared.
-
 Argument = Callable[[argparse.ArgumentParser], object]  # adds itself to a command's parser
 _DECLARED: dict[str, tuple[str, str, Sequence[Argument], Callable[[argparse.Namespace], int]]] = {}
 

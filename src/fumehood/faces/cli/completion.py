@@ -56,8 +56,6 @@ def _print_script(context: Context) -> int:
     return context.say({"script": script}, lambda: print(script, end=""))
 
 
-# ---- What the scripts ask.
-
 def complete(words: Sequence[str]) -> int:
     """Print what the last of some words could become."""
     by_shell, candidates = _completed([word for word in words if word != "="] if "=" in words[:-1] else words)
@@ -157,8 +155,6 @@ def _recorded(kind: str, command: str, arguments: Sequence[str], current: str, p
         changes, _ = page_of_changes(store.database, run.run, most=_PATHS)
         yield from ((each.path, f"{each.change}, {each.verdict}") for each in changes if each.root == 0)
 
-
-# ---- What each command takes, read from its parser or from its own help; the manual page has it too.
 
 class Parameter(Value):
     """An option or an argument: how it is called, what its value is called, and what it may be."""

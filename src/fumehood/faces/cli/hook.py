@@ -281,8 +281,6 @@ def _name(kind: str, identity: object) -> str:
     return f"{kind}-{kept[:40]}:{sha256(identity.encode(errors='surrogatepass')).hexdigest()[:40]}"
 
 
-# ---- A client's own edits: judged before, kept, and recorded after.
-
 def edit_begins(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     """Keep what an edit is about to change; returns why a person must be asked first, or nothing.
 

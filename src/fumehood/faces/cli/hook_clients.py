@@ -393,8 +393,6 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in _WORD.findall(name)]
 
 
-# ---- What an edit would do.
-
 # What the fields of the clients' tools are called that hold a whole file, or a piece, what it becomes, and where.
 _WHOLE = ("content", "file_text", "contents")
 _PIECES = (("old_string", "new_string"), ("old_str", "new_str"), ("oldString", "newString"))

@@ -45,8 +45,6 @@ from fumehood.store.history import CHECKPOINT, UNFINISHED, History, Reach
 from fumehood.store.records import pieces
 from fumehood.store.search import applied_in, first_changes
 
-Counts = dict[str, dict[str, int]]  # of changes, by run and kind
-
 # What the log has for programs of each run.
 _OF_A_RUN = """run number project command cwd state reason act of exit_code session timed_out started_at duration_s
     sandboxed capture network"""
@@ -127,7 +125,7 @@ def _log(context: Context) -> int:
 class _Lines:
     """Writes runs in lines whose columns are as wide as they must be, and no wider than the terminal."""
 
-    def __init__(self, runs: Sequence[Run], counts: Counts) -> None:
+    def __init__(self, runs: Sequence[Run], counts: dict[str, dict[str, int]]) -> None:
         self._changes = {
             run.run: " ".join(f"{sign}{counts[run.run][kind]}" for kind, (sign, _) in SIGNS.items()
                               if counts[run.run].get(kind))
@@ -156,8 +154,6 @@ class _Lines:
         pieces += [(fitted(printable(run.command), room), ""), *ends]
         return "".join(colour(text, shade) if text and shade else text for text, shade in pieces)
 
-
-# ---- Which run built on which.
 
 def _built_on(history: History, run: Run, earlier: Sequence[Run]) -> list[str]:
     """Return those of some earlier runs that a run is about, saw while they waited, or changed the same paths after."""
@@ -218,17 +214,15 @@ def _free(lanes: list[str], after: int = -1) -> int:
     return len(lanes) - 1
 
 
-# ---- One run.
-
 @command("show", "show everything about a run", "fumehood show last", run_or("last"), *REACH)
 def _show(context: Context) -> int:
     run = context.run(context.options.run)
     events = context.store.audit.of([run.run])[run.run]
     more = {"dropped": list(run.dropped), "events": [event.fields() for event in events]}
-    return context.say(lambda: {**run.as_dict(), **more}, _told(context, run, events))
+    return context.say(lambda: {**run.as_dict(), **more}, _facts(context, run, events))
 
 
-def _told(context: Context, run: Run, events: Sequence[Event]) -> Iterator[str]:
+def _facts(context: Context, run: Run, events: Sequence[Event]) -> Iterator[str]:
     def by_name(text: str) -> str:
         """Call runs in a text that is recorded, by their ids, what people call them."""
         before, by, name = text.rpartition("by run ")

@@ -36,8 +36,6 @@ _CAPTURES = {
 _COLOURS = {"ok": "green", "MISSING": "red", "missing": "yellow", "info": "dim"}
 
 
-# ---- Root trees.
-
 @command(
     "rootfs", "install, list, check, update, use or remove root trees for --root",
     "fumehood rootfs install\nfumehood rootfs install --tier 2 --package py3-numpy\n"
@@ -140,8 +138,6 @@ def _check(context: Context) -> int:
     return context.say({"current": used, "newer": newer}, line)
 
 
-# ---- Workspaces.
-
 def _writable(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     may = "its commands may install into a root layer of its own"
@@ -229,8 +225,6 @@ def _list_workspaces(context: Context) -> int:
         lines.append(f"{'':16} {printable(each['path'])}")
     return context.say({"workspaces": entries}, lines or "there is no workspace yet; fumehood workspace create NAME")
 
-
-# ---- What this machine can do, and what may go.
 
 @command(
     "doctor", "say what this host can do, what is missing, and how to fix it",

@@ -37,8 +37,6 @@ from fumehood.store.projects import Project
 _NAMED = 3  # days and runs named in a line
 
 
-# ---- Files, and where projects are.
-
 @command(
     "files", "list the files that runs changed, or everything one of them can be restored from",
     "fumehood files\nfumehood files --all\nfumehood files src/app.py",
@@ -190,8 +188,6 @@ def _projects(context: Context) -> int:
     return context.say({"forgotten": which.fields(), **lost.fields()}, f"forgotten; {lost.in_words()}")
 
 
-# ---- What commands may do.
-
 @command(
     "roots", "list, add or remove directories that commands may write besides the project",
     "fumehood roots list\nfumehood roots add ../shared-library",
@@ -255,8 +251,6 @@ def _playground(context: Context) -> int:
     size = provided.playground_size(places)
     return context.say({"path": path, "bytes": size}, size_told(size))
 
-
-# ---- What is set, and what that comes to.
 
 def _roots_here(context: Context) -> tuple[str, ...]:
     project = context.project_here

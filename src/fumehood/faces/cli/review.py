@@ -16,7 +16,7 @@ from fumehood.core.questions import held_item, waiting
 from fumehood.core.report import REDO, Run, how_many, picked, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
-from fumehood.faces.cli.commands import REACH, RUN, Argument, Context, argument, command, flag, option, paint, run_or
+from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, flag, option, paint, run_or
 from fumehood.faces.cli.log import write_difference
 from fumehood.faces.cli.output import here
 from fumehood.faces.cli.run_text import apply_line, headline, numbered, place_of, tell_run
@@ -62,19 +62,13 @@ def _draw(context: Context, **options: Any) -> None:
         watch(context.store, **options)
 
 
-# ---- Apply and discard, undo and redo.
-
 _LOOKED_AT = 20  # runs, for a checkpoint of one that was taken back
 _PATHS = argument("paths", nargs="*", default=(), metavar="PATH", help="only these, and what is in them")
 
 
-def _force(what: str) -> Argument:
-    return flag("--force", f"{what}; what is there now is saved first")
-
-
 # Without a run, the last one is meant; one that is named can be told from none.
 _BACK_AND_FORTH = (
-    run_or(None), _PATHS, _force("also bring back what was changed since"),
+    run_or(None), _PATHS, flag("--force", "also bring back what was changed since; what is there now is saved first"),
     option("--session", "NAME", "all runs of this session at once, or none"), *REACH,
 )  # fmt: skip
 
@@ -82,7 +76,8 @@ _BACK_AND_FORTH = (
 @command(
     "apply", "apply the changes that a run holds",
     "fumehood apply last\nfumehood apply last Makefile\nfumehood apply last notes.txt --force",
-    RUN, _PATHS, _force("also apply what was changed in the project after the run began"),
+    RUN, _PATHS,
+    flag("--force", "also apply what was changed in the project after the run began; what is there now is saved first"),
 )  # fmt: skip
 def _apply(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
@@ -235,8 +230,6 @@ def _way_back(back: Run, whole: str) -> str:
         return f"to take it back again: fumehood undo {whole or back.name}"
     return f"to have it back: fumehood redo {whole}".rstrip()
 
-
-# ---- What is held, one change at a time: its difference, and one key.
 
 _ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
 _CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"

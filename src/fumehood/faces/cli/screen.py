@@ -185,8 +185,6 @@ class Filter:
         return True
 
 
-# ---- A line that tells what is under way.
-
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _PAUSE_S = 0.05  # between two writings of the line, so that a busy command does not wait for the terminal
 _SIGNS = {"added": "+", "updated": "~", "removed": "-", "cancelled": "!"}
@@ -341,8 +339,6 @@ class Progress:
                 sys.stderr.write(f"\r{self._indent}  {amount}{since}\x1b[K{chr(10) if total and done == total else ''}")
         sys.stderr.flush()
 
-
-# ---- Questions.
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _EXACT_S = 10  # seconds below which their fractions are shown

@@ -81,8 +81,6 @@ def _web(options: argparse.Namespace) -> int:
     return serve(options.port, bind=options.bind, hosts=tuple(options.host), opens=not options.no_open)
 
 
-# ---- Many machines.
-
 _ITEM = "{}"
 _QUEUE = (
     option("--redis", "URL", "where the queue is (default: the variable FUMEHOOD_REDIS, which no process list shows)",
@@ -301,8 +299,6 @@ def _list(context: Context, sender: FleetSender) -> int:
         lines.append(f"{each['id']}  {f'#{name}' if name.isdecimal() else name:9}  {printable(command)}")
     return context.say({"jobs": notes}, lines)
 
-
-# ---- Questions as notifications of the desktop.
 
 _NAME, _PATH = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
 _BUS, _BUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"

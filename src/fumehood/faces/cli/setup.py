@@ -214,8 +214,6 @@ class _Wizard:
             self._say("  fumehood run -- 'make test'")
 
 
-# ---- One client.
-
 def connect(context: Context, client: str) -> int:
     """Show what would change, then change it: a backup is kept, and doing it again changes nothing."""
     options = context.options

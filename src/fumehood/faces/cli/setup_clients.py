@@ -76,8 +76,6 @@ class ClientSettings(Value):
         return files, (*self.server_notes, *self.shell_notes)
 
 
-# ---- What a client's settings say, and how they are changed.
-
 def meaning(path: str, text: str) -> Any:
     """Return what a file of settings says, however it is written."""
     if path.endswith(".toml"):
@@ -353,8 +351,6 @@ def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
 
     return SettingsEdit(add=add, remove=remove)
 
-
-# ---- Each client.
 
 def _matchers(client: str) -> dict[str, str]:
     """Return the tools that the hook is for, before and after them."""
