@@ -17,6 +17,7 @@ from fumehood.core.report import printable
 from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused
+from fumehood.faces.cli import setup_clients
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, paint, several
 from fumehood.faces.cli.hook_clients import ALLOW
 from fumehood.faces.cli.output import here, whole_number
@@ -219,7 +220,7 @@ def connect(context: Context, client: str) -> int:
     options = context.options
     if client not in CLIENTS:
         raise BadRequest(f"there is no client {client}", hint=f"one of: {', '.join(CLIENTS)}")
-    settings = CLIENTS[client](installed_command())
+    settings = setup_clients.connections(installed_command())[client]
     if (options.mcp or not settings.hook) and not options.remove and not options.print:
         _check_server()
     edits_of, notes = settings.chosen(mcp=options.mcp)

@@ -20,6 +20,7 @@ from fumehood.faces.cli.hook_clients import SERVER
 from fumehood.faces.cli.output import text_of
 from fumehood.store.places import home
 
+CLIENTS = ("claude", "codex", "gemini", "copilot", "opencode", "cursor", "vscode")
 # The hook itself decides which tools run something: a list of names here would leave out whatever a client calls its
 # next one. After a tool, only edits matter.
 _EVERY_TOOL = "*"
@@ -37,6 +38,7 @@ _NO_HOOK = "it gets the server, not a hook: tell it to use run_command instead o
 _CURSOR_HOOK = "written from Cursor's documentation, not tried with Cursor: see that `fumehood log` lists its commands"
 _CLOSED = "the client's own shell is closed, so that every command goes through the server"
 _OPEN = "WARNING: the client's own shell stays open, and what it runs there is not in the hood"
+_COPILOT_SHELL = f"{_OPEN}: start it with --excluded-tools bash, or connect it by the hook: fumehood setup copilot"
 
 _OURS = re.compile(r" hook --client \w+(?P<options>.*) \|\| exit 2$", re.DOTALL)
 
@@ -80,8 +82,10 @@ def meaning(path: str, text: str) -> Any:
     """Return what a file of settings says, however it is written."""
     if path.endswith(".toml"):
         return _toml(text).unwrap()
-    if path.endswith(".js"):
-        return text
+    return text if path.endswith(".js") else _plain(text)
+
+
+def _plain(text: str) -> Any:
     return settings_text.parse(text).plain() if text.strip() else {}
 
 
@@ -112,7 +116,7 @@ def _hook_line(command: list[str], client: str, options: str = "") -> str:
 def _options(line: object) -> str | None:
     """Return what a person added to the line of our hook, such as `--ask`; None where it is not ours."""
     ours = _OURS.search(line) if isinstance(line, str) else None
-    return None if ours is None else ours["options"]
+    return ours and ours["options"]
 
 
 def _hook_places(settings: Any) -> list[tuple[list[str | int], str]]:
@@ -144,18 +148,18 @@ def _json_hooks(
 
     def remove(text: str) -> str:
         before = text
-        while text.strip() and (places := _hook_places(settings_text.parse(text).plain())):
+        while places := _hook_places(_plain(text)):
             text = settings_text.without(text, places[0][0])
         if text == before:
             return text  # what is empty is a person's own
         text = _without_empty(text, *(["hooks", event] for event in matchers), ["hooks"])
-        return "" if version and text.strip() and settings_text.parse(text).plain() == {"version": version} else text
+        return "" if version and _plain(text) == {"version": version} else text
 
     def add(text: str) -> str:
-        places = _hook_places(settings_text.parse(text).plain()) if text.strip() else []
+        places = _hook_places(_plain(text))
         line = _hook_line(command, client, places[0][1] if places else "")
         text = remove(text) or "{}\n"
-        if version and settings_text.parse(text).member("version") is None:
+        if version and "version" not in _plain(text):
             text = settings_text.with_member(text, ["version"], version)
         for event, tools in matchers.items():
             text = settings_text.with_item(text, ["hooks", event], entry(tools, line))
@@ -167,7 +171,7 @@ def _json_hooks(
 def _without_empty(text: str, *places: list[str]) -> str:
     """Take out what holds nothing any more, one place after the other."""
     for keys in places:
-        if text.strip() and at(settings_text.parse(text).plain(), keys) in ([], {}):
+        if at(_plain(text), keys) in ([], {}):
             text = settings_text.without(text, [*keys])
     return text
 
@@ -176,9 +180,7 @@ def _json_member(keys: list[str], value: Any) -> SettingsEdit:
     """One member of an object in JSON, such as a server's."""
 
     def remove(text: str) -> str:
-        if not text.strip():
-            return text
-        if not isinstance(value, dict) and at(settings_text.parse(text).plain(), keys) != value:
+        if not text.strip() or (not isinstance(value, dict) and at(_plain(text), keys) != value):
             return text  # a person's own
         return _without_empty(settings_text.without(text, [*keys]), *([keys[:-1]] if len(keys) > 1 else []))
 
@@ -189,7 +191,7 @@ def _json_items(keys: list[str], values: tuple[str, ...]) -> SettingsEdit:
     """Words in a list in JSON."""
 
     def listed(text: str) -> list[Any]:
-        items = at(settings_text.parse(text).plain(), keys) if text.strip() else None
+        items = at(_plain(text), keys)
         return items if isinstance(items, list) else []
 
     def add(text: str) -> str:
@@ -363,105 +365,76 @@ def _chosen(tools: str, hook: dict[str, Any]) -> dict[str, Any]:
     return hook if tools == _EVERY_TOOL else {"matcher": tools, **hook}
 
 
-def _server(command: list[str], **more: Any) -> dict[str, Any]:
-    server = {**more, "command": command[0], "args": [*command[1:], "mcp"]}
-    return server | ({"env": _own_places()} if _own_places() else {})
-
-
-def _own_places() -> dict[str, str]:
-    """Return where the person keeps things, if not in the usual place: clients pass few variables on to servers."""
-    names = (f"XDG_{name}_HOME" for name in ("STATE", "DATA", "CACHE", "CONFIG"))
-    return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
-def _claude(command: list[str]) -> ClientSettings:
+def connections(command: list[str]) -> dict[str, ClientSettings]:
+    """Return what connects each client to the Fumehood that a command starts."""
+    config = os.environ.get("XDG_CONFIG_HOME") or f"{home()}/.config"
     moved = os.environ.get("CLAUDE_CONFIG_DIR")
-    settings = f"{moved or f'{home()}/.claude'}/settings.json"
-    hooks = _json_hooks(
-        command, "claude", lambda tools, line: {"matcher": tools, "hooks": [{"type": "command", "command": line}]}
-    )
-    # Where Claude Code itself keeps servers that hold for every project.
-    server = _json_member(["mcpServers", SERVER], _server(command, type="stdio"))
-    return ClientSettings(
-        hook={settings: hooks}, hook_notes=(_RESTART, _CLAUDE_HOOK), server={f"{moved or home()}/.claude.json": server},
-        closing={settings: _json_items(["permissions", "deny"], ("Bash", "Monitor"))},
-        naming=(settings, ".claude/settings.json", ".claude/settings.local.json"),
-        keys=("permissions", "additionalDirectories"),
-    )  # fmt: skip
-
-
-def _codex(command: list[str]) -> ClientSettings:
-    path = f"{os.environ.get('CODEX_HOME') or f'{home()}/.codex'}/config.toml"
-    server = _toml_table(["mcp_servers", SERVER], {**_server(command), "required": True})
-    return ClientSettings(
-        hook={path: _toml_hooks(command, "codex")}, hook_notes=_CODEX_HOOK,
-        server={path: server}, server_notes=(_CODEX_SERVER,),
-        closing={path: _toml_table(["features"], {"shell_tool": False})},
-        naming=(path,), keys=("sandbox_workspace_write", "writable_roots"),
-    )  # fmt: skip
-
-
-def _gemini(command: list[str]) -> ClientSettings:
-    path = f"{os.environ.get('GEMINI_CLI_HOME') or home()}/.gemini/settings.json"
-    kind = {"name": SERVER, "type": "command"}
-    hooks = _json_hooks(
-        command, "gemini", lambda tools, line: {"matcher": tools, "hooks": [{**kind, "command": line}]}
-    )
-    return ClientSettings(
-        hook={path: hooks}, server={path: _json_member(["mcpServers", SERVER], _server(command))},
-        closing={path: _json_items(["tools", "exclude"], ("run_shell_command",))},
-        naming=(path, ".gemini/settings.json"), keys=("context", "includeDirectories"),
-    )  # fmt: skip
-
-
-def _copilot(command: list[str]) -> ClientSettings:
-    folder = os.environ.get("COPILOT_HOME") or f"{home()}/.copilot"
-    hooks = _json_hooks(
-        command, "copilot",
-        lambda tools, line: _chosen(tools, {"type": "command", "bash": line, "timeoutSec": _LONGEST_HOOK}), version=1,
-    )  # fmt: skip
-    server = _json_member(["mcpServers", SERVER], _server(command, type="local") | {"tools": ["*"]})
-    warning = f"{_OPEN}: start it with --excluded-tools bash, or connect it by the hook: fumehood setup copilot"
-    # A project's own .github/hooks could be changed by the commands that it is about.
-    return ClientSettings(
-        hook={f"{folder}/hooks/{SERVER}.json": hooks}, server={f"{folder}/mcp-config.json": server},
-        shell_notes=(warning,),
-    )  # fmt: skip
-
-
-def _opencode(command: list[str]) -> ClientSettings:
-    folder = f"{os.environ.get('XDG_CONFIG_HOME') or f'{home()}/.config'}/opencode"
-    path = f"{folder}/opencode.json{'c' if os.path.exists(f'{folder}/opencode.jsonc') else ''}"
-    server = {"type": "local", "command": [*command, "mcp"], "enabled": True}
-    server |= {"environment": _own_places()} if _own_places() else {}
-    return ClientSettings(
-        hook={f"{folder}/plugin/{SERVER}.js": _plugin(command)}, server={path: _json_member(["mcp", SERVER], server)},
-        closing={path: _json_member(["permission", "bash"], "deny")},
-        naming=(path, "opencode.json"), keys=("permission", "external_directory"),
-    )  # fmt: skip
-
-
-def _cursor(command: list[str]) -> ClientSettings:
-    hooks = _json_hooks(
-        command, "cursor", lambda tools, line: _chosen(tools, {"command": line, "failClosed": True}), version=1
-    )
-    server = _json_member(["mcpServers", SERVER], _server(command))
-    return ClientSettings(
-        hook={f"{home()}/.cursor/hooks.json": hooks}, hook_notes=(_RESTART, _CURSOR_HOOK),
-        server={f"{home()}/.cursor/mcp.json": server}, server_notes=(), shell_notes=(_OPEN, _NO_HOOK),
-    )  # fmt: skip
-
-
-def _vscode(command: list[str]) -> ClientSettings:
-    folder = os.environ.get("XDG_CONFIG_HOME") or f"{home()}/.config"
-    server = _json_member(["servers", SERVER], _server(command, type="stdio"))
-    return ClientSettings(
-        server={f"{folder}/Code/User/mcp.json": server},
-        server_notes=("VS Code asks whether to trust the server when it starts first",), shell_notes=(_OPEN, _NO_HOOK),
-    )  # fmt: skip
-
-
-CLIENTS: dict[str, Callable[[list[str]], ClientSettings]] = {
-    "claude": _claude, "codex": _codex, "gemini": _gemini, "copilot": _copilot, "opencode": _opencode,
-    "cursor": _cursor, "vscode": _vscode,
-}  # fmt: skip
+    claude = f"{moved or f'{home()}/.claude'}/settings.json"
+    codex = f"{os.environ.get('CODEX_HOME') or f'{home()}/.codex'}/config.toml"
+    gemini = f"{os.environ.get('GEMINI_CLI_HOME') or home()}/.gemini/settings.json"
+    copilot = os.environ.get("COPILOT_HOME") or f"{home()}/.copilot"
+    opencode = f"{config}/opencode/opencode.json{'c' if os.path.exists(f'{config}/opencode/opencode.jsonc') else ''}"
+    # Where the person keeps things, if not in the usual place: clients pass few variables on to servers.
+    names = (f"XDG_{name}_HOME" for name in ("STATE", "DATA", "CACHE", "CONFIG"))
+    places = {name: os.environ[name] for name in names if os.environ.get(name)}
+    server = {"command": command[0], "args": [*command[1:], "mcp"], **({"env": places} if places else {})}
+    opencodes = {"type": "local", "command": [*command, "mcp"], "enabled": True}
+    opencodes |= {"environment": places} if places else {}
+    return {
+        "claude": ClientSettings(
+            hook={claude: _json_hooks(command, "claude", lambda tools, line: {
+                "matcher": tools, "hooks": [{"type": "command", "command": line}],
+            })},
+            hook_notes=(_RESTART, _CLAUDE_HOOK),
+            # Where Claude Code itself keeps servers that hold for every project.
+            server={f"{moved or home()}/.claude.json": _json_member(
+                ["mcpServers", SERVER], {"type": "stdio", **server}
+            )},
+            closing={claude: _json_items(["permissions", "deny"], ("Bash", "Monitor"))},
+            naming=(claude, ".claude/settings.json", ".claude/settings.local.json"),
+            keys=("permissions", "additionalDirectories"),
+        ),
+        "codex": ClientSettings(
+            hook={codex: _toml_hooks(command, "codex")}, hook_notes=_CODEX_HOOK,
+            server={codex: _toml_table(["mcp_servers", SERVER], {**server, "required": True})},
+            server_notes=(_CODEX_SERVER,), closing={codex: _toml_table(["features"], {"shell_tool": False})},
+            naming=(codex,), keys=("sandbox_workspace_write", "writable_roots"),
+        ),
+        "gemini": ClientSettings(
+            hook={gemini: _json_hooks(command, "gemini", lambda tools, line: {
+                "matcher": tools, "hooks": [{"name": SERVER, "type": "command", "command": line}],
+            })},
+            server={gemini: _json_member(["mcpServers", SERVER], server)},
+            closing={gemini: _json_items(["tools", "exclude"], ("run_shell_command",))},
+            naming=(gemini, ".gemini/settings.json"), keys=("context", "includeDirectories"),
+        ),
+        "copilot": ClientSettings(
+            # A project's own .github/hooks could be changed by the commands that it is about.
+            hook={f"{copilot}/hooks/{SERVER}.json": _json_hooks(command, "copilot", lambda tools, line: _chosen(
+                tools, {"type": "command", "bash": line, "timeoutSec": _LONGEST_HOOK}
+            ), version=1)},
+            server={f"{copilot}/mcp-config.json": _json_member(
+                ["mcpServers", SERVER], {"type": "local", **server, "tools": ["*"]}
+            )},
+            shell_notes=(_COPILOT_SHELL,),
+        ),
+        "opencode": ClientSettings(
+            hook={f"{config}/opencode/plugin/{SERVER}.js": _plugin(command)},
+            server={opencode: _json_member(["mcp", SERVER], opencodes)},
+            closing={opencode: _json_member(["permission", "bash"], "deny")},
+            naming=(opencode, "opencode.json"), keys=("permission", "external_directory"),
+        ),
+        "cursor": ClientSettings(
+            hook={f"{home()}/.cursor/hooks.json": _json_hooks(command, "cursor", lambda tools, line: _chosen(
+                tools, {"command": line, "failClosed": True}
+            ), version=1)},
+            hook_notes=(_RESTART, _CURSOR_HOOK),
+            server={f"{home()}/.cursor/mcp.json": _json_member(["mcpServers", SERVER], server)},
+            server_notes=(), shell_notes=(_OPEN, _NO_HOOK),
+        ),
+        "vscode": ClientSettings(
+            server={f"{config}/Code/User/mcp.json": _json_member(["servers", SERVER], {"type": "stdio", **server})},
+            server_notes=("VS Code asks whether to trust the server when it starts first",),
+            shell_notes=(_OPEN, _NO_HOOK),
+        ),
+    }  # fmt: skip
