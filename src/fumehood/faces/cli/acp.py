@@ -170,23 +170,20 @@ class Conversation:
         if method is None:
             question = self._questions.pop(number, None)
             return [(AGENT, line)] if question is None else [(ANSWER, _answer(*question, message.get("result")))]
-        if "id" in message:
-            params = message.get("params")
-            params = params if isinstance(params, dict) else {}
-            refusal = self.refusal(str(method), params)
-            if refusal:
-                return [(EDITOR, _error(message["id"], _BAD_PARAMS, refusal))]
+        sent = self.to_agent(message, line)
+        if "id" in message and sent[0][0] == AGENT:
+            params = message["params"] if isinstance(message.get("params"), dict) else {}
             self._requests[number] = message["id"], str(method), str(params.get("cwd", ""))
             if method == "session/prompt":
                 self._prompted[number] = str(params.get("sessionId", ""))
-        return [(AGENT, self.editors(message, line))]
+        return sent
 
     def from_agent(self, line: bytes) -> Sent:
         """Take a line of the agent's."""
         try:
             message, is_plain = read(line)
         except NotAMessage:
-            return self.unreadable(line)
+            return self.to_editor(None, line)
         if "method" not in message:
             number = json.dumps(message.get("id"))
             _, method, directory = self._requests.pop(number, (None, "", ""))
@@ -196,7 +193,7 @@ class Conversation:
                 self._directories.pop(result["sessionId"], None)
                 self._directories[result["sessionId"]] = directory
         try:
-            return self.agents(message, line if is_plain else written(message))
+            return self.to_editor(message, line if is_plain else written(message))
         except RecursionError:
             return []  # nested deeper than we can look
 
@@ -237,20 +234,12 @@ class Conversation:
 
     # What differs between an agent in the hood and one outside.
 
-    def refusal(self, _method: str, _params: Json, /) -> str:
-        """Return why a request of the editor's can't be served, if so."""
-        return ""
+    def to_agent(self, _message: Json, line: bytes, /) -> Sent:
+        """Return what becomes of a request or a notification of the editor's."""
+        return [(AGENT, line)]
 
-    def editors(self, _message: Json, line: bytes, /) -> bytes:
-        """Return what the agent gets of a message of the editor's."""
-        return line
-
-    def unreadable(self, line: bytes, /) -> Sent:
-        """Return what becomes of a line of the agent's that is no message."""
-        return [(EDITOR, line)]
-
-    def agents(self, _message: Json, line: bytes, /) -> Sent:
-        """Return what becomes of a message of the agent's."""
+    def to_editor(self, _message: Json | None, line: bytes, /) -> Sent:
+        """Return what becomes of a line of the agent's, which may be no message."""
         return [(EDITOR, line)]
 
 
@@ -261,32 +250,33 @@ class InHood(Conversation):
         super().__init__()
         self._roots = tuple(roots)
 
-    def refusal(self, method: str, params: Json, /) -> str:
-        """Refuse a session elsewhere: what the agent did there would not be what the person sees."""
+    def to_agent(self, message: Json, line: bytes, /) -> Sent:
+        """Refuse a session elsewhere, and offer nothing of what the editor would do for the agent outside.
+
+        What an agent did elsewhere would not be what the person sees.
+        """
+        params = message.get("params")
+        if not isinstance(params, dict):
+            return [(AGENT, line)]
         directory = params.get("cwd")
-        if method not in _BEGINNING or not isinstance(directory, str):
-            return ""
-        if is_in(os.path.realpath(directory), self._roots):
-            return ""
-        return f"{directory} is not in {self._roots[0]}, where this agent works: fumehood acp --project DIR -- AGENT"
+        if message["method"] in _BEGINNING and "id" in message and isinstance(directory, str):
+            if not is_in(os.path.realpath(directory), self._roots):
+                where = f"{directory} is not in {self._roots[0]}, where this agent works"
+                why = f"{where}: fumehood acp --project DIR -- AGENT"
+                return [(EDITOR, _error(message["id"], _BAD_PARAMS, why))]
+        elif message["method"] == "initialize":
+            offered = params.get("clientCapabilities")
+            kept = {key: value for key, value in offered.items() if key != "auth"} if isinstance(offered, dict) else {}
+            kept |= {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
+            if isinstance(kept.get("_meta"), dict):
+                kept["_meta"] = {key: value for key, value in kept["_meta"].items() if not _is_login(key)}
+            line = written({**message, "params": {**params, "clientCapabilities": kept}})
+        return [(AGENT, line)]
 
-    def editors(self, message: Json, line: bytes, /) -> bytes:
-        """Offer nothing of what the editor would do for the agent outside."""
-        if message["method"] != "initialize" or not isinstance(message.get("params"), dict):
-            return line
-        offered = message["params"].get("clientCapabilities")
-        kept = {key: value for key, value in offered.items() if key != "auth"} if isinstance(offered, dict) else {}
-        kept |= {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
-        if isinstance(kept.get("_meta"), dict):
-            kept["_meta"] = {key: value for key, value in kept["_meta"].items() if not _is_login(key)}
-        return written({**message, "params": {**message["params"], "clientCapabilities": kept}})
-
-    def unreadable(self, _line: bytes, /) -> Sent:
-        """Drop it: the editor might read it nevertheless."""
-        return []
-
-    def agents(self, message: Json, line: bytes, /) -> Sent:
+    def to_editor(self, message: Json | None, line: bytes, /) -> Sent:
         """Refuse what would have the editor act, and take out of a list of logins those that are commands."""
+        if message is None:
+            return []  # the editor might read it nevertheless
         method = message.get("method")
         if "method" in message and (not isinstance(method, str) or method.startswith(_ACTING)):
             if "id" not in message:
@@ -304,10 +294,10 @@ class WithHooks(Conversation):
         super().__init__()
         self._command = tuple(command)
 
-    def agents(self, message: Json, line: bytes, /) -> Sent:
+    def to_editor(self, message: Json | None, line: bytes, /) -> Sent:
         """Have what is to run in a terminal run in the hood, as a run of its session; the editor shows it as ever."""
-        params = message.get("params")
-        if message.get("method") != "terminal/create" or not isinstance(params, dict):
+        params = message and message.get("params")
+        if not message or message.get("method") != "terminal/create" or not isinstance(params, dict):
             return [(EDITOR, line)]
         session, words = str(params.get("sessionId", "")), params.get("args") or []
         directory = self._directories.get(session, "")
