@@ -263,7 +263,6 @@ def _at_end(text: str, block: str) -> str:
 
 def _toml_table(keys: list[str], values: dict[str, Any]) -> SettingsEdit:
     """Values of a table in TOML, two keys deep at most, such as a server's."""
-    from tomlkit.items import InlineTable
 
     def remove(text: str) -> str:
         settings = _toml(text)
@@ -278,6 +277,8 @@ def _toml_table(keys: list[str], values: dict[str, Any]) -> SettingsEdit:
         return str(settings.as_string())
 
     def add(text: str) -> str:
+        from tomlkit.items import InlineTable
+
         table = at(_toml(text).unwrap(), keys)
         if isinstance(table, dict) and all(table.get(key) == value for key, value in values.items()):
             return text
@@ -305,9 +306,10 @@ _ANY_BLOCK = re.compile(
 
 def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
     """Hooks in TOML: for each event, the tools that it is for."""
-    from tomlkit.items import AoT, InlineTable
 
     def remove(text: str) -> str:
+        from tomlkit.items import AoT
+
         for block in reversed(list(_ANY_BLOCK.finditer(text))):  # the last first: what is taken out moves no other
             if _hook_places(_toml(block[0]).unwrap()):
                 before = text[: block.start()].rstrip("\n")
@@ -328,6 +330,8 @@ def _toml_hooks(command: list[str], client: str) -> SettingsEdit:
         return str(settings.as_string()) if places else text
 
     def add(text: str) -> str:
+        from tomlkit.items import AoT, InlineTable
+
         places = _hook_places(_toml(text).unwrap())
         line = _hook_line(command, client, places[0][1] if places else "")
         text = remove(text)
