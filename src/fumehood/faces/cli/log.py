@@ -36,7 +36,7 @@ from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import REACH, Context, argument, command, flag, option, paint, run_or
 from fumehood.faces.cli.output import WIDEST, GuardedText, ModelText, Paint, here, sink_to, whole_number, width
-from fumehood.faces.cli.run_text import SIGNS, STATES, by_directory, event_line, headline, line_of, numbered
+from fumehood.faces.cli.run_text import SIGNS, STATES, by_directory, draft_or_session, event_line, headline, numbered
 from fumehood.service.differences import contents, differences, each_difference
 from fumehood.service.layers import MEND, unknown
 from fumehood.service.settle import chosen
@@ -107,10 +107,10 @@ def _log(context: Context) -> int:
     # The runs of one session, or one draft, are told together, where its latest stands.
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        one = line_of(run, lambda name: name) or ("" if options.all else run.run)
+        one = draft_or_session(run, lambda name: name) or ("" if options.all else run.run)
         groups.setdefault((run.project if options.all else "", one), []).append(run)
     for (path, _), group in groups.items():
-        heading = line_of(group[0], lambda name: colour(printable(name), "bold"))
+        heading = draft_or_session(group[0], lambda name: colour(printable(name), "bold"))
         if options.all:
             heading = f"project {colour(printable(path), 'bold')}{'  ' if heading else ''}{heading}"
         print(f"{heading}\n" if heading else "", end="")

@@ -167,7 +167,7 @@ def _say_taken_back(context: Context, backs: Sequence[Run], tell_more: Callable[
         return _tell_decided(context, first)
 
     def show() -> None:
-        meant = [_meant(context, back) for back in backs]
+        meant = [_acted_on(context, back) for back in backs]
         # What was settled while a command ran goes with it again.
         command = next((run.name for run in meant if run.act == "run"), "") if others else ""
         for back, run in zip(backs, meant, strict=True):
@@ -199,13 +199,13 @@ def _whole_session(context: Context, act: Callable[..., list[Run]]) -> int:
         backs = act(context.store, project, name, by=options.only_session or "", force=options.force)
 
     def lines() -> Iterator[str]:
-        yield from (f"fumehood: run {_meant(context, back).name}: {headline(back)}" for back in backs)
+        yield from (f"fumehood: run {_acted_on(context, back).name}: {headline(back)}" for back in backs)
         yield f"  {_way_back(backs[-1], f'--session {printable(name)}')}"
 
     return context.say(lambda: {"runs": [back.as_dict() for back in backs]}, lines())
 
 
-def _meant(context: Context, back: Run) -> Run:
+def _acted_on(context: Context, back: Run) -> Run:
     """Return the run that was taken back, or brought back: a redo undoes an undo."""
     run = context.store.history.find(back.of or "")
     return context.store.history.find(run.of) if back.command.startswith(f"{REDO} ") and run.of else run

@@ -46,7 +46,7 @@ def place_of(run: Run, change: c.Change) -> str:
     return root if change.path == "." else f"{root}/{change.path}"
 
 
-def line_of(run: Run, shown: Callable[[str], str]) -> str:
+def draft_or_session(run: Run, shown: Callable[[str], str]) -> str:
     """Write to which line of runs one belongs: a draft, or else a session, or none."""
     if run.draft_name is not None:
         return f"draft {shown(run.draft_name)}"

@@ -16,7 +16,7 @@ from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, flag, option, paint, several
 from fumehood.faces.cli.output import here, whole_number, width
-from fumehood.faces.cli.run_text import line_of, numbered, tell_run
+from fumehood.faces.cli.run_text import draft_or_session, numbered, tell_run
 from fumehood.faces.cli.screen import terminal
 from fumehood.service import checkpoint, loopback
 from fumehood.service.ask import Desk
@@ -36,7 +36,7 @@ def _ps(context: Context) -> int:
     fields = "run number project command cwd session started_at network"
     lines = []
     for run in runs:
-        line = line_of(run, printable)
+        line = draft_or_session(run, printable)
         where = f"  {printable(run.project)}" if context.options.all else ""
         since = elapsed(time.time() - run.started_at)
         lines.append(f"{numbered(run):5}  {since:>8}  {brief(run.command)}{'  ' if line else ''}{line}{where}")
