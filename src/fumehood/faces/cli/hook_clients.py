@@ -53,8 +53,8 @@ class Client(Value):
     shells: frozenset[str]
     take_words: frozenset[str] = _NONE
     # Tools that write files, with the field that names the file, or that holds a patch which names several.
-    edits: Mapping[str, str]
-    patches: Mapping[str, str]
+    edits: Mapping[str, str] = {}
+    patches: Mapping[str, str] = {}
     # Shells of which it makes an edit where their line gives a patch to `apply_patch`.
     patching_shells: frozenset[str] = _NONE
     # Tools with something that looks like a command and is none; what the names of our own server's tools begin with.
@@ -66,8 +66,8 @@ class Client(Value):
     # No call at all, or none before a person agrees: gets DENY or ASK (where that is honoured), and the reason.
     refused: Callable[[str, str], Answer]
     nothing: Answer | None = None
-    honours_ask: bool
-    tells_before: bool
+    honours_ask: bool = False
+    tells_before: bool = False
 
     # The variable with the directory that the client itself works in, whatever directory a command is for.
     project_variable: str = ""
@@ -191,7 +191,6 @@ _CLAUDE = Client(
     name="claude", before="PreToolUse", after=("PostToolUse", "PostToolUseFailure"),
     preferred_shell="Bash", shells=frozenset({"Bash", "Monitor"}),
     edits={"Write": "file_path", "Edit": "file_path", "MultiEdit": "file_path", "NotebookEdit": "notebook_path"},
-    patches={},
     harmless=frozenset({"StructuredOutput"}),  # whatever a person's program asked for
     rewritten=lambda tool_input, decision, words: _specific(
         "PreToolUse", permissionDecision=decision, updatedInput=tool_input, additionalContext=words,
@@ -215,23 +214,22 @@ _CODEX = Client(
     preferred_shell="exec_command",
     shells=frozenset({"Bash", "shell", "shell_command", "local_shell", "exec_command", "unified_exec"}),
     take_words=frozenset({"shell", "local_shell"}),
-    edits={}, patches={"apply_patch": "command"}, patching_shells=frozenset({"Bash"}),
+    patches={"apply_patch": "command"}, patching_shells=frozenset({"Bash"}),
     rewritten=lambda tool_input, decision, words: _specific(
         "PreToolUse", permissionDecision=decision, updatedInput=tool_input, additionalContext=words
     ),
-    refused=_CLAUDE.refused, honours_ask=False, tells_before=True, waits_s=10.0,
-    directory_option="--add-dir",
+    refused=_CLAUDE.refused, tells_before=True, waits_s=10.0, directory_option="--add-dir",
 )  # fmt: skip
 
 # It never comes back from a question when nobody is there, and passes nothing on before a tool.
 _GEMINI = Client(
     name="gemini", before="BeforeTool", after=("AfterTool",), id_field="",
     preferred_shell="run_shell_command", shells=frozenset({"run_shell_command"}),
-    edits={"write_file": "file_path", "replace": "file_path"}, patches={},
+    edits={"write_file": "file_path", "replace": "file_path"},
     own_tool_starts=(f"mcp_{SERVER}_", f"{SERVER}__"),
     rewritten=lambda tool_input, _decision, _words: _specific("BeforeTool", tool_input=tool_input),
     refused=lambda decision, reason: {"decision": decision, "reason": reason},
-    honours_ask=False, tells_before=False, directory_option="--include-directories",
+    directory_option="--include-directories",
 )  # fmt: skip
 
 _COPILOT = Client(
@@ -254,22 +252,19 @@ _OPENCODE = Client(
     name="opencode", before="tool.execute.before", after=("tool.execute.after",),
     preferred_shell="bash", shells=frozenset({"bash"}),
     edits={"write": "filePath", "edit": "filePath", "multiedit": "filePath"}, patches={"apply_patch": "patchText"},
-    own_tool_starts=(f"{SERVER}_",),
+    own_tool_starts=(f"{SERVER}_",), nothing={},
     rewritten=lambda tool_input, _decision, _words: {"tool_input": tool_input},
     refused=lambda _decision, reason: {"deny": reason},
-    nothing={}, honours_ask=False, tells_before=False,
 )  # fmt: skip
 
 # By its documentation; not tried with the client itself. The names of other servers' tools do not tell the server.
 _CURSOR = Client(
     name="cursor", before="preToolUse", after=("postToolUse", "postToolUseFailure"), session_field="conversation_id",
     preferred_shell="Shell", shells=frozenset({"Shell"}),
-    edits={"Write": "path", "StrReplace": "path", "Edit": "path", "Delete": "path"}, patches={},
-    own_tool_starts=(),
+    edits={"Write": "path", "StrReplace": "path", "Edit": "path", "Delete": "path"},
+    own_tool_starts=(), nothing={}, project_variable="CURSOR_PROJECT_DIR", directories_field="workspace_roots",
     rewritten=lambda tool_input, decision, _words: {"permission": decision, "updated_input": tool_input},
     refused=lambda decision, reason: {"permission": decision, "user_message": reason, "agent_message": reason},
-    nothing={}, honours_ask=False, tells_before=False, project_variable="CURSOR_PROJECT_DIR",
-    directories_field="workspace_roots",
 )  # fmt: skip
 
 # Where nobody says which client it is, the first whose call it can be.

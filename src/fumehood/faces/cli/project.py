@@ -93,26 +93,27 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
         raise BadRequest(
             f"nothing is known about {printable(path)}", hint="no run changed it; fumehood scan reads the project"
         )
-    answer = {"path": path, "root": root} if file is None else file.as_dict()
-    if context.printed({**answer, "versions": [version.as_dict() for version in kept]}):
-        return 0
     colour = paint()
-    if file is not None:
-        print(_line(context, project.path, file.replace(days=(), runs=()), colour))
-    if not kept:
-        last = f"no earlier version is kept; run {context.store.history.name(by)} changed it last"
-        print(f"it can't be restored: {last if by else 'no run changed it'}")
-        return 0
-    print("it can be restored:")
-    for version in kept:
-        is_run = "-" not in version.source
-        when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
-        source = context.store.history.name(version.source) if is_run else version.source
-        kind = "" if version.kind == "file" else f" {version.kind}"
-        size = size_told(version.size)
-        print(f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size:>10}{kind}  {printable(version.about)}")
-    print(colour(f"fumehood restore {typed(path)} [--from RUN|DATE]", "dim"))
-    return 0
+
+    def lines() -> Iterator[str]:
+        if file is not None:
+            yield _line(context, project.path, file.replace(days=(), runs=()), colour)
+        if not kept:
+            last = f"no earlier version is kept; run {context.store.history.name(by)} changed it last"
+            yield f"it can't be restored: {last if by else 'no run changed it'}"
+            return
+        yield "it can be restored:"
+        for version in kept:
+            is_run = "-" not in version.source
+            when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
+            source = context.store.history.name(version.source) if is_run else version.source
+            kind = "" if version.kind == "file" else f" {version.kind}"
+            size = f"{size_told(version.size):>10}"
+            yield f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size}{kind}  {printable(version.about)}"
+        yield colour(f"fumehood restore {typed(path)} [--from RUN|DATE]", "dim")
+
+    answer = {"path": path, "root": root} if file is None else file.as_dict()
+    return context.say({**answer, "versions": [version.as_dict() for version in kept]}, lines())
 
 
 @command(
