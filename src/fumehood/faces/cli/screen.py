@@ -84,11 +84,12 @@ class Filter:
     def __init__(self, *, screen: bool = False) -> None:
         self._screen = screen
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._waiting = ""
         self._split = False
-        self._coloured = False
-        self._shifted = False
-        self._scrolls_a_part = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._waiting = ""
+        self._coloured = self._shifted = self._scrolls_a_part = False
         self._modes: set[str] = set()
         self._undoing: set[str] = set()
         self._keyboards = {False: 0, True: 0}  # on the stack of the usual screen, and of the other one
@@ -112,10 +113,7 @@ class Filter:
         scrolled = _WHOLE_SCREEN if self._scrolls_a_part else ""
         letters = "\x1b(B\x0f" if self._shifted else ""
         colour = "\x1b[0m" if self._coloured else ""
-        self._waiting, self._coloured, self._shifted, self._scrolls_a_part = "", False, False, False
-        self._modes.clear()
-        self._undoing.clear()
-        self._keyboards = {False: 0, True: 0}
+        self._begin()
         return f"{before}{modes}{after}{scrolled}{letters}{colour}".encode()
 
     @property
