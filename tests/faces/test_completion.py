@@ -45,6 +45,7 @@ def test_commands_options_runs_paths_sessions_and_files_are_offered(cli: Any, re
     ids = [run["run"] for run in json.loads(cli("log", "--json").stdout)["runs"]]
     assert offered(cli, "show", recorded[:3]) == ("nothing", ids)
     assert offered(cli, "apply", "2", "") == ("files", ["two words"]), "no name that would act on a terminal"
+    assert offered(cli, "redo", "2", "two") == offered(cli, "undo", "2", "two") == ("files", ["two words"])
     assert offered(cli, "undo", "--session", "") == ("nothing", ["agent-7"])
     assert offered(cli, "undo", "--session", "=", "ag") == ("nothing", ["agent-7"])
     assert offered(cli, "roots", "") == ("nothing", ["list", "add", "remove"])

@@ -115,7 +115,7 @@ def _completed(words: Sequence[str]) -> tuple[str, Iterable[Word]]:
 _KINDS = {
     "--session": "SESSION", "--only-session": "SESSION", "--draft": "DRAFT", "--workspace": "WORKSPACE",
     "--project": "PROJECT", "draft NAME": "DRAFT", "workspace NAME": "WORKSPACE", "grants NUMBER": "GRANT",
-    **dict.fromkeys(("apply PATH", "discard PATH", "undo PATH", "diff PATH"), "A RUN'S PATH"),
+    **dict.fromkeys(("apply PATH", "discard PATH", "undo PATH", "redo PATH", "diff PATH"), "A RUN'S PATH"),
 }  # fmt: skip
 _RECORDED = frozenset({*_KINDS.values(), "RUN", "RUN|DRAFT", "HOST"})
 
