@@ -436,6 +436,14 @@ def test_directories_in_a_clients_settings_are_offered_and_never_taken(
     assert json.loads(cli("roots", "list", "--json").stdout)["roots"] == [str(project)]
 
 
+def test_the_end_of_input_is_no_yes(home: Path, project: Path) -> None:
+    with Terminal([*command_line(), "setup", "claude"], project, columns=200) as screen:
+        screen.wait_for("write this?")
+        screen.type("\x04")
+        assert screen.end() == 0
+    assert not (home / ".claude/settings.json").exists()
+
+
 @pytest.mark.long
 def test_a_person_is_asked_about_directories_that_the_settings_of_a_project_name(
     home: Path, project: Path, test_directory: Path

@@ -102,11 +102,12 @@ def tell_error(error: FumehoodError) -> None:
     sys.stderr.write(f"ERROR: {printable(error.message)}\n{hint}")
 
 
-def confirmed(question: str) -> bool:
-    """Ask the person at the terminal; nothing but a yes is one."""
+def confirmed(question: str, *, by_default: bool = False) -> bool:
+    """Ask the person at the terminal; nothing but a yes is one, or an empty line where that is the default."""
     sys.stderr.write(question)
     sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    line = sys.stdin.readline()  # "" where the input has ended
+    return line.strip().lower() in ("y", "yes") or (by_default and line.isspace())
 
 
 def width() -> int:

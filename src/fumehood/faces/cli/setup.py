@@ -20,7 +20,7 @@ from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli import setup_clients
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, paint, several
 from fumehood.faces.cli.hook_clients import ALLOW
-from fumehood.faces.cli.output import here, whole_number
+from fumehood.faces.cli.output import confirmed, here, whole_number
 from fumehood.faces.cli.screen import Progress, terminal
 from fumehood.faces.cli.setup_clients import CLIENTS, ClientSettings, SettingsEdit, at, meaning, read_settings
 from fumehood.linux import doctor, probe
@@ -241,9 +241,8 @@ def connect(context: Context, client: str) -> int:
     if is_agreed and not options.yes:
         if not (os.isatty(0) and os.isatty(1)):
             raise BadRequest("there is nobody to ask", hint="--yes writes it without asking, --print only shows it")
-        sys.stdout.write("write this? [Y/n] ")
         sys.stdout.flush()
-        is_agreed = sys.stdin.readline().strip().lower() in ("", "y", "yes")
+        is_agreed = confirmed("write this? [Y/n] ", by_default=True)
     if is_agreed:
         for file, change in zip(files, changes, strict=True):
             if change.diff:
