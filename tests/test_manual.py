@@ -33,9 +33,10 @@ import pytest
 
 import fumehood
 from forked import command_line
-from fumehood.core import changes, network
+from fumehood.core import changes
 from fumehood.core.config import SECTIONS
-from fumehood.core.report import Blocked, ReportedChange, Run
+from fumehood.core.policy import FULL, HOSTS, NONE
+from fumehood.core.report import Blocked, Connection, ReportedChange, Run
 from fumehood.faces.cli.commands import NAMES, WITH_WORDS, parser_of
 from fumehood.faces.cli.completion import BY_HAND, Shape, shape_of
 from fumehood.faces.cli.run import _FLAGS, _VALUES
@@ -360,7 +361,7 @@ def test_the_report_page_has_every_field_in_order_with_its_type_and_meaning() ->
     in_report = Run(run="", project="", command="", cwd="", state="").as_dict()
     fields_by_heading = {
         "A run": {name: kept.get(name, "tuple") for name in in_report}, "A change": get_annotations(ReportedChange),
-        "Something blocked": get_annotations(Blocked), "A connection": get_annotations(network.Connection),
+        "Something blocked": get_annotations(Blocked), "A connection": get_annotations(Connection),
     }  # fmt: skip
     page = (CHECKOUT / "docs/report.md").read_text()
     for heading, fields in fields_by_heading.items():
@@ -378,7 +379,7 @@ def in_json(annotation: str) -> str:
 @pytest.mark.parametrize(
     "row",
     [
-        ("network", network.MODES),
+        ("network", (NONE, HOSTS, FULL)),
         ("change", (changes.ADDED, changes.MODIFIED, changes.DELETED, changes.MODE, changes.TYPE)),
         (
             "kind",

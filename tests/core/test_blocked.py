@@ -7,8 +7,7 @@ import pytest
 from conftest import need
 from fumehood import Sandbox
 from fumehood.core.hints import denied_network, suspected
-from fumehood.core.network import OFFLINE
-from fumehood.core.policy import Limits, Policy
+from fumehood.core.policy import OFFLINE, Limits, Policy
 
 pytestmark = pytest.mark.once
 

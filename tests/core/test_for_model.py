@@ -10,21 +10,9 @@ from hypothesis import strategies as st
 import reader
 from fumehood.core import changes as c
 from fumehood.core.changes import Change
-from fumehood.core.report import (
-    NOT_OURS,
-    QUOTED,
-    Blocked,
-    Run,
-    Visible,
-    change_lines,
-    named,
-    refusal,
-    short,
-    summary,
-    told_ahead,
-    visible,
-)
+from fumehood.core.report import QUOTED, Blocked, Run, change_lines, named, refusal, short, summary, told_ahead
 from fumehood.core.tool import description
+from fumehood.core.wording import NOT_OURS, Visible, visible
 from fumehood.errors import Refused
 from fumehood.store.places import new_mark, session_mark
 

@@ -5,9 +5,8 @@ import ipaddress
 import pytest
 
 from fumehood.core.environment import proxy_variables
-from fumehood.core.hosts import Hosts, authority, canonical, parse, special
-from fumehood.core.network import FULL, HOSTS, NONE, OFFLINE, by_proxy, decided, forwards, proxy_port
-from fumehood.core.policy import Policy
+from fumehood.core.hosts import Hosts, authority, by_proxy, canonical, forwards, parse, proxy_port, special
+from fumehood.core.policy import FULL, HOSTS, NONE, OFFLINE, Policy, decided
 from fumehood.errors import BadRequest
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fumehood.core.hints import refused_writes
-from fumehood.core.limits import overflows
+from fumehood.service.blocked import overflows
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line, need
 from fumehood import Sandbox
-from fumehood.core.limits import cut_short
+from fumehood.core.report import cut_short
 from patience import LONG_S, with_enough_time
 
 # The last line is `exec`: dash loses a Ctrl-C that comes while it starts a program.

@@ -17,7 +17,7 @@ from conftest import command_line, need
 from forked import SERVER, loaded
 from fumehood import Refused, Sandbox
 from fumehood.adapters import for_agent, instructions
-from fumehood.core.report import NOT_OURS
+from fumehood.core.wording import NOT_OURS
 from fumehood.service.store import Store
 from mcp_sdk import ERAS, IGNORED_WARNINGS
 from passing_days import pass_days

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import need
-from fumehood.core.network import FULL, Network
+from fumehood.core.policy import FULL, Network
 from fumehood.errors import Unavailable
 from fumehood.linux import confine, doctor, libc
 from fumehood.linux.bwrap import provide

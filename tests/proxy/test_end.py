@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fumehood.core.network import UNANSWERED
+from fumehood.core.report import UNANSWERED
 from fumehood.proxy import server as serving_module
 from patience import LONG_S, eventually
 from proxy.conftest import read_all

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.network import direct_ports, resolvers
+from fumehood.core.environment import resolvers
+from fumehood.core.hosts import direct_ports
 from fumehood.proxy import server
 from fumehood.proxy.server import Names
 

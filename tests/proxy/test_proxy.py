@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from conftest import need
-from fumehood.core.network import NOT_GRANTED
+from fumehood.core.report import NOT_GRANTED
 from fumehood.proxy import server as serving_module
 from fumehood.proxy.reach import resolve
 from patience import LONG_S, eventually

@@ -17,7 +17,7 @@ import pytest
 
 import fumehood
 from conftest import command_line, need
-from fumehood.core.network import EVERY_HOST
+from fumehood.core.policy import EVERY_HOST
 from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, NOBODY, Question, apply_question, network_question
 from fumehood.core.wording import Item
 from fumehood.linux.confine import can_scope

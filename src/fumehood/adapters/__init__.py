@@ -13,8 +13,8 @@ from typing import Any
 
 from fumehood import BadRequest, FumehoodError, Run, Sandbox
 from fumehood.core.changes import APPLIED
-from fumehood.core.limits import OUTPUT, is_of
-from fumehood.core.report import joined, line_of, one_line, summary, told_ahead, visible
+from fumehood.core.report import OUTPUT, is_limit, joined, line_of, one_line, summary, told_ahead
+from fumehood.core.wording import visible
 from fumehood.linux.nofollow import remove_directory
 
 _SHOWN = 20  # blocked things and changes in the notes
@@ -70,7 +70,7 @@ def printed(sandbox: Sandbox, run: Run) -> tuple[str, str]:
 
 def is_cut(run: Run) -> bool:
     """Return True if the command printed more than the limit lets anyone keep."""
-    return any(is_of(each, OUTPUT) for each in run.blocked)
+    return any(is_limit(each, OUTPUT) for each in run.blocked)
 
 
 def notes(run: Run) -> str:

@@ -17,7 +17,8 @@ from langchain_core.tools import StructuredTool
 
 from fumehood import FumehoodError, Run, Sandbox
 from fumehood.adapters import AgentSession, acalled, called, is_cut, notes, own_tools, printed, read, write
-from fumehood.core.report import NOT_OURS, joined, visible
+from fumehood.core.report import joined
+from fumehood.core.wording import NOT_OURS, visible
 
 _ERRORS = {
     errno.ENOENT: "file_not_found", errno.EACCES: "permission_denied", errno.EISDIR: "is_directory",

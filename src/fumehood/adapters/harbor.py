@@ -22,7 +22,8 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 from fumehood import FumehoodError, Policy, Question, Run, Sandbox
 from fumehood.adapters import fresh_project, notes, printed, read, throw_away, write
 from fumehood.core.policy import Rootfs
-from fumehood.core.report import NOT_OURS, joined
+from fumehood.core.report import joined
+from fumehood.core.wording import NOT_OURS
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs.unpack import Member, Unpacking

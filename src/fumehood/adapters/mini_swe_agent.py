@@ -15,7 +15,8 @@ from pydantic import BaseModel
 
 from fumehood import FumehoodError, Sandbox
 from fumehood.adapters import AgentSession, for_agent, printed
-from fumehood.core.report import NOT_OURS, joined
+from fumehood.core.report import joined
+from fumehood.core.wording import NOT_OURS
 
 _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

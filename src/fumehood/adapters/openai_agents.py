@@ -14,7 +14,8 @@ from agents import FunctionTool, ShellCallOutcome, ShellCommandOutput, ShellComm
 
 from fumehood import BadRequest, FumehoodError, Sandbox
 from fumehood.adapters import AgentSession, notes, own_tools, printed
-from fumehood.core.report import joined, visible
+from fumehood.core.report import joined
+from fumehood.core.wording import visible
 
 
 class ShellExecutor(AgentSession):

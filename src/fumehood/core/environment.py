@@ -294,6 +294,16 @@ def own_proxy_settings(before: Mapping[str, str], outside: Mapping[str, str]) ->
     return {name: value for name, value in outside.items() if name in PROXY_SETTINGS and name not in before}
 
 
+def resolvers(configuration: str) -> tuple[str, ...]:
+    """Return where programs ask for names, by the text of resolv.conf: IPv4 addresses, three at most.
+
+    Where they find no such text, they ask at 127.0.0.1.
+    """
+    lines = [line.split() for line in configuration.splitlines()]
+    servers = [line[1] for line in lines if len(line) > 1 and line[0] == "nameserver" and line[1].count(".") == 3]
+    return tuple(dict.fromkeys([*servers[:3], "127.0.0.1"]))
+
+
 # Names.
 
 # Parts of names that tell a secret, wherever they stand between underscores.

@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import re
 
-from fumehood.core.limits import CPU, FILE_SIZE, FILES, LOOKED_AT, PROCESSES, hit
 from fumehood.core.masks import is_in, masks, reason
-from fumehood.core.report import LEFT_PROCESS, Blocked
+from fumehood.core.report import CPU, FILE_SIZE, FILES, LEFT_PROCESS, PROCESSES, Blocked, limit_reached
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from fumehood.core.network import Connection, Network
-    from fumehood.core.policy import Policy
+    from fumehood.core.policy import Network, Policy
+    from fumehood.core.report import Connection
 
 _MOST_OF_A_KIND = 3  # hints of each kind
+LOOKED_AT = 1 << 16  # characters of the end, where a failure is told
 _LONGEST_LINE = 4096  # that is looked at
 _PATH = re.compile(r"(?:~|/)[^\s'\"`:;,()<>\[\]]+")
 _ABSENT = re.compile(r"No such file|ENOENT|Permission denied|EACCES|not found|can(?:'t|not) read", re.IGNORECASE)
@@ -66,7 +66,7 @@ def suspected(
     limits = [name for line in lines for words, name in _LIMITS if words.search(line)]
     limits += [_SIGNALS[exit_code]] if exit_code in _SIGNALS else []
     amounts = {name: getattr(policy.limits, name) for name in limits}
-    reached = [hit(name, amount) for name, amount in amounts.items() if amount]
+    reached = [limit_reached(name, amount) for name, amount in amounts.items() if amount]
     overlaid = [
         Blocked(what=what, detail=detail, hint=hint)
         for words, what, detail, hint in _OVERLAID if any(words.search(line) for line in lines)

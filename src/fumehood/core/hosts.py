@@ -286,3 +286,72 @@ def special(address: Address) -> str:
             addresses.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
     kinds = (kind for each in addresses for net, kind in _TABLE if each.version == net.version and each in net)
     return next(kinds, "")
+
+
+# How hosts are reached from inside: the ports of this machine that lead out, and the proxy's own.
+
+DNS = 53
+PORT = 61080  # the proxy's: above those that the kernel gives out by itself
+_SHARED_PORT = 1023  # which no other command of a session can take
+_MOST_FORWARDS, _MOST_NOTICED, _FEW = 64, 96, 16
+_USUAL = (22, 80, 443)
+
+
+class Forward(Value):
+    """A port inside, and the port of this machine that it leads to."""
+
+    address: str
+    host: str  # a name may be at either of its addresses
+    port: int
+
+
+def forwards(hosts: tuple[str, ...], noticed: tuple[tuple[str, int], ...] = ()) -> tuple[Forward, ...]:
+    """Return the ports of this machine that were named one by one: inside, they are at the same address.
+
+    So programs that know no proxy reach them too: a database, for instance. `noticed` are addresses and ports that
+    nobody named and that a person is asked for.
+    """
+    every: dict[tuple[str, int], Forward] = {}
+    for name, addresses, (first, last) in _own(hosts):
+        if last - first < _FEW:
+            for port in range(first, last + 1):
+                for address in addresses:
+                    every.setdefault((address, port), Forward(address=address, host=name or address, port=port))
+    named = dict(list(every.items())[:_MOST_FORWARDS])
+    for address, port in noticed[:_MOST_NOTICED]:
+        named.setdefault((address, port), Forward(address=address, host="localhost", port=port))
+    return tuple(named.values())
+
+
+def by_proxy(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of this machine that lead to the proxy: too many of its ports were named to forward each."""
+    wide = [addresses for _, addresses, (first, last) in _own(hosts) if last - first >= _FEW]
+    named = [address for addresses in wide for address in addresses]
+    return (*named, "localhost") if len(named) > 1 else tuple(named)
+
+
+def _own(hosts: tuple[str, ...]) -> list[tuple[str, tuple[str, ...], tuple[int, int]]]:
+    """Return this machine's names and addresses that were named, with their ports."""
+    own: list[tuple[str, tuple[str, ...], tuple[int, int]]] = []
+    for rule in map(parse, hosts):
+        if rule.name in LOOPBACK_NAMES:
+            own.append((rule.name, ("127.0.0.1", "::1"), rule.ports))
+        elif rule.network is not None and rule.network.is_loopback:
+            own.append(("", (str(rule.network[rule.network.num_addresses > 1]),), rule.ports))
+    return own
+
+
+def direct_ports(hosts: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the ports at which hosts are reached by programs that know no proxy: the usual ones, and those named.
+
+    A command can't have the usual ones for itself.
+    """
+    named = [rule.ports[0] for rule in map(parse, hosts) if rule.ports[0] == rule.ports[1] and not _own((rule.text,))]
+    return tuple(dict.fromkeys([*_USUAL, *named]))[:_MOST_FORWARDS]
+
+
+def proxy_port(taken: tuple[Forward, ...], *, in_session: bool = False) -> int:
+    """Return the port inside that is the proxy's: the same always, unless a forwarded one is in its place."""
+    ports = {each.port for each in taken}
+    first, step = (_SHARED_PORT, -1) if in_session else (PORT, 1)
+    return next(port for port in range(first, first + step * (len(ports) + 1), step) if port not in ports)

@@ -1,4 +1,4 @@
-"""The person's standing wishes, with their defaults.
+"""The person's standing wishes, with their defaults, and the network that a command has by them.
 
 Each field is a key of the configuration under the same name (`limits.memory` is `Policy.limits.memory`); the
 table in `config.py` says what it takes and means.
@@ -167,6 +167,8 @@ SHIPPED: tuple[Profile, ...] = (
 
 PRETEND, REFUSE = "pretend", "refuse"  # what becomes of giving a file to another owner
 HIDDEN, VISIBLE = "hidden", "visible"  # the home
+NONE, HOSTS, FULL, ASK = "none", "hosts", "full", "ask"  # the network
+EVERY_HOST = "the whole network of this machine, every host"
 EVERYWHERE = ""  # the name of the settings that hold for every project
 
 
@@ -262,7 +264,7 @@ class Policy(Value):
     playground: bool = True
     ownership: str = PRETEND
     ask_timeout: float = 120.0
-    network: str = "none"
+    network: str = NONE
     hosts: tuple[str, ...] = ()
     rules: Rules = Rules()
     home: str = HIDDEN
@@ -307,3 +309,40 @@ class Policy(Value):
                 new = (*old, *(each for each in value if each not in old))
             changed[name] = holder.replace(**{inner: new}) if inner else new
         return self.replace(**changed)
+
+
+# What a command may reach, decided from what was asked for and what the policy says.
+
+class Network(Value):
+    """One command's network: `hosts` are those it may reach, `to_ask` what a person must allow before."""
+
+    mode: str = NONE
+    hosts: tuple[str, ...] = ()
+    to_ask: tuple[str, ...] = ()
+    asks: bool = False  # a connection to any other host waits while a person is asked
+
+    @property
+    def is_proxied(self) -> bool:
+        """Return True if the proxy is its way out, be it that everything is refused and noted."""
+        return self.mode == HOSTS or self.asks
+
+
+OFFLINE = Network()
+
+
+def decided(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network:
+    """Return the network of a command that asks for a mode and for hosts; most ask for none."""
+    if mode == NONE and not hosts and policy.network == NONE and not policy.hosts:
+        return OFFLINE
+    if policy.network == FULL:
+        return Network(mode=FULL)
+    if mode == FULL:
+        return Network(mode=FULL, to_ask=(EVERY_HOST,))
+    from fumehood.core.hosts import Hosts, parse
+
+    granted, asked = Hosts(policy.hosts), [parse(host) for host in hosts]
+    every = tuple(dict.fromkeys([*policy.hosts, *(rule.text for rule in asked)]))
+    return Network(
+        mode=HOSTS if every else NONE, hosts=every, asks=policy.network == ASK,
+        to_ask=tuple(rule.text for rule in asked if not granted.cover(rule)),
+    )  # fmt: skip

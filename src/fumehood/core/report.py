@@ -11,8 +11,6 @@ and in quotes where they could go on with our sentence.
 
 from __future__ import annotations
 
-import codecs
-
 from fumehood.core.changes import APPLIED, DELETED, DISCARDED, Change, flags_in_words
 from fumehood.core.value import Value
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-    from fumehood.core.network import Connection
     from fumehood.errors import FumehoodError
 
 __all__ = ["QUOTED", "REDO", "Blocked", "ReportedChange", "Run", "joined", "named", "printable", "short"]
@@ -118,6 +115,125 @@ _HEADLINES = {
     NOT_FOLLOWED: "the next command does not start in", END_UNKNOWN: "the next command does not follow",
     OLD_FILES: "not noticed by", "stopped": "ended by",
 }  # fmt: skip
+
+
+# What is told when a run reaches one of its limits (`core/policy.py` has them).
+
+MEMORY, PROCESSES, CPU, FILES, FILE_SIZE, WRITTEN = "memory", "processes", "cpu", "files", "file_size", "written"
+OUTPUT, TIME = "output", "time"
+# What the end of a run needs of the disk that holds our state: journal, report, places for what is held.
+END_BYTES, END_ENTRIES = 2 << 20, 256
+_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+_TIMES = (("day", 86_400), ("hour", 3_600), ("minute", 60))
+_SIZES = (MEMORY, FILE_SIZE, WRITTEN, OUTPUT)
+_ENDED = "the command was ended and its changes are held"
+_EFFECTS = {
+    FILES: "a process could open no more files", FILE_SIZE: "a file could grow no further",
+    OUTPUT: "the rest was not kept", **dict.fromkeys((MEMORY, PROCESSES, CPU, WRITTEN, TIME), _ENDED),
+}  # fmt: skip
+_KEYS = {OUTPUT: "output_limit", TIME: "timeout"}
+
+
+def limit_reached(name: str, amount: float) -> Blocked:
+    """Tell that a limit was reached, what that did, and where it is set."""
+    key = _KEYS.get(name, f"limits.{name}")
+    return Blocked(
+        what="limit", detail=f"{name.replace('_', ' ')}: {amount_told(name, amount)}",
+        hint=f"{_EFFECTS[name]}; to allow more, set {key} (fumehood config path)",
+    )  # fmt: skip
+
+
+def disk_full(has: str) -> Blocked:
+    """Tell that a run was ended because it would have taken the last that the disk has on which its layers are."""
+    hint = f"{_ENDED}; fumehood clean frees what is no longer needed"
+    return Blocked(what="limit", detail=f"written: the disk has {has}", hint=hint)
+
+
+def machine_full(left: int) -> Blocked:
+    """Tell that a run was ended because the machine's memory came to its end, whoever had taken it."""
+    hint = f"{_ENDED}; close other programs, or run fewer commands at once"
+    return Blocked(what="limit", detail=f"memory: the machine has only {size_told(left)} left", hint=hint)
+
+
+def is_limit(blocked: Blocked, name: str) -> bool:
+    """Return True if it was this limit."""
+    return blocked.what == "limit" and blocked.detail.startswith(f"{name.replace('_', ' ')}:")
+
+
+def amount_told(name: str, amount: float) -> str:
+    """Write a limit's amount as a person says it."""
+    if name in _SIZES:
+        return size_told(int(amount))
+    return time_told(amount) if name in (CPU, TIME) else str(int(amount))
+
+
+def time_told(seconds: float) -> str:
+    """Write a time in the largest unit that leaves a whole number."""
+    for unit, factor in _TIMES:
+        if seconds >= factor and seconds % factor == 0:
+            return f"{seconds / factor:g} {unit}{'' if seconds == factor else 's'}"
+    return f"{seconds:g} second{'' if seconds == 1 else 's'}"
+
+
+def size_told(size: int) -> str:
+    """Write a number of bytes in the largest unit that keeps it above one."""
+    for unit, factor in _UNITS:
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}".replace(".0 ", " ")
+    return f"{size} bytes"
+
+
+STOPPED = "stopped"  # not a limit: a person, or the agent itself, asked for its end
+
+
+def stopped() -> Blocked:
+    """Tell that a command was ended because somebody asked for it."""
+    hint = "if it wrote anything since it was last settled, that is held"
+    return Blocked(what=STOPPED, detail="fumehood stop", hint=hint)
+
+
+def cut_short(
+    *, limit: str = "", signals: Sequence[str] = (), is_cancelled: bool = False, is_timed_out: bool = False,
+    is_stopped: bool = False,
+) -> str:  # fmt: skip
+    """Say what ended a command before its own end, so that its changes are held; nothing where they are taken as asked.
+
+    Half of what a command does can be worse than none of it, and whoever asked for it has not seen what came of it. A
+    person who ends one with Ctrl-C at their terminal has: that is none of these `signals`.
+    """
+    if is_stopped:
+        return "ended by fumehood stop"
+    if limit:
+        return f"ended by a limit: {limit}"
+    if signals:
+        return f"ended by a signal: {signals[0]}"
+    if is_cancelled:
+        return "ended by the program that asked for it"
+    return "ended by the time limit" if is_timed_out else ""
+
+
+# Every connection that a command made or was refused: the audit trail of its network.
+
+CONNECT, HTTP, SOCKS5, FORWARD = "connect", "http", "socks5", "forward"
+NOT_GRANTED, SAID_NO = "this host was not granted", "a person was asked and said no"
+UNREADABLE = "it can't be read"
+UNANSWERED = "it had not answered when the command ended"
+
+
+class Connection(Value):
+    """One connection, or several of one kind: with whom, how much went both ways, and whether it was allowed."""
+
+    host: str
+    port: int
+    protocol: str
+    allowed: bool
+    reason: str = ""
+    address: str = ""  # where it really went
+    started_at: float = 0.0
+    duration_s: float = 0.0
+    sent: int = 0  # by the command
+    received: int = 0
+    count: int = 1
 
 
 class Run:
@@ -286,78 +402,6 @@ def named(text: str) -> str:
     return f'"{short(escaped)}"'
 
 
-# What a command printed, made visible.
-
-NOT_OURS = "(not-fumehood)"  # shown where a command printed the mark
-_PLAIN = bytes(range(0x20, 0x7F)) + b"\n\t"
-_BLANKS = frozenset(
-    "\n\t \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
-)
-# One of these after a letter says how it is drawn; several in a row can spell anything.
-_SELECTORS = frozenset("\ufe0e\ufe0f")
-
-
-class _Letters(dict[int, str]):
-    """What each letter is shown as, found out once for each."""
-
-    def __missing__(self, code: int) -> str:
-        letter = chr(code)
-        self[code] = shown = letter if letter in _BLANKS or letter in _SELECTORS else printable(letter)
-        return shown
-
-
-_letters = _Letters()
-
-
-def visible(text: str, mark: str = "", before: str = "") -> str:
-    """Write a text for a model, its lines and tabs as they are; `before` is the letter that stood before it."""
-    if not text.isascii() or not text.replace("\n", "").replace("\t", "").isprintable():
-        text = "\r\n".join(part.translate(_letters) for part in text.split("\r\n"))
-        if not _SELECTORS.isdisjoint(text):
-            letters = []
-            last = before or "\n"
-            for letter in text:
-                is_odd = letter in _SELECTORS and (last in _SELECTORS or last in _BLANKS)
-                letters.append(f"\\u{ord(letter):04x}" if is_odd else letter)
-                last = letter
-            text = "".join(letters)
-    return text.replace(mark, NOT_OURS) if mark else text
-
-
-class Visible:
-    """The same for bytes as they come: a letter, a line end and the mark may be cut anywhere between."""
-
-    def __init__(self, mark: str = "") -> None:
-        self._mark = mark
-        self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
-        self._is_split = False
-        self._waiting = ""
-        self._before = ""
-
-    def feed(self, data: bytes) -> bytes:
-        """Return what of this piece can be shown already."""
-        if not self._is_split and not self._waiting and not data.translate(None, _PLAIN):
-            text = data.decode("ascii")
-        else:
-            text = self._waiting + self._decode(data)
-            self._is_split = not data[-1:].isascii()
-        # The end may be the beginning of something.
-        sizes = range(min(len(text), len(self._mark) - 1), 0, -1)
-        begun = 1 if text.endswith("\r") else next((size for size in sizes if self._mark.startswith(text[-size:])), 0)
-        return self._shown(text, begun)
-
-    def close(self) -> bytes:
-        """Return what was kept back for what might have followed."""
-        return self._shown(self._waiting + self._decode(b"", final=True), 0)
-
-    def _shown(self, text: str, kept_back: int) -> bytes:
-        ready = text[: len(text) - kept_back]
-        self._waiting = text[len(ready) :]
-        shown = visible(ready, self._mark, self._before)
-        self._before = ready[-1:] or self._before
-        return shown.encode()
-
-
 # Many changes in few lines: what waits for a person first, the rare before the many, what is alike by directory.
 
 class Line(Value):
@@ -486,6 +530,8 @@ def set_apart(output: str, ours: Sequence[str], mark: str) -> str:
 
 def shown_output(text: str, mark: str) -> str:
     """Make what a command printed visible, and cut it in the middle where it is long."""
+    from fumehood.core.wording import visible
+
     text = visible(text, mark)
     if len(text) <= MODEL_OUTPUT:
         return text

@@ -14,9 +14,20 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fumehood.core import limits
 from fumehood.core.policy import PRETEND, REFUSE, Policy
-from fumehood.core.report import NOTHING_RAN, line_of, printable
+from fumehood.core.report import (
+    CPU,
+    FILE_SIZE,
+    FILES,
+    MEMORY,
+    NOTHING_RAN,
+    PROCESSES,
+    TIME,
+    WRITTEN,
+    amount_told,
+    line_of,
+    printable,
+)
 from fumehood.core.request import OWN_TOOLS, quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -121,9 +132,9 @@ _TMP = "/tmp"  # noqa: S108 - as the command sees it, like the others
 _PLACES = ("/workspace", _TMP, "/playground", "/", "/usr", "/etc", "/home")
 _LIMITS = {"memory_kib": "-v", "processes": "-u", "files": "-n", "cpu_s": "-t", "file_size_blocks": "-f"}
 _LIMIT_WORDS = {
-    limits.MEMORY: "{} of memory", limits.PROCESSES: "{} processes", limits.CPU: "{} of processor time",
-    limits.FILES: "{} open files a process", limits.FILE_SIZE: "{} a file", limits.WRITTEN: "{} written in all",
-    limits.TIME: "{} a command",
+    MEMORY: "{} of memory", PROCESSES: "{} processes", CPU: "{} of processor time",
+    FILES: "{} open files a process", FILE_SIZE: "{} a file", WRITTEN: "{} written in all",
+    TIME: "{} a command",
 }  # fmt: skip
 _OWNERS = {
     PRETEND: "Owners are not changed: giving a file to another user or group does nothing, and reports success.",
@@ -278,7 +289,7 @@ def _limits(facts: Mapping[str, Any]) -> str:
 
 def limits_told(amounts: Mapping[str, float | None]) -> dict[str, str]:
     """Return the limits that are set, by name, as a person says them."""
-    return {name: limits.amount_told(name, amount) for name, amount in amounts.items() if amount}
+    return {name: amount_told(name, amount) for name, amount in amounts.items() if amount}
 
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

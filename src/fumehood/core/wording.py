@@ -12,6 +12,7 @@ Every face shows `Question.lines`, which is made of these.
 
 from __future__ import annotations
 
+import codecs
 from itertools import groupby
 
 from fumehood.core.value import Value
@@ -225,3 +226,75 @@ def _escaped(letter: str) -> str:
     return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter) or (
         f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
     )
+
+
+# What a command printed, made visible.
+
+NOT_OURS = "(not-fumehood)"  # shown where a command printed the mark
+_PLAIN = bytes(range(0x20, 0x7F)) + b"\n\t"
+_BLANKS = frozenset(
+    "\n\t \u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+)
+# One of these after a letter says how it is drawn; several in a row can spell anything.
+_SELECTORS = frozenset("\ufe0e\ufe0f")
+
+
+class _ShownAs(dict[int, str]):
+    """What each letter is shown as, found out once for each."""
+
+    def __missing__(self, code: int) -> str:
+        letter = chr(code)
+        self[code] = shown = letter if letter in _BLANKS or letter in _SELECTORS else escaped(letter)
+        return shown
+
+
+_shown_as = _ShownAs()
+
+
+def visible(text: str, mark: str = "", before: str = "") -> str:
+    """Write a text for a model, its lines and tabs as they are; `before` is the letter that stood before it."""
+    if not text.isascii() or not text.replace("\n", "").replace("\t", "").isprintable():
+        text = "\r\n".join(part.translate(_shown_as) for part in text.split("\r\n"))
+        if not _SELECTORS.isdisjoint(text):
+            letters = []
+            last = before or "\n"
+            for letter in text:
+                is_odd = letter in _SELECTORS and (last in _SELECTORS or last in _BLANKS)
+                letters.append(f"\\u{ord(letter):04x}" if is_odd else letter)
+                last = letter
+            text = "".join(letters)
+    return text.replace(mark, NOT_OURS) if mark else text
+
+
+class Visible:
+    """The same for bytes as they come: a letter, a line end and the mark may be cut anywhere between."""
+
+    def __init__(self, mark: str = "") -> None:
+        self._mark = mark
+        self._decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
+        self._is_split = False
+        self._waiting = ""
+        self._before = ""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what of this piece can be shown already."""
+        if not self._is_split and not self._waiting and not data.translate(None, _PLAIN):
+            text = data.decode("ascii")
+        else:
+            text = self._waiting + self._decode(data)
+            self._is_split = not data[-1:].isascii()
+        # The end may be the beginning of something.
+        sizes = range(min(len(text), len(self._mark) - 1), 0, -1)
+        begun = 1 if text.endswith("\r") else next((size for size in sizes if self._mark.startswith(text[-size:])), 0)
+        return self._shown(text, begun)
+
+    def close(self) -> bytes:
+        """Return what was kept back for what might have followed."""
+        return self._shown(self._waiting + self._decode(b"", final=True), 0)
+
+    def _shown(self, text: str, kept_back: int) -> bytes:
+        ready = text[: len(text) - kept_back]
+        self._waiting = text[len(ready) :]
+        shown = visible(ready, self._mark, self._before)
+        self._before = ready[-1:] or self._before
+        return shown.encode()

@@ -353,7 +353,7 @@ class Attendance:
 
     def _obey(self, asked: str) -> None:
         """End the command as its program asks; one that is stopped has a moment to end by itself."""
-        from fumehood.core.limits import stopped
+        from fumehood.core.report import stopped
 
         self._limit = self._limit or stopped()
         if asked == KILL:

@@ -9,8 +9,19 @@ import os
 import stat
 import time
 
-from fumehood.core import limits
-from fumehood.core.limits import MEMORY, PROCESSES
+from fumehood.core.report import (
+    CPU,
+    END_BYTES,
+    END_ENTRIES,
+    MEMORY,
+    PROCESSES,
+    WRITTEN,
+    disk_full,
+    limit_reached,
+    machine_full,
+    size_told,
+    stopped,
+)
 from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing, Descriptors, read
 from fumehood.linux.namespaces import look_anew
@@ -151,9 +162,9 @@ class Disk:
         free, free_entries = self.left()
         reserve = min(_LARGEST_RESERVE, disk.f_blocks * disk.f_frsize // _RESERVED)
         # A disk that was nearly full before is the person's affair, save for what the end of a run needs.
-        self._reserve = reserve if free > reserve else min(limits.END_BYTES, free) // 2
+        self._reserve = reserve if free > reserve else min(END_BYTES, free) // 2
         entries = disk.f_files // _RESERVED
-        least = min(limits.END_ENTRIES, free_entries) // 2  # some have no fixed number of entries: they say 0
+        least = min(END_ENTRIES, free_entries) // 2  # some have no fixed number of entries: they say 0
         self._reserved_entries = entries if free_entries > entries else least
 
     def left(self) -> tuple[int, int]:
@@ -164,8 +175,8 @@ class Disk:
     def full(self, free: int, entries: int) -> Blocked | None:
         """Tell that what is left is not for commands."""
         if free < self._reserve:
-            return limits.disk_full(f"only {limits.size_told(free)} left")
-        return limits.disk_full(f"room for only {entries} more files") if entries < self._reserved_entries else None
+            return disk_full(f"only {size_told(free)} left")
+        return disk_full(f"room for only {entries} more files") if entries < self._reserved_entries else None
 
 
 class Room:
@@ -205,7 +216,7 @@ class Room:
                 return full
             free, entries = free + left[0], entries + left[1]
         if self._limit and self._is_reached(free, entries, unlinked):
-            return limits.hit(limits.WRITTEN, self._limit)
+            return limit_reached(WRITTEN, self._limit)
         return None
 
     def _is_reached(self, free: int, entries: int, unlinked: Callable[[], int | None]) -> bool:
@@ -326,7 +337,7 @@ class Warden:
         began = time.monotonic()
         self._is_open_known = False
         if self._stop_mark and os.path.exists(self._stop_mark):
-            return limits.stopped()
+            return stopped()
         reached = self._use() or self._room.look(self._unlinked)
         if self._checkpoint is not None and reached is None:
             self._checkpoint(self._init)
@@ -365,17 +376,17 @@ class Warden:
         return None if reached is None else self._hit(reached)
 
     def _hit(self, name: str) -> Blocked:
-        amount = {limits.MEMORY: self._memory, limits.PROCESSES: self._limits.processes, limits.CPU: self._limits.cpu}
-        return limits.hit(name, amount[name])
+        amount = {MEMORY: self._memory, PROCESSES: self._limits.processes, CPU: self._limits.cpu}
+        return limit_reached(name, amount[name])
 
     def _use(self) -> Blocked | None:
         tasks, pages, self._ticks = self._processes.tally()
         if self._cgroup is not None and (reached := self._cgroup.reached()) is not None:
             return self._hit(reached)
         if self._limits.processes and tasks >= self._limits.processes:
-            return self._hit(limits.PROCESSES)
+            return self._hit(PROCESSES)
         if self._limits.cpu and self._ticks / _TICKS >= self._limits.cpu:
-            return self._hit(limits.CPU)
+            return self._hit(CPU)
         return self._memory_reached(pages * _PAGE)
 
     def _memory_reached(self, resident: int) -> Blocked | None:
@@ -388,7 +399,7 @@ class Warden:
         if self._cgroup is None:
             machine = Machine()
             if machine.left < self._reserve:
-                return limits.machine_full(machine.left)
+                return machine_full(machine.left)
             hidden = machine.hidden
         # What this run hides is among what the whole machine does.
         if resident + tmpfs + hidden < self._memory:
@@ -406,7 +417,7 @@ class Warden:
         if own + besides + max(files, mapped) < self._memory <= own + besides + files + mapped:
             files += self._processes.only_mapped(opened.device, opened.memory)
         # Most files that are mapped are among those that were counted.
-        return self._hit(limits.MEMORY) if own + besides + max(files, mapped) >= self._memory else None
+        return self._hit(MEMORY) if own + besides + max(files, mapped) >= self._memory else None
 
     def _kernels(self, sockets: set[int]) -> tuple[int, int]:
         """Count what the kernel keeps in no process's name: System V's segments, and all else."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import h11
 
 from fumehood.core.hosts import authority, shown
-from fumehood.core.network import HTTP, UNREADABLE
+from fumehood.core.report import HTTP, UNREADABLE
 from fumehood.proxy.reach import Denied, Outbound, Unreachable, Upstream
 from fumehood.proxy.relay import ConnectionAudit, EndedEarly, Entry, Gone, Wire, readable
 

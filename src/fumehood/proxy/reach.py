@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 
 from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, shown, special
-from fumehood.core.network import NOT_GRANTED, UNANSWERED
+from fumehood.core.report import NOT_GRANTED, UNANSWERED
 from fumehood.core.value import Value
 from fumehood.proxy.relay import Entry, Gone, Wire, send_at_once
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from fumehood.core.hosts import printed
-from fumehood.core.network import Connection
+from fumehood.core.report import Connection
 
 MOST = 1000  # lines a run gets; what goes beyond is counted with others of its kind
 OTHERS = "(others)"

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, canonical, port_number, printed
-from fumehood.core.network import CONNECT, FORWARD, NOT_GRANTED, SOCKS5, Connection
+from fumehood.core.report import CONNECT, FORWARD, NOT_GRANTED, SOCKS5, Connection
 from fumehood.proxy import http
 from fumehood.proxy.neighbours import Neighbours
 from fumehood.proxy.reach import Denied, Outbound, Unreachable

@@ -5,10 +5,20 @@ from __future__ import annotations
 import os
 
 from fumehood.core.changes import ADDED, outermost
-from fumehood.core.limits import OUTPUT, hit, may_be_cut_off, overflows
 from fumehood.core.masks import SERVICES, is_in
-from fumehood.core.network import FULL, Network
-from fumehood.core.report import HIDDEN_PATH, LEFT_AT_HOME, NOT_YET, OLD_FILES, READ_ONLY, Blocked, Run, first_of
+from fumehood.core.policy import FULL, Network
+from fumehood.core.report import (
+    HIDDEN_PATH,
+    LEFT_AT_HOME,
+    NOT_YET,
+    OLD_FILES,
+    OUTPUT,
+    READ_ONLY,
+    Blocked,
+    Run,
+    first_of,
+    limit_reached,
+)
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import replace
@@ -66,7 +76,7 @@ def what_was_blocked(
     if ended.outcome.limit is not None:
         blocked.append(ended.outcome.limit)
     if any(stream.size > stream.saved > 0 for stream in (ended.stdout, ended.stderr)):
-        blocked.append(hit(OUTPUT, policy.output_limit))
+        blocked.append(limit_reached(OUTPUT, policy.output_limit))
     home = "" if ended.seen is None else ended.seen.home
     complaints = run.stdout if run.one_stream else run.stderr
     blocked += _refused(hood, run, complaints, world, home, can_ask=can_ask)
@@ -345,3 +355,34 @@ def _outermost_of_others(path: str, roots: Sequence[str], me: int) -> tuple[str,
             outermost = path, user
         path = os.path.dirname(path)
     return outermost
+
+
+# What a command complains of where an overlay can't copy a file for want of an owner's number, or the disk is full.
+_OVERFLOW = ("Value too large for", "EOVERFLOW")  # as the C libraries and as Node say it
+_QUOTA = ("Disk quota exceeded", "EDQUOT")
+_FULL = ("No space left on device", "ENOSPC")
+_FAR_FROM_FULL = 1 << 30  # bytes that nobody fills and frees without being seen
+_MOST_LINES = 20  # complaints read
+_LOOKED_AT = 1 << 16  # characters of the end, where a failure is told
+
+
+def overflows(output: str) -> str:
+    """Return the lines in which a command complains of what an overlay can't copy for want of an owner's number."""
+    if not any(words in output for words in _OVERFLOW):
+        return ""
+    lines = output[-_LOOKED_AT:].splitlines()
+    return "\n".join([line for line in lines if any(words in line for words in _OVERFLOW)][-_MOST_LINES:])
+
+
+def may_be_cut_off(complaints: str, free: int, lacking: str) -> str:
+    """Say why what a command wrote may not be whole, though it ended by itself; nothing where the disk had room.
+
+    `lacking` is what its layers' disk lacks now. Where that has room again, what the command complains of tells,
+    unless there is so much that it must mean another disk.
+    """
+    said = complaints[-_LOOKED_AT:]
+    if not lacking and any(words in said for words in _QUOTA):
+        lacking = "the command met a quota of the disk"
+    if not lacking and free < _FAR_FROM_FULL and any(words in said for words in _FULL):
+        lacking = "the command found no space left"
+    return f"{lacking}, so what it wrote may not be whole" if lacking else ""

@@ -11,9 +11,8 @@ import time
 from collections.abc import Iterable, Sequence
 
 from fumehood.core.changes import WAITING
-from fumehood.core.limits import size_told
 from fumehood.core.policy import Clean
-from fumehood.core.report import first_of, how_many
+from fumehood.core.report import first_of, how_many, size_told
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import confine, hostview

@@ -13,7 +13,7 @@ from functools import partial
 from io import RawIOBase, UnsupportedOperation
 from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
 
-from fumehood.core.network import FULL, NONE
+from fumehood.core.policy import FULL, NONE
 from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request, encoded
 from fumehood.errors import RAISED_BY, BadRequest
 from fumehood.linux.monitor import watcher

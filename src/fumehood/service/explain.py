@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from fumehood.core.config import Checked, Complaint, dotted_name, in_order, line_numbers
-from fumehood.core.limits import TIME, amount_told
 from fumehood.core.masks import FRESH, is_below, is_in, masks
-from fumehood.core.network import FULL, NONE, decided
-from fumehood.core.policy import EVERYWHERE, HIDDEN, Policy
+from fumehood.core.policy import EVERYWHERE, FULL, HIDDEN, NONE, Policy, decided
+from fumehood.core.report import TIME, amount_told
 from fumehood.core.request import HOST, Request, arguments, checked, shown
 from fumehood.core.tool import Capabilities, limits_told, parsed, script
 from fumehood.core.value import Value

@@ -7,8 +7,7 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fumehood.core.inside import Widening, widenings
-from fumehood.core.limits import OUTPUT, is_of
-from fumehood.core.report import Run, refusal
+from fumehood.core.report import OUTPUT, Run, is_limit, refusal
 from fumehood.core.request import encoded
 from fumehood.core.tool import NAME, Capabilities, all_definitions, asked_for, definition_of
 from fumehood.errors import BadRequest, FumehoodError, lacking
@@ -424,7 +423,7 @@ class Sandbox(Commands):
         run = self.run(["sh", "-c", _A_FILE + 'exec cat <"$1"', "sh", os.fspath(path)], apply="discard")
         if run.exit_code:
             raise BadRequest(f"{os.fspath(path)} can't be read: {run.stderr.strip()}")
-        if any(is_of(each, OUTPUT) for each in run.blocked):
+        if any(is_limit(each, OUTPUT) for each in run.blocked):
             raise BadRequest(f"{os.fspath(path)} is too large to be read at once", hint="read a part with a command")
         return b"".join(self._store.history.printed(run.run, "stdout"))
 

@@ -7,11 +7,11 @@ import socket
 import threading
 import time
 
-from fumehood.core import network as n
 from fumehood.core.environment import own_proxy_settings, proxy_variables
-from fumehood.core.network import NOT_GRANTED, SAID_NO, Connection, Network
+from fumehood.core.hosts import DNS, by_proxy, direct_ports, forwards, proxy_port
+from fumehood.core.policy import FULL, HOSTS, Network
 from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE, Decision
-from fumehood.core.report import Blocked, Run
+from fumehood.core.report import NOT_GRANTED, SAID_NO, Blocked, Connection, Run
 from fumehood.core.wording import MOST_ITEMS
 from fumehood.errors import Unavailable
 
@@ -170,7 +170,7 @@ class Access:
         self.resolvers = resolvers if network.is_proxied else ()
         self.listen: tuple[tuple[str, int], ...] = ()  # where there are listeners inside: the proxy's own first
         self._proxy: Proxy | None = None
-        if network.mode == n.FULL and not network.is_proxied:
+        if network.mode == FULL and not network.is_proxied:
             from fumehood.linux.confine import can_scope
 
             if not can_scope():
@@ -185,13 +185,13 @@ class Access:
         from fumehood.proxy.server import Proxy
 
         hosts = network.hosts
-        inside = n.forwards(hosts, loopback_listeners() if network.asks else ())
-        direct = n.direct_ports(hosts) if self.resolvers else ()
+        inside = forwards(hosts, loopback_listeners() if network.asks else ())
+        direct = direct_ports(hosts) if self.resolvers else ()
         if self._in_session:
             # Two listeners at one port would have to let anybody else listen there too.
             direct = tuple(port for port in direct if port not in {each.port for each in inside})
         self.listen = (
-            ("127.0.0.1", n.proxy_port(inside, in_session=self._in_session)),
+            ("127.0.0.1", proxy_port(inside, in_session=self._in_session)),
             *((each.address, each.port) for each in inside),
             *(("0.0.0.0", port) for port in direct),  # noqa: S104 - of a namespace that nobody else is in
         )  # fmt: skip
@@ -204,12 +204,12 @@ class Access:
         """Return the variables that lead a command's programs to it."""
         if self._proxy is None:
             return own_proxy_settings(before, os.environ)
-        return proxy_variables(self.listen[0][1], n.by_proxy(self.network.hosts), before)
+        return proxy_variables(self.listen[0][1], by_proxy(self.network.hosts), before)
 
     @property
     def shares(self) -> bool:
         """True if the command shares the host's network."""
-        return self.network.mode == n.FULL
+        return self.network.mode == FULL
 
     def launched(self, start: Starter, plan: Plan, streams: Streams) -> Running:
         """Start a sandbox, and serve what it asks for once its listeners come."""
@@ -238,14 +238,14 @@ class Access:
 
     @property
     def _places(self) -> tuple[tuple[str, int], ...]:
-        return (*self.listen, *((address, n.DNS) for address in self.resolvers))
+        return (*self.listen, *((address, DNS) for address in self.resolvers))
 
     def unheld(self, plan: Plan) -> Plan:
         """Leave to a plan what nobody listens at for us yet."""
         held = {each.getsockname()[:2] for each in self._shared} if self._held is None else self._held
         return plan.replace(
             listen=tuple(each for each in plan.listen if each not in held),
-            resolvers=tuple(each for each in plan.resolvers if (each, n.DNS) not in held),
+            resolvers=tuple(each for each in plan.resolvers if (each, DNS) not in held),
         )
 
     def serve(self, descriptors: list[int]) -> None:
@@ -269,14 +269,14 @@ class Access:
             self._proxy = None
         run.blocked = (*_blocked(run), *self._taken())
         if self.asking is not None and self.asking.granted:
-            run.network, run.hosts = n.HOSTS, (*self.network.hosts, *self.asking.granted)
+            run.network, run.hosts = HOSTS, (*self.network.hosts, *self.asking.granted)
 
     def _taken(self) -> list[Blocked]:
         """Return the ports of this machine that were granted, and that a command of the session has taken."""
         if self._held is None:
             return []
         hint = "another command of the session listens there"
-        ports = {each.port for each in n.forwards(self.network.hosts) if (each.address, each.port) not in self._held}
+        ports = {each.port for each in forwards(self.network.hosts) if (each.address, each.port) not in self._held}
         return [Blocked(what="network", detail=f"localhost:{port}", hint=hint) for port in sorted(ports)]
 
 

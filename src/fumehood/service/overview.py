@@ -13,8 +13,7 @@ from fumehood.core.changes import APPLIED, HELD, Change
 from fumehood.core.edits import MARKS
 from fumehood.core.inside import SHOW
 from fumehood.core.masks import is_in
-from fumehood.core.network import EVERY_HOST, FULL, NONE, decided
-from fumehood.core.policy import Policy
+from fumehood.core.policy import EVERY_HOST, FULL, NONE, Policy, decided
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, UndoRefused

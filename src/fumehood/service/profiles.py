@@ -9,8 +9,7 @@ import os
 from _blake2 import blake2b  # without OpenSSL, which `hashlib` loads for 4 ms
 
 from fumehood.core.masks import HOMES, UNSEEN, is_in
-from fumehood.core.network import FULL
-from fumehood.core.policy import Policy, Profile, fits
+from fumehood.core.policy import FULL, Policy, Profile, fits
 from fumehood.core.report import Blocked
 from fumehood.core.request import HOST, Request
 from fumehood.core.shell import may_be_kept, simple

@@ -14,7 +14,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.changes import MKDIR, WAITING, Step, staying
 from fumehood.core.judge import judge
-from fumehood.core.network import HOSTS
+from fumehood.core.policy import HOSTS
 from fumehood.core.report import Run, printable
 from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value

@@ -10,10 +10,8 @@ import time
 from _thread import get_ident
 
 from fumehood.core.changes import HELD
-from fumehood.core.limits import STOPPED, cut_short
-from fumehood.core.network import FULL, NONE, OFFLINE, decided
-from fumehood.core.policy import HIDDEN, defaults
-from fumehood.core.report import Run, printable
+from fumehood.core.policy import FULL, HIDDEN, NONE, OFFLINE, decided, defaults
+from fumehood.core.report import STOPPED, Run, cut_short, printable
 from fumehood.core.request import ALPINE, APPLY, BIN, WHOLE, Request, arguments, check, checked, on_terminal, shown
 from fumehood.errors import RAISED_BY, BadRequest, NoDirectory, Refused, reason_of
 from fumehood.linux import capture as capturing

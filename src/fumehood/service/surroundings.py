@@ -7,9 +7,8 @@ import pwd
 import stat
 import sys
 
-from fumehood.core.environment import inherited
+from fumehood.core.environment import inherited, resolvers
 from fumehood.core.masks import Masks, Sight, innermost, inside, is_below, is_in, masks, variables_for_tools
-from fumehood.core.network import resolvers
 from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
 from fumehood.core.request import ALPINE, HOST, SHELL

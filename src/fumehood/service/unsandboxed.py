@@ -6,7 +6,7 @@ import os
 import time
 
 from fumehood.core.environment import inherited
-from fumehood.core.network import FULL, NONE
+from fumehood.core.policy import FULL, NONE
 from fumehood.core.questions import Question, unsandboxed_question
 from fumehood.core.report import Run
 from fumehood.core.request import APPLY, HOST, SHELL, Request, arguments, checked, shown

@@ -10,8 +10,7 @@ import os
 import pwd
 import time
 
-from fumehood.core.network import Connection
-from fumehood.core.report import first_of
+from fumehood.core.report import Connection, first_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.store.database import record_of

@@ -29,8 +29,7 @@ from typing import Any
 from fumehood.core import changes as c
 from fumehood.core.hosts import shown
 from fumehood.core.judge import objects_of
-from fumehood.core.network import Connection
-from fumehood.core.report import Run, how_many, picked, printable
+from fumehood.core.report import Connection, Run, how_many, picked, printable
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest, Unavailable

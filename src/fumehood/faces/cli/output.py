@@ -11,7 +11,7 @@ import os
 import select
 import sys
 
-from fumehood.core.report import Visible, printable
+from fumehood.core.report import printable
 from fumehood.errors import BadRequest, FumehoodError
 
 TYPE_CHECKING = False
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from fumehood.core.wording import Visible
     from fumehood.faces.cli.screen import Filter
     from fumehood.service.store import Store
 
@@ -144,6 +145,8 @@ def sink_to(fd: int, *, screen: bool = False) -> DescriptorSink:
 
 def sink_to_model(fd: int, mark: str) -> DescriptorSink:
     """Return a sink for an agent, whose model reads it: nothing invisible passes, and not the mark of our own words."""
+    from fumehood.core.wording import Visible
+
     return DescriptorSink(fd, Visible(mark))
 
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from fumehood.core.changes import ABSENT
 from fumehood.core.config import KEYS, SECTIONS, Complaint, shown
-from fumehood.core.limits import size_told
 from fumehood.core.policy import EVERYWHERE
-from fumehood.core.report import how_many, printable, shown_path, typed
+from fumehood.core.report import how_many, printable, shown_path, size_told, typed
 from fumehood.core.tool import FORMATS, NAME, all_definitions, definition_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest

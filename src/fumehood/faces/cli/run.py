@@ -6,7 +6,7 @@ import os
 import sys
 
 from fumehood.core.masks import is_in
-from fumehood.core.network import FULL, NONE
+from fumehood.core.policy import FULL, NONE
 from fumehood.core.report import Run, line_of, printable, refusal
 from fumehood.core.request import DISCARD, HOLD, Request, quoted, shown
 from fumehood.core.value import Value

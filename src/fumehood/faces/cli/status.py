@@ -8,7 +8,7 @@ import sys
 import time
 
 from fumehood.core.inside import widenings
-from fumehood.core.network import FULL
+from fumehood.core.policy import FULL
 from fumehood.core.report import Run, picked, printable
 from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of

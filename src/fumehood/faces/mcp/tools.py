@@ -26,7 +26,6 @@ from fumehood.core.questions import Question, apply_question
 from fumehood.core.report import (
     MODEL_OUTPUT,
     NO_OUTPUT,
-    NOT_OURS,
     foremost,
     line_of,
     model_texts,
@@ -35,8 +34,8 @@ from fumehood.core.report import (
     set_apart,
     short,
     shown_output,
-    visible,
-)  # fmt: skip
+)
+from fumehood.core.wording import NOT_OURS, visible
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
 from fumehood.faces.mcp.clients import MARK, Job, Place, Where, answering, clients_of
 from fumehood.store.history import LAST
