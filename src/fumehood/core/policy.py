@@ -86,83 +86,69 @@ def defaults(profiles: Iterable[Profile]) -> dict[str, str]:
     return {name: value for each in profiles for name, value in each.defaults}
 
 
-_NPM = "npm_config_cache=~/.npm"
-# After an install, pyenv writes its own commands anew.
-_PIP = ("PIP_CACHE_DIR=~/.cache/pip", "~/.pyenv/shims", "$PYENV_ROOT/shims")
-_UV = "UV_CACHE_DIR=~/.cache/uv"
-# Where there is no registry yet, all of cargo's home is taken elsewhere; its `bin` and settings are then not needed.
-# Never all of a cargo's home that is there: credentials and settings lie in it.
-_CARGO = ("CARGO_HOME=~/.cargo/registry", "CARGO_HOME=$CARGO_HOME/registry", "~/.cargo/git", "$CARGO_HOME/git")
-_GO = ("GOCACHE=~/.cache/go-build", "GOMODCACHE=~/go/pkg/mod")
-_PRE_COMMIT = "PRE_COMMIT_HOME=~/.cache/pre-commit"
-# Yarn's later versions leave packages in the second, and only name them in the project.
-_YARN = ("YARN_CACHE_FOLDER=~/.cache/yarn", "YARN_GLOBAL_FOLDER=~/.yarn/berry")
-# What these write into a project names its place in the home, so that is not taken elsewhere.
-_PNPM = "~/.local/share/pnpm/store"
-_MAVEN = "~/.m2/repository"
-_GRADLE = tuple(f"{home}/{part}" for home in ("~/.gradle", "$GRADLE_USER_HOME") for part in ("caches", "wrapper"))
-_BUN = ("BUN_INSTALL_CACHE_DIR=~/.bun/install/cache", "$BUN_INSTALL/install/cache")
-_DENO = "DENO_DIR=~/.cache/deno"
-_COMPOSER = "COMPOSER_CACHE_DIR=~/.cache/composer"
-_POETRY = ("~/.cache/pypoetry/artifacts", "~/.cache/pypoetry/cache")
-_SBT = ("~/.ivy2/cache", "~/.ivy2/local", "~/.sbt/boot", "COURSIER_CACHE=~/.cache/coursier/v1")
-_NUGET = "~/.nuget/packages"
-_PUB = ("~/.pub-cache/hosted", "$PUB_CACHE/hosted")
-_HEX = ("~/.hex/packages", "$HEX_HOME/packages")
-_HASKELL = ("~/.cabal/packages", "~/.cabal/store", "~/.stack/programs", "~/.stack/snapshots")
-_CCACHE = "CCACHE_DIR=~/.cache/ccache"
+# Its cache and the project are never one file system here, so it could not make the hard links it prefers.
+_UV_DEFAULTS = (("UV_LINK_MODE", "copy"),)
 # Without the host, npm would try for more than a minute before it says so.
 _NPM_DEFAULTS = (
     ("npm_config_update_notifier", "false"),
     ("npm_config_fetch_retry_mintimeout", "1000"), ("npm_config_fetch_retry_maxtimeout", "5000"),
 )  # fmt: skip
-# Its cache and the project are never one file system here, so it could not make the hard links it prefers.
-_UV_DEFAULTS = (("UV_LINK_MODE", "copy"),)
 # A collection left in the background would be ended half-way with the command.
 _GIT_DEFAULTS = (
     ("GIT_CONFIG_COUNT", "2"),
     ("GIT_CONFIG_KEY_0", "gc.autoDetach"), ("GIT_CONFIG_VALUE_0", "false"),
     ("GIT_CONFIG_KEY_1", "maintenance.autoDetach"), ("GIT_CONFIG_VALUE_1", "false"),
 )  # fmt: skip
+# After an install, pyenv writes its own commands anew.
+_PIP = "PIP_CACHE_DIR=~/.cache/pip ~/.pyenv/shims $PYENV_ROOT/shims"
 
+
+def _shipped(match: str, scratch: str, defaults: tuple[tuple[str, str], ...] = ()) -> Profile:
+    return Profile(match=tuple(match.split(", ")), scratch=tuple(scratch.split()), defaults=defaults)
+
+
+# What pnpm, maven, gradle and others write into a project names its place in the home: no variable takes that elsewhere.
+_OF_ONE_TOOL = (
+    _shipped("npm, npx", "npm_config_cache=~/.npm", _NPM_DEFAULTS),
+    # Later versions leave packages in the second, and only name them in the project.
+    _shipped("yarn, yarnpkg", "YARN_CACHE_FOLDER=~/.cache/yarn YARN_GLOBAL_FOLDER=~/.yarn/berry"),
+    _shipped("pnpm, pnpx", "~/.local/share/pnpm/store"),
+    _shipped("pip, pip3*, python* -m pip", _PIP),
+    _shipped("uv, uvx", "UV_CACHE_DIR=~/.cache/uv", _UV_DEFAULTS),
+    # Where there is no registry yet, all of cargo's home is taken elsewhere; its `bin` and settings are then not
+    # needed. Never all of a cargo's home that is there: credentials and settings lie in it.
+    _shipped(
+        "cargo", "CARGO_HOME=~/.cargo/registry CARGO_HOME=$CARGO_HOME/registry ~/.cargo/git $CARGO_HOME/git"
+    ),
+    _shipped("go", "GOCACHE=~/.cache/go-build GOMODCACHE=~/go/pkg/mod"),
+    _shipped("mvn, mvnw, mvnd", "~/.m2/repository"),
+    _shipped(
+        "gradle, gradlew", "~/.gradle/caches ~/.gradle/wrapper $GRADLE_USER_HOME/caches $GRADLE_USER_HOME/wrapper"
+    ),
+    _shipped("bun, bunx", "BUN_INSTALL_CACHE_DIR=~/.bun/install/cache $BUN_INSTALL/install/cache"),
+    _shipped("deno", "DENO_DIR=~/.cache/deno"),
+    _shipped("poetry", f"{_PIP} ~/.cache/pypoetry/artifacts ~/.cache/pypoetry/cache"),
+    _shipped("composer", "COMPOSER_CACHE_DIR=~/.cache/composer"),
+    _shipped("sbt", "~/.ivy2/cache ~/.ivy2/local ~/.sbt/boot COURSIER_CACHE=~/.cache/coursier/v1"),
+    _shipped("dotnet", "~/.nuget/packages"),
+    _shipped("dart, flutter", "~/.pub-cache/hosted $PUB_CACHE/hosted"),
+    _shipped("mix", "~/.hex/packages $HEX_HOME/packages"),
+    _shipped("cabal, stack", "~/.cabal/packages ~/.cabal/store ~/.stack/programs ~/.stack/snapshots"),
+    _shipped("ccache", "CCACHE_DIR=~/.cache/ccache"),
+    _shipped("git", "", _GIT_DEFAULTS),
+    # What runs hooks, which may be its own.
+    _shipped(
+        "pre-commit, git commit, git merge, git rebase, git push, git pull, git checkout",
+        "PRE_COMMIT_HOME=~/.cache/pre-commit",
+    ),
+)
 # For what may call any of the others.
 TOOLS = Profile(
     match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox", "meson"),
-    scratch=(
-        _NPM, *_YARN, _PNPM, *_BUN, _DENO, *_PIP, _UV, *_POETRY, *_CARGO, *_GO, _MAVEN, *_GRADLE, *_SBT, _COMPOSER,
-        _NUGET, *_PUB, *_HEX, *_HASKELL, _PRE_COMMIT, _CCACHE,
-    ),
-    defaults=(*_NPM_DEFAULTS, *_UV_DEFAULTS, *_GIT_DEFAULTS),
-)  # fmt: skip
-
-SHIPPED: tuple[Profile, ...] = (
-    Profile(match=("npm", "npx"), scratch=(_NPM,), defaults=_NPM_DEFAULTS),
-    Profile(match=("yarn", "yarnpkg"), scratch=_YARN),
-    Profile(match=("pnpm", "pnpx"), scratch=(_PNPM,)),
-    Profile(match=("pip", "pip3*", "python* -m pip"), scratch=_PIP),
-    Profile(match=("uv", "uvx"), scratch=(_UV,), defaults=_UV_DEFAULTS),
-    Profile(match=("cargo",), scratch=_CARGO),
-    Profile(match=("go",), scratch=_GO),
-    Profile(match=("mvn", "mvnw", "mvnd"), scratch=(_MAVEN,)),
-    Profile(match=("gradle", "gradlew"), scratch=_GRADLE),
-    Profile(match=("bun", "bunx"), scratch=_BUN),
-    Profile(match=("deno",), scratch=(_DENO,)),
-    Profile(match=("poetry",), scratch=(*_PIP, *_POETRY)),
-    Profile(match=("composer",), scratch=(_COMPOSER,)),
-    Profile(match=("sbt",), scratch=_SBT),
-    Profile(match=("dotnet",), scratch=(_NUGET,)),
-    Profile(match=("dart", "flutter"), scratch=_PUB),
-    Profile(match=("mix",), scratch=_HEX),
-    Profile(match=("cabal", "stack"), scratch=_HASKELL),
-    Profile(match=("ccache",), scratch=(_CCACHE,)),
-    Profile(match=("git",), defaults=_GIT_DEFAULTS),
-    # What runs hooks, which may be its own.
-    Profile(
-        match=("pre-commit", *(f"git {verb}" for verb in ("commit", "merge", "rebase", "push", "pull", "checkout"))),
-        scratch=(_PRE_COMMIT,),
-    ),
-    TOOLS,
+    scratch=tuple(dict.fromkeys(place for each in _OF_ONE_TOOL for place in each.scratch)),
+    defaults=tuple(pair for each in _OF_ONE_TOOL for pair in each.defaults),
 )
+SHIPPED: tuple[Profile, ...] = (*_OF_ONE_TOOL, TOOLS)
 
 
 PRETEND, REFUSE = "pretend", "refuse"  # what becomes of giving a file to another owner
