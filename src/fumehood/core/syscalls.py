@@ -54,64 +54,62 @@ class CallRule(Value):
     when: tuple[Argument, ...] = ()
 
 
+def _when(index: int, test: str, *values: int, mask: int = 0) -> Argument:
+    return Argument(index=index, test=test, values=values, mask=mask)
+
+
+def _rule(calls: str, error: int, why: str, *when: Argument) -> CallRule:
+    return CallRule(calls=tuple(calls.split()), error=error, why=why, when=when)
+
+
 RULES: tuple[CallRule, ...] = (
-    CallRule(calls=("io_uring_setup", "io_uring_enter", "io_uring_register"), error=ENOSYS,
-         why="does what other calls do, unseen by any filter, and broke often"),
-    CallRule(calls=("keyctl", "add_key", "request_key"), error=ENOSYS,
-         why="keyrings belong to the person, and are not kept apart by namespaces"),
-    CallRule(calls=("bpf", "perf_event_open"), error=EPERM, why="code in the kernel; looking into others' work"),
-    CallRule(calls=("userfaultfd",), error=EPERM, why="holds up the kernel at a chosen moment: used by many attacks"),
-    CallRule(calls=("memfd_secret",), error=ENOSYS, why="memory that nobody can count; nothing needs it"),
-    CallRule(calls=("io_setup",), error=ENOSYS,
-         why="of these there are so many for the whole machine, its databases too; programs do without"),
-    CallRule(calls=("kexec_load", "kexec_file_load", "reboot"), error=EPERM, why="another kernel"),
-    CallRule(calls=("init_module", "finit_module", "delete_module"), error=EPERM, why="code in the kernel"),
-    CallRule(calls=("mount", "umount2", "pivot_root", "mount_setattr", "open_tree", "open_tree_attr", "move_mount",
-                "fsopen", "fsconfig", "fsmount", "fspick"), error=EPERM,
-         why="what is mounted is the sandbox"),
-    CallRule(calls=("setns",), error=EPERM, why="other namespaces"),
-    CallRule(calls=("unshare",), error=EPERM, why="a new user namespace has all capabilities",
-         when=(Argument(index=0, test="any bit of", values=(_NEW_NAMESPACES,)),)),
-    CallRule(calls=("clone",), error=EPERM, why="a new user namespace has all capabilities",
-         when=(Argument(index=0, test="any bit of", values=(_NEW_NAMESPACES & ~0x80,)),)),
-    CallRule(calls=("clone3",), error=ENOSYS, why="its flags can't be seen by a filter; libraries fall back to clone"),
-    CallRule(calls=("ptrace",), error=EPERM, why="the sandbox's own first process is not the command's",
-         when=(Argument(index=1, test="one of", values=(1,)),)),
-    CallRule(calls=("ioctl",), error=EPERM, why="types into the person's terminal",
-         when=(Argument(index=1, test="one of", values=(_TIOCSTI, _TIOCLINUX)),)),
-    CallRule(calls=("ioctl",), error=EPERM, why="has the kernel load a protocol for modems, which broke often",
-         when=(Argument(index=1, test="one of", values=(_TIOCSETD,)),)),
-    CallRule(calls=("socket", "socketpair"), error=EAFNOSUPPORT,
-         why="only these are kept apart by namespaces: through others (vsock) lies the machine's host",
-         when=(Argument(index=0, test="none of", values=(_UNIX, _INET, _INET6, _NETLINK)),)),
-    CallRule(calls=("socket",), error=EAFNOSUPPORT,
-         why="has the kernel load protocols that hardly anybody uses, and that broke often (SCTP, DCCP, SMC)",
-         when=(Argument(index=2, test="none of", values=_PROTOCOLS),)),
-    CallRule(calls=("open_by_handle_at",), error=EPERM, why="opens files without a path"),
-    CallRule(calls=("swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "settimeofday", "clock_settime", "vhangup",
-                "iopl", "ioperm", "nfsservctl", "lookup_dcookie", "uselib"), error=EPERM,
-         why="for who runs the machine"),
-    CallRule(calls=("syslog",), error=EPERM, why="the kernel's log tells where it lies"),
+    _rule("io_uring_setup io_uring_enter io_uring_register", ENOSYS,
+          "does what other calls do, unseen by any filter, and broke often"),
+    _rule("keyctl add_key request_key", ENOSYS,
+          "keyrings belong to the person, and are not kept apart by namespaces"),
+    _rule("bpf perf_event_open", EPERM, "code in the kernel; looking into others' work"),
+    _rule("userfaultfd", EPERM, "holds up the kernel at a chosen moment: used by many attacks"),
+    _rule("memfd_secret", ENOSYS, "memory that nobody can count; nothing needs it"),
+    _rule("io_setup", ENOSYS,
+          "of these there are so many for the whole machine, its databases too; programs do without"),
+    _rule("kexec_load kexec_file_load reboot", EPERM, "another kernel"),
+    _rule("init_module finit_module delete_module", EPERM, "code in the kernel"),
+    _rule("mount umount2 pivot_root mount_setattr open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick",
+          EPERM, "what is mounted is the sandbox"),
+    _rule("setns", EPERM, "other namespaces"),
+    _rule("unshare", EPERM, "a new user namespace has all capabilities", _when(0, "any bit of", _NEW_NAMESPACES)),
+    _rule("clone", EPERM, "a new user namespace has all capabilities", _when(0, "any bit of", _NEW_NAMESPACES & ~0x80)),
+    _rule("clone3", ENOSYS, "its flags can't be seen by a filter; libraries fall back to clone"),
+    _rule("ptrace", EPERM, "the sandbox's own first process is not the command's", _when(1, "one of", 1)),
+    _rule("ioctl", EPERM, "types into the person's terminal", _when(1, "one of", _TIOCSTI, _TIOCLINUX)),
+    _rule("ioctl", EPERM, "has the kernel load a protocol for modems, which broke often",
+          _when(1, "one of", _TIOCSETD)),
+    _rule("socket socketpair", EAFNOSUPPORT,
+          "only these are kept apart by namespaces: through others (vsock) lies the machine's host",
+          _when(0, "none of", _UNIX, _INET, _INET6, _NETLINK)),
+    _rule("socket", EAFNOSUPPORT,
+          "has the kernel load protocols that hardly anybody uses, and that broke often (SCTP, DCCP, SMC)",
+          _when(2, "none of", *_PROTOCOLS)),
+    _rule("open_by_handle_at", EPERM, "opens files without a path"),
+    _rule("swapon swapoff acct quotactl quotactl_fd settimeofday clock_settime vhangup iopl ioperm nfsservctl"
+          " lookup_dcookie uselib", EPERM, "for who runs the machine"),
+    _rule("syslog", EPERM, "the kernel's log tells where it lies"),
 )  # fmt: skip
 
 # Where no view cuts the host's sockets, the command gets none that could reach them: no Unix socket but pairs, and of
 # these none of datagrams, which can be connected again.
 NO_UNIX_SOCKETS: tuple[CallRule, ...] = (
-    CallRule(calls=("socket",), error=EPERM, why="the host's sockets can't be told from the command's own here",
-         when=(Argument(index=0, test="one of", values=(_UNIX,)),)),
-    CallRule(calls=("socketpair",), error=EPERM, why="a pair of datagram sockets can be connected to the host's",
-         when=(Argument(index=1, test="one of", values=(_DATAGRAM, _RAW), mask=_TYPE),)),
+    _rule("socket", EPERM, "the host's sockets can't be told from the command's own here", _when(0, "one of", _UNIX)),
+    _rule("socketpair", EPERM, "a pair of datagram sockets can be connected to the host's",
+          _when(1, "one of", _DATAGRAM, _RAW, mask=_TYPE)),
 )  # fmt: skip
 
 # For a command that is root inside, where no id but 0 is mapped: what asks for another owner succeeds and does nothing,
 # so that archives unpack. What asks for root, or for no change, is real, and so are its errors.
-PRETENDED_OWNERS: tuple[CallRule, ...] = (
-    CallRule(calls=("chown", "fchown", "lchown"), error=NO_ERROR, why="there is no other owner to be had",
-         when=(Argument(index=1, test="none of", values=(_ROOT, _UNCHANGED)),
-               Argument(index=2, test="none of", values=(_ROOT, _UNCHANGED)))),
-    CallRule(calls=("fchownat",), error=NO_ERROR, why="there is no other owner to be had",
-         when=(Argument(index=2, test="none of", values=(_ROOT, _UNCHANGED)),
-               Argument(index=3, test="none of", values=(_ROOT, _UNCHANGED)))),
+PRETENDED_OWNERS: tuple[CallRule, ...] = tuple(
+    _rule(calls, NO_ERROR, "there is no other owner to be had",
+          *(_when(index, "none of", _ROOT, _UNCHANGED) for index in ids))
+    for calls, ids in (("chown fchown lchown", (1, 2)), ("fchownat", (2, 3)))
 )  # fmt: skip
 
 # On x86_64 and on aarch64; None where there is no such call.
