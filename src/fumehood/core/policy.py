@@ -107,7 +107,7 @@ def _shipped(match: str, scratch: str, defaults: tuple[tuple[str, str], ...] = (
     return Profile(match=tuple(match.split(", ")), scratch=tuple(scratch.split()), defaults=defaults)
 
 
-# What pnpm, maven, gradle and others write into a project names its place in the home: no variable takes that elsewhere.
+# What pnpm, maven, gradle and others write into a project names its place in the home: no variable moves that.
 _OF_ONE_TOOL = (
     _shipped("npm, npx", "npm_config_cache=~/.npm", _NPM_DEFAULTS),
     # Later versions leave packages in the second, and only name them in the project.
