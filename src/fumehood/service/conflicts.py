@@ -1,4 +1,7 @@
-"""What others changed while a command ran: conflicts with it, what it built on that is gone, and who is run again."""
+"""What others changed while a command ran: conflicts with it, what it built on that is gone, and who is run again.
+
+And what they changed since, so that it is no longer as a run left it.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from fumehood.core.judge import (
 from fumehood.core.masks import is_below
 from fumehood.core.report import printable
 from fumehood.linux.gitindex import NAME as INDEX
+from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import (
     has_read_theirs,
     keep_needed,
@@ -26,7 +30,7 @@ from fumehood.linux.gitobjects import (
     takes_in_staged,
 )
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_top, walk
+from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_top, stamp_of, walk
 from fumehood.service import layers as layering
 from fumehood.store.history import CHECKPOINT
 from fumehood.store.places import home
@@ -301,3 +305,67 @@ class Makers:
             for name, change in applied_in(self._database, self._run, root, directory):
                 by_path.setdefault(change.path, []).append((name, change))
         return by_path.get(conflict.path, ())
+
+
+# ---- What of a project is no longer as a run left it, or as a held one has seen it.
+
+def moved_on(roots: Sequence[str], changes: Sequence[c.Change]) -> list[tuple[int, str]]:
+    """Return the places that are not as the changes expect to find them; the others are stamped anew."""
+    moved = []
+    tops, inside = apart(changes)
+    for live, change, entry, is_reached in looked_at(roots, tops):
+        before = change.before
+        if before is None or entry is None:
+            if not is_reached or before is not None or entry is not None:
+                moved.append((change.root, change.path))
+        elif (now := _as_left(live, change.path, before, entry)) is None:
+            moved.append((change.root, change.path))
+        else:
+            change.before = now
+            if before.kind == c.DIRECTORY and change.change != c.MODE:
+                expected = inside.get((change.root, change.path), ())
+                moved += [(change.root, path) for path in _moved_inside(live, change.path, expected)]
+    return moved
+
+
+def apart(changes: Sequence[c.Change]) -> tuple[list[c.Change], dict[tuple[int, str], list[c.Change]]]:
+    """Return the changes that stand by themselves, and, by the places of these, those that lie in them."""
+    inside: dict[tuple[int, str], list[c.Change]] = {}
+    for change in changes:
+        if change.within is not None:
+            inside.setdefault((change.root, change.within), []).append(change)
+    return [change for change in changes if change.within is None], inside
+
+
+def looked_at(
+    roots: Sequence[str], changes: Sequence[c.Change]
+) -> Iterator[tuple[int, c.Change, os.stat_result | None, bool]]:
+    """Yield the open root of each change, the change, what lies there now, and if its directory could be reached."""
+    for number, root in enumerate(roots):
+        mine = [change for change in changes if change.root == number]
+        if mine:
+            with Closing(open_top(root)) as live:
+                for change, entry, is_reached in looks(live, mine):
+                    yield live, change, entry, is_reached
+
+
+def _as_left(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:
+    """Return the stamp of what lies at a path now, if that is what a run left; a git index may be refreshed since."""
+    return stamp_of(entry, before.meaning) if is_version(before, entry) else refreshed(before, live, path, entry)
+
+
+def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
+    """Return what was added to, taken from or changed in a directory that a run had put there."""
+    expected = {change.path: change for change in inside if change.before is not None}
+    moved = []
+    try:
+        for path, entry in walk(live, top):
+            change = expected.pop(path, None)
+            now = None if change is None or change.before is None else _as_left(live, path, change.before, entry)
+            if change is None or now is None:
+                moved.append(path)
+            else:
+                change.before = now
+    except PermissionError:
+        return [*moved, top]  # somebody has a directory in it that is closed to us
+    return moved + list(expected)

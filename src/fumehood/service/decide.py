@@ -8,12 +8,11 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.changes import is_plain
 from fumehood.core.edits import with_hunks
-from fumehood.core.judge import CHANGED_SINCE, free_of_conflicts, is_mounted_on, keep_replacements_whole
+from fumehood.core.judge import CHANGED_SINCE, Waiting, free_of_conflicts, is_mounted_on, keep_replacements_whole
 from fumehood.core.masks import is_in
-from fumehood.core.policy import Rules
 from fumehood.core.questions import digest_of, held_digest
 from fumehood.core.report import Run, printable, typed
-from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, UndoRefused
+from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
 from fumehood.linux.copying import copy_with_content
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import keep_needed
@@ -23,8 +22,9 @@ from fumehood.linux.nofollow import is_version, open_below, open_top, split, sta
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.service.apply import mark_conflict, take_over
+from fumehood.service.conflicts import looked_at, moved_on
 from fumehood.service.differences import contents, difference_of
-from fumehood.service.restore import looked_at, moved_on, put_in_place
+from fumehood.service.restore import put_in_place
 from fumehood.service.settle import (
     DISCARDED,
     FAILED,
@@ -37,11 +37,9 @@ from fumehood.service.settle import (
     state_of,
     with_companions,
 )
-from fumehood.service.verdicts import concerns
 from fumehood.store.audit import named
 from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
 from fumehood.store.places import new_id
-from fumehood.store.search import made
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -447,8 +445,24 @@ def discard_held(
     return run
 
 
+def _built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
+    """Return what a held run is called that builds on some of a run's changes, and the path of one of them."""
+    built = Waiting(((run.run, change.root, change) for change in chosen), run.roots)
+    for name in store.history.held(project, run.draft):
+        later = store.history.find(name)
+        if run.run not in later.below:
+            continue
+        for change in later.changed:
+            root = later.roots[change.root]
+            if change.verdict in c.WAITING and root in run.roots:
+                moved = c.Change(run.roots.index(root), change.path, change.change, change.kind)
+                if built.under(moved) is not None:
+                    return later.name, change.path
+    return None
+
+
 def _refuse_built_upon(store: Store, project: Project, run: Run, waiting: Sequence[c.Change]) -> None:
-    later = held_runs.built_upon(store, project.id, run, waiting)
+    later = _built_upon(store, project.id, run, waiting)
     if later is not None:
         raise BadRequest(
             f"run {later[0]} builds on it: {printable(later[1])}",
@@ -502,23 +516,3 @@ def recorded(store: Store, project: Project, run: Run) -> Run:
             hint="fumehood diff shows it; fumehood projects list shows both directories",
         )
     return now
-
-
-def refuse_unseen(store: Store, run: Run, back: Run) -> None:
-    """Refuse to an agent an undo of a run that brings back what a command of its could not write unseen.
-
-    What was harmless when a command wrote it may be what the host acts on by now. What no command made is the person's
-    own, and comes back.
-    """
-    coming = [change for change in back.changed if change.after is not None]
-    if not coming:
-        return  # the project need not be looked at
-    acted_on = concerns(coming, back.roots, store.uppers(back), Rules(), elsewhere=store.written)
-    for number, concern in acted_on.items():
-        change, version = coming[number], coming[number].after
-        versions = (each.after for each in made(store.database, run.run, change.path)) if concern.held else ()
-        if version is not None and any(each is not None and each.alike(version) for each in versions):
-            raise UndoRefused(
-                f"only a person may bring that back: {printable(change.path)}: {concern.reason}",
-                hint=f"ask the person to type it outside the hood: fumehood undo {run.name}",
-            )

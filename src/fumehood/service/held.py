@@ -11,11 +11,10 @@ import marshal
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.judge import Waiting, git_directories, repository
+from fumehood.core.judge import Waiting
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux import held_layers
-from fumehood.linux.gitobjects import repositories_of
 from fumehood.linux.held_layers import fold
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.nofollow import open_top, remove_tree
@@ -106,22 +105,6 @@ def unseen(store: Store, project: int, run: Run) -> Waiting:
         if change.verdict in c.WAITING and (root := other.roots[change.root]) in run.roots
     )
     return Waiting(changes, run.roots, store.history.name)
-
-
-def built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
-    """Return what a held run is called that builds on some of a run's changes, and the path of one of them."""
-    built = Waiting(((run.run, change.root, change) for change in chosen), run.roots)
-    for name in store.history.held(project, run.draft):
-        later = store.history.find(name)
-        if run.run not in later.below:
-            continue
-        for change in later.changed:
-            root = later.roots[change.root]
-            if change.verdict in c.WAITING and root in run.roots:
-                moved = c.Change(run.roots.index(root), change.path, change.change, change.kind)
-                if built.under(moved) is not None:
-                    return later.name, change.path
-    return None
 
 
 def layers(store: Store, run: Run) -> tuple[Layer, ...]:
@@ -351,23 +334,3 @@ def fold_root(target: str, trees: Sequence[str], *, goes: bool = False) -> None:
     os.mkdir(target, 0o700)
     with Descriptors(map(open_top, (target, *trees))) as tops:
         fold(tops[0], tops[1:], goes=goes)
-
-
-def waiting_repositories(store: Store, run: Run) -> set[str]:
-    """Return the git directories that later runs have changed and wait with, in drafts too.
-
-    While a command runs, it may build on anything that it sees: so then they are those that the run has changed.
-    """
-    project = store.history.project_of(run.run)
-    if store.runs_now(project):
-        return {git for _, git in repositories_of(run.roots, run.changed)}
-    drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
-    later = [store.history.find(name) for draft in drafts for name in store.history.held(project, draft)]
-    return {
-        repository(f"{each.roots[change.root]}/{change.path}", gits)
-        for each in later
-        if each.number > run.number
-        for gits in (git_directories(each.roots, each.changed),)
-        for change in each.changed
-        if change.verdict in c.WAITING
-    }

@@ -1,4 +1,7 @@
-"""Bring an earlier version of a path back: a copy of it, swapped in by a run of its own, which can be undone."""
+"""Bring an earlier version of a path back: a copy of it, swapped in by a run of its own, which can be undone.
+
+What there is to bring back, and whether it is what was saved.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,24 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK
+from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK, is_plain
 from fumehood.core.masks import innermost
-from fumehood.core.report import Run, printable, typed
+from fumehood.core.report import Run, first_of, printable, typed
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, UndoRefused, reason_of
 from fumehood.linux.copying import copy_entry
-from fumehood.linux.gitindex import refreshed
 from fumehood.linux.layer import scan
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
-    is_version,
+    Loosened,
+    Parents,
     kind_of,
     look,
     looks,
     make_parents,
     open_below,
     open_top,
+    reached,
     set_mode,
     split,
     stamp_of,
@@ -40,10 +44,11 @@ from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import Any
 
     from fumehood.service.store import Store
+    from fumehood.store.files import Seals
     from fumehood.store.projects import Project
 
 
@@ -422,116 +427,132 @@ def _why_not(store: Store, project: Project, root: str, path: str, run: Run) -> 
     return f"what run {run.name} replaced at {shown} is no longer kept"
 
 
-# ---- An undo by force: what is in the project now counts as what is to be taken out, and is so saved in the layer.
+# ---- See that backups are what was saved, before an undo puts them into the project.
+#
+# A backup is known by its stamp: kind, size, time and mode; and by its seal (`store/files.py`), where it has one.
 
-NO_DIRECTORY = "move the directory back, or make it; then undo again"
-
-
-def counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]:
-    """Return the changes of an undo, judged against the project as it is; what is so already is left out."""
-    anew: list[c.Change] = []
-    tops, inside = _apart(changes)
-    for live, change, entry, is_reached in looked_at(run.roots, tops):
-        if not is_reached and change.after is not None:
-            raise UndoRefused(f"the directory of {printable(change.path)} is gone", hint=NO_DIRECTORY)
-        now = None if entry is None else stamp_of(entry)
-        anew += _anew(live, change, now, inside.get((change.root, change.path), ()))
-    if not anew:
-        raise UndoRefused(f"there is nothing to undo: the project is as before run {run.name}", hint="fumehood log")
-    return c.by_path(anew)
+_NAMED = 5  # backups named in a refusal
+ONCE = 2  # a layer is that of a run, and perhaps of an undo of it
 
 
-def _anew(live: int, change: c.Change, now: c.Stamp | None, inside: Sequence[c.Change]) -> Iterator[c.Change]:
-    """Yield one change, with what lies in it, between what is there now and what was there before the run."""
-    after = change.after
-    stamp = after or now
-    if stamp is None:
-        return
-    if c.is_mode_alone(change) and now is not None and now.kind == c.DIRECTORY:
-        kind = c.MODE
-        # It stays the directory that it is.
-        after = c.Stamp(now.kind, now.inode, now.size, now.modified_ns, now.changed_ns, stamp.mode, now.links)
-    elif now is not None and after is not None and now.kind == after.kind == c.DIRECTORY:
-        raise UndoRefused(
-            f"a directory stands at {printable(change.path)} where another was", hint="move it away, then undo again"
-        )
-    elif now is None or after is None:
-        kind = c.ADDED if now is None else c.DELETED
-    else:
-        kind = c.MODIFIED if now.kind == after.kind else c.TYPE
-    yield c.Change(change.root, change.path, kind, stamp.kind, before=now, after=after, verdict=c.APPLIED)
-    if kind == c.MODE:
-        return
-    for each in inside:
-        if each.after is not None:
-            yield c.Change(each.root, each.path, c.ADDED, each.after.kind, after=each.after, within=change.path,
-                           verdict=c.APPLIED)  # fmt: skip
-    if now is not None and now.kind == c.DIRECTORY:
-        for path, entry in walk(live, change.path):
-            before = stamp_of(entry)
-            yield c.Change(change.root, path, c.DELETED, before.kind, before=before, within=change.path,
-                           verdict=c.APPLIED)  # fmt: skip
+def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
+    """Let the changes of an undo name what lies in the layers of the `first` run, for it may have other inodes now.
+
+    Refuses where something is gone, altered or added there. Layers that were dropped because they held nothing are
+    made again.
+    """
+    seals = _seals(store, back)
+    for number, upper in enumerate(store.uppers(back)):
+        os.makedirs(upper, 0o700, exist_ok=True)
+        wanted = {
+            change.path: change for change in back.changed
+            if change.root == number and change.after is not None and not c.is_mode_alone(change)
+        }  # fmt: skip
+        recorded = {change.path for change in first.changed if change.root == number}
+        with Closing(open_top(upper)) as layer:
+            damaged = _damaged(layer, wanted, recorded, seals)
+        if damaged:
+            _refuse_damaged(store, project, back, number, damaged)
 
 
-# ---- What of a project is no longer as a run left it, or as a held one has seen it.
-
-def moved_on(roots: Sequence[str], changes: Sequence[c.Change]) -> list[tuple[int, str]]:
-    """Return the places that are not as the changes expect to find them; the others are stamped anew."""
-    moved = []
-    tops, inside = _apart(changes)
-    for live, change, entry, is_reached in looked_at(roots, tops):
-        before = change.before
-        if before is None or entry is None:
-            if not is_reached or before is not None or entry is not None:
-                moved.append((change.root, change.path))
-        elif (now := _as_left(live, change.path, before, entry)) is None:
-            moved.append((change.root, change.path))
-        else:
-            change.before = now
-            if before.kind == c.DIRECTORY and change.change != c.MODE:
-                expected = inside.get((change.root, change.path), ())
-                moved += [(change.root, path) for path in _moved_inside(live, change.path, expected)]
-    return moved
-
-
-def _apart(changes: Sequence[c.Change]) -> tuple[list[c.Change], dict[tuple[int, str], list[c.Change]]]:
-    """Return the changes that stand by themselves, and, by the places of these, those that lie in them."""
-    inside: dict[tuple[int, str], list[c.Change]] = {}
-    for change in changes:
-        if change.within is not None:
-            inside.setdefault((change.root, change.within), []).append(change)
-    return [change for change in changes if change.within is None], inside
+def _seals(store: Store, back: Run) -> Seals:
+    """Return the seals of what lies in the layer now: those of the runs that saved it, each path by the last one."""
+    history, places = store.history, store.places
+    users = [name for name in history.users_of(back.layer) if name != back.run]
+    if len(users) <= ONCE:
+        return read_seals(places, back.layer, back.of or "")
+    seals: Seals = {}
+    saved: dict[tuple[int, str], c.Stamp] = {}
+    for user in map(history.find, users):
+        if user.state == "failed" or history.turns(user) % 2 == history.turns(back) % 2:
+            continue
+        own = read_seals(places, back.layer, user.run)
+        for change in user.changed:
+            if change.verdict == c.APPLIED and change.before is not None:
+                place = change.root, change.path
+                if place in saved and not saved[place].alike(change.before):
+                    seals.pop(place, None)
+                saved[place] = change.before
+                if place in own:
+                    seals[place] = own[place]
+    return seals
 
 
-def looked_at(
-    roots: Sequence[str], changes: Sequence[c.Change]
-) -> Iterator[tuple[int, c.Change, os.stat_result | None, bool]]:
-    """Yield the open root of each change, the change, what lies there now, and if its directory could be reached."""
-    for number, root in enumerate(roots):
-        mine = [change for change in changes if change.root == number]
-        if mine:
-            with Closing(open_top(root)) as live:
-                for change, entry, is_reached in looks(live, mine):
-                    yield live, change, entry, is_reached
+def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str], seals: Seals) -> list[tuple[str, str, int]]:
+    """Return which backups are wrong: the path, in what way, and the inode that lies there; the others are stamped."""
+    wrong: list[tuple[str, str, int]] = []
+    touched: list[tuple[c.Change, bytes, os.stat_result]] = []
+    missing = dict(wanted)
+    for path, entry in _lying(layer, [change for change in wanted.values() if change.within is None]):
+        change = missing.pop(path, None)
+        if change is None or change.after is None:
+            if path not in recorded:
+                wrong.append((path, "was put among the backups", entry.st_ino))
+            continue
+        seal = seals.get((change.root, path))
+        difference = _difference(change.after, entry)
+        if difference:
+            wrong.append((path, f"is damaged: {difference}", entry.st_ino))
+        elif seal is not None and not is_untouched(seal, entry):
+            touched.append((change, seal[2], entry))
+        if not is_plain(change) or change.after.inode != entry.st_ino:
+            change.after = stamp_of(entry, change.after.meaning)
+    with Loosened(layer) as loosened, Parents(layer) as parents:
+        for change, digest, entry in touched:
+            parent, name = split(change.path)
+            if digest_of(reached(parents, loosened, parent), name, entry) != digest:
+                what = "is damaged: it holds something else than what was saved"
+                wrong.append((change.path, what, entry.st_ino))
+    return [*((path, "is gone", 0) for path in missing), *wrong]
 
 
-def _as_left(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:
-    """Return the stamp of what lies at a path now, if that is what a run left; a git index may be refreshed since."""
-    return stamp_of(entry, before.meaning) if is_version(before, entry) else refreshed(before, live, path, entry)
+def _lying(layer: int, wanted: Iterable[c.Change]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield what lies where changes have their backups, and all that lies in directories that go whole."""
+    for change, entry, _ in looks(layer, wanted):
+        if entry is not None:
+            yield change.path, entry
+            if kind_of(entry.st_mode) == c.DIRECTORY:
+                yield from walk(layer, change.path)
 
 
-def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
-    """Return what was added to, taken from or changed in a directory that a run had put there."""
-    expected = {change.path: change for change in inside if change.before is not None}
-    moved = []
+def _difference(stamp: c.Stamp, entry: os.stat_result) -> str:
+    """Say how a backup differs from the version that was saved; a directory's size and time mean nothing."""
+    kind = kind_of(entry.st_mode)
+    if kind != stamp.kind:
+        return f"it is a {kind} now, and a {stamp.kind} was saved"
+    if kind != c.DIRECTORY and entry.st_size != stamp.size:
+        return f"it has {entry.st_size} bytes now, and {stamp.size} were saved"
+    if kind != c.DIRECTORY and entry.st_mtime_ns != stamp.modified_ns:
+        return "it was written after it was saved"
+    if kind != c.SYMLINK and entry.st_mode & 0o7777 != stamp.mode:
+        return f"its mode is {entry.st_mode & 0o7777:04o} now, and was {stamp.mode:04o}"
+    return ""
+
+
+def _refuse_damaged(
+    store: Store, project: Project, back: Run, number: int, damaged: Sequence[tuple[str, str, int]]
+) -> None:
+    named = first_of([f"the backup of {printable(path)} {what}" for path, what, _ in damaged], _NAMED, "; ")
+    path, _, inode = damaged[0]
+    root = back.roots[number]
+    shown = typed(path if number == 0 else f"{root}/{path}")
+    others = [
+        each for each in versions(store, project, root, path)
+        if each.is_sound and not _is_inode(each.top, each.path, inode)
+    ]  # fmt: skip
+    sound = sorted((each.source for each in others), key=lambda source: "-" not in source)  # a day before a run
+    offer = f"fumehood restore {shown} --from {sound[0]} brings another" if sound else "there is no other backup"
+    name = store.history.name(back.of or "")
+    raise UndoRefused(
+        f"{named}: nothing was undone",
+        hint=f"it lies in {store.places.run(back.layer)}; {offer}; fumehood undo {name} with other paths takes those"
+        " back",
+    )
+
+
+def _is_inode(top: str, path: str, inode: int) -> bool:
+    """Return True if a version is the damaged file itself: a daily backup may be a link to it."""
     try:
-        for path, entry in walk(live, top):
-            change = expected.pop(path, None)
-            now = None if change is None or change.before is None else _as_left(live, path, change.before, entry)
-            if change is None or now is None:
-                moved.append(path)
-            else:
-                change.before = now
-    except PermissionError:
-        return [*moved, top]  # somebody has a directory in it that is closed to us
-    return moved + list(expected)
+        return os.lstat(f"{top}/{path}").st_ino == inode
+    except OSError:
+        return True

@@ -9,7 +9,6 @@ from fumehood.core.masks import is_in
 from fumehood.core.report import Run, called, printable, shown_by
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.nofollow import has_left
 from fumehood.service import layers as layering
 from fumehood.store.history import APPLYING, SETTLING
 
@@ -182,62 +181,6 @@ def hold_all(run: Run, error: FumehoodError) -> None:
 
 
 # ---- Which of a run's changes a person means by paths, and which others must go with them.
-
-def as_it_stands(store: Store, run: Run) -> Run:
-    """Return a run with the versions that its undo would move now: for each path, what moved it last says which.
-
-    A redo by force has put others into the project, and saved others, than the run itself. What was taken back at last
-    does not stand.
-    """
-    users = store.history.users_of(run.layer or run.run)
-    if not users[1:]:
-        return run
-    last: dict[tuple[int, str], tuple[Run, c.Change, bool]] = {}
-    way = store.history.turns(run) % 2
-    for user in map(store.history.find, users):
-        if user.state != FAILED:
-            stands = store.history.turns(user) % 2 == way
-            last |= {(each.root, each.path): (user, each, stands) for each in user.changed if each.verdict == c.APPLIED}
-    changes: list[c.Change] = []
-    mine: set[tuple[int, str]] = set()
-    for change in run.changed:
-        user, moved, stands = last.get((change.root, change.path), (run, change, True))
-        if change.verdict != c.APPLIED or (_is_the_same(run, change, moved) if stands else run.act != "undo"):
-            moved = change  # a run itself is always told when it is taken back; its redo is not
-        elif not stands:
-            moved = c.Change(change.root, change.path, change.change, change.kind, verdict=c.DISCARDED,
-                             reason=f"{TAKEN_BACK}{user.name}")  # fmt: skip
-        changes.append(moved)
-        if moved.verdict == c.APPLIED:
-            mine.add((change.root, change.path))
-    # By force goes also what somebody had put into a directory meanwhile, unless that is taken back since.
-    changes += [
-        moved for place, (_, moved, stands) in last.items()
-        if stands and moved.within is not None and place not in mine and (moved.root, moved.within) in mine
-        and (moved.after is None or os.path.lexists(f"{run.roots[moved.root]}/{moved.path}"))
-    ]  # fmt: skip
-    from copy import copy
-
-    standing = copy(run)
-    standing.changed = c.by_path(changes)
-    return standing
-
-
-def _is_the_same(run: Run, change: c.Change, moved: c.Change) -> bool:
-    """Return True if what was moved last is what a run itself moved, or that has come back since.
-
-    By force, an undo and its redo take what a later run left out of the project and back: then that can be undone.
-    """
-    if c.moves_alike(change, moved):
-        return True
-    one, other = change.before, moved.before
-    if one is not other and not (one and other and one.alike(other)):
-        return False
-    try:
-        status = os.lstat(f"{run.roots[change.root]}/{change.path}")
-    except (FileNotFoundError, NotADirectoryError):
-        status = None
-    return has_left(change, status)
 
 
 def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:

@@ -7,37 +7,27 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
-from fumehood.core.judge import git_directories
+from fumehood.core.judge import git_directories, repository
+from fumehood.core.policy import Rules
 from fumehood.core.report import IN_PART, REDO, UNDONE_BY, Run, first_of, printable, shown_path, typed
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
-from fumehood.linux.gitobjects import heads_in_the_way, may_stay, without_theirs
-from fumehood.linux.libc import Closing, InterruptsHeld
-from fumehood.linux.nofollow import (
-    Loosened,
-    Parents,
-    has_left,
-    kind_of,
-    looks,
-    open_top,
-    reached,
-    split,
-    stamp_of,
-    walk,
-)
+from fumehood.linux.gitobjects import heads_in_the_way, may_stay, repositories_of, without_theirs
+from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.nofollow import has_left, split, stamp_of, walk
 from fumehood.linux.staging import open_elsewhere
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
-from fumehood.service.decide import discard_held, recorded, refuse_unseen
+from fumehood.service.conflicts import apart, looked_at, moved_on
+from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import drop_shared_backups, record
-from fumehood.service.held import waiting_repositories
-from fumehood.service.restore import NO_DIRECTORY, counted_as_they_are, looked_at, moved_on, versions
-from fumehood.service.settle import TAKEN_BACK, as_it_stands, chosen, outcomes, state_of, with_companions
-from fumehood.store.files import digest_of, is_untouched, read_seals
+from fumehood.service.restore import ONCE, find_backups
+from fumehood.service.settle import FAILED, TAKEN_BACK, chosen, outcomes, state_of, with_companions
+from fumehood.service.verdicts import concerns
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
 from fumehood.store.places import new_id
-from fumehood.store.search import later_versions
+from fumehood.store.search import later_versions, made
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,13 +36,11 @@ if TYPE_CHECKING:
 
     from fumehood.linux.gitobjects import Refs
     from fumehood.service.store import Store
-    from fumehood.store.files import Seals
     from fumehood.store.projects import Project
 
 UNDONE = "undone"
 _LATEST = 50  # runs of an agent among which the one in a draft is that it takes back
 _NAMED = 5  # paths named in a refusal
-_ONCE = 2  # a layer is that of a run, and perhaps of an undo of it
 
 
 def undo(
@@ -75,11 +63,11 @@ def undo(
         layering.require_there(run.roots, back.changed)
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
-            back.changed = counted_as_they_are(run, back.changed)
+            back.changed = _counted_as_they_are(run, back.changed)
         else:
             # A plain swap finds out by itself; whole trees must be looked at first. So must all that was undone and
             # redone: versions may be where they would be if this had been done already.
-            again = len(store.history.users_of(back.layer)) > _ONCE
+            again = len(store.history.users_of(back.layer)) > ONCE
             if heads := heads_in_the_way(run.roots, back.changed, _noted(store, back)):
                 _refuse(store, run, [path for _, path in heads])
             _check(store, run, back, [change for change in back.changed if again or not is_plain(change)])
@@ -91,7 +79,7 @@ def undo(
                 )
         find_backups(store, project, back, first)
         if by and not as_it_was:
-            refuse_unseen(store, run, back)
+            _refuse_unseen(store, run, back)
         interrupts.hold()
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
@@ -105,6 +93,83 @@ def undo(
         record(store, project.id, back)
         layering.drop_if_empty(store.places, back.layer, _in_layer(store, back, first))
     return back
+
+
+def as_it_stands(store: Store, run: Run) -> Run:
+    """Return a run with the versions that its undo would move now: for each path, what moved it last says which.
+
+    A redo by force has put others into the project, and saved others, than the run itself. What was taken back at last
+    does not stand.
+    """
+    users = store.history.users_of(run.layer or run.run)
+    if not users[1:]:
+        return run
+    last: dict[tuple[int, str], tuple[Run, c.Change, bool]] = {}
+    way = store.history.turns(run) % 2
+    for user in map(store.history.find, users):
+        if user.state != FAILED:
+            stands = store.history.turns(user) % 2 == way
+            last |= {(each.root, each.path): (user, each, stands) for each in user.changed if each.verdict == c.APPLIED}
+    changes: list[c.Change] = []
+    mine: set[tuple[int, str]] = set()
+    for change in run.changed:
+        user, moved, stands = last.get((change.root, change.path), (run, change, True))
+        if change.verdict != c.APPLIED or (_is_the_same(run, change, moved) if stands else run.act != "undo"):
+            moved = change  # a run itself is always told when it is taken back; its redo is not
+        elif not stands:
+            moved = c.Change(change.root, change.path, change.change, change.kind, verdict=c.DISCARDED,
+                             reason=f"{TAKEN_BACK}{user.name}")  # fmt: skip
+        changes.append(moved)
+        if moved.verdict == c.APPLIED:
+            mine.add((change.root, change.path))
+    # By force goes also what somebody had put into a directory meanwhile, unless that is taken back since.
+    changes += [
+        moved for place, (_, moved, stands) in last.items()
+        if stands and moved.within is not None and place not in mine and (moved.root, moved.within) in mine
+        and (moved.after is None or os.path.lexists(f"{run.roots[moved.root]}/{moved.path}"))
+    ]  # fmt: skip
+    from copy import copy
+
+    standing = copy(run)
+    standing.changed = c.by_path(changes)
+    return standing
+
+
+def _is_the_same(run: Run, change: c.Change, moved: c.Change) -> bool:
+    """Return True if what was moved last is what a run itself moved, or that has come back since.
+
+    By force, an undo and its redo take what a later run left out of the project and back: then that can be undone.
+    """
+    if c.moves_alike(change, moved):
+        return True
+    one, other = change.before, moved.before
+    if one is not other and not (one and other and one.alike(other)):
+        return False
+    try:
+        status = os.lstat(f"{run.roots[change.root]}/{change.path}")
+    except (FileNotFoundError, NotADirectoryError):
+        status = None
+    return has_left(change, status)
+
+
+def _refuse_unseen(store: Store, run: Run, back: Run) -> None:
+    """Refuse to an agent an undo of a run that brings back what a command of its could not write unseen.
+
+    What was harmless when a command wrote it may be what the host acts on by now. What no command made is the person's
+    own, and comes back.
+    """
+    coming = [change for change in back.changed if change.after is not None]
+    if not coming:
+        return  # the project need not be looked at
+    acted_on = concerns(coming, back.roots, store.uppers(back), Rules(), elsewhere=store.written)
+    for number, concern in acted_on.items():
+        change, version = coming[number], coming[number].after
+        earlier = (each.after for each in made(store.database, run.run, change.path)) if concern.held else ()
+        if version is not None and any(each is not None and each.alike(version) for each in earlier):
+            raise UndoRefused(
+                f"only a person may bring that back: {printable(change.path)}: {concern.reason}",
+                hint=f"ask the person to type it outside the hood: fumehood undo {run.name}",
+            )
 
 
 def _in_layer(store: Store, back: Run, first: Run) -> Iterator[c.Change]:
@@ -231,9 +296,29 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
         session=by or None,
     )  # fmt: skip
     back.changed = without_theirs(
-        run.roots, changes, _noted(store, back), lambda own: _moved(run, own), lambda: waiting_repositories(store, run)
+        run.roots, changes, _noted(store, back), lambda own: _moved(run, own), lambda: _waiting_repositories(store, run)
     )  # fmt: skip
     return back
+
+
+def _waiting_repositories(store: Store, run: Run) -> set[str]:
+    """Return the git directories that later runs have changed and wait with, in drafts too.
+
+    While a command runs, it may build on anything that it sees: so then they are those that the run has changed.
+    """
+    project = store.history.project_of(run.run)
+    if store.runs_now(project):
+        return {git for _, git in repositories_of(run.roots, run.changed)}
+    drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
+    later = [store.history.find(name) for draft in drafts for name in store.history.held(project, draft)]
+    return {
+        repository(f"{each.roots[change.root]}/{change.path}", gits)
+        for each in later
+        if each.number > run.number
+        for gits in (git_directories(each.roots, each.changed),)
+        for change in each.changed
+        if change.verdict in c.WAITING
+    }
 
 
 def _noted(store: Store, back: Run) -> Refs:
@@ -379,7 +464,7 @@ def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
     by = f", by run{'s' if len(later) > 1 else ''} {first_of(later, _NAMED)}" if later else ""
     hint = f"see fumehood diff {run.name}; --force takes it back and saves what is there now"
     if lost:
-        hint = NO_DIRECTORY  # by force neither
+        hint = _NO_DIRECTORY  # by force neither
         if later:
             hint = f"first: fumehood undo {later[0]}"
     elif later:
@@ -419,128 +504,52 @@ def _built_upon(store: Store, run: Run, moved: Sequence[str], lost: Sequence[str
     return [each for each in later if each.state in ("applied", "held") and each.of not in names]
 
 
-# ---- See that backups are what was saved, before an undo puts them into the project.
-#
-# A backup is known by its stamp: kind, size, time and mode; and by its seal (`store/files.py`), where it has one.
+# ---- By force: what is in the project now counts as what is to be taken out, and is so saved in the layer.
 
-def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
-    """Let the changes of an undo name what lies in the layers of the `first` run, for it may have other inodes now.
-
-    Refuses where something is gone, altered or added there. Layers that were dropped because they held nothing are
-    made again.
-    """
-    seals = _seals(store, back)
-    for number, upper in enumerate(store.uppers(back)):
-        os.makedirs(upper, 0o700, exist_ok=True)
-        wanted = {
-            change.path: change for change in back.changed
-            if change.root == number and change.after is not None and not c.is_mode_alone(change)
-        }  # fmt: skip
-        recorded = {change.path for change in first.changed if change.root == number}
-        with Closing(open_top(upper)) as layer:
-            damaged = _damaged(layer, wanted, recorded, seals)
-        if damaged:
-            _refuse_damaged(store, project, back, number, damaged)
+_NO_DIRECTORY = "move the directory back, or make it; then undo again"
 
 
-def _seals(store: Store, back: Run) -> Seals:
-    """Return the seals of what lies in the layer now: those of the runs that saved it, each path by the last one."""
-    history, places = store.history, store.places
-    users = [name for name in history.users_of(back.layer) if name != back.run]
-    if len(users) <= _ONCE:
-        return read_seals(places, back.layer, back.of or "")
-    seals: Seals = {}
-    saved: dict[tuple[int, str], c.Stamp] = {}
-    for user in map(history.find, users):
-        if user.state == "failed" or history.turns(user) % 2 == history.turns(back) % 2:
-            continue
-        own = read_seals(places, back.layer, user.run)
-        for change in _applied(user.changed):
-            if change.before is not None:
-                place = change.root, change.path
-                if place in saved and not saved[place].alike(change.before):
-                    seals.pop(place, None)
-                saved[place] = change.before
-                if place in own:
-                    seals[place] = own[place]
-    return seals
+def _counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]:
+    """Return the changes of an undo, judged against the project as it is; what is so already is left out."""
+    anew: list[c.Change] = []
+    tops, inside = apart(changes)
+    for live, change, entry, is_reached in looked_at(run.roots, tops):
+        if not is_reached and change.after is not None:
+            raise UndoRefused(f"the directory of {printable(change.path)} is gone", hint=_NO_DIRECTORY)
+        now = None if entry is None else stamp_of(entry)
+        anew += _anew(live, change, now, inside.get((change.root, change.path), ()))
+    if not anew:
+        raise UndoRefused(f"there is nothing to undo: the project is as before run {run.name}", hint="fumehood log")
+    return c.by_path(anew)
 
 
-def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str], seals: Seals) -> list[tuple[str, str, int]]:
-    """Return which backups are wrong: the path, in what way, and the inode that lies there; the others are stamped."""
-    wrong: list[tuple[str, str, int]] = []
-    touched: list[tuple[c.Change, bytes, os.stat_result]] = []
-    missing = dict(wanted)
-    for path, entry in _lying(layer, [change for change in wanted.values() if change.within is None]):
-        change = missing.pop(path, None)
-        if change is None or change.after is None:
-            if path not in recorded:
-                wrong.append((path, "was put among the backups", entry.st_ino))
-            continue
-        seal = seals.get((change.root, path))
-        difference = _difference(change.after, entry)
-        if difference:
-            wrong.append((path, f"is damaged: {difference}", entry.st_ino))
-        elif seal is not None and not is_untouched(seal, entry):
-            touched.append((change, seal[2], entry))
-        if not is_plain(change) or change.after.inode != entry.st_ino:
-            change.after = stamp_of(entry, change.after.meaning)
-    with Loosened(layer) as loosened, Parents(layer) as parents:
-        for change, digest, entry in touched:
-            parent, name = split(change.path)
-            if digest_of(reached(parents, loosened, parent), name, entry) != digest:
-                what = "is damaged: it holds something else than what was saved"
-                wrong.append((change.path, what, entry.st_ino))
-    return [*((path, "is gone", 0) for path in missing), *wrong]
-
-
-def _lying(layer: int, wanted: Iterable[c.Change]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what lies where changes have their backups, and all that lies in directories that go whole."""
-    for change, entry, _ in looks(layer, wanted):
-        if entry is not None:
-            yield change.path, entry
-            if kind_of(entry.st_mode) == c.DIRECTORY:
-                yield from walk(layer, change.path)
-
-
-def _difference(stamp: c.Stamp, entry: os.stat_result) -> str:
-    """Say how a backup differs from the version that was saved; a directory's size and time mean nothing."""
-    kind = kind_of(entry.st_mode)
-    if kind != stamp.kind:
-        return f"it is a {kind} now, and a {stamp.kind} was saved"
-    if kind != c.DIRECTORY and entry.st_size != stamp.size:
-        return f"it has {entry.st_size} bytes now, and {stamp.size} were saved"
-    if kind != c.DIRECTORY and entry.st_mtime_ns != stamp.modified_ns:
-        return "it was written after it was saved"
-    if kind != c.SYMLINK and entry.st_mode & 0o7777 != stamp.mode:
-        return f"its mode is {entry.st_mode & 0o7777:04o} now, and was {stamp.mode:04o}"
-    return ""
-
-
-def _refuse_damaged(
-    store: Store, project: Project, back: Run, number: int, damaged: Sequence[tuple[str, str, int]]
-) -> None:
-    named = first_of([f"the backup of {printable(path)} {what}" for path, what, _ in damaged], _NAMED, "; ")
-    path, _, inode = damaged[0]
-    root = back.roots[number]
-    shown = typed(path if number == 0 else f"{root}/{path}")
-    others = [
-        each for each in versions(store, project, root, path)
-        if each.is_sound and not _is_inode(each.top, each.path, inode)
-    ]  # fmt: skip
-    sound = sorted((each.source for each in others), key=lambda source: "-" not in source)  # a day before a run
-    offer = f"fumehood restore {shown} --from {sound[0]} brings another" if sound else "there is no other backup"
-    name = store.history.name(back.of or "")
-    raise UndoRefused(
-        f"{named}: nothing was undone",
-        hint=f"it lies in {store.places.run(back.layer)}; {offer}; fumehood undo {name} with other paths takes those"
-        " back",
-    )
-
-
-def _is_inode(top: str, path: str, inode: int) -> bool:
-    """Return True if a version is the damaged file itself: a daily backup may be a link to it."""
-    try:
-        return os.lstat(f"{top}/{path}").st_ino == inode
-    except OSError:
-        return True
+def _anew(live: int, change: c.Change, now: c.Stamp | None, inside: Sequence[c.Change]) -> Iterator[c.Change]:
+    """Yield one change, with what lies in it, between what is there now and what was there before the run."""
+    after = change.after
+    stamp = after or now
+    if stamp is None:
+        return
+    if c.is_mode_alone(change) and now is not None and now.kind == c.DIRECTORY:
+        kind = c.MODE
+        # It stays the directory that it is.
+        after = c.Stamp(now.kind, now.inode, now.size, now.modified_ns, now.changed_ns, stamp.mode, now.links)
+    elif now is not None and after is not None and now.kind == after.kind == c.DIRECTORY:
+        raise UndoRefused(
+            f"a directory stands at {printable(change.path)} where another was", hint="move it away, then undo again"
+        )
+    elif now is None or after is None:
+        kind = c.ADDED if now is None else c.DELETED
+    else:
+        kind = c.MODIFIED if now.kind == after.kind else c.TYPE
+    yield c.Change(change.root, change.path, kind, stamp.kind, before=now, after=after, verdict=c.APPLIED)
+    if kind == c.MODE:
+        return
+    for each in inside:
+        if each.after is not None:
+            yield c.Change(each.root, each.path, c.ADDED, each.after.kind, after=each.after, within=change.path,
+                           verdict=c.APPLIED)  # fmt: skip
+    if now is not None and now.kind == c.DIRECTORY:
+        for path, entry in walk(live, change.path):
+            before = stamp_of(entry)
+            yield c.Change(change.root, path, c.DELETED, before.kind, before=before, within=change.path,
+                           verdict=c.APPLIED)  # fmt: skip
