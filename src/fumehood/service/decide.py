@@ -445,29 +445,19 @@ def discard_held(
     return run
 
 
-def _built_upon(store: Store, project: int, run: Run, chosen: Sequence[c.Change]) -> tuple[str, str] | None:
-    """Return what a held run is called that builds on some of a run's changes, and the path of one of them."""
-    built = Waiting(((run.run, change.root, change) for change in chosen), run.roots)
-    for name in store.history.held(project, run.draft):
-        later = store.history.find(name)
-        if run.run not in later.below:
-            continue
-        for change in later.changed:
-            root = later.roots[change.root]
-            if change.verdict in c.WAITING and root in run.roots:
-                moved = c.Change(run.roots.index(root), change.path, change.change, change.kind)
-                if built.under(moved) is not None:
-                    return later.name, change.path
-    return None
-
-
 def _refuse_built_upon(store: Store, project: Project, run: Run, waiting: Sequence[c.Change]) -> None:
-    later = _built_upon(store, project.id, run, waiting)
-    if later is not None:
-        raise BadRequest(
-            f"run {later[0]} builds on it: {printable(later[1])}",
-            hint=f"first: fumehood discard {later[0]}, or apply both",
-        )
+    """Refuse where another held run builds on what would go."""
+    going = Waiting(((run.run, change.root, change) for change in waiting), run.roots)
+    for later in map(store.history.find, store.history.held(project.id, run.draft)):
+        for change in later.changed if run.run in later.below else ():
+            root = later.roots[change.root]
+            if change.verdict not in c.WAITING or root not in run.roots:
+                continue
+            if going.under(c.Change(run.roots.index(root), change.path, change.change, change.kind)) is not None:
+                raise BadRequest(
+                    f"run {later.name} builds on it: {printable(change.path)}",
+                    hint=f"first: fumehood discard {later.name}, or apply both",
+                )
 
 
 def _discard(store: Store, project: Project, run: Run, waiting: Sequence[c.Change], why: str) -> None:

@@ -57,10 +57,10 @@ _EVENTS = f"SELECT {', '.join(Event._fields)} FROM events"
 class Audit:
     """The trail, and in whose name this process adds to it."""
 
-    def __init__(self, database: Database, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, database: Database) -> None:
         self.database = database
         self.face = PYTHON
-        self.agent = agent_of(os.environ if environment is None else environment)
+        self.agent = agent_of(os.environ)
         self._user: tuple[int, str] | None = None
 
     def add(

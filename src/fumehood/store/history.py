@@ -86,17 +86,16 @@ class History:
             following = f"SELECT max(coalesce(max(project_number), 0), {lost}) + 1 FROM runs WHERE project = ?"
             ((run.number,),) = connection.execute(following, (os.fsencode(run.project), project))
         run.name = self._name(project, run.run, run.number)
-        connection.execute(
-            "INSERT INTO runs (id, project, act, of, layer, command, cwd, roots, state, mode, capture, sandboxed,"
-            " network, started_at, process, dropped, session, below, project_number, draft, day)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, (SELECT max(n) FROM days))",
-            (
-                run.run, project, run.act, run.of, run.layer, trail.storable(run.command), os.fsencode(run.cwd),
-                b"\0".join(os.fsencode(root) for root in run.roots), RUNNING, run.mode, run.capture,
-                run.sandboxed, run.network, run.started_at, process, " ".join(run.dropped),
-                run.session, " ".join(run.below), run.number, run.draft,
-            ),
-        )  # fmt: skip
+        row = {
+            "id": run.run, "project": project, "act": run.act, "of": run.of, "layer": run.layer,
+            "command": trail.storable(run.command), "cwd": os.fsencode(run.cwd),
+            "roots": b"\0".join(map(os.fsencode, run.roots)), "state": RUNNING, "mode": run.mode,
+            "capture": run.capture, "sandboxed": run.sandboxed, "network": run.network, "started_at": run.started_at,
+            "process": process, "dropped": " ".join(run.dropped), "session": run.session,
+            "below": " ".join(run.below), "project_number": run.number, "draft": run.draft,
+        }  # fmt: skip
+        values = f"{', '.join('?' * len(row))}, (SELECT max(n) FROM days)"
+        connection.execute(f"INSERT INTO runs ({', '.join(row)}, day) VALUES ({values})", tuple(row.values()))
         self.audit.add(connection, run.run, trail.ASKED, f"to {run.mode}" if run.act == "run" else run.act)
 
     def refuse(self, project: int, run: Run) -> None:
