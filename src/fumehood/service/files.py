@@ -173,8 +173,7 @@ def _save(
 
 def _sort(change: c.Change, live: LiveFiles | None, to_record: ToRecord) -> None:
     """Put a changed path to what is there or to what is deleted, by a look at it where it may have moved on."""
-    entry = None if live is None else live.look(change.path)
-    stamp = change.after if entry is None else stamp_of(entry)
+    stamp = (None if live is None else live.stamp(change.path)) or change.after
     path = os.fsencode(change.path)
     if stamp is not None and stamp.kind in _KEPT:
         to_record.seen.append((path, stamp.kind, stamp.size, stamp.modified_ns))
@@ -272,8 +271,7 @@ def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
         there: list[Seen] = []  # now
         with LiveFiles(os.fsdecode(root)) as live:
             for path in sorted(path for top, path in held - waiting if top == root):
-                entry = live.look(os.fsdecode(path))
-                stamp = None if entry is None else stamp_of(entry)
+                stamp = live.stamp(os.fsdecode(path))
                 if stamp is not None and stamp.kind in _KEPT:
                     there.append((path, stamp.kind, stamp.size, stamp.modified_ns))
         files.learn(project, root, there, time.time())
@@ -317,13 +315,14 @@ class LiveFiles(Closable):
         if self._top >= 0:
             os.close(self._top)
 
-    def look(self, path: str) -> os.stat_result | None:
-        """Return what is at a path, or None where nothing is, or what is can't be looked at."""
+    def stamp(self, path: str) -> c.Stamp | None:
+        """Return the stamp of what is at a path; None where nothing is, or what is can't be looked at."""
         parent, _, name = path.rpartition("/")
         try:
-            return look(self._parents.of(parent), name)
+            entry = look(self._parents.of(parent), name)
         except OSError:
             return None
+        return None if entry is None else stamp_of(entry)
 
     def is_missing(self, path: str) -> bool:
         """Return True if there is certainly nothing at a path."""

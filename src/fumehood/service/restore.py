@@ -146,8 +146,7 @@ def _as_they_are(root: str, records: Sequence[Record]) -> Iterator[Record]:
     """Yield records as they are now: since then, a person may have made, changed or deleted any of them."""
     with LiveFiles(root) as live:
         for record in records:
-            entry = live.look(record.path)
-            stamp = None if entry is None else stamp_of(entry)
+            stamp = live.stamp(record.path)
             if stamp is not None and stamp.kind in (FILE, SYMLINK):
                 yield record.replace(is_deleted=False, kind=stamp.kind, size=stamp.size, modified_ns=stamp.modified_ns)
             elif record.kind != ABSENT and (stamp is not None or live.is_missing(record.path)):
