@@ -46,10 +46,13 @@ from fumehood.store.places import Alone, places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    import sqlite3
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any
 
     from fumehood.core.concern import Concern
     from fumehood.linux.namespaces import Layer
+    from fumehood.store.database import Database
 
 STOPPED_APPLYING = "Fumehood was stopped while applying; nothing was applied"
 STOPPED_BACK = "Fumehood was stopped before it was done; the project is as it was"
@@ -409,7 +412,7 @@ def rebuild(open_store: Callable[[], Store]) -> tuple[Store, Mended]:
         numbers = {run.run: run.number for run in missing}
         for run in missing:
             _take_up(store, run)
-        records.put_in_order(store.database, numbers)
+        _put_in_order(store.database, numbers)
         left = layering.unknown(store)
         left += [path for path in records.unreadable(store.places) if os.path.dirname(path)[:-2] not in left]
         return store, Mended(set_aside=aside, runs=len(missing), left=tuple(left))
@@ -452,3 +455,55 @@ def _is_whole(store: Store, run: Run) -> bool:
     """Return True if what a run holds is where it is held."""
     waiting = {change.root for change in run.changed if change.verdict in WAITING}
     return all(os.path.isdir(store.places.layer(run.layer, root, "held")) for root in waiting)
+
+
+# ---- The order of runs that were taken up again: a row's number tells it, so rows get other numbers.
+
+# What names a run by the number of its row.
+_REFERENCES = (
+    ("changes", "run"), ("connections", "run"), ("versions", "run"), ("files", "last_run"), ("runs", "number"),
+)  # fmt: skip
+
+
+def _put_in_order(database: Database, taken_up: Mapping[str, int]) -> None:
+    """Let runs that were taken up, with the numbers in their records, come before those of their project since then.
+
+    Where other runs have got such numbers meanwhile, because an older copy of the database was put back, times tell.
+    """
+    with database.transaction() as connection:
+        rows = connection.execute("SELECT number, id, project, project_number, started_at FROM runs ORDER BY number")
+        projects: dict[int, tuple[list[Any], list[Any]]] = {}
+        for number, run, project, own, at in rows.fetchall():
+            others, again = projects.setdefault(project, ([], []))
+            (again if run in taken_up else others).append((number, taken_up.get(run, own), at))
+        order: list[tuple[int, bool, int]] = []
+        for others, again in projects.values():
+            is_doubled = not {own for _, own, _ in again}.isdisjoint(own for _, own, _ in others)
+            by = 2 if is_doubled else 1
+            order += ((row[0], True, row[0]) for row in others)
+            for row in again:
+                following = min((each[0] for each in others if each[by] > row[by]), default=row[0])
+                order.append((following, False, row[0]))
+        order.sort()
+        numbers = sorted(number for _, _, number in order)
+        _number_anew(
+            connection, [(number, new, is_other) for new, (_, is_other, number) in zip(numbers, order, strict=True)]
+        )
+
+
+def _number_anew(connection: sqlite3.Connection, rows: Sequence[tuple[int, int, bool]]) -> None:
+    """Give rows other numbers; of those that were taken up, no other row tells anything yet."""
+    if all(old == new for old, new, _ in rows):
+        return
+    connection.execute("CREATE TEMP TABLE anew (old INTEGER PRIMARY KEY, new INTEGER NOT NULL, is_other INTEGER)")
+    connection.executemany("INSERT INTO anew VALUES (?, ?, ?)", rows)
+    for table, column in _REFERENCES:
+        # By way of numbers that no row has, for two rows never may have the same.
+        anew = f"UPDATE {table} SET {column} = (SELECT -new FROM anew WHERE old = {column})"
+        connection.execute(f"{anew} WHERE {column} IN (SELECT old FROM anew WHERE old != new)")
+        connection.execute(f"UPDATE {table} SET {column} = -{column} WHERE {column} < 0")
+    before = "SELECT max(new) FROM anew WHERE is_other AND old <= settled_after"
+    connection.execute(f"UPDATE runs SET settled_after = coalesce(({before}), 0)")
+    since = "SELECT min(new) FROM anew WHERE is_other AND old >= first_run"
+    connection.execute(f"UPDATE days SET first_run = coalesce(({since}), (SELECT max(new) + 1 FROM anew))")
+    connection.execute("DROP TABLE anew")
