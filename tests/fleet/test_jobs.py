@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood import BadRequest, Refused
+from fumehood import BadRequest, Refused, Sandbox
 from fumehood.core.policy import Fleet, Limits, Policy
 from patience import let_time_pass
 
@@ -229,3 +229,30 @@ def test_copies_that_were_not_used_for_long_make_room(project: Path, home: Path,
     clean_cache(str(test_directory / "cache"), 2500)
     assert [tree.exists() for tree in trees] == [False, False, True]
     assert len(os.listdir(test_directory / "cache/files")) == 2
+
+
+def test_ctrl_c_takes_back_every_candidate_though_one_has_just_ended(
+    project: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    cancelled: list[str] = []
+
+    def send(*_command: Any, **_options: Any) -> str:
+        sent.append(f"job{len(sent)}")
+        return sent[-1]
+
+    def interrupted(_ids: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    def cancel(job: str) -> None:
+        cancelled.append(job)
+        if job == sent[0]:
+            raise BadRequest("it has ended")
+
+    with Sandbox(project) as sandbox:
+        sender = sandbox.fleet("redis://127.0.0.1:1")
+        for function in (send, cancel):
+            monkeypatch.setattr(sender, function.__name__, function)
+        monkeypatch.setattr(sender, "results", interrupted)
+        best = sender.best("true", 3)
+        assert (best.is_interrupted, cancelled, sandbox.drafts()) == (True, sent, [])

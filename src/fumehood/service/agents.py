@@ -346,8 +346,7 @@ class ShellCommands:
         return bool(self._open)
 
     def _init(self) -> int:
-        with open(self._init_file, "rb") as file:
-            number = number_in(file.read(), "child-pid")
+        number = number_in(read(self._init_file), "child-pid")
         assert number is not None, "somebody in there has said something"
         return number
 

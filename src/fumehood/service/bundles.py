@@ -103,8 +103,6 @@ with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as layer:
 """
 
 
-# ---- Out.
-
 def export(store: Store, run: Run, path: str | int, *, key: str = "", may_be_empty: bool = False) -> int:
     """Write a run's changes to a new file, a pipe or a descriptor, signed if there is a key; returns how many."""
     changes = [change for change in run.changed if change.verdict in _TRAVELS]
@@ -277,8 +275,6 @@ def _blob(digest: str) -> str:
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 
 
-# ---- As a patch, for git.
-
 def export_patch(store: Store, run: Run, path: str | int) -> int:
     """Write a run's changes as a patch that `git apply` takes, binary files too; returns how many there are."""
     changes = [change for change in run.changed if change.verdict in _TRAVELS and change.kind != c.DIRECTORY]
@@ -331,8 +327,6 @@ def _literal(data: bytes) -> bytes:
         lines.append(length.encode() + base64.b85encode(piece, pad=True) + b"\n")
     return b"".join([*lines, b"\n"])
 
-
-# ---- In.
 
 class ChangeBundle(Value):
     """A bundle that was read and is whole: its layer, unpacked, and what is told of the run that made it."""

@@ -127,8 +127,6 @@ def _wait_for(store: Store, run: Run, patience: float) -> None:
     time.sleep(_LOOK_S)
 
 
-# ---- At the command.
-
 class Part(Value):
     """What of a running command one checkpoint is about: something between two boundaries that it told of."""
 

@@ -115,7 +115,6 @@ class Commands:
             command, cwd=cwd, network=network, timeout=timeout, apply=apply, root=root, env=env, background=background,
             write=write, output_limit=output_limit,
         )  # fmt: skip
-        _refuse_coroutines(on_output=on_output, on_change=on_change, cancelled=cancelled)
         return self._perform(request, _wishes(on_output, on_change, _fed(stdin), cancelled, channels(ask)))
 
     def questions(
@@ -156,7 +155,8 @@ class Commands:
         rest: dict[str, Any] = {**options}
         on_output, on_change, stdin = (rest.pop(name, None) for name in ("on_output", "on_change", "stdin"))
         is_unwanted = rest.pop("cancelled", None) or cancelled.is_set
-        _refuse_coroutines(cancelled=is_unwanted)
+        if inspect.iscoroutinefunction(is_unwanted):
+            raise _no_coroutine("cancelled")
         asks = channels(rest.pop("ask", self._ask), loop)
         request, fed = self._request_with(command, rest, "arun"), _fed(stdin)
         listener = LoopListener(loop)
@@ -220,12 +220,11 @@ class Commands:
         loop: asyncio.AbstractEventLoop | None,
     ) -> Dialogue:  # fmt: skip
         on_change, cancelled = options.pop("on_change", None), options.pop("cancelled", None)
-        _refuse_coroutines(on_change=on_change, cancelled=cancelled)
+        on_news, cancelled = naming("on_change", on_change), naming("cancelled", cancelled)
         asks = channels(options.pop("ask", self._ask), loop)
         request = self._request_with(command, {"timeout": _NO_TIME_LIMIT_S, **options}, "start")
         own = terminal_of(terminal)
         dialogue = Dialogue(self._store, own, as_text=as_text)
-        on_news = naming("on_change", on_change)
         if loop is not None and on_news is not None:
             call = on_news
 
@@ -238,7 +237,7 @@ class Commands:
             on_news = partial(loop.call_soon_threadsafe, in_loop)
         wishes = Wishes(
             stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
-            watch=None if on_news is None else watcher(on_news), cancelled=naming("cancelled", cancelled), asks=asks,
+            watch=None if on_news is None else watcher(on_news), cancelled=cancelled, asks=asks,
             terminal=own, partner=dialogue,
         )  # fmt: skip
         dialogue.attend(lambda: self._perform(request, wishes))
@@ -357,13 +356,6 @@ def _wishes(
     )  # fmt: skip
 
 
-def _refuse_coroutines(**functions: object) -> None:
-    """Refuse what nobody would await here: it would never be called."""
-    for name, function in functions.items():
-        if inspect.iscoroutinefunction(function):
-            raise _no_coroutine(name)
-
-
 def _no_coroutine(name: str) -> BadRequest:
     hint = "a plain function; on_output and on_change of arun may be either"
     return BadRequest(f"{name} can't be a coroutine function here", hint=hint)
@@ -381,10 +373,12 @@ def _noting(name: str) -> Iterator[None]:
 def naming(name: str, function: Function | None, *, awaits: bool = False) -> Any:
     """Have what a function of the program's raises name it: whoever catches that has called something else.
 
-    Something to be awaited that nobody awaits is refused here: it may not have looked like a coroutine function.
+    What nobody would await is refused, before it is called or, where it did not look like it, then.
     """
     if function is None:
         return None
+    if not awaits and inspect.iscoroutinefunction(function):
+        raise _no_coroutine(name)
 
     async def awaited(result: Any) -> object:
         with _noting(name):

@@ -201,7 +201,7 @@ class Dialogue(Bell):
         self.outputs = {name: Unread(name, numbers, self.ring, as_text=as_text) for name in ("stdout", "stderr")}
         # On a terminal, both are one.
         self.outputs["stderr"].is_ended = terminal is not None
-        self._tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
         self._who_wait: list[tuple[object, tuple[Unread, ...]]] = []  # and for which outputs, or for something else
         self._sink = -1
         self._typed: deque[bytearray] = deque()  # what is to be written yet
@@ -209,8 +209,6 @@ class Dialogue(Bell):
         self._is_input_gone = False
         self._failure: BaseException | None = None
         self._attending = 0  # the thread that attends the command
-
-    # ---- What the attending thread calls.
 
     def named(self, run: str) -> None:
         """The run of this name is on its way."""
@@ -331,8 +329,6 @@ class Dialogue(Bell):
         _alive.add(self)
         threading.Thread(target=attend, name="fumehood-start", daemon=True).start()
 
-    # ---- What the program's side calls.
-
     def fail(self, error: BaseException) -> None:
         """Have the command ended, and this raised to whoever waits for it."""
         with self.lock:
@@ -343,9 +339,9 @@ class Dialogue(Bell):
         """Wake everybody who waits for a change; the lock is held."""
         self.lock.notify_all()
         tasks, self._tasks = self._tasks, []
-        for loop, future in tasks:
+        for loop, has_changed in tasks:
             try:
-                loop.call_soon_threadsafe(_set, future)
+                loop.call_soon_threadsafe(has_changed.set)
             except RuntimeError:
                 continue  # that loop is closed
 
@@ -386,16 +382,16 @@ class Dialogue(Bell):
                 result = take()
                 if result is not None:
                     return result
-                future: asyncio.Future[None] = loop.create_future()
-                self._tasks.append((loop, future))
+                has_changed = asyncio.Event()
+                self._tasks.append((loop, has_changed))
                 waits = self._wait_idly(asyncio.current_task(), outputs) if is_idle else None
             try:
-                await future
+                await has_changed.wait()
             finally:
                 with self.lock:
                     if waits is not None:
                         self._who_wait.remove(waits)
-                    self._tasks = [each for each in self._tasks if each[1] is not future]
+                    self._tasks = [each for each in self._tasks if each[1] is not has_changed]
 
     def _wait_idly(self, who: object, outputs: tuple[Unread, ...]) -> tuple[object, tuple[Unread, ...]]:
         """Note that somebody waits; who is not idle goes on before the command has ended, and may then read."""
@@ -561,11 +557,6 @@ class Unread:
 
     def _decoded(self, data: bytes, *, is_end: bool = False) -> str | bytes:
         return data if self._decoder is None else self._decoder.decode(data, final=is_end)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 # ---- Every command that runs: they end with the sandbox they were started by, and with this process.

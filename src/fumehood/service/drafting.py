@@ -215,8 +215,6 @@ def _commit_variables(branch: str, message: str, author: str) -> dict[str, str]:
     return variables
 
 
-# ---- The best of several.
-
 NUMBER = "FUMEHOOD_CANDIDATE"  # the variable that tells a candidate which it is
 WAITING, PASSED, FAILED, SAME, ENDED, BROKEN = "not begun", "passed", "failed", "same", "ended", "error"
 MOST = 1000

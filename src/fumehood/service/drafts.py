@@ -289,8 +289,6 @@ def refuse_marks(store: Store, draft: DraftRecord, whole: WholeDraft) -> None:
                     )
 
 
-# ---- A run in a draft.
-
 def in_draft(store: Store, project: Project, request: Request) -> Request:
     """Return a request as one of its draft: what it writes is held, and it has the draft's loopback.
 
@@ -351,8 +349,6 @@ def _keep_base(target: str, root: str, changes: Sequence[c.Change]) -> None:
                             remove_tree(to, name)  # it may be half of one version, or of two
 
 
-# ---- All that a draft holds, as one run that is not recorded.
-
 def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: layering.Claim) -> WholeDraft:
     """Fold all that a draft holds into a layer over the project as it is now; the stack is ours.
 
@@ -405,8 +401,6 @@ class Preview:
         layering.drop(self._store.places, self._claim.run)
         self._claim.__exit__()
 
-
-# ---- A person's word on a draft.
 
 def new_draft(store: Store, project: Project, name: str, *, frozen: bool = False) -> DraftRecord:
     """Begin a draft of a project."""

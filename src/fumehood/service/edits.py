@@ -38,8 +38,6 @@ _STALE_S = 86_400.0  # a person may be asked meanwhile
 _TICK_NS = 50_000_000  # two writes within that may leave the same time
 
 
-# ---- Which files an edit would write, and whether a person must be asked.
-
 class Target(Value):
     """A file that an edit would write: by the number of a root and the path in it, or nowhere in the roots."""
 
@@ -140,8 +138,6 @@ def _change(target: Target, status: os.stat_result | None, size: int) -> c.Chang
     kind = c.ADDED if before is None else c.MODIFIED
     return c.Change(target.root, target.path, kind, c.FILE, before=before, after=after)
 
-
-# ---- Begin, and record what was ended, or looks as if it were.
 
 def begin(
     places: Places, seat: EditSeat, session: str, call: str, title: str, cwd: str, wanted: Sequence[Target],

@@ -241,8 +241,6 @@ def queue(name: str, connection: Redis) -> Queue:
     return FleetQueue(name, connection=connection, job_class=FleetJob, serializer=JSONSerializer)
 
 
-# ---- Redis.
-
 class _Patience(Retry):
     """Ask again for a while, by the clock: a request to a network that stalls may itself take long.
 
@@ -481,8 +479,6 @@ def open_blobs(url: str, connection: Redis) -> Blobs:
     """Open the store that an address names: without one, Redis."""
     return FileBlobs(url) if url else RedisBlobs(connection)
 
-
-# ---- The base of a job.
 
 _FORMAT = 1
 

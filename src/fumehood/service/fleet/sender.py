@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from typing import Any
 
 from rq import Retry, Worker
@@ -78,8 +79,6 @@ class FleetSender:
         self._queue = jobs.queue(queue or jobs.QUEUE, self._connection)
         self._include = tuple(include)
         self._base = ""
-
-    # ---- Out.
 
     @jobs.redis_errors()
     def plan(self) -> dict[str, Any]:
@@ -152,8 +151,6 @@ class FleetSender:
         """Return how many workers are at the queue, though one that died may count for a while."""
         return int(Worker.count(queue=self._queue))
 
-    # ---- Back.
-
     def run(self, command: Command, *, on_output: Callable[[str, str], object] | None = None, **options: Any) -> Run:
         """Have a command done by some worker; what it changed is held here. `options` are those of `send`."""
         return self.attach(self.send(command, **options), on_output=on_output)
@@ -184,10 +181,9 @@ class FleetSender:
                     on_candidate(candidates[at])
         except KeyboardInterrupt:
             is_interrupted = True
-            with jobs.redis_errors():
-                for job in ids:
-                    if not self._note(job)["run"]:
-                        self._cancelled(job)
+            for job in ids:
+                with suppress(BadRequest):  # it has just ended
+                    self.cancel(job)
         lines = [self._sandbox.draft(each.draft) for each in candidates]
         return settled(candidates, lines, keep=keep, applies=apply, is_interrupted=is_interrupted)
 
@@ -298,12 +294,9 @@ class FleetSender:
     @jobs.redis_errors()
     def cancel(self, job: str) -> None:
         """Take a job back that has not ended: from the queue, or from the worker that does it."""
-        note = self._note(job)
-        if note["run"] or not self._cancelled(job):
-            raise BadRequest(f"job {printable(job)} has ended", hint=f"fumehood fleet attach {printable(job)}")
-
-    def _cancelled(self, job: str) -> bool:
-        """Take a job back; False if it has ended."""
+        ended = BadRequest(f"job {printable(job)} has ended", hint=f"fumehood fleet attach {printable(job)}")
+        if self._note(job)["run"]:
+            raise ended
         try:
             waiting = jobs.FleetJob.fetch(job, connection=self._connection, serializer=JSONSerializer)
             status = waiting.get_status()
@@ -311,11 +304,10 @@ class FleetSender:
                 send_stop_job_command(self._connection, job, serializer=JSONSerializer)
             elif status not in _ENDED:
                 waiting.cancel()
-            return status not in _ENDED
         except (NoSuchJobError, InvalidJobOperation) as error:
             raise BadRequest(f"job {printable(job)} can't be cancelled: {error}", hint="has it ended?") from error
-
-    # ---- Into the record, once.
+        if status in _ENDED:
+            raise ended
 
     def _taken(self, job: str, outcome: Outcome) -> Run:
         with Alone(self._store.places.lock(_draft(job))):
@@ -362,14 +354,12 @@ class FleetSender:
         self._store.history.refuse(self._project.id, run)
         return self._store.history.find(run.run)
 
-    # ---- Notes.
-
     def _place(self, job: str) -> str:
         return f"{self._store.places.state}/fleet/{job}.json"
 
     def _note(self, job: str) -> dict[str, Any]:
         note = self._read(job)
-        if not self._is_ours(note):
+        if note["project"] != self._project.id:
             # What it changed is meant for that project, and its files are sent again where Redis has lost them.
             path = printable(self._store.projects.path_of(note["project"]))
             raise BadRequest(f"job {printable(job)} was sent from {path}", hint=f"from here: --project {path}")
@@ -378,15 +368,12 @@ class FleetSender:
     def _read(self, job: str) -> dict[str, Any]:
         try:
             with open(self._place(job), encoding="utf-8") as file:
-                note: dict[str, Any] = json.load(file)
+                note = {"project": self._project.id, **json.load(file)}
         except (FileNotFoundError, ValueError) as error:
             raise BadRequest(
                 f"no job {printable(job)} was sent from here", hint="fumehood fleet list shows those that were"
             ) from error
         return note
-
-    def _is_ours(self, note: Mapping[str, Any]) -> bool:
-        return bool(note.get("project", self._project.id) == self._project.id)
 
     def _write(self, note: Mapping[str, Any]) -> None:
         place = self._place(note["id"])
@@ -403,7 +390,7 @@ class FleetSender:
         directory = os.path.dirname(self._place(""))
         names = sorted(os.listdir(directory), reverse=True) if os.path.isdir(directory) else []
         notes = (self._read(name[:-5]) for name in names if name.endswith(".json"))
-        return [note for note in notes if self._is_ours(note)]
+        return [note for note in notes if note["project"] == self._project.id]
 
 
 def _flat(pieces: Any) -> Iterator[tuple[Any, dict[bytes, bytes]]]:

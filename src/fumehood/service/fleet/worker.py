@@ -183,13 +183,13 @@ def _bundle(run: Run, blobs: Blobs) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(dir=places().state) as directory, closing(OpenedStore()) as store:
         path = f"{directory}/bundle"
         try:
-            count = export(store, run, path, may_be_empty=True)
+            changes = export(store, run, path, may_be_empty=True)
         except BadRequest as error:  # no fault of the sender's
             raise Unavailable(f"what it changed can't be sent back: {error.message}", hint=error.hint) from error
         with open(path, "rb") as file:
             data = file.read()
     (name,) = blobs.put([data])
-    return {"name": name, "size": len(data), "changes": count}
+    return {"name": name, "size": len(data), "changes": changes}
 
 
 def _judged(sandbox: Sandbox, job: jobs.SignedJob) -> dict[str, Any]:
@@ -212,8 +212,6 @@ def _report(run: Run, project: str) -> dict[str, Any]:
     return report | {"project": os.path.basename(project), "cwd": os.path.relpath(run.cwd, project)}
 
 
-# ---- Its copies of bases.
-
 class BaseCache:
     """A worker's copies of bases: files by hash and mode, and trees of hard links to them, which nobody writes."""
 
@@ -227,11 +225,12 @@ class BaseCache:
     def tree(self, name: str) -> str:
         """Return where a base lies, laid out first if it does not yet; whoever else wants it waits."""
         place = f"{self._trees}/{name}"
-        if not os.path.isdir(place):
+        try:
+            os.utime(place)  # used now: it is not removed for a while
+        except FileNotFoundError:
             with Alone(self._lock):
                 if not os.path.isdir(place):
                     self._lay_out(name, place)
-        os.utime(place)  # used now
         (project,) = os.listdir(place)
         return f"{place}/{project}"
 
@@ -300,8 +299,6 @@ def clean_cache(directory: str, budget: int) -> None:
                 if each.stat().st_nlink == 1:
                     os.unlink(each.path)
 
-
-# ---- The life of a worker.
 
 def work(url: str, *, store: str = "", directory: str = "", name: str = jobs.QUEUE, burst: bool = False) -> int:
     """Work until somebody ends it; with `burst`, until nothing is left to do."""
