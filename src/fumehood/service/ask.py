@@ -433,8 +433,7 @@ class Desk:
         return f"{self._directory}/{key}{ending}"
 
     def _made(self) -> str:
-        if not os.path.isdir(self._directory):
-            make_private(self._directory)
+        make_private(self._directory)
         return self._directory
 
 

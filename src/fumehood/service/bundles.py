@@ -128,19 +128,16 @@ def _opened(path: str | int) -> Iterator[IO[bytes]]:
 
     A pipe or a character device is written to as it is, and so is a descriptor; but no terminal, which would act on it.
     """
-    made = ""
+    target, made = path, ""
     try:
-        mode = 0 if isinstance(path, int) or not os.path.exists(path) else os.stat(path).st_mode
-        if isinstance(path, int):
-            opened = open(path, "wb", closefd=False)  # noqa: SIM115 - closed below, as the others
-        elif stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISDIR(mode):  # a directory refuses it
-            # A file that came meanwhile is not cut off.
-            opened = open(os.open(path, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb")  # noqa: SIM115
-        else:  # closed to others: files that are so are in it as well
-            new = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            opened = open(os.open(path, new, 0o600), "wb")  # noqa: SIM115
-            made = path
-        with opened as file:
+        if not isinstance(path, int):
+            mode = os.stat(path).st_mode if os.path.exists(path) else 0
+            is_new = not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode) or stat.S_ISDIR(mode))  # a directory refuses it
+            # Closed to others: files that are so are in it as well. One that came meanwhile is not cut off.
+            how = os.O_CREAT | os.O_EXCL if is_new else os.O_NOCTTY
+            target = os.open(path, how | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            made = path if is_new else ""
+        with open(target, "wb", closefd=target is not path) as file:
             if file.isatty():
                 hint = "name a file, or send it on: -o - | …"
                 raise BadRequest("a terminal can't take an export", hint=hint)  # noqa: TRY301 - once it is opened

@@ -328,24 +328,31 @@ class Checkpoints:
         A log would leave a run and a copy of itself every few seconds. So where nobody asked for this checkpoint nor
         for the last one that settled a file, that one tells of the new version, and the one between is not kept.
         """
-        store, amended, kept = self._hood.store, _Amended(self._hood.store), []
+        store = self._hood.store
+        kept: list[c.Change] = []
+        between: list[c.Change] = []
+        amended: dict[str, tuple[Run, dict[tuple[int, str], c.Change]]] = {}  # earlier ones, and what they tell of
         for change in checkpoint.changed:
             place = change.root, change.path
             earlier = self._unasked.pop(place, "")
-            if is_asked:
-                kept.append(change)
-            elif not earlier or not amended.tells(earlier, change):
+            is_version = change.kind == c.FILE and change.change in (c.MODIFIED, c.MODE)
+            may_tell = is_version and not is_asked and earlier != ""
+            if may_tell and earlier not in amended:
+                run = store.history.find(earlier)
+                amended[earlier] = run, {(each.root, each.path): each for each in run.changed}
+            if may_tell and _tells(amended[earlier][1].get(place), change):
+                between.append(change)
+            else:
                 kept.append(change)
                 earlier = checkpoint.run
             if not is_asked and change.kind == c.FILE and change.after is not None:
                 self._unasked[place] = earlier
-        kept_ids = {id(change) for change in kept}
-        between, checkpoint.changed = [each for each in checkpoint.changed if id(each) not in kept_ids], kept
+        checkpoint.changed = kept
         if kept:
-            store.history.settle(checkpoint, rewrite=True, others=[(run, True) for run in amended.runs])
+            store.history.settle(checkpoint, rewrite=True, others=[(run, True) for run, _ in amended.values()])
         else:
             checkpoint.state = EMPTY
-            store.history.amend(checkpoint, amended.runs)
+            store.history.amend(checkpoint, [run for run, _ in amended.values()])
         return between
 
     def _withdraw(self, checkpoint: Run, reason: str) -> None:
@@ -379,29 +386,14 @@ class Checkpoints:
         return [layer.upper for layer in layers]
 
 
-class _Amended:
-    """Earlier checkpoints that tell of later versions of the files they settled."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._changes: dict[str, dict[tuple[int, str], c.Change]] = {}
-        self.runs: list[Run] = []
-
-    def tells(self, name: str, change: c.Change) -> bool:
-        """Let a checkpoint tell of a change of what it left; False where that is not what it left."""
-        if change.change not in (c.MODIFIED, c.MODE) or change.kind != c.FILE:
-            return False
-        if name not in self._changes:
-            run = self._store.history.find(name)
-            self._changes[name] = {(each.root, each.path): each for each in run.changed}
-            self.runs.append(run)
-        old = self._changes[name].get((change.root, change.path))
-        if old is None or old.after is None or not old.after.same(change.before):
-            return False
-        old.after = change.after
-        if old.change == c.MODE:
-            old.change = c.MODIFIED
-        return True
+def _tells(old: c.Change | None, change: c.Change) -> bool:
+    """Let what an earlier checkpoint tells be of a later version of a file; False where that is not what it left."""
+    if old is None or old.after is None or not old.after.same(change.before):
+        return False
+    old.after = change.after
+    if old.change == c.MODE:
+        old.change = c.MODIFIED
+    return True
 
 
 def _remove_versions(uppers: Sequence[str], changes: Sequence[c.Change]) -> None:

@@ -232,8 +232,7 @@ def _keep(places: Places, edit: OpenEdit, from_project: Spots, earlier: str = ""
                     with Closing(open_below(top, parent)) as here, Closing(open_below(layer, parent)) as there:
                         copy_file(here, name, there, name)
         files.append(kept)
-    if not os.path.isdir(places.edits):
-        make_private(places.edits)
+    make_private(places.edits)
     write(places, edit.replace(files=tuple(files)))
 
 

@@ -249,9 +249,8 @@ class Seat:
 
 
 def _make_room(room: str) -> None:
-    for directory in (os.path.dirname(room), room):
-        if not os.path.isdir(directory):
-            make_private(directory)
+    make_private(os.path.dirname(room))
+    make_private(room)
 
 
 def leave_link(link: str, target: str) -> tuple[Blocked, ...]:
