@@ -289,13 +289,6 @@ _LONGEST_NUMBER = 10
 _NAMED = 5  # commands that are named where they ran at the same time
 
 
-class _Begun(Value):
-    line: str
-    cwd: str
-    started_at: float
-    began: float
-
-
 class ShellCommands:
     """The shell commands of one agent: those that run now, and what is settled where one begins or ends."""
 
@@ -303,7 +296,7 @@ class ShellCommands:
         self.checkpoints = checkpoints
         self._agent = agent
         self._init_file = init_file
-        self._open: dict[str, _Begun] = {}  # by the number that the shell has inside
+        self._open: dict[str, Part] = {}  # by the number that the shell has inside
         self._late: list[str] = []  # lines whose changes could not be settled yet
         self._said_before: set[tuple[int, str, str]] = set()
         self._around = around_line()
@@ -325,9 +318,9 @@ class ShellCommands:
                 line = words[words.index(self._around) + 2]
                 line = line if self._agent is None else self._agent.typed(line)
             if all(time.monotonic() - each.began > _BACKGROUND_S for each in self._open.values()):
-                self._settle(None)  # what the agent wrote by itself; where others have just begun, that can't be told
+                self._settle(Part())  # what the agent wrote by itself; where others have just begun, that can't be told
             if line:
-                self._open[shell] = _Begun(line=line, cwd=cwd, started_at=time.time(), began=time.monotonic())
+                self._open[shell] = Part(command=line, cwd=cwd, started_at=time.time(), began=time.monotonic())
         elif shell in self._open:
             self._settle(self._open.pop(shell), int(numbers[1]))
         return self._to_tell()
@@ -342,7 +335,7 @@ class ShellCommands:
             with Closing(processes):
                 states = {shell: stat_of(f"{shell}", processes) for shell in self._open}
             for shell in [shell for shell, fields in states.items() if not fields or fields[0] in _ENDED]:
-                self._settle(self._open.pop(shell), None)
+                self._settle(self._open.pop(shell))
         return bool(self._open)
 
     def _init(self) -> int:
@@ -357,18 +350,16 @@ class ShellCommands:
             raise BadRequest("commands can't be told apart: bubblewrap has the set-uid bit", hint="fumehood doctor")
         return processes
 
-    def _settle(self, command: _Begun | None, exit_code: int | None = None) -> None:
+    def _settle(self, part: Part, exit_code: int | None = None) -> None:
         """Settle what was written since the last time, as the doing of a command, or as the agent's own."""
-        others = " | ".join(short(each.line) for each in list(self._open.values())[:_NAMED])
-        part = Part(meanwhile=f" (while: {others})" if others else "")
-        lines = [*self._late, *([] if command is None else [command.line])]
-        if command is not None:
-            part = part.replace(
-                cwd=command.cwd, started_at=command.started_at, duration_s=time.monotonic() - command.began,
-                exit_code=exit_code,
-            )  # fmt: skip
+        others = " | ".join(short(each.command) for each in list(self._open.values())[:_NAMED])
+        lines = [*self._late, part.command] if part.command else self._late
+        part = part.replace(
+            command="; ".join(lines), meanwhile=f" (while: {others})" if others else "", exit_code=exit_code,
+            duration_s=time.monotonic() - part.began if part.command else 0.0,
+        )  # fmt: skip
         until = time.monotonic() + _PATIENCE_S
-        while not self.checkpoints.make(self._init(), part=part.replace(command="; ".join(lines))):
+        while not self.checkpoints.make(self._init(), part=part):
             if time.monotonic() > until:
                 self._late = lines
                 return

@@ -134,6 +134,7 @@ class Part(Value):
     meanwhile: str = ""  # what else ran
     cwd: str = ""
     started_at: float = 0.0
+    began: float = 0.0  # by the clock that nobody sets
     duration_s: float = 0.0
     exit_code: int | None = None  # as it was told, if it was
 
