@@ -41,15 +41,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-
-_WAYS = {
-    capturing.KERNEL: "an overlay that the launcher mounts",
-    capturing.BWRAP: "an overlay that bubblewrap mounts",
-    capturing.FUSE: "fuse-overlayfs",
-    capturing.COPY: "a copy of each root, compared with it at the end",
-}
-OWNERS = {True: "not changed: giving a file to somebody else does nothing", False: "changed as the kernel allows"}
+_OWNERS = {True: "not changed: giving a file to somebody else does nothing", False: "changed as the kernel allows"}
 
 
 def explained(hood: Hood, request: Request) -> dict[str, Any]:
@@ -74,9 +66,9 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     return {
         "command": request.title or shown(checked(request.command)), "project": project.path,
         "cwd": world.starting(request.cwd, project.path), "shell": world.shell,
-        "capture": choice.way, "capture_by": choice.why or _WAYS[choice.way],
+        "capture": choice.way, "capture_by": choice.why or capturing.LABELS[choice.way],
         "network": network.mode, "hosts": list(network.hosts), "user": None if owner is None else owner.user,
-        "owners": OWNERS[world.pretends_owners(execution.user)],
+        "owners": _OWNERS[world.pretends_owners(execution.user)],
         "mounts": [
             {"path": each.target, "what": each.describe(), "why": each.why, "writable": each.is_writable}
             for each in {each.target: each for each in seen.mounts if not isinstance(each, Seal)}.values()

@@ -16,9 +16,9 @@ from urllib.parse import unquote, urlsplit
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import AcceptedElicitation, Context, Elicit, ElicitationResult, ListRoots, Resolve
 from mcp.types import ListRootsResult
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 
-from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, INTRODUCTION, TITLES, Question
+from fumehood.core.questions import DENY_ONCE, INTRODUCTION, TITLES, Question
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.service.ask import Desk
 from fumehood.store.places import new_id, new_mark, places
@@ -321,26 +321,11 @@ class Jobs:
 # What was asked is then put together anew, and an answer counts only if that is word for word the same: the SDK seals a
 # digest of the words, the tool and its arguments into the state that the client hands back.
 
-class OneTimeAnswer(BaseModel):
-    """A yes or no that is not kept; without a default, so that nothing but a person's choice is a yes."""
-
-    answer: Literal["allow_once", "deny_once"] = Field(title="Your answer", description="Allow it once, or deny it.")
-
-
-class AnyAnswer(BaseModel):
-    """Any of the six answers."""
-
-    answer: Literal["allow_once", "allow_session", "allow_always", "deny_once", "deny_session", "deny_always"] = Field(
-        title="Your answer", description="What to do, and for how long that holds."
-    )
-
-
-class LastingAnswer(BaseModel):
-    """An answer for later commands too."""
-
-    answer: Literal["allow_session", "allow_always", "deny_once", "deny_session", "deny_always"] = Field(
-        title="Your answer", description="What to do, and for how long that holds."
-    )
+def _form(options: Sequence[str]) -> type[BaseModel]:
+    """Return the form for these answers; without a default, so that nothing but a person's choice is a yes."""
+    said = "Allow it once, or deny it." if len(options) == 2 else "What to do, and for how long that holds."
+    one_of_them: Any = Literal[tuple(options)]
+    return create_model("Answer", answer=(one_of_them, Field(title="Your answer", description=said)))
 
 
 def can_elicit(context: Context[Any, Any]) -> bool:
@@ -391,9 +376,7 @@ def _asked_before(
         return None
     if not open_questions.has(question) and Desk(places()).is_attended_for(question.project):
         return None
-    is_one_time = question.options == (ALLOW_ONCE, DENY_ONCE)
-    words = _worded(question, open_questions.number(question))
-    return Elicit(words, OneTimeAnswer if is_one_time else LastingAnswer if question.is_lasting else AnyAnswer)
+    return Elicit(_worded(question, open_questions.number(question)), _form(question.options))
 
 
 def _worded(question: Question, number: str) -> str:
