@@ -8,13 +8,14 @@ import shutil
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from at_terminal import Terminal
 from conftest import command_line
 from forked import SERVER, loaded
 from fumehood import Sandbox
@@ -553,22 +554,29 @@ def http_server(project: Path, *, token: str | None = None) -> Iterator[tuple[st
             process.communicate(timeout=LONG_S)
 
 
-@pytest.mark.parametrize("era", ERAS)
-def test_http_serves_who_has_the_token(home: Path, project: Path, era: str) -> None:
+@asynccontextmanager
+async def by_http(url: str, token: str, **options: Any) -> AsyncIterator[Client]:
+    """A client of a server by HTTP."""
     import httpx2
 
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=LONG_S) as http,
+        Client(streamable_http_client(url, http_client=http), **options) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("era", ERAS)
+def test_http_serves_who_has_the_token(home: Path, project: Path, era: str) -> None:
     seen: list[str] = []
 
     async def test(url: str, token: str) -> None:
-        headers = {"Authorization": f"Bearer {token}"}
-        async with httpx2.AsyncClient(headers=headers, timeout=LONG_S) as http:
-            transport = streamable_http_client(url, http_client=http)
-            answer = answering(["allow_once"], seen)
-            async with Client(transport, mode=era, elicitation_callback=answer) as client:
-                done = await client.call_tool("run_command", {"command": "echo hi >f; cat f"})
-                assert done.structured_content["output"] == "hi\n"
-                asked_for = await client.call_tool("run_command", {"command": "echo net", "network": True})
-                assert asked_for.structured_content["output"] == "net\n"
+        async with by_http(url, token, mode=era, elicitation_callback=answering(["allow_once"], seen)) as client:
+            done = await client.call_tool("run_command", {"command": "echo hi >f; cat f"})
+            assert done.structured_content["output"] == "hi\n"
+            asked_for = await client.call_tool("run_command", {"command": "echo net", "network": True})
+            assert asked_for.structured_content["output"] == "net\n"
 
     with http_server(project) as (url, token):
         asyncio.run(asyncio.wait_for(test(url, token), 2 * LONG_S))
@@ -579,19 +587,12 @@ def test_http_serves_who_has_the_token(home: Path, project: Path, era: str) -> N
 @pytest.mark.parametrize("era", ERAS)
 def test_clients_of_one_server_do_not_reach_each_other(home: Path, project: Path, era: str) -> None:
     """The newer protocol has no connections: there each client has a token of its own."""
-    import httpx2
-
     tokens = ["the token of the first", "the token of the second"]
 
     async def test(url: str) -> None:
         async with AsyncExitStack() as stack:
-            clients = []
-            for token in tokens if era != "legacy" else tokens[:1] * 2:
-                headers = {"Authorization": f"Bearer {token}"}
-                http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=LONG_S))
-                transport = streamable_http_client(url, http_client=http)
-                clients.append(await stack.enter_async_context(Client(transport, mode=era)))
-            first, second = clients
+            chosen = tokens if era != "legacy" else tokens[:1] * 2
+            first, second = [await stack.enter_async_context(by_http(url, each, mode=era)) for each in chosen]
             own = (await first.call_tool("run_command", {"command": "echo own >own"})).structured_content
             await unknown(second, own["run"])
             started = await first.call_tool("start_command", {"command": f"echo begun; exec sleep {LONG}.1"})
@@ -610,16 +611,10 @@ def test_clients_of_one_server_do_not_reach_each_other(home: Path, project: Path
 
 
 def test_what_a_client_started_ends_when_it_leaves(home: Path, project: Path) -> None:
-    import httpx2
-
     async def test(url: str, token: str) -> None:
-        async with AsyncExitStack() as stack:
-            headers = {"Authorization": f"Bearer {token}"}
-            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=LONG_S))
-            transport = streamable_http_client(url, http_client=http)
-            staying = await stack.enter_async_context(Client(transport, mode="legacy"))
+        async with by_http(url, token, mode="legacy") as staying:
             await staying.call_tool("start_command", {"command": f"exec sleep {LONG}.2"})
-            async with Client(streamable_http_client(url, http_client=http), mode="legacy") as leaving:
+            async with by_http(url, token, mode="legacy") as leaving:
                 await leaving.call_tool("start_command", {"command": f"exec sleep {LONG}.3"})
             with Sandbox(project) as sandbox:
                 assert await asyncio.to_thread(eventually, lambda: len(sandbox.running()) == 1)
@@ -627,6 +622,25 @@ def test_what_a_client_started_ends_when_it_leaves(home: Path, project: Path) ->
 
     with http_server(project) as (url, token):
         asyncio.run(asyncio.wait_for(test(url, token), 2 * LONG_S))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", ["y", "n"])
+def test_the_person_at_the_terminal_answers_for_a_client_that_can_not_ask(home: Path, project: Path, key: str) -> None:
+    async def test(url: str, terminal: Terminal) -> Any:
+        async with by_http(url, "a token that was set", mode="legacy") as client:
+            call = asyncio.create_task(client.call_tool("run_command", {"command": "echo ran >f", "network": True}))
+            await asyncio.to_thread(terminal.wait_for, "[y] allow once")
+            terminal.type(key)
+            return await call
+
+    line = [*command_line(), "mcp", "--project", str(project), "--http", "0"]
+    with Terminal(line, project, env={"FUMEHOOD_MCP_TOKEN": "a token that was set"}) as terminal:
+        url = re.search(r"http://\S+/mcp", terminal.wait_for("/mcp"))
+        assert url
+        result = asyncio.run(asyncio.wait_for(test(url[0], terminal), 2 * LONG_S))
+    assert result.is_error == (key == "n")
+    assert (project / "f").exists() == (key == "y")
 
 
 def test_http_refuses_strangers_and_other_names(home: Path, project: Path) -> None:
