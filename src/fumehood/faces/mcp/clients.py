@@ -221,7 +221,7 @@ class Job:
         self._pieces: list[str] = []
         self._dropped = 0
         self._size = 0
-        self._has_ended = False
+        self.is_running = True
         self._thread = threading.Thread(target=self._go, name=f"fumehood-{name}", daemon=True)
         self._thread.start()
 
@@ -232,7 +232,7 @@ class Job:
             self.error = plain_error(error)
         finally:
             with self._changed:
-                self._has_ended = True
+                self.is_running = False
                 self._wake()
 
     def _take(self, _stream: str, text: str) -> None:
@@ -247,11 +247,6 @@ class Job:
         for wake in self._waiting:
             wake()
 
-    @property
-    def is_running(self) -> bool:
-        """True until it has ended."""
-        return not self._has_ended
-
     def output(self, offset: int) -> tuple[int, str]:
         """Return what was printed from an offset on, and where that begins: the oldest may be gone."""
         with self._changed:
@@ -263,7 +258,7 @@ class Job:
         loop, is_new = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            if self._size > offset or self._has_ended:
+            if self._size > offset or not self.is_running:
                 loop.call_soon_threadsafe(is_new.set)
 
         with self._changed:
