@@ -101,7 +101,8 @@ def content(file: int) -> bytes | None:
         with Closing(file):
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 return None
-            data = os.read(file, LARGEST + 1)
+            with open(file, "rb", closefd=False) as opened:
+                data = opened.read(LARGEST + 1)
     except OSError as error:
         raise Unreadable(os.strerror(error.errno or 0)) from error
     if len(data) > LARGEST:

@@ -14,6 +14,7 @@ from fumehood.core.report import printable
 from fumehood.linux import libc
 from fumehood.linux.copying import Links, copy_directory, copy_entry, copy_file, copy_tree, is_linked
 from fumehood.linux.libc import Closable, Closing
+from fumehood.linux.namespaces import file_system
 from fumehood.linux.nofollow import (
     PATH_ONLY,
     Loosened,
@@ -32,6 +33,8 @@ from fumehood.linux.nofollow import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    Programs = dict[str, str]  # by their process numbers
 
 
 # ---- Bring layers and project onto one file system for the time of a swap, where they are on two.
@@ -387,7 +390,7 @@ _SET_SIGNAL, _SET_LEASE, _FOR_READING = fcntl.F_SETSIG, fcntl.F_SETLEASE, fcntl.
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _SIGURG = 23  # nothing happens by default; a lease that somebody breaks would kill us by SIGIO
 _LOCKS = ("POSIX", "FLOCK", "OFDLCK")
-_BY_A_SERVER = ("nfs", "nfs4", "cifs", "smb3")  # a lease depends on what their server granted us, not only on programs
+_BY_A_SERVER = ("nfs", "nfs4", "cifs", "smb3")  # there, a lease is refused for other reasons too
 
 
 def open_elsewhere(
@@ -451,13 +454,13 @@ def written(top: int, paths: Iterable[str]) -> dict[str, str]:
                     undecided.append(path)
         if not refused and not undecided:
             return {}
-        if refused and _is_by_a_server(top):
+        if refused and file_system(f"/proc/self/fd/{top}") in _BY_A_SERVER:
             refused, undecided = [], refused + undecided
         files = {path: _identity(parents, path) for path in (*refused, *undecided)}
         locked = _locked(parents, undecided) if undecided else {}
     writers = _writers({split(path)[1] for path in files})
     named = locked | {path: writers[identity] for path, identity in files.items() if identity in writers}
-    return {path: _in_words(named.get(path, [])) for path in (*refused, *(each for each in undecided if each in named))}
+    return {path: _in_words(named.get(path, {})) for path in (*refused, *(each for each in undecided if each in named))}
 
 
 def _identity(parents: Parents, path: str) -> tuple[int, int]:
@@ -469,23 +472,12 @@ def _identity(parents: Parents, path: str) -> tuple[int, int]:
     return (0, 0) if status is None else (status.st_dev, status.st_ino)
 
 
-def _is_by_a_server(top: int) -> bool:
-    """Return True if a directory lies on a file system where a lease is refused for other reasons too."""
-    mount = mount_of(top)
-    with open("/proc/self/mountinfo", "rb") as table:
-        for line in table:
-            fields = line.split(b" ")
-            if fields[0] == mount:
-                return os.fsdecode(fields[fields.index(b"-") + 1]) in _BY_A_SERVER
-    return False
-
-
-def _writers(names: set[str]) -> dict[tuple[int, int], list[tuple[str, str]]]:
+def _writers(names: set[str]) -> dict[tuple[int, int], Programs]:
     """Return who has files of these names open for writing, of the processes that we may look at.
 
     Only what bears one of the names is looked at: a stat may hang where a file system's server is gone.
     """
-    writers: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    writers: dict[tuple[int, int], Programs] = {}
     for process in filter(str.isdigit, os.listdir("/proc")):
         try:
             descriptors = os.listdir(f"/proc/{process}/fd")
@@ -499,33 +491,26 @@ def _writers(names: set[str]) -> dict[tuple[int, int], list[tuple[str, str]]]:
                 status = os.stat(file)
             except OSError:
                 continue  # closed meanwhile
-            program = _program(process)
-            if not program:
-                continue  # it has ended
-            programs = writers.setdefault((status.st_dev, status.st_ino), [])
-            if (program, process) not in programs:
-                programs.append((program, process))
+            if program := _program(process):  # else it has ended
+                writers.setdefault((status.st_dev, status.st_ino), {})[process] = program
     return writers
 
 
-def _locked(parents: Parents, paths: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+def _locked(parents: Parents, paths: Sequence[str]) -> dict[str, Programs]:
     """Return those paths that somebody, maybe of other people, has locked, or one of their journals.
 
     A database that is written is locked.
     """
-    lockers: dict[tuple[int, int], list[tuple[str, str]]] = {}
+    lockers: dict[tuple[int, int], Programs] = {}
     with open("/proc/locks", "rb") as table:
         for line in table:
             _, kind, *_, process, place, _, _ = line.decode().split()
             if kind not in _LOCKS or process == str(os.getpid()):
                 continue
             major, minor, inode = place.split(":")
-            program = _program(process)  # none: locked by an open file that several share, or by one not in sight
-            device = os.makedev(int(major, 16), int(minor, 16))
-            programs = lockers.setdefault((device, int(inode)), [])
-            # While others lock and unlock, a line may come twice.
-            if program and (program, process) not in programs:
-                programs.append((program, process))
+            programs = lockers.setdefault((os.makedev(int(major, 16), int(minor, 16)), int(inode)), {})
+            if program := _program(process):  # else locked by an open file that several share, or by one not in sight
+                programs[process] = program
     return {
         path: lockers[identity]
         for path in paths
@@ -539,9 +524,9 @@ def _program(process: str) -> str:
     return printable(os.fsdecode(libc.read(f"/proc/{process}/comm").rstrip(b"\n")))
 
 
-def _in_words(programs: Sequence[tuple[str, str]]) -> str:
+def _in_words(programs: Programs) -> str:
     if not programs:
         return "open in another program"
-    (name, process), *others = programs
+    (process, name), *others = programs.items()
     more = f", and {len(others)} more" if others else ""
     return f"open in another program ({name}, pid {process}{more})"

@@ -214,30 +214,23 @@ def _tmpfs_mounts(process: int | str) -> Iterator[tuple[int, str, bool]]:
 
 
 class Machine:
-    """What the whole machine's memory is used for, read once."""
+    """What the whole machine's memory is used for, read once.
+
+    `left` can still be had, on a disk too. `hidden` is in use and seen in no process: files in memory, tables, the
+    kernel's own, what was swapped out.
+    """
 
     def __init__(self) -> None:
-        self._text = b"\n" + read("/proc/meminfo")
-
-    @property
-    def total(self) -> int:
-        """All there is."""
-        return self._of("MemTotal")
-
-    @property
-    def left(self) -> int:
-        """What can still be had, on a disk too."""
-        return self._of("MemAvailable") + self._of("SwapFree")
-
-    @property
-    def hidden(self) -> int:
-        """What is in use and seen in no process: files in memory, tables, the kernel's own, what was swapped out."""
-        files = self._of("Buffers") + self._of("Cached") - self._of("Shmem") + self._of("SwapCached")
-        seen = self._of("MemFree") + files + self._of("AnonPages") + self._of("SReclaimable")
-        return max(0, self.total - seen) + self._of("SwapTotal") - self._of("SwapFree")
-
-    def _of(self, name: str) -> int:
-        return _kilobytes(self._text, name.encode())
+        text = b"\n" + read("/proc/meminfo")
+        total, free, available, buffers, cached, shared, anonymous, slabs, swap, free_swap, cached_swap = (
+            _kilobytes(text, name) for name in (
+                b"MemTotal", b"MemFree", b"MemAvailable", b"Buffers", b"Cached", b"Shmem", b"AnonPages",
+                b"SReclaimable", b"SwapTotal", b"SwapFree", b"SwapCached",
+            )
+        )  # fmt: skip
+        seen = free + buffers + cached - shared + cached_swap + anonymous + slabs
+        self.total, self.left = total, available + free_swap
+        self.hidden = max(0, total - seen) + swap - free_swap
 
 
 def descendants(init: int) -> list[int]:

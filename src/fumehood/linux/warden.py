@@ -24,7 +24,7 @@ from fumehood.core.report import (
 )
 from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing, Descriptors, read
-from fumehood.linux.namespaces import look_anew
+from fumehood.linux.namespaces import look_anew, mount_table
 from fumehood.linux.nofollow import Parents, open_top
 from fumehood.linux.usage import ENTRY, KernelMemory, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
 
@@ -60,21 +60,17 @@ class Cgroup:
         made = cls(f"{parent}/{_PREFIX}{init}")
         try:
             os.mkdir(made._path)
-            made.limit(memory, tasks)
+            made._write("memory.oom.group", b"1")  # what reaches the limit is ended as a whole
+            made._write("memory.max", b"%d" % memory)
+            if os.path.exists(f"{made._path}/memory.swap.max"):
+                made._write("memory.swap.max", b"0")
+            made._write("pids.max", b"%d" % tasks if tasks else b"max")
             made.take(lambda: processes(init))
         except OSError:
             # Who may write here is hard to tell beforehand. What is watched is watched in any case.
             made.remove()
             return None
         return made
-
-    def limit(self, memory: int, tasks: int) -> None:
-        """Set the limits; what reaches the memory's is ended as a whole."""
-        self._write("memory.oom.group", b"1")
-        self._write("memory.max", b"%d" % memory)
-        if os.path.exists(f"{self._path}/memory.swap.max"):
-            self._write("memory.swap.max", b"0")
-        self._write("pids.max", b"%d" % tasks if tasks else b"max")
 
     def take(self, processes: Callable[[], Sequence[int]]) -> None:
         """Move processes here, and those that they forked meanwhile."""
@@ -137,11 +133,7 @@ def has_controllers() -> bool:
 
 
 def _mount() -> str:
-    for line in read("/proc/self/mounts").splitlines():
-        _, where, kind, *_ = line.split()
-        if kind == b"cgroup2":
-            return os.fsdecode(where)
-    return ""
+    return next((os.fsdecode(point) for point, kind in mount_table() if kind == "cgroup2"), "")
 
 
 # Measure what a running command has written to its layers, without slowing it down.

@@ -285,7 +285,10 @@ def text_of(path: str) -> str:
     """Return what a file holds; nothing where it can't be read, or is too long for settings."""
     try:
         with Closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)) as file:
-            data = os.read(file, _LARGEST + 1) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                return ""
+            with open(file, "rb", closefd=False) as opened:
+                data = opened.read(_LARGEST + 1)
     except (OSError, ValueError):
         return ""
     return "" if len(data) > _LARGEST else data.decode("utf-8", "surrogateescape")

@@ -13,6 +13,7 @@ import h11
 
 from fumehood.core.hosts import authority, shown
 from fumehood.core.report import HTTP, UNREADABLE
+from fumehood.core.value import Value
 from fumehood.proxy.reach import Denied, Outbound, Unreachable, Upstream
 from fumehood.proxy.relay import ConnectionAudit, EndedEarly, Entry, Gone, Wire, readable
 
@@ -40,22 +41,13 @@ class BadMessage(Exception):
     """
 
 
-class Tunnel(Exception):
-    """Not an error: the client wants a tunnel, and what it says next is not HTTP to us."""
-
-    def __init__(self, host: str, port: int) -> None:
-        super().__init__(host)
-        self.host, self.port = host, port
-
-
-class _Host:
+class _Host(Value):
     """The connection to the host that was asked last, kept for the next request to it."""
 
-    def __init__(self, name: tuple[str, int], wire: Wire, entry: Entry, upstream: Upstream | None) -> None:
-        self.name = name
-        self.wire = wire
-        self.entry = entry
-        self.upstream = upstream
+    name: tuple[str, int]
+    wire: Wire
+    entry: Entry
+    upstream: Upstream | None
 
 
 class ProxyConnection:
@@ -67,15 +59,20 @@ class ProxyConnection:
         self._audit = audit
         self._track = track
         self._host: _Host | None = None
+        self._tunnel: tuple[str, int] | None = None
 
-    def serve(self) -> None:
-        """Answer requests until one can't be, or the client has no more; raises Tunnel for a CONNECT."""
+    def serve(self) -> tuple[str, int] | None:
+        """Answer requests until one can't be, or the client has no more.
+
+        Returns where a client wants a tunnel to by CONNECT: what it says next is not HTTP to us.
+        """
         patience = HEAD_S
         try:
             while self._one(patience):
                 patience = IDLE_S
         finally:
             self._drop_host()
+        return self._tunnel
 
     def _one(self, patience: float) -> bool:
         """Answer one request; returns True if another may follow."""
@@ -85,9 +82,9 @@ class ProxyConnection:
             if request is None:
                 return False
             if request.method == b"CONNECT":
-                host, port = _place(request.target)
+                self._tunnel = _place(request.target)
                 self._client.put_back(server.trailing_data[0])
-                raise Tunnel(host, port)
+                return False
             host, port, path = _target(request.target)
         except BadMessage as error:
             return self._refuse(400, f"{UNREADABLE}: {error}")
@@ -168,7 +165,7 @@ class ProxyConnection:
             self._reach.judge(entry, host, port, self._client)
             connection, upstream = self._reach.connect(entry, host, port, tls=False)
             self._track(connection, entry)
-            self._host = _Host((host, port), Wire(connection, entry), entry, upstream)
+            self._host = _Host(name=(host, port), wire=Wire(connection, entry), entry=entry, upstream=upstream)
         except (Denied, Unreachable, Gone) as error:
             entry.reason = str(error)
             raise

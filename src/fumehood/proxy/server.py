@@ -147,11 +147,11 @@ class Proxy:
         os.write(self._waking, b"x")
         if self._thread is not None:
             self._thread.join()
-        for served in self._now_live().values():
+        for served in self._live.copy().values():
             served.expect_nothing()
         self._await_the_rest(patience_s)
         self._is_over.set()
-        left = self._now_live()
+        left = self._live.copy()
         for served in left.values():
             served.cut_off()
         deadline = time.monotonic() + 0.5
@@ -164,15 +164,11 @@ class Proxy:
         os.close(self._waking)
         return connections
 
-    def _now_live(self) -> dict[threading.Thread, _Served]:
-        with self._lock:
-            return dict(self._live)
-
     def _await_the_rest(self, patience_s: float) -> None:
         """Wait for all connections to end, as long as something of what was sent still arrives."""
         began = since = time.monotonic()
         before: list[tuple[int, int]] = []
-        while (live := self._now_live()) and time.monotonic() - began < _AFTERWARDS_S:
+        while (live := self._live.copy()) and time.monotonic() - began < _AFTERWARDS_S:
             amounts = [served.arrived_and_not() for served in live.values()]
             if amounts != before:
                 before, since = amounts, time.monotonic()
@@ -347,13 +343,11 @@ class Proxy:
         first = client.exactly(1, deadline)
         if first[0] != _VERSION:
             client.put_back(first)
-            try:
-                http.ProxyConnection(client, self._reach, self.audit, self._track).serve()
-            except http.Tunnel as asked:
-                host, port = asked.host, asked.port
+            asked = http.ProxyConnection(client, self._reach, self.audit, self._track).serve()
+            if asked is not None:
                 self._tunnel(
-                    client, CONNECT, host, port,
-                    say=lambda error: http.ESTABLISHED if error is None else http.failure(host, port, error),
+                    client, CONNECT, *asked,
+                    say=lambda error: http.ESTABLISHED if error is None else http.failure(*asked, error),
                 )  # fmt: skip
             return
         try:

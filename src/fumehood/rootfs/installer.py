@@ -13,7 +13,8 @@ import secrets
 import stat
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 from fumehood.core.request import ALPINE, HOST
@@ -74,7 +75,7 @@ class Installer:
         if name and (not order.version or root_tree.current(self._at) == name or self._is_tree):
             return root_tree.find(self._at, name)
         self._refuse_in_a_tree()
-        with _Alone(self._at, self._tell):
+        with _alone(self._at, self._tell):
             if order.source:
                 return self._from_file(order)
             name = self._present(order)
@@ -97,7 +98,7 @@ class Installer:
         """Install the newest version beside the one in use, and switch; None where that is the newest."""
         _check(order)
         self._refuse_in_a_tree()
-        with _Alone(self._at, self._tell):
+        with _alone(self._at, self._tell):
             latest = self.newer(order.mirror)
             return None if latest is None else self._release(order, latest)
 
@@ -105,7 +106,7 @@ class Installer:
         """Remove a tree that no command is running in; where it was `alpine`, that is the newest of the others then."""
         self._refuse_in_a_tree()
         tree = root_tree.find_damaged(self._at, name)
-        with _Alone(self._at, self._tell):
+        with _alone(self._at, self._tell):
             with Lock(os.open(tree.path, LISTING | os.O_CLOEXEC)) as directory:
                 try:
                     directory.take(wait=False)
@@ -289,40 +290,32 @@ def _make_mount_points(tree: int) -> None:
             os.close(os.open("resolv.conf", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder))
 
 
-class _Alone:
-    """The directory of root trees, locked: one process installs, the others wait and find what it installed."""
-
-    def __init__(self, at: str, tell: Tell) -> None:
-        self._at = at
-        self._tell = tell
-        self._lock: Lock | None = None
-
-    def __enter__(self) -> None:
-        try:
-            # One that the environment names is for everybody who uses the machine's image.
-            os.makedirs(self._at, mode=0o755 if "FUMEHOOD_ROOTFS_DIR" in os.environ else 0o700, exist_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._lock = lock = Lock(os.open(f"{self._at}/{_LOCK}", flags, 0o600))
-        except OSError as error:
-            raise FumehoodError(
-                f"root trees can't be installed in {self._at}: {error.strerror}",
-                hint="FUMEHOOD_ROOTFS_DIR may name a directory that you can write",
-            ) from error
+@contextmanager
+def _alone(at: str, tell: Tell) -> Iterator[None]:
+    """Lock the directory of root trees: one process installs, the others wait and find what it installed."""
+    try:
+        # One that the environment names is for everybody who uses the machine's image.
+        os.makedirs(at, mode=0o755 if "FUMEHOOD_ROOTFS_DIR" in os.environ else 0o700, exist_ok=True)
+        opened = os.open(f"{at}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise FumehoodError(
+            f"root trees can't be installed in {at}: {error.strerror}",
+            hint="FUMEHOOD_ROOTFS_DIR may name a directory that you can write",
+        ) from error
+    with Lock(opened) as lock:
         try:
             lock.take(wait=False)
         except BlockingIOError:
-            self._tell("another process is installing; waiting for it")
+            tell("another process is installing; waiting for it")
             lock.take()
-        # What a killed process left: nobody else is building now.
-        for name in os.listdir(self._at):
-            if name.startswith((_NEW, _OLD)):
-                remove_directory(f"{self._at}/{name}")
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
-        if isinstance(error, OSError):
-            failure = f"root trees can't be changed in {self._at}"
+        try:
+            # What a killed process left: nobody else is building now.
+            for name in os.listdir(at):
+                if name.startswith((_NEW, _OLD)):
+                    remove_directory(f"{at}/{name}")
+            yield
+        except OSError as error:
+            failure = f"root trees can't be changed in {at}"
             if error.errno in FULL:
                 raise full_disk(failure) from error
             raise FumehoodError(f"{failure}: {error}", hint="nothing was installed; is the directory yours?") from error
