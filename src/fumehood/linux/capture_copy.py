@@ -197,7 +197,6 @@ class _Distilling(Closable):
         self._has_marks = keeps_attributes(layer.upper)
 
     def close(self) -> None:
-        """Let go of the directories."""
         if self._open is not None:
             os.close(self._open[1])
         self._originals.close()
@@ -306,7 +305,6 @@ class _Distilling(Closable):
         return self._open[1]
 
     def _mode_of(self, path: str) -> int:
-        """Return the mode that the command left a directory of the copy at."""
         if path in self._merged.modes:
             return self._merged.modes[path]
         with Closing(self._merged.as_is(path)) as directory:

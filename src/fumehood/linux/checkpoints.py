@@ -16,7 +16,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.linux.libc import append, read, stat_of
 from fumehood.linux.nofollow import is_version, stamp_of
-from fumehood.linux.usage import descendants
+from fumehood.linux.usage import descendants, opened_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -241,19 +241,16 @@ def streams(processes: Sequence[int], tops: Sequence[str]) -> Iterator[tuple[int
     for pid in processes:
         if time.monotonic() > until:
             return iter(())
-        try:
-            names = os.listdir(f"/proc/{pid}/fd")
-        except OSError:
-            continue
-        for name in names:
+        for file, path in opened_by(f"/proc/{pid}"):
+            number = next((number for number, top in enumerate(tops) if path.startswith(f"{top}/")), -1)
+            if number < 0:
+                continue
+            words = read(file.replace("/fd/", "/fdinfo/")).split()
             try:
-                path = os.readlink(f"/proc/{pid}/fd/{name}")
-                number = next((number for number, top in enumerate(tops) if path.startswith(f"{top}/")), -1)
-                words = read(f"/proc/{pid}/fdinfo/{name}").split()
                 flags = int(words[words.index(b"flags:") + 1], 8)
-                if number < 0 or flags & os.O_ACCMODE == os.O_RDONLY:
+                if flags & os.O_ACCMODE == os.O_RDONLY:
                     continue
-                at_end = flags & os.O_APPEND or int(words[1]) == os.stat(f"/proc/{pid}/fd/{name}").st_size
+                at_end = flags & os.O_APPEND or int(words[1]) == os.stat(file).st_size
             except (OSError, ValueError):
                 continue
             only_adds = flags & os.O_ACCMODE == os.O_WRONLY and bool(at_end)

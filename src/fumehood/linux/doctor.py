@@ -69,8 +69,7 @@ def examine(state_dir: str, machine: Host | None = None) -> list[Ability]:
     return [
         Ability(name="bubblewrap", works=machine.bwrap is not None, detail=used, fix=fix, needed="required"),
         *_each_bubblewrap(),
-        _user_namespaces(machine),
-        _no_further_namespaces(machine),
+        *_namespaces(machine),
         _kernel_overlay(machine, state_dir),
         Ability(name="overlay as root", works=machine.privileged, detail=as_root, needed="info"),
         _own_overlay(machine),
@@ -154,7 +153,6 @@ def _named(each: bubblewrap.Bwrap) -> str:
 
 
 def _each_bubblewrap() -> list[Ability]:
-    """Report on every bubblewrap there is, used or not."""
     reports = []
     for origin, path in bubblewrap.candidates():
         try:
@@ -176,16 +174,15 @@ def _tried(name: str, fault: str, success: str, fix: str = "") -> Ability:
     return Ability(name=name, works=not fault, detail=fault or success, fix=fix if fault else "")
 
 
-def _user_namespaces(machine: Host) -> Ability:
+def _namespaces(machine: Host) -> list[Ability]:
     refused = probe.try_user_namespace()
     reason, fix = barrier(refused, machine) if refused else ("", "")
-    return _tried("user namespaces", reason or refused, "a program of ours may make one", fix)
-
-
-def _no_further_namespaces(machine: Host) -> Ability:
     fault = "" if machine.disable_userns else "needs bubblewrap 0.8 or later, able to start a sandbox"
-    fix = _NEWER_BUBBLEWRAP if machine.bwrap else ""
-    return _tried("bubblewrap --disable-userns", fault, "commands can't make user namespaces", fix)
+    newer = _NEWER_BUBBLEWRAP if machine.bwrap else ""
+    return [
+        _tried("user namespaces", reason or refused, "a program of ours may make one", fix),
+        _tried("bubblewrap --disable-userns", fault, "commands can't make user namespaces", newer),
+    ]
 
 
 def _kernel_overlay(machine: Host, state_dir: str) -> Ability:

@@ -95,7 +95,6 @@ class _Index:
         return bool(trees) and trees[0].startswith(b"\0") and not trees[0].startswith(b"\0-")
 
     def has_conflicts(self) -> bool:
-        """Return True if there are conflicts in it, or were."""
         flags_at = 4 + self.size
         is_open = any(each[flags_at] & _STAGES for each in self.meant)
         return is_open or any(kind == _RESOLVE_UNDO for kind, _ in self.extensions())

@@ -447,7 +447,6 @@ def _is_another(top: int, path: str, noted: bytes | None, *, is_cache: bool = Fa
 
 
 def _work_trees(top: int, git: str) -> list[str]:
-    """Return where a repository keeps what belongs to its linked work trees."""
     return [join(git, f"worktrees/{name}") for name in _listed(top, join(git, "worktrees"))]
 
 
@@ -504,7 +503,6 @@ def _work_tree(root: str, top: str, path: str) -> str:
 
 
 def _branch(top: int, head: str) -> str:
-    """Return the ref that a HEAD names, or nothing."""
     text = os.fsdecode(plain_file(head, top, _LONGEST_HEAD) or b"")  # where it is no file, git can't follow it either
     return text.removeprefix("ref:").strip() if text.startswith("ref:") else ""
 

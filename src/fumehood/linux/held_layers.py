@@ -136,7 +136,6 @@ class _Carrying(Closable):
         self._made: list[tuple[str, int]] = []
 
     def take(self, change: c.Change) -> None:
-        """Move one entry, a whole tree included."""
         if change.path == ".":
             set_mode(self._target.top, stat.S_IMODE(os.stat(self._source.top).st_mode))
         elif c.is_mode_alone(change) or (change.kind == c.DIRECTORY and change.path in self.kept):
@@ -200,7 +199,6 @@ class _Carrying(Closable):
             path = join(path, name)
 
     def close(self) -> None:
-        """Give every directory the mode that it should have."""
         self._source.restore()
         self._target.restore()
         for path, mode in reversed(self._made):

@@ -299,7 +299,6 @@ class _Search:
                 self._show_program(path, name)
 
     def show_tool_homes(self, home: str) -> None:
-        """Show the usual places of tools, or where variables say that they are; and settings without secrets."""
         for place in tables.SETTINGS:
             self._show_part(self.homes.usual(home, place), "settings of programs")
         for variable, place, parts in tables.TOOL_HOMES:
@@ -344,7 +343,6 @@ class _Search:
                         self.show_programs(f"{inner}/bin", "an environment of the project")
 
     def show_bases(self, root: str) -> None:
-        """Show the Pythons that virtual environments in a root are based on."""
         # Those at their usual places: to list the root would cost another search for every file that is made there.
         folders = [f"{root}/{name}" for name in (".venv", "venv", "env")]
         for name in _OF_TASKS:
@@ -494,7 +492,6 @@ class _Search:
         return True
 
     def go_on(self) -> None:
-        """Follow everything that waits, to its end."""
         while self._waiting or self._interpreters:
             if self._interpreters:
                 self._show_program(*self._interpreters.pop())
@@ -505,7 +502,6 @@ class _Search:
                 self._show_folder(real, why)
 
     def answer(self) -> InSight:
-        """Put the answer together."""
         self.go_on()
         self._masked.update(self.homes.moved_secrets)
         inside = self._prefixes

@@ -439,7 +439,6 @@ class _Scan:
         self.changes[first:] = reversed(kept)
 
     def is_settled(self, path: str, status: os.stat_result) -> bool:
-        """Return True if an entry of the layer is what a checkpoint put into the project."""
         return self._settled is not None and self._settled.is_unchanged(self._root, path, status)
 
     def stamp_below(self, path: str, below: os.stat_result) -> c.Stamp:
@@ -521,7 +520,6 @@ class _Scan:
                 change.flags = (*change.flags, f"{c.COPIED_LINKS}:{copied[change.path]}")
 
     def add(self, path: str, change: str, kind: str, **more: object) -> None:
-        """Take note of a change."""
         self.changes.append(c.Change(self._root, path, change, kind, **more))  # type: ignore[arg-type]
 
 

@@ -355,7 +355,6 @@ def state_of(layer: str, project: str, *, hidden: bool = False, altered: bool = 
 
 
 def _open(top: int, path: str) -> int:
-    """Open a directory below a top, or return -1 where there is no directory."""
     try:
         return open_below(top, path)
     except OSError as problem:
@@ -365,7 +364,6 @@ def _open(top: int, path: str) -> int:
 
 
 def _entry(directory: int, name: str) -> tuple[str, int]:
-    """Return the kind and mode of an entry, or of none."""
     status = look(directory, name) if directory >= 0 else None
     if status is None:
         return ABSENT, 0

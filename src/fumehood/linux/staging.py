@@ -520,7 +520,6 @@ def _locked(parents: Parents, paths: Sequence[str]) -> dict[str, Programs]:
 
 
 def _program(process: str) -> str:
-    """Return the name of a process's program; "" where it is not in sight, or has ended."""
     return printable(os.fsdecode(libc.read(f"/proc/{process}/comm").rstrip(b"\n")))
 
 

@@ -238,7 +238,6 @@ class _Survey:
                 self._add(Text(target=target, content=os.fsencode(text), mode=0o600, why="settings without secrets"))
 
     def place_all(self, folder: str) -> None:
-        """Decide on each entry of a directory that is made anew."""
         for name, kind in sorted(self._disk.listing(folder).items()):
             self._place(f"{folder.rstrip('/')}/{name}", kind)
 

@@ -80,26 +80,18 @@ class Processes:
     def descriptors(self) -> Iterator[tuple[int | None, str, str]]:
         """Yield where each open descriptor of each process is, and what it leads to."""
         for directory, name in self._all():
-            try:
-                for each in _listed(directory, f"{name}/fd"):
-                    path = f"{name}/fd/{each}"
-                    yield directory, path, os.readlink(path, dir_fd=directory)
-            except OSError:
-                continue  # it has just ended
+            yield from ((directory, *each) for each in opened_by(name, directory))
 
     def have_open(self, target: str) -> bool:
         """Return True if one of them has this open; a thread may have descriptors of its own."""
         every = self._all()
-        if any(_leads_to(directory, f"{name}/fd", target) for directory, name in every):
-            return True
-        for directory, name in every:
-            try:
-                threads = _listed(directory, f"{name}/task")
-            except OSError:
-                continue  # it has just ended
-            if len(threads) > 1 and any(_leads_to(directory, f"{name}/task/{each}/fd", target) for each in threads):
-                return True
-        return False
+        threads = (
+            (directory, f"{name}/task/{each}") for directory, name in every
+            if len(tasks := _listed(f"{name}/task", directory)) > 1 for each in tasks
+        )  # fmt: skip
+        return any(
+            leads_to == target for directory, name in (*every, *threads) for _, leads_to in opened_by(name, directory)
+        )
 
     def _all(self) -> list[tuple[int | None, str]]:
         """Return where to read of each process: its own /proc shows only what is inside."""
@@ -265,18 +257,21 @@ def inside_of(init: int) -> int | None:
     raise NotYet
 
 
-def _listed(directory: int | None, path: str) -> list[str]:
-    with Closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)) as listing:
-        return os.listdir(listing)
+def opened_by(process: str, directory: int | None = None) -> Iterator[tuple[str, str]]:
+    """Yield the path of each descriptor of a process, or thread, by its own in /proc, and what it leads to."""
+    for name in _listed(f"{process}/fd", directory):
+        path = f"{process}/fd/{name}"
+        if target := link_target(path, directory):  # else just closed
+            yield path, target
 
 
-def _leads_to(directory: int | None, path: str, target: str) -> bool:
-    """Return True if one of a process's descriptors leads somewhere."""
+def _listed(path: str, directory: int | None) -> list[str]:
+    """Return what is in a directory of a process's; nothing where that has just ended, or is another user's."""
     try:
-        names = _listed(directory, path)
+        with Closing(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)) as listing:
+            return os.listdir(listing)
     except OSError:
-        return False  # it has just ended
-    return any(link_target(f"{path}/{each}", directory) == target for each in names)
+        return []
 
 
 def _kilobytes(text: bytes, key: bytes) -> int:
@@ -365,7 +360,6 @@ class KernelMemory:
             os.close(fd)
 
     def _take(self) -> None:
-        """Take the descriptors, if they have come."""
         import socket
 
         try:
@@ -387,7 +381,6 @@ class KernelMemory:
             yield line.split()
 
     def _sizes(self, wanted: AbstractSet[int] | None) -> Iterator[int]:
-        """Yield what waits in each socket."""
         import socket
 
         with socket.socket(fileno=os.dup(self._lists[_SOCKETS])) as asking:
@@ -450,7 +443,6 @@ def _answers(asking: socket.socket, request: bytes) -> Iterator[bytes]:
 
 
 def _is_ours(init: int, name: str) -> bool:
-    """Return True if a process is in the same namespace as this one."""
     return os.path.samestat(os.stat(f"/proc/{init}/ns/{name}"), os.stat(f"/proc/self/ns/{name}"))
 
 

@@ -171,7 +171,7 @@ class Disk:
         return disk_full(f"room for only {entries} more files") if entries < self._reserved_entries else None
 
 
-class Room:
+class DiskUse:
     """What the layers of one run take on disks, and what it writes besides; `empty`: the layers were so at first.
 
     What is free on a disk is asked each time, and costs nothing. Only where so much of it went that the run may
@@ -319,7 +319,7 @@ class Warden:
         self._open = OpenFiles(self._processes, self._tmpfs)
         self._is_open_known = False  # what is open was looked at in this turn
         self._kernel: KernelMemory | None = None
-        self._room = Room(places, limits.written, empty=empty, besides=besides)
+        self._disk_use = DiskUse(places, limits.written, empty=empty, besides=besides)
         self._cgroup = Cgroup.around(init, descendants, self._memory, limits.processes)
         self._reserve = _reserve_of(Machine())
         self.due = 0.0
@@ -330,7 +330,7 @@ class Warden:
         self._is_open_known = False
         if self._stop_mark and os.path.exists(self._stop_mark):
             return stopped()
-        reached = self._use() or self._room.look(self._unlinked)
+        reached = self._use() or self._disk_use.look(self._unlinked)
         if self._checkpoint is not None and reached is None:
             self._checkpoint(self._init)
         if self._overlays and began >= self._look_anew_at:
@@ -358,7 +358,7 @@ class Warden:
     def close(self) -> Blocked | None:
         """Stop watching when all inside is gone; return the limit by which the kernel ended it, if it did."""
         self._processes.close()
-        self._room.close()
+        self._disk_use.close()
         if self._kernel is not None:
             self._kernel.close()
         if self._cgroup is None:

@@ -209,7 +209,6 @@ class _Runs:
         self._names: dict[str, frozenset[str]] = {}  # of the directories that lines are run in
 
     def protect(self, line: str) -> None:
-        """Protect what one line runs."""
         for path in entered(line):
             places = [links_and_end(place)[-1] for place in self._places(path)]
             if len(self._bases) < _MOST_ENTERED:
@@ -225,7 +224,6 @@ class _Runs:
         return [os.path.join(base, text) for base in self._bases] if text else []
 
     def is_program(self, path: str) -> bool:
-        """Return True if a path is a program, from where lines are run."""
         return any(os.path.isfile(place) and os.access(place, os.X_OK) for place in self._there(path))
 
     def _there(self, path: str) -> Iterator[str]:

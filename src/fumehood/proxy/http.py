@@ -343,7 +343,6 @@ def _kept(message: h11.Request | h11.Response) -> Headers:
 
 
 def _connection(message: h11.Request | h11.Response) -> set[bytes]:
-    """Return what the header Connection lists."""
     values = [value for key, value in message.headers if key == b"connection"]
     return {token.strip().lower() for value in values for token in value.split(b",")}
 

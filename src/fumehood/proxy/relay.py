@@ -417,7 +417,6 @@ class _Way:
 
     @property
     def wants(self) -> tuple[int, int]:
-        """The descriptor to poll, and for what."""
         return (self.target.fileno(), select.POLLOUT) if self.holds else (self.source.fileno(), select.POLLIN)
 
     def advance(self) -> None:
@@ -445,7 +444,6 @@ class _Way:
             self._count(size)
 
     def close(self) -> None:
-        """Close the pipe."""
         self._pipe.close()
 
 

@@ -540,7 +540,6 @@ class Names:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _catch_up(self) -> None:
-        """Read what others have written down."""
         while self._file >= 0 and (piece := os.pread(self._file, 1 << 16, self._read_to)):
             self._read_to += len(piece)
             *whole, self._rest = (self._rest + piece).split(b"\n")

@@ -73,7 +73,6 @@ class _Head:
         self._left = _LONGEST_HEAD
 
     def read(self, size: int) -> bytes:
-        """Read some of it."""
         self._left -= size
         if self._left < 0:
             raise tarfile.ReadError(f"what tells of a member is longer than {_LONGEST_HEAD >> 20} MiB")
