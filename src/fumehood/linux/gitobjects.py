@@ -320,12 +320,8 @@ def _have_any(top: int, indexes: Sequence[str], names: Collection[bytes]) -> boo
     if len(indexes) > _MOST_INDEXES:
         return True
     for path in indexes:
-        try:
-            with open(open_below(top, path, _READING), "rb") as file:
-                content = file.read(LARGEST)
-        except OSError:
-            return True
-        if len(content) == LARGEST or b"" in names or has_any(content, names):
+        content = plain_file(path, top, LARGEST)
+        if content is None or len(content) == LARGEST or b"" in names or has_any(content, names):
             return True
     return False
 
