@@ -12,7 +12,6 @@ import marshal
 import os
 import stat
 from struct import Struct
-from weakref import WeakKeyDictionary
 
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux.cache import replace
@@ -44,9 +43,6 @@ _GET_GENERATION = 0x80087601  # FS_IOC_GETVERSION
 
 _COPIED, _STAND_IN, _LEFT_OUT = 0, 1, 2
 _RECORD = Struct("<QqqqIHB")  # packed, because there may be a hundred thousand
-
-# The process that prepares also distils; a run that is given up takes its manifest along.
-_manifests: WeakKeyDictionary[Layer, Manifest] = WeakKeyDictionary()
 
 
 class _Was:
@@ -102,7 +98,6 @@ def begin(layer: Layer) -> None:
             # The layer's own top directory is what an overlay would show.
             set_mode(target, stat.S_IMODE(os.stat(layer.upper).st_mode))
         let_time_pass()  # whatever changes from now on has a later time than what was copied
-        _manifests[layer] = manifest
         replace(_manifest_file(layer), marshal.dumps(manifest))
     except OSError as error:
         raise OverlayUnavailable(
@@ -116,7 +111,7 @@ def _subject(error: OSError) -> str:
 
 
 def _manifest_file(layer: Layer) -> str:
-    """Where the manifest is kept for whoever distils, should this process die."""
+    """Where the manifest is kept for the end, by whichever process."""
     return f"{os.path.dirname(layer.merged)}/manifest"
 
 
@@ -170,10 +165,8 @@ def finish(layer: Layer) -> None:
     Comparing moves things, so it can't be done again: the manifest goes first.
     """
     try:
-        manifest = _manifests.pop(layer, None)
-        if manifest is None:
-            with open(_manifest_file(layer), "rb") as file:
-                manifest = marshal.load(file)  # noqa: S302  (nobody else can write in our state)
+        with open(_manifest_file(layer), "rb") as file:
+            manifest = marshal.load(file)  # noqa: S302  (nobody else can write in our state)
         os.unlink(_manifest_file(layer))
         with _Distilling(layer, manifest) as distilling:
             distilling.distil()
@@ -193,12 +186,9 @@ class _Distilling(Closable):
         self._merged, self._upper = Loosened(self._tops[0]), Loosened(self._tops[1])
         self._originals = Stack(self._tops[2:])
         self._made: dict[str, int] = {"": stat.S_IMODE(os.fstat(self._merged.top).st_mode)}
-        self._open: tuple[str, int] | None = None
         self._has_marks = keeps_attributes(layer.upper)
 
     def close(self) -> None:
-        if self._open is not None:
-            os.close(self._open[1])
         self._originals.close()
         for each in (self._merged, self._upper):
             each.let_go()
@@ -237,7 +227,8 @@ class _Distilling(Closable):
                     self._take(here, name, path, status, was)
             for name, packed in before.items():
                 if _Was(packed).how != _LEFT_OUT:
-                    whiteout(self._layer_directory(path), name)
+                    with Closing(self._layer_directory(path)) as directory:
+                        whiteout(directory, name)
         return inside
 
     def _is_same_directory(self, here: int, name: str, path: str, status: os.stat_result, was: _Was) -> bool:
@@ -252,11 +243,11 @@ class _Distilling(Closable):
         if is_another and (self._has_marks or was.how != _COPIED):
             return False
         if is_another:
-            self._layer_directory(path)
+            self._make_way(path)
         elif was.how == _STAND_IN:
             self._merged.modes[path] = stat.S_IMODE(was.mode)  # that of what it stands for
         elif status.st_mode != was.mode or self._is_so(path, lambda _, there: has_other_attributes(here, there, name)):
-            self._layer_directory(path)
+            self._make_way(path)
         return True
 
     def _is_so(self, path: str, claim: Callable[[os.stat_result, int], bool]) -> bool:
@@ -285,9 +276,11 @@ class _Distilling(Closable):
         )
 
     def _layer_directory(self, path: str) -> int:
-        """Return a descriptor of a directory in the layer, made with those above it; valid until the next call."""
-        if self._open is not None and self._open[0] == path:
-            return self._open[1]
+        """Open a directory of the layer, made with those above it."""
+        self._make_way(path)
+        return self._upper.as_is(path)
+
+    def _make_way(self, path: str) -> None:
         missing = []
         here = path
         while here not in self._made:
@@ -297,40 +290,31 @@ class _Distilling(Closable):
             above, name = split(each)
             with Closing(self._upper.as_is(above)) as directory:
                 os.mkdir(name, 0o700, dir_fd=directory)
-            self._made[each] = self._mode_of(each)
-        if self._open is not None:
-            os.close(self._open[1])
-            self._open = None
-        self._open = path, self._upper.as_is(path)
-        return self._open[1]
-
-    def _mode_of(self, path: str) -> int:
-        if path in self._merged.modes:
-            return self._merged.modes[path]
-        with Closing(self._merged.as_is(path)) as directory:
-            return stat.S_IMODE(os.fstat(directory).st_mode)
+            with Closing(self._merged.as_is(each)) as like:
+                mode = stat.S_IMODE(os.fstat(like).st_mode)
+            self._made[each] = self._merged.modes.get(each, mode)  # as the command left it
 
     def _take(self, here: int, name: str, parent: str, status: os.stat_result, was: _Was | None) -> None:
         """Move an entry into the layer, with all below it."""
         path = join(parent, name)
-        target = self._layer_directory(parent)
-        if not stat.S_ISDIR(status.st_mode):
+        with Closing(self._layer_directory(parent)) as target:
+            if not stat.S_ISDIR(status.st_mode):
+                os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
+                unmark(target, name)
+                if was is not None and status.st_ino == was.inode and self._is_so(
+                    path, lambda original, _: stat.S_ISREG(original.st_mode) and original.st_nlink > 1
+                ):
+                    mark_in_place(target, name)
+                return
+            os.close(self._merged.open(path))  # a directory must be writable to change parents
             os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
-            unmark(target, name)
-            if was is not None and status.st_ino == was.inode and self._is_so(
-                path, lambda original, _: stat.S_ISREG(original.st_mode) and original.st_nlink > 1
-            ):
-                mark_in_place(target, name)
-            return
-        os.close(self._merged.open(path))  # a directory must be writable to change parents
-        os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
-        self._merged.forget(path)
-        if path in self._merged.modes:
-            self._upper.modes[path] = self._merged.modes.pop(path)
-        self._clean_tree(path)
-        if was is not None and (self._has_marks or stat.S_ISDIR(was.mode)):
-            with Closing(open_below(target, name, LISTING)) as directory:
-                set_opaque(directory)
+            self._merged.forget(path)
+            if path in self._merged.modes:
+                self._upper.modes[path] = self._merged.modes.pop(path)
+            self._clean_tree(path)
+            if was is not None and (self._has_marks or stat.S_ISDIR(was.mode)):
+                with Closing(open_below(target, name, LISTING)) as directory:
+                    set_opaque(directory)
 
     def _clean_tree(self, top: str) -> None:
         """Remove from a new tree what only an overlay may put there: a command could have forged it."""

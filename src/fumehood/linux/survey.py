@@ -132,13 +132,10 @@ class _Survey:
     def _resolved(self, hidden: Iterable[str]) -> frozenset[str]:
         """Find what names really mean: a secret behind a symbolic link is hidden where it lies, too."""
         paths = set()
-        are_there: dict[str, bool] = {}
         for path in hidden:
             folder, _, name = path.rpartition("/")
             above = self._real_folder(folder)
-            if above not in are_there:
-                are_there[above] = os.path.isdir(above)
-            if not are_there[above]:
+            if not os.path.isdir(above):
                 # The first part of the way that does not exist: what is made there later is hidden with it.
                 missing = above
                 while not os.path.isdir(os.path.dirname(missing)):

@@ -219,8 +219,7 @@ class Wire:
     def read(self, patience_s: float) -> bytes:
         """Return the next bytes, none at the end; raises Gone where nothing comes in time."""
         if self._early:
-            data, self._early = self._early, b""
-            return data
+            return self.taken()
         self.socket.settimeout(patience_s)
         try:
             data = self.socket.recv(PIECE)
@@ -285,9 +284,7 @@ class Wire:
 
     def move(self, target: Wire, size: int, patience_s: float) -> None:
         """Pass on exactly so many bytes, those not read yet without touching them; raises EndedEarly."""
-        taken = self.taken()
-        self.put_back(taken[size:])
-        early = taken[:size]
+        early, self._early = self._early[:size], self._early[size:]
         if early:
             target.send(early, patience_s)
         left = size - len(early)

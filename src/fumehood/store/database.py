@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from fumehood.core.report import END_BYTES, END_ENTRIES, size_told
+from fumehood.core.report import END_BYTES, size_told
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
 from fumehood.linux import libc
 from fumehood.linux.lock import locked

@@ -7,7 +7,7 @@ import os
 import pwd
 import time
 
-from fumehood.core.limits import END_BYTES, END_ENTRIES, size_told
+from fumehood.core.report import END_BYTES, END_ENTRIES, size_told
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, own_umask
 from fumehood.linux.libc import Closing, remove_file

@@ -21,9 +21,8 @@ from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import Button, DataTable, Footer, Static, Tab, TabbedContent, TabPane
 
-from fumehood.core.limits import size_told
 from fumehood.core.questions import Question, question_lines
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, printable, size_told
 from fumehood.core.wording import elapsed, fitted, quoted
 from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.cli.screen import KEYS

@@ -31,8 +31,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fumehood.core.limits import size_told
-from fumehood.core.report import Run, printable
+from fumehood.core.report import Run, printable, size_told
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.web import api, views
 from fumehood.faces.web.text import coloured

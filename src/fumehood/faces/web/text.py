@@ -13,9 +13,8 @@ from urllib.parse import quote, urlencode
 
 from markupsafe import Markup, escape
 
-from fumehood.core.limits import size_told
 from fumehood.core.questions import question_lines
-from fumehood.core.report import printable, shown_path
+from fumehood.core.report import printable, shown_path, size_told
 from fumehood.core.value import Value
 from fumehood.faces.cli.run_text import SIGNS
 
