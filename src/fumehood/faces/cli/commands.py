@@ -15,7 +15,7 @@ from fumehood import __version__
 from fumehood.core.report import Run, printable
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.output import ModelText, Paint, here, meant, tell_notices
+from fumehood.faces.cli.output import ModelText, here, meant, tell_notices
 from fumehood.service.opened import OpenedStore
 from fumehood.service.session import project_of
 from fumehood.store.audit import CLI
@@ -361,8 +361,3 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.A
 def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of one command."""
     return _parser(name)[1][name]
-
-
-def paint() -> Paint:
-    """Colours for standard output."""
-    return Paint(1)

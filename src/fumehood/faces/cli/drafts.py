@@ -18,14 +18,13 @@ from fumehood.core.edits import MARKS
 from fumehood.core.report import Run, how_many, picked, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
-from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint
+from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option
 from fumehood.faces.cli.log import tell_differences, write_difference
-from fumehood.faces.cli.output import WIDEST, tell_error, whole_number
+from fumehood.faces.cli.output import WIDEST, Paint, tell_error, whole_number
 from fumehood.faces.cli.run_text import by_directory, deletions, tell_run
 from fumehood.faces.cli.screen import ticking
 from fumehood.service import bundles, drafts
-from fumehood.service import drafting as comparing
-from fumehood.service.drafting import Best, Candidate
+from fumehood.service.drafting import MOST, Best, Candidate
 from fumehood.service.drafts import Conflict, Preview
 from fumehood.store.history import Reach
 from fumehood.store.named import DraftRecord
@@ -103,7 +102,7 @@ def _list(context: Context) -> int:
         notes = [f"{how_many(row['runs'], 'run')} with changes"]
         notes += ["frozen"] if row["frozen"] else []
         notes += ["a command runs in it"] if row["running"] else []
-        lines.append(f"{row['name']:{wide}}  {paint()(when, 'dim')}  {', '.join(notes)}")
+        lines.append(f"{row['name']:{wide}}  {Paint()(when, 'dim')}  {', '.join(notes)}")
     return context.say({"drafts": rows}, lines or "there is no draft here; fumehood draft new NAME")
 
 
@@ -119,7 +118,7 @@ def _show(context: Context, draft: DraftRecord) -> int:
     }  # fmt: skip
 
     if not context.printed(answer):
-        colour = paint()
+        colour = Paint()
         print(f"draft {colour(printable(draft.name), 'bold')}: {how_many(len(shown), 'change')}{deletions(run)}")
         notes = dict.fromkeys(merged, "  merged with the project's")
         for text in by_directory(run, colour, lambda change: notes.get(change.path, "")):
@@ -130,7 +129,7 @@ def _show(context: Context, draft: DraftRecord) -> int:
 
 def _tell_conflicts(conflicts: Sequence[Conflict]) -> None:
     for conflict in conflicts:
-        print(f"  {paint()('conflict', 'red')}: {printable(conflict.path)}: {conflict.reason}")
+        print(f"  {Paint()('conflict', 'red')}: {printable(conflict.path)}: {conflict.reason}")
         if conflict.text:
             write_difference(around_marks(conflict.text))
 
@@ -158,7 +157,7 @@ def _log(context: Context, draft: DraftRecord) -> int:
     rows = [picked(run, "run number command state exit_code started_at") for run in runs]
     lines = []
     for run in runs:
-        when = paint()(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at)), "dim")
+        when = Paint()(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at)), "dim")
         lines.append(f"#{run.number}  {when}  {run.state:9}  {fitted(printable(run.command), WIDEST)}")
     none = f"nothing has run in draft {draft.name} yet; fumehood run --draft {draft.name} -- COMMAND"
     return context.say({"draft": draft.name, "runs": rows}, lines or none)
@@ -221,7 +220,7 @@ def _rebase(context: Context, draft: DraftRecord) -> int:
     return int(bool(conflicts))
 
 
-_CANDIDATES = whole_number(1, comparing.MOST)
+_CANDIDATES = whole_number(1, MOST)
 
 
 @command(
@@ -276,7 +275,7 @@ def _status(candidate: Candidate) -> str:
 
 def show_best(result: Best) -> None:
     """Show the candidates as a table, and what became of the best."""
-    colour = paint()
+    colour = Paint()
     rows: list[tuple[str, ...]] = [("", "", "exit", "check", "score", "files", "lines", "time", "")]
     for each in result.candidates:
         codes = ("" if code is None else str(code) for code in (each.exit_code, each.check_code))

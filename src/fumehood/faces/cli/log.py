@@ -33,7 +33,7 @@ from fumehood.core.report import Connection, Run, how_many, picked, printable
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest, Unavailable
-from fumehood.faces.cli.commands import REACH, Context, argument, command, flag, option, paint, run_or
+from fumehood.faces.cli.commands import REACH, Context, argument, command, flag, option, run_or
 from fumehood.faces.cli.output import WIDEST, GuardedText, ModelText, Paint, here, sink_to, whole_number, width
 from fumehood.faces.cli.run_text import SIGNS, STATES, by_directory, draft_or_session, event_line, headline, numbered
 from fumehood.service.differences import contents, differences, each_difference
@@ -89,7 +89,7 @@ def _log(context: Context) -> int:
         yet = f"nothing is recorded; directories of runs without a record: {lost}; {MEND}" if lost else ""
         where = "here" if options.session is None else f"in session {printable(options.session)}"
         print(yet or f"nothing has run {where} yet; fumehood run -- COMMAND")
-    colour, lines = paint(), _Lines(runs, counts)
+    colour, lines = Paint(), _Lines(runs, counts)
     if options.graph:
         below = {run.run: _built_on(history, run, runs[place:]) for place, run in enumerate(runs)}
         names = {run.run: f"#{run.number}" for run in runs}
@@ -227,7 +227,7 @@ def _facts(context: Context, run: Run, events: Sequence[Event]) -> Iterator[str]
         before, by, name = text.rpartition("by run ")
         return f"{before}{by}{context.store.history.name(name)}" if by else text
 
-    colour = paint()
+    colour = Paint()
     sandbox = f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
     is_running = run.state == "running"
     lasted = f"for {elapsed(time.time() - run.started_at)}" if is_running else f"{run.duration_s:.3f} s"
@@ -324,7 +324,7 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
 def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence[dict[str, Any]]) -> int:
     """Tell how many lines of each path were added and removed, with a bar where the terminal has room for one."""
     added, removed = (sum(each[name] for each in counts) for name in ("added", "removed"))
-    colour, room = paint(), width() or 80
+    colour, room = Paint(), width() or 80
     names = [
         printable(each["path"] if each["root"] == run.roots[0] else f"{each['root']}/{each['path']}") for each in counts
     ]
@@ -350,7 +350,7 @@ def write_difference(text: str) -> None:
         sys.stdout.flush()
         sys.stdout.buffer.write(text.encode(errors="surrogateescape"))
         return
-    colour = paint()
+    colour = Paint()
     for line in text.split("\n")[:-1]:
         shown = "\t".join(printable(part) for part in line.split("\t"))
         start = next((start for start in _DIFF_COLOURS if line.startswith(start)), None)

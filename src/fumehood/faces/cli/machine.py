@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from fumehood.core.report import how_many, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadConfiguration, BadRequest
-from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint, several  # fmt: skip
+from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, several  # fmt: skip
 from fumehood.faces.cli.output import WIDEST, Paint, confirmed, whole_number
 from fumehood.faces.cli.screen import Progress, ticking
 from fumehood.linux import doctor
@@ -244,7 +244,7 @@ def _doctor(options: argparse.Namespace) -> int:
         if options.project or options.workspace:
             raise
         project = None
-    return show(examined(context.store, project), as_json=context.as_json, colour=paint().on, out=sys.stdout)
+    return show(examined(context.store, project), as_json=context.as_json, colour=Paint().on, out=sys.stdout)
 
 
 def show(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) -> int:
@@ -253,7 +253,7 @@ def show(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) 
     if as_json:
         out.write(json.dumps(examination.as_dict(), indent=2) + "\n")
         return int(bool(host.why_bare))
-    paint = Paint(1)
+    paint = Paint()
     paint.on = colour
     if host.why_bare or not host.bwrap:
         lines = [

@@ -120,9 +120,9 @@ def width() -> int:
 
 
 class Paint:
-    """Colours text, or leaves it alone."""
+    """Colours text for standard output, or another descriptor, or leaves it alone."""
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int = 1) -> None:
         self.on = os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def __call__(self, text: str, colour: str) -> str:

@@ -19,7 +19,7 @@ from fumehood.core.report import how_many, printable, shown_path, size_told, typ
 from fumehood.core.tool import FORMATS, NAME, all_definitions, definition_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, paint
+from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option
 from fumehood.faces.cli.output import Paint, confirmed, here, whole_number
 from fumehood.faces.cli.run_text import tell_run
 from fumehood.faces.cli.screen import terminal, ticking
@@ -58,7 +58,7 @@ def _files(context: Context) -> int:
 
 
 def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -> int:
-    listed, colour = [each for each in files if context.options.all or each.was_touched], paint()
+    listed, colour = [each for each in files if context.options.all or each.was_touched], Paint()
 
     def lines() -> Iterator[str]:
         yield from (_line(context, project.path, each, colour) for each in listed)
@@ -92,7 +92,7 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
         raise BadRequest(
             f"nothing is known about {printable(path)}", hint="no run changed it; fumehood scan reads the project"
         )
-    colour = paint()
+    colour = Paint()
 
     def lines() -> Iterator[str]:
         if file is not None:
@@ -300,7 +300,7 @@ def _check_config(context: Context, path: str) -> int:
         load(context.store.places, _roots_here(context))
     lines = []
     for each in (*complaints, *notes):
-        key = f"{paint()(printable(each.key), 'bold')}: " if each.key else ""
+        key = f"{Paint()(printable(each.key), 'bold')}: " if each.key else ""
         hint = f" ({printable(each.hint)})" if each.hint else ""
         lines.append(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
     if not complaints:
@@ -321,7 +321,7 @@ def _show_config(context: Context, path: str) -> int:
         origin = "project" if key.place in own else "global" if key.place in everywhere else "default"
         keys.append({"key": key.name, "value": key.of(policy), "from": origin})
         line = f"{key.name} = {printable(key.kind.write(key.of(policy)))}"
-        lines.append(paint()(line, "dim") if origin == "default" else f"{line}    # {origin}")
+        lines.append(Paint()(line, "dim") if origin == "default" else f"{line}    # {origin}")
     for section in SECTIONS:  # tables of the policy, or what was made of one, without what says nothing
         all_of_it = (each.fields() if isinstance(each, Value) else each for each in getattr(policy, section.field))
         tables = [{name: value for name, value in each.items() if value not in ((), {})} for each in all_of_it]

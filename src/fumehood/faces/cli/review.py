@@ -16,9 +16,9 @@ from fumehood.core.questions import held_item, waiting
 from fumehood.core.report import REDO, Run, how_many, picked, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
-from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, flag, option, paint, run_or
+from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, flag, option, run_or
 from fumehood.faces.cli.log import write_difference
-from fumehood.faces.cli.output import here
+from fumehood.faces.cli.output import Paint, here
 from fumehood.faces.cli.run_text import apply_line, headline, numbered, place_of, tell_run
 from fumehood.faces.cli.screen import Keys, columns, ticking, turn, wait_for_quiet
 from fumehood.service import decide
@@ -306,7 +306,7 @@ def _waiting(run: Run) -> list[c.Change]:
 
 
 def _title(run: Run) -> str:
-    return f"{paint()(numbered(run), 'bold')}  {quoted(run.command)}"
+    return f"{Paint()(numbered(run), 'bold')}  {quoted(run.command)}"
 
 
 def _conflicts(run: Run) -> set[tuple[int, str]]:
@@ -383,7 +383,7 @@ def _say_items(items: Sequence[Item], run: Run) -> None:
 
 
 def _say_change(context: Context, run: Run, change: c.Change) -> None:
-    colour = paint()
+    colour = Paint()
     place = quoted(change.path if change.root == 0 else place_of(run, change))
     why = quoted(change.reason, MOST_OF_A_NAME)
     print(f"{colour(change.verdict, 'yellow')} {change.change} {colour(place, 'bold')}: {why}")

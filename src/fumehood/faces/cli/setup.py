@@ -18,9 +18,9 @@ from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli import setup_clients
-from fumehood.faces.cli.commands import Context, argument, command, flag, option, paint, several
+from fumehood.faces.cli.commands import Context, argument, command, flag, option, several
 from fumehood.faces.cli.hook_clients import ALLOW
-from fumehood.faces.cli.output import confirmed, here, whole_number
+from fumehood.faces.cli.output import Paint, confirmed, here, whole_number
 from fumehood.faces.cli.screen import Progress, terminal
 from fumehood.faces.cli.setup_clients import CLIENTS, ClientSettings, SettingsEdit, at, meaning, read_settings
 from fumehood.linux import doctor, probe
@@ -74,7 +74,7 @@ class _Wizard:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._options = context.options
-        self._paint = paint()
+        self._paint = Paint()
         self.answer: dict[str, object] = {}
         if not self._options.yes and not (os.isatty(0) and os.isatty(1)):
             raise BadRequest("there is nobody to ask", hint="fumehood setup --yes takes every default")

@@ -14,8 +14,8 @@ from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, flag, option, paint, several
-from fumehood.faces.cli.output import here, whole_number, width
+from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, flag, option, several
+from fumehood.faces.cli.output import Paint, here, whole_number, width
 from fumehood.faces.cli.run_text import draft_or_session, numbered, tell_run
 from fumehood.faces.cli.screen import terminal
 from fumehood.service import checkpoint, loopback
@@ -166,7 +166,7 @@ def _status(context: Context) -> int:
         "taken_back": None if undone is None else {**_named(undone), "in_part": is_part},
         "questions": [each.as_dict() for each in questions], "missed": [each.fields() for each in missed],
     }  # fmt: skip
-    now_s, colour, room = time.time(), paint(), width()
+    now_s, colour, room = time.time(), Paint(), width()
     rows: list[tuple[str, str]] = [("project", project.path)]
     rows += [("session", session)] if session else []
     rows += [("running", f"{numbered(run)}  {elapsed(now_s - run.started_at)}  {run.command}") for run in running]
