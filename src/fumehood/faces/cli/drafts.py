@@ -62,11 +62,11 @@ def _draft(context: Context) -> int:
         return _new(context)
     context.store.recover()
     draft = context.store.drafts.find(context.project.id, options.name)
-    acts = {
+    act = {
         "show": _show, "diff": _diff, "log": _log, "apply": _apply, "discard": _discard, "rename": _rename,
         "rebase": _rebase,
-    }  # fmt: skip
-    return acts[options.what](context, draft)
+    }[options.what]  # fmt: skip
+    return act(context, draft)
 
 
 def _diff(context: Context, draft: DraftRecord) -> int:

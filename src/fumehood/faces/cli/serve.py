@@ -30,7 +30,7 @@ from fumehood.service.opened import OpenedStore
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Sequence, Set
+    from collections.abc import Sequence, Set
 
     from dbus_fast import Message
     from dbus_fast.aio import MessageBus
@@ -141,15 +141,15 @@ def _worker(context: Context) -> int:
 )  # fmt: skip
 def _fleet(context: Context) -> int:
     options, address = context.options, _address(context)
-    acts: dict[str, Callable[[Context, FleetSender], int]] = {
+    act = {
         "list": _list, "plan": _plan, "run": _run, "map": _map, "best": _best, "attach": _attach, "cancel": _cancel,
-    }  # fmt: skip
+    }[options.what]  # fmt: skip
     with context.sandbox() as sandbox:
         sender = sandbox.fleet(
             address, store=options.store, key=options.key, queue=options.queue, include=options.include
         )
         sender.on_wait = lambda why: print(f"fumehood: {why}", file=sys.stderr, flush=True)
-        return acts[options.what](context, sender)
+        return act(context, sender)
 
 
 def _wishes(context: Context) -> dict[str, Any]:
