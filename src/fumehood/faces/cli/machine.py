@@ -70,15 +70,15 @@ def _rootfs(context: Context) -> int:
         return _check(context)
     if what == "remove":
         root_trees.remove_from(store, options.name, Progress(is_shown=not context.as_json))
+        current = root_trees.installed(store)[1]
+        means = f"; alpine is {current} now" if current else ""
+        return context.say({"removed": options.name, "current": current or None}, f"{options.name} is removed{means}")
     tree = root_trees.use(store, options.name) if what == "use" else None
     if what in ("install", "update"):
         tree = _install(context)  # None: the newest is there already
         if tree is None:
             return context.say({"newer": None}, "the newest version is installed")
     trees, current = root_trees.installed(store)
-    if what == "remove":
-        means = f"; alpine is {current} now" if current else ""
-        return context.say({"removed": options.name, "current": current or None}, f"{options.name} is removed{means}")
 
     def entry(tree: Installed) -> dict[str, object]:
         mark = mark_of(tree.path)

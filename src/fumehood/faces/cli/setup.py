@@ -79,7 +79,7 @@ class _Wizard:
         if not self._options.yes and not (os.isatty(0) and os.isatty(1)):
             raise BadRequest("there is nobody to ask", hint="fumehood setup --yes takes every default")
 
-    def _say(self, text: str = "") -> None:
+    def _say(self, text: str) -> None:
         if not self._context.as_json:
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
