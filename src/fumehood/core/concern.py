@@ -10,14 +10,12 @@ from sys import intern
 
 from fumehood.core.changes import Change, Inside, above
 from fumehood.core.value import Value, words
-from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 Because = tuple[str, str]  # a flag, and the reason in words
-shown = brief  # a command's own words as part of a reason: fit for a person's terminal, and not too long
 
 
 class Concern(Value):

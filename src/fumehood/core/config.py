@@ -40,14 +40,14 @@ class Wrong(Exception):
         self.item, self.item_kind = item, item_kind
 
 
-def shown(value: Any) -> str:
+def as_toml(value: Any) -> str:
     """Write a value as TOML has it."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, (tuple, list)):
-        return "[" + ", ".join(map(shown, value)) + "]"
+        return "[" + ", ".join(map(as_toml, value)) + "]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {shown(each)}" for name, each in value.items()) + " }"
+        return "{ " + ", ".join(f"{json.dumps(name)} = {as_toml(each)}" for name, each in value.items()) + " }"
     return "0" if value is None else str(value).lower()
 
 
@@ -60,13 +60,13 @@ def _size_shown(value: int) -> str:
 
 
 def _table_shown(value: tuple[tuple[str, str], ...]) -> str:
-    return "{ " + ", ".join(f"{name} = {shown(text)}" for name, text in value) + " }" if value else "{}"
+    return "{ " + ", ".join(f"{name} = {as_toml(text)}" for name, text in value) + " }" if value else "{}"
 
 
 class Kind:
     """A kind of value: what it is called, how it is read (`read` raises Wrong) and written again."""
 
-    def __init__(self, said: str, read: Reader, write: Callable[[Any], str] = shown) -> None:
+    def __init__(self, said: str, read: Reader, write: Callable[[Any], str] = as_toml) -> None:
         self.said, self.read, self.write = said, read, write
 
 

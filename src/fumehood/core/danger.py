@@ -32,7 +32,6 @@ from fumehood.core.concern import (
     name_and_around,
     roots_of,
     settings_name,
-    shown,
     why_flagged,
     why_held,
     within,
@@ -40,6 +39,7 @@ from fumehood.core.concern import (
 from fumehood.core.linter_settings import is_what_cloning_writes, loading_concern, may_load
 from fumehood.core.policy import Rules
 from fumehood.core.value import words
+from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -106,12 +106,12 @@ def concern(change: Change, facts: Facts | None, extra: Rules, ground: Ground = 
 
         return stranger_concern(change)
     if extra.hold and (glob := _matching(change.path, extra.hold)) is not None:
-        return held("own-rule", f"a rule of yours holds it: {shown(glob)}")
+        return held("own-rule", f"a rule of yours holds it: {brief(glob)}")
     by_our_rules = None
     if change.change != DELETED and change.kind in (FILE, SYMLINK):
         by_our_rules = _judged(change, name, around, facts, ground)
     if by_our_rules is None and extra.flag and (glob := _matching(change.path, extra.flag)) is not None:
-        return flagged("own-rule", f"a rule of yours flags it: {shown(glob)}")
+        return flagged("own-rule", f"a rule of yours flags it: {brief(glob)}")
     return by_our_rules
 
 
@@ -280,7 +280,7 @@ def _link_concern(change: Change, facts: Facts, ground: Ground) -> Concern | Non
         return held("outside-link", "where this link leads could not be read")
     place = lands(directory_of(change, facts), facts.target)
     if place is None:
-        return held("outside-link", f"where this link leads can't be told from its text, {shown(facts.target)}")
+        return held("outside-link", f"where this link leads can't be told from its text, {brief(facts.target)}")
     mild = _leading_out(change, by_real_name(place, ground), facts.target, facts, ground)
     for end in facts.leads if mild is None else ():
         further = _leading_out(change, end, f"{facts.target}, which is {end}", facts, ground)
@@ -291,7 +291,7 @@ def _link_concern(change: Change, facts: Facts, ground: Ground) -> Concern | Non
 
 
 def _leading_out(change: Change, place: str, text: str, facts: Facts, ground: Ground) -> Concern | None:
-    target = shown(text)
+    target = brief(text)
     if within(place, roots_of(facts, ground)) is not None:
         return None
     if within(place, ground.written) is not None:
@@ -423,7 +423,7 @@ def _environment_concern(change: Change, facts: Facts, ground: Ground) -> Concer
         return None
     if not is_new:
         return held("environment-program", "takes the place of what this virtual environment ran before")
-    reason = f"is run in place of {shown(replaced)} while this virtual environment is active"
+    reason = f"is run in place of {brief(replaced)} while this virtual environment is active"
     return flagged("environment-program", reason) if name in _BUILDING else held("environment-program", reason)
 
 

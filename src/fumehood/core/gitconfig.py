@@ -6,8 +6,9 @@ comment to us. It takes any bytes at all; includes are not followed.
 
 from __future__ import annotations
 
-from fumehood.core.concern import Concern, flagged, held, shown
+from fumehood.core.concern import Concern, flagged, held
 from fumehood.core.value import words
+from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -309,24 +310,24 @@ def key_concern(key: str, was: Values, now: Values) -> Concern | None:
         if _is_in(key, _SWITCHABLE) and {value.lower() for value in values} <= _SWITCH:
             return None
         if _is_in(key, _FOR_A_PERSON) and values <= _PLAIN_PROGRAMS:
-            return flagged(FLAG, f"{shown(key)} is set")
+            return flagged(FLAG, f"{brief(key)} is set")
         if key.startswith("include"):
-            return held(FLAG, f"git would read settings from another file, named by {shown(key)}")
+            return held(FLAG, f"git would read settings from another file, named by {brief(key)}")
         if _is_in(key, _PLACES):
-            return held(FLAG, f"{shown(key)} leads git to files elsewhere")
-        return held(FLAG, f"git would run a program named by {shown(key)}")
+            return held(FLAG, f"{brief(key)} leads git to files elsewhere")
+        return held(FLAG, f"git would run a program named by {brief(key)}")
     before = frozenset(was)
     for value in [value or "" for value in dict.fromkeys(now) if value not in before]:
         if _is_in(key, ADDRESSES) and _is_helper_address(value):
-            return held(FLAG, f"{shown(key)} has an address that makes git run a program")
+            return held(FLAG, f"{brief(key)} has an address that makes git run a program")
         if (_is_in(key, _UPDATE) and value not in UPDATES) or (key in _TOOLS and "/" in value):
-            return held(FLAG, f"{shown(key)} names a program for git to run")
+            return held(FLAG, f"{brief(key)} names a program for git to run")
         if key == "extensions.refstorage" and "://" in value:
-            return held(FLAG, f"{shown(key)} leads git to branches elsewhere")
+            return held(FLAG, f"{brief(key)} leads git to branches elsewhere")
     if _is_in(key, HARMLESS):
         return None
     decides = "decides whom git contacts or trusts" if _is_in(key, ELSEWHERE) else ""
-    return held(FLAG, f"{shown(key)} {decides or 'is not a git setting that is known to be harmless'}")
+    return held(FLAG, f"{brief(key)} {decides or 'is not a git setting that is known to be harmless'}")
 
 
 def runs_something(key: str) -> bool:
@@ -471,7 +472,7 @@ def _branches(keys: Keys) -> dict[str, dict[str, Values]]:
 
 def _why(key: str, was: Values, now: Values) -> tuple[int, str]:
     """Say in plain words what a changed key means; the gravest reasons sort first."""
-    what = f"{shown(key)} is {'gone' if not now else 'changed' if was else 'new'}"
+    what = f"{brief(key)} is {'gone' if not now else 'changed' if was else 'new'}"
     concern = key_concern(key, was, now) if now else None
     if concern is not None and concern.held:
         return (0 if runs_something(key) else 1), concern.reason
@@ -494,5 +495,5 @@ def _order_concern(before: Sequence[Entry], after: Sequence[Entry], changed: set
 
     for one, other in zip(counted(before), counted(after), strict=True):
         if one != other:
-            return held(FLAG, f"{shown(other[0])} is in another place: the order decides which setting git obeys")
+            return held(FLAG, f"{brief(other[0])} is in another place: the order decides which setting git obeys")
     return None

@@ -12,10 +12,10 @@ from fumehood.core.concern import (
     is_dot_git,
     lands,
     roots_of,
-    shown,
     within,
 )
 from fumehood.core.value import words
+from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def stranger_concern(change: Change) -> Concern | None:
                 continue
             if lower.endswith(_NOTES) and change.after is not None and not change.after.mode & 0o111:
                 continue
-        return held("repository-settings", f"git writes no {shown(top)} here, and other tools may act on it")
+        return held("repository-settings", f"git writes no {brief(top)} here, and other tools may act on it")
     return None
 
 
@@ -414,4 +414,4 @@ def _lfs(change: Change, facts: Facts) -> Concern | None:
     address = next((key for key, _, _ in changed if key.endswith("url")), None)
     if address is None:
         return None
-    return held("git-config", f"{shown(address)} decides where git sends large files to and gets them from")
+    return held("git-config", f"{brief(address)} decides where git sends large files to and gets them from")

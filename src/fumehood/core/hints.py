@@ -311,11 +311,11 @@ _MOST_HOSTS, _LONGEST = 5, 160  # hosts that are told of, and letters of a name
 
 def unreached(connections: Sequence[Connection]) -> tuple[Blocked, ...]:
     """Tell a command that failed which of its hosts were granted and not reached: programs seldom say why."""
-    from fumehood.core.hosts import shown
+    from fumehood.core.hosts import with_port
 
     failed: dict[str, str] = {}
     for each in connections:
-        name = shown(each.host, each.port)
+        name = with_port(each.host, each.port)
         failed.pop(name, None)  # it may have been there the next time
         if each.allowed and each.reason:
             failed[name] = f"{'and' if each.sent else 'but not'} reached: {each.reason}"

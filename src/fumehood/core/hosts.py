@@ -229,7 +229,7 @@ def authority(text: str, default_port: int | None = None) -> tuple[str, int]:
         raise ValueError("its port is not a number from 1 to 65535") from error
 
 
-def shown(host: str, port: int) -> str:
+def with_port(host: str, port: int) -> str:
     """Write a host and a port as one."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

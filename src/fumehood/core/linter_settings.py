@@ -9,8 +9,9 @@ spell anything count.
 from __future__ import annotations
 
 from fumehood.core.changes import ADDED, FILE, Change
-from fumehood.core.concern import held, shown
+from fumehood.core.concern import held
 from fumehood.core.value import words
+from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def loading_concern(name: str, parent: str, facts: Facts) -> Concern | None:
         line = _new_in_settings(name, parent, old, new)
     if line is None:
         return None
-    return held("linter-settings", f"a linter, compiler or hook loads what this names by itself: {shown(line)}")
+    return held("linter-settings", f"a linter, compiler or hook loads what this names by itself: {brief(line)}")
 
 
 def is_what_cloning_writes(change: Change, name: str, facts: Facts) -> bool:

@@ -21,7 +21,6 @@ from fumehood.core.concern import (
     is_hook_manager,
     meaning_of,
     settings_name,
-    shown,
     within,
 )
 from fumehood.core.gitconfig import may_name_program, parse, split_key
@@ -39,6 +38,7 @@ from fumehood.core.what_runs import (
     read_by_direnv,
     tasks_at_opening,
 )
+from fumehood.core.wording import brief
 from fumehood.linux.cache import TICK_NS, expanded, keep, links_and_end, recalled
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import Parents, open_top
@@ -247,9 +247,9 @@ def _is_installed(place: str) -> bool:
 def protect_what_tools_reach(ways: Ways, tree: ProjectTree, root: str, home: str) -> None:
     """Protect what links lead to whose names tools act on by themselves, and what such scripts and settings run."""
     for directory, name, (flag, reason) in tree.links:
-        ways.lead(directory, name, (flag, f"{reason}: the link {shown(name)} leads here"), whole=True)
+        ways.lead(directory, name, (flag, f"{reason}: the link {brief(name)} leads here"), whole=True)
     for path, (flag, _) in tree.files:
-        because = (flag, f"{shown(os.path.basename(path))}, which runs by itself, names this")
+        because = (flag, f"{brief(os.path.basename(path))}, which runs by itself, names this")
         bases = tuple(dict.fromkeys((root, os.path.dirname(path))))
         name = os.path.basename(path).lower()
         if flag in ("shell-settings", "git-hook"):
@@ -326,7 +326,7 @@ def protect_search_path(ways: Ways, added: Collection[str], path: str) -> None:
         head = text_of(replaced)[:64] if is_installed else ""
         is_script = head.startswith("#!") and ("python" in head or "node" in head)
         if not (is_installed and (name.startswith("python") or is_script)):
-            because = ("shadows", f"would be run in place of {shown(replaced)}: its directory comes first on your PATH")
+            because = ("shadows", f"would be run in place of {brief(replaced)}: its directory comes first on your PATH")
             ways.add(place, because)
 
 
@@ -364,7 +364,7 @@ class Setting(Value):
     @property
     def because(self) -> Because:
         """Why what it names is held."""
-        return "git-executed", f"git runs or obeys this: {shown(self.key)} in {shown(self.source)} leads here"
+        return "git-executed", f"git runs or obeys this: {brief(self.key)} in {brief(self.source)} leads here"
 
 
 def protect_what_git_runs(
@@ -417,7 +417,7 @@ def _protect_one(ways: Ways, repository: GitDirectory, persons: Sequence[Setting
     else:
         hooks.append(default)
     for directory in dict.fromkeys(hooks):
-        because = ("git-hook", f"git runs its hooks from {shown(directory)}, which leads here")
+        because = ("git-hook", f"git runs its hooks from {brief(directory)}, which leads here")
         real = ways.lead("/", directory, because, whole=True)
         # Hooks beside the project's own files: only what git itself runs is one.
         for name in HOOKS if real in ways.roots else ():
@@ -570,7 +570,7 @@ def protect_home(ways: Ways, home: str, memory: str) -> None:
             links, inner = ([name for name in each if name[0] == "." and name not in _PASSED_BY] for each in seen[2:])
         for name in links:
             place = f"{directory}/{name}"
-            because = ("home-link", f"your ~{shown(place.removeprefix(home))} is a link to this")
+            because = ("home-link", f"your ~{brief(place.removeprefix(home))} is a link to this")
             ways.lead("/", place, because, whole=True)
         beside = 0 if directory in (home, f"{home}/.config") else len(inner)
         for name in inner if beside <= _CROWD else ():

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import h11
 
-from fumehood.core.hosts import authority, shown
+from fumehood.core.hosts import authority, with_port
 from fumehood.core.report import HTTP, UNREADABLE
 from fumehood.core.value import Value
 from fumehood.proxy.reach import Denied, Outbound, Unreachable, Upstream
@@ -145,7 +145,7 @@ class ProxyConnection:
             if not exchange.has_answered:
                 if not self._client.is_closed:
                     there.entry.reason = there.entry.reason or "it gave no answer that can be read"
-                self._client.part_with(answer(502, f"fumehood: {shown(host, port)} gave no answer: {error}"))
+                self._client.part_with(answer(502, f"fumehood: {with_port(host, port)} gave no answer: {error}"))
             return False
         if not exchange.host_keeps:
             self._drop_host()
@@ -206,7 +206,7 @@ class _Exchange:
     def send_request(self, path: str) -> None:
         """Send the request on: to the host its own path, to another proxy the whole target."""
         request, upstream = self._request, self._there.upstream
-        name = shown(*self._there.name).removesuffix(":80")
+        name = with_port(*self._there.name).removesuffix(":80")
         target = path if upstream is None else f"http://{name}{path}"
         headers: Headers = [(b"Host", name.encode()), *_kept(request)]
         if upstream is not None and upstream.authorization:
@@ -304,7 +304,7 @@ class _Exchange:
         All of it: whoever had only the login masked could guess at it by what is masked.
         """
         text = (
-            f"fumehood: {shown(*self._there.name)} was asked by way of the person's own proxy. The answer was"
+            f"fumehood: {with_port(*self._there.name)} was asked by way of the person's own proxy. The answer was"
             f" {response.status_code}; its text is left out, because it may hold the login to that proxy.\n"
         ).encode()
         self.host_keeps = False  # the rest of it is still to come
@@ -385,6 +385,6 @@ def answer(status: int, text: str) -> bytes:
 def failure(host: str, port: int, error: Denied | Unreachable) -> bytes:
     """Return the answer where a host was refused, or is granted and can't be reached."""
     if isinstance(error, Denied):
-        return answer(403, f"fumehood: network blocked: {shown(host, port)}: {error}")
-    return answer(502, f"fumehood: {shown(host, port)} can't be reached: {error}")
+        return answer(403, f"fumehood: network blocked: {with_port(host, port)}: {error}")
+    return answer(502, f"fumehood: {with_port(host, port)} can't be reached: {error}")
 

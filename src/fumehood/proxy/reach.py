@@ -14,7 +14,7 @@ import time
 import urllib.parse
 import urllib.request
 
-from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, shown, special
+from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, special, with_port
 from fumehood.core.report import NOT_GRANTED, UNANSWERED
 from fumehood.core.value import Value
 from fumehood.proxy.relay import Entry, Gone, Wire, send_at_once
@@ -58,7 +58,7 @@ class Outbound:
         That one may have come here only afterwards, because there was no place for it before.
         """
         entry.host, entry.port = host, port
-        place = shown(host, port)
+        place = with_port(host, port)
         if not self.hosts.allow(host, port):
             refusal = NOT_GRANTED if self._refusal is None else self._refusal(place)
             if refusal:
@@ -92,7 +92,7 @@ class Outbound:
                 connection = socket.create_connection((upstream.host, upstream.port), _CONNECT_S)
                 try:
                     if tls:
-                        _tunnel(connection, upstream, shown(host, port))
+                        _tunnel(connection, upstream, with_port(host, port))
                 except BaseException:
                     connection.close()
                     raise
@@ -190,7 +190,7 @@ class Upstream(Value):
         url = settings.get(name, "")
         no_proxy = {"no": settings.get("no_proxy", "")}
         bypass = getattr(urllib.request, "proxy_bypass_environment")  # noqa: B009 - not in the types, yet documented
-        if not url or (no_proxy["no"] and (bypass(shown(host, port), no_proxy) or bypass(host, no_proxy))):
+        if not url or (no_proxy["no"] and (bypass(with_port(host, port), no_proxy) or bypass(host, no_proxy))):
             return None
         try:
             return Upstream._read(url if "://" in url else f"http://{url}")

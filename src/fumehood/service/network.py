@@ -282,7 +282,7 @@ class Access:
 
 def _blocked(run: Run) -> tuple[Blocked, ...]:
     """Return what was refused, when, and what to do about it."""
-    from fumehood.core.hosts import shown
+    from fumehood.core.hosts import with_port
 
     refused: dict[str, Blocked] = {}
     asking = "ask for it: fumehood run --allow-host {} -- …"
@@ -291,7 +291,7 @@ def _blocked(run: Run) -> tuple[Blocked, ...]:
     for each in run.connections:
         if each.allowed:
             continue
-        name = shown(each.host, each.port) if each.port else each.host or "a request to the proxy"
+        name = with_port(each.host, each.port) if each.port else each.host or "a request to the proxy"
         after = f"{max(0.0, each.started_at - run.started_at):.1f} s after the start: {each.reason}"
         advice = _advice(each, asking.format(name))
         hint = f"{after}; {advice}" if advice else after

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 
-from fumehood.core.config import shown as as_toml
+from fumehood.core.config import as_toml
 from fumehood.core.inside import known_agents
 from fumehood.core.report import printable
 from fumehood.core.request import BACKGROUND_AFTER, HOST, Request, shown

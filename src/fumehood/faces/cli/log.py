@@ -27,7 +27,7 @@ from math import ceil
 from typing import Any
 
 from fumehood.core import changes as c
-from fumehood.core.hosts import shown
+from fumehood.core.hosts import with_port
 from fumehood.core.judge import objects_of
 from fumehood.core.report import Connection, Run, how_many, picked, printable
 from fumehood.core.request import loopback_of
@@ -262,7 +262,7 @@ def _facts(context: Context, run: Run, events: Sequence[Event]) -> Iterator[str]
 
 def _connection(connection: Connection, colour: Callable[[str, str], str]) -> str:
     """Write one connection: with whom, how much went out and in, and why not."""
-    name = printable(shown(connection.host, connection.port) if connection.port else connection.host or "unknown")
+    name = printable(with_port(connection.host, connection.port) if connection.port else connection.host or "unknown")
     times = f" {connection.count} times" if connection.count > 1 else ""
     if not connection.allowed:
         return f"{colour('refused', 'red')} {name}{times}: {printable(connection.reason)}"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fumehood.core.changes import ABSENT
-from fumehood.core.config import KEYS, SECTIONS, Complaint, shown
+from fumehood.core.config import KEYS, SECTIONS, Complaint, as_toml
 from fumehood.core.policy import EVERYWHERE
 from fumehood.core.report import how_many, printable, shown_path, size_told, typed
 from fumehood.core.tool import FORMATS, NAME, all_definitions, definition_of
@@ -328,7 +328,7 @@ def _show_config(context: Context, path: str) -> int:
         sections[section.name] = tables
         for table in tables:
             fields = {**table, **table.get("settings", {})}.items()
-            inside = [f"{name} = {shown(value)}" for name, value in fields if name not in ("settings", "defaults")]
+            inside = [f"{name} = {as_toml(value)}" for name, value in fields if name not in ("settings", "defaults")]
             lines.append(f"[[{section.name}]] {printable(', '.join(inside))}")
     return context.say({"path": path, "project": project, "keys": keys, **sections}, lines)
 
