@@ -16,10 +16,13 @@ from fumehood.core.concern import (
     HELD_END_NAMES,
     REPOSITORY,
     UNREAD,
+    Because,
     Concern,
     DirectoryMeaning,
     Facts,
     Ground,
+    Own,
+    Protected,
     became_executable,
     by_real_name,
     directory_of,
@@ -46,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable
     from typing import Any
 
-    from fumehood.core.concern import Because, Own, Protected
 
 __all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "survey", "suspects", "wants_facts"]
 

@@ -64,6 +64,22 @@ class HostRule(Value):
             return address in self.network
         return self.name in LOOPBACK_NAMES and address.is_loopback
 
+    def covers(self, other: HostRule) -> bool:
+        """Return True if another entry grants nothing that this one does not."""
+        if not (self.ports[0] <= other.ports[0] and other.ports[1] <= self.ports[1]):
+            return False
+        if self.network is not None or other.network is not None:
+            net, inner = self.network, other.network
+            if net is None or inner is None or net.version != inner.version:
+                return False
+            return inner.subnet_of(net)  # type: ignore[arg-type]  # both are of one version
+        if other.name in LOOPBACK_NAMES:
+            # "*" does not name this machine.
+            return self.name == other.name
+        if self.name in ("*", other.name):
+            return True
+        return self.name.startswith("*.") and other.name.endswith(self.name[1:])
+
 
 def parse(text: str) -> HostRule:
     """Read one entry: `host`, `host:port`, `host:from-to`, `*.example.org`, `10.0.0.0/8`, `[::1]:80`."""
@@ -254,23 +270,7 @@ class Hosts:
 
     def cover(self, rule: HostRule) -> bool:
         """Return True if another entry grants nothing that these don't; in doubt, no."""
-        return any(_covers(mine, rule) for mine in self.rules)
-
-
-def _covers(wide: HostRule, narrow: HostRule) -> bool:
-    if not (wide.ports[0] <= narrow.ports[0] and narrow.ports[1] <= wide.ports[1]):
-        return False
-    if wide.network is not None or narrow.network is not None:
-        one, other = wide.network, narrow.network
-        if one is None or other is None or one.version != other.version:
-            return False
-        return other.subnet_of(one)  # type: ignore[arg-type]  # both are of one version
-    if narrow.name in LOOPBACK_NAMES:
-        # "*" does not name this machine.
-        return wide.name == narrow.name
-    if wide.name in ("*", narrow.name):
-        return True
-    return wide.name.startswith("*.") and narrow.name.endswith(wide.name[1:])
+        return any(mine.covers(rule) for mine in self.rules)
 
 
 def special(address: Address) -> str:

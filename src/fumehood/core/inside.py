@@ -300,13 +300,9 @@ def widenings(words: Sequence[str], whole: Callable[[str], str]) -> list[Widenin
         elif not word or word.startswith("-"):
             raise BadRequest(f"fumehood ask does not take {word!r}", hint="fumehood --help")
         else:
-            asked.append((HOST, _host(word)))
+            from fumehood.core.hosts import parse
+
+            asked.append((HOST, parse(word).text))
     if not asked:
         raise BadRequest("ask for what?", hint="fumehood ask HOST, ask --show PATH, ask --write DIR")
     return [Widening(what=what, target=target, reason=reason) for what, target in dict.fromkeys(asked)]
-
-
-def _host(text: str) -> str:
-    from fumehood.core.hosts import parse
-
-    return parse(text).text

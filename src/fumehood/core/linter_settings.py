@@ -195,9 +195,16 @@ def _new_in_settings(name: str, parent: str, old: str, new: str) -> str | None:
     if kind == _INI:
         return None
 
+    signs = [key for key in keys if not _is_word(key)]
+
     def is_wanted(text: str, above: tuple[str, ...] | None) -> bool:
-        is_named = above is not None and _is_key(text.lower(), keys) and (text not in _UNDER_TOOL or above == ("tool",))
-        return is_named or any(sign in text for sign in keys if not _is_word(sign))
+        if any(sign in text for sign in signs):
+            return True
+        if above is None or (text in _UNDER_TOOL and above != ("tool",)):
+            return False
+        lowered = text.lower()  # of a key, in which several may be written as one, with dots
+        parts = lowered.replace(":", ".").split(".")
+        return any(part.strip(" \t\"'") in keys for part in parts) or any(sign in lowered for sign in signs)
 
     return _new_value(old, new, kind, keys, is_wanted)
 
@@ -336,12 +343,6 @@ def _is_comment(text: str) -> bool:
 
 def _is_word(key: str) -> bool:
     return key[0] in _IN_KEYS and key[0] != "-" and key[-1] != ":"
-
-
-def _is_key(text: str, keys: frozenset[str]) -> bool:
-    """Return True if a key of a parsed text, in lower case, loads code; several may be written as one, with dots."""
-    parts = text.replace(":", ".").split(".")
-    return any(part.strip(" \t\"'") in keys for part in parts) or any(key in text for key in keys if not _is_word(key))
 
 
 def _has_word(text: str, keys: frozenset[str]) -> bool:

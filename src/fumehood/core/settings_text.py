@@ -45,15 +45,11 @@ class Node(Value):
         return [node.plain() for node in self.items] if self.items is not None else self.value
 
 
-def _number(digits: str) -> float:
-    """Read a number of any length, as JavaScript does; Python's own has a limit."""
-    return int(digits) if len(digits) < _LONGEST_NUMBER else float(digits)
-
-
 class _JsonReader:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.decoder = json.JSONDecoder(parse_int=_number)
+        # Of any length, as JavaScript reads numbers; Python's own has a limit.
+        self.decoder = json.JSONDecoder(parse_int=lambda it: int(it) if len(it) < _LONGEST_NUMBER else float(it))
 
     def skip(self, at: int) -> int:
         """Pass over blanks and comments."""
@@ -315,47 +311,33 @@ def is_odd(line: str, escapes: tuple[str, ...]) -> bool:
     return False
 
 
-class _Growing:
-    """Makes trees of what parsers return, up to a bound."""
-
-    def __init__(self) -> None:
-        self._left = _MOST_VALUES
-
-    def count(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise Unclear
-
-    def of_plain(self, value: Any) -> Tree:
-        self.count()
-        if isinstance(value, dict):
-            return tuple((key, self.of_plain(each)) for key, each in value.items())
-        return [self.of_plain(each) for each in value] if isinstance(value, list) else f"{value}"
-
-    def of_json(self, node: Any) -> Tree:
-        self.count()
-        if node.members is not None:
-            return tuple((key, self.of_json(each)) for key, _, each in node.members)
-        return [self.of_json(each) for each in node.items] if node.items is not None else f"{node.value}"
-
-    def of_yaml(self, node: Any) -> Tree:
-        self.count()
-        if node.id == "mapping":
-            if any(key.id != "scalar" or not key.tag.startswith(_YAML) or key.tag == _BINARY for key, _ in node.value):
-                raise Unclear  # Ruby and Go take what is written in base64 for a text
-            return tuple((_shown(self.of_yaml(key)), self.of_yaml(each)) for key, each in node.value)
-        return [self.of_yaml(each) for each in node.value] if node.id == "sequence" else f"{node.value}"
+def _tree(value: Any, parts: Callable[[Any], Any], left: Iterator[int]) -> Tree:
+    """Make a tree of what a parser returned; `parts` returns a value's pairs as a tuple, its items, or its text."""
+    if next(left, None) is None:
+        raise Unclear
+    inner = parts(value)
+    if isinstance(inner, tuple):
+        return tuple((key, _tree(each, parts, left)) for key, each in inner)
+    return [_tree(each, parts, left) for each in inner] if isinstance(inner, list) else f"{inner}"
 
 
 def _toml(text: str) -> list[Tree]:
     import tomllib
 
-    return [_Growing().of_plain(tomllib.loads(text))]
+    def parts(value: Any) -> Any:
+        return tuple(value.items()) if isinstance(value, dict) else value
+
+    return [_tree(tomllib.loads(text), parts, iter(range(_MOST_VALUES)))]
 
 
 def _json(text: str) -> list[Tree]:
+    def parts(node: Node) -> Any:
+        if node.members is not None:
+            return tuple((key, each) for key, _, each in node.members)
+        return node.value if node.items is None else list(node.items)
+
     try:
-        return [_Growing().of_json(parse(text))]
+        return [_tree(parse(text), parts, iter(range(_MOST_VALUES)))]
     except BadRequest:
         raise Unclear from None
 
@@ -363,10 +345,17 @@ def _json(text: str) -> list[Tree]:
 def _yaml(text: str) -> list[Tree]:
     import yaml
 
-    growing = _Growing()
+    def parts(node: Any) -> Any:
+        if node.id != "mapping":
+            return node.value
+        if any(key.id != "scalar" or not key.tag.startswith(_YAML) or key.tag == _BINARY for key, _ in node.value):
+            raise Unclear  # Ruby and Go take what is written in base64 for a text
+        return tuple((key.value, each) for key, each in node.value)
+
+    left = iter(range(_MOST_VALUES))
     try:
         # Nodes are all that is wanted of it: in values, a key that comes twice is there once.
-        return [growing.of_yaml(node) for node in yaml.compose_all(text, yaml.SafeLoader)]
+        return [_tree(node, parts, left) for node in yaml.compose_all(text, yaml.SafeLoader)]
     except yaml.YAMLError:
         raise Unclear from None
 

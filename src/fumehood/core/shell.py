@@ -227,7 +227,8 @@ def named_paths(line: str) -> Iterator[tuple[str, bool, bool]]:
             module = words[number + 1].replace(".", "/")
             yield f"{module}.py", False, False
             yield module, True, False
-        seen.add(_program(word))
+        name = word.removeprefix("!").rpartition("/")[2]
+        seen.add(name.rstrip("0123456789.") or name)
 
 
 def _meant(word: str) -> Iterator[tuple[str, bool]]:
@@ -252,8 +253,3 @@ def _meant(word: str) -> Iterator[tuple[str, bool]]:
 def named(word: str) -> Iterator[str]:
     """Yield the paths that one word may name; of a pattern, none."""
     return (path for path, whole in _meant(word) if not whole)
-
-
-def _program(word: str) -> str:
-    name = word.removeprefix("!").rpartition("/")[2]
-    return name.rstrip("0123456789.") or name

@@ -229,6 +229,7 @@ class Capabilities(dict[str, Any]):
         user = "as root without privileges" if self["uid"] == 0 else f"as user {self['uid']}"
         usual = {"runtimes": ("python3", "node"), "managers": ("pip", "npm"), "tools": ("git", "curl", "jq", "make")}
         missing = [name for group, names in usual.items() for name in names if name not in self[group]]
+        limits = [_LIMIT_WORDS[name].format(amount) for name, amount in self["limits_told"].items()]
         system = f"{self['os'] or 'Linux'}{' with musl' if self['libc'] == 'musl' else ''}"
         lines = [
             f"Commands run in a sandbox, {user}: {system}, {self['machine']}, {self['cpus']} CPUs.",
@@ -239,7 +240,7 @@ class Capabilities(dict[str, Any]):
             f"Tools: {_named(self, 'tools') or 'only what the shell has'}.",
             f"Missing: {', '.join(missing) or 'none of the usual programs'}.",
             f"Network: {self['network']}.",
-            f"Limits: {_limits(self)}.",
+            f"Limits: {', '.join(limits) or 'none set'}.",
         ]
         if self.get("home_is_hidden"):
             lines.insert(
@@ -280,11 +281,6 @@ def _shell(facts: Mapping[str, Any]) -> str:
     named = " ".join(filter(None, (program, version)))
     said = f"a line is run by {facts['shell']}" + ("" if is_itself and not version else f" ({named})")
     return f"{said}; {others} {'are' if ', ' in others else 'is'} there too" if others else said
-
-
-def _limits(facts: Mapping[str, Any]) -> str:
-    said = [_LIMIT_WORDS[name].format(amount) for name, amount in facts["limits_told"].items()]
-    return ", ".join(said) or "none set"
 
 
 def limits_told(amounts: Mapping[str, float | None]) -> dict[str, str]:
