@@ -65,12 +65,15 @@ def test_an_event_and_its_state_are_written_together_or_not_at_all(store: Store,
 
 
 def test_what_is_about_no_run_is_told_apart(store: Store, project: Path) -> None:
+    begun(store, project)
     number = store.projects.open(str(project)).id
     store.audit.tell("", "granted", "example.org", project=number)
-    store.audit.tell("", "cleaned")
-    store.audit.tell("", "granted", "elsewhere", project=number + 1)
-    assert [event.detail for event in store.audit.apart(number)] == ["example.org", ""]
-    assert len(store.audit.apart()) == 3
+    store.audit.tell("", "cleaned", "here", project=number)
+    store.audit.tell("", "cleaned", "everywhere")
+    store.audit.tell("", "cleaned", "elsewhere", project=number + 1)
+    assert [event.detail for event in store.audit.of([""])[""]] == ["example.org", "here", "everywhere", "elsewhere"]
+    assert [event.detail for event in store.audit.cleanings(["RUN1"], number)["RUN1"]] == ["here", "everywhere"]
+    assert len(store.audit.cleanings(["RUN1"])["RUN1"]) == 3
 
 
 def test_any_path_can_be_named(store: Store) -> None:

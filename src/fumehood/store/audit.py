@@ -84,12 +84,10 @@ class Audit:
             events[event.run].append(event)
         return events
 
-    def apart(self, project: int | None = None) -> list[Event]:
-        """Return what happened that is about no run, of one project or of all, the earliest first."""
-        return self._apart("TRUE", project)
-
     def cleanings(self, runs: Sequence[str], project: int | None = None) -> dict[str, list[Event]]:
         """Return what was cleaned away since the earliest of some runs, by the last of them that came before."""
+        mine = "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
+        cleaned = f"{_EVENTS} WHERE run = '' AND act = '{CLEANED}'{mine}"
         began = sorted(
             self.database.rows_for("SELECT run, min(n) FROM events WHERE run IN (?) GROUP BY run", runs),
             key=lambda row: row[1],
@@ -97,12 +95,8 @@ class Audit:
         events: dict[str, list[Event]] = {}
         for at, (run, first) in enumerate(began, start=1):
             until = f" AND n < {began[at][1]}" if at < len(began) else ""
-            events[run] = self._apart(f"act = '{CLEANED}' AND n > {first}{until}", project)
+            events[run] = self.database.records(Event, f"{cleaned} AND n > {first}{until} ORDER BY n")
         return events
-
-    def _apart(self, condition: str, project: int | None) -> list[Event]:
-        mine = "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
-        return self.database.records(Event, f"{_EVENTS} WHERE run = '' AND {condition}{mine} ORDER BY n")
 
     def _who(self) -> tuple[int, str]:
         """Return the number and the name of the user; looked up once, because it costs more than the event."""
