@@ -259,7 +259,7 @@ class Execution:
 _SHARE = 20  # of the time that passes, at most a twentieth is spent on checkpoints that nobody asked for
 
 
-class When:
+class CheckpointTimer:
     """Tells when a running command is to be checkpointed: somebody asks for it, or its interval is over."""
 
     def __init__(

@@ -21,7 +21,7 @@ from fumehood.linux.streams import HeldBack
 from fumehood.service import layers as layering
 from fumehood.service.hood import Hood, Wishes, note_refusal
 from fumehood.service.permission import settle_access, widened
-from fumehood.service.running import Ended, Execution, When, output_streams, printed, take_note
+from fumehood.service.running import CheckpointTimer, Ended, Execution, output_streams, printed, take_note
 from fumehood.service.surroundings import World, around
 from fumehood.store.places import new_id, reserve_room
 
@@ -346,7 +346,7 @@ class Attempt:
             seat.door.hear = commands.hear
 
         def checkpoints() -> Callable[[int], None]:
-            return When(self.hood, self.run, make, request.background_after, commands).look
+            return CheckpointTimer(self.hood, self.run, make, request.background_after, commands).look
 
         def start(plan: Plan, streams: Streams) -> Running:
             running = self.hood.start(plan, streams)

@@ -57,7 +57,6 @@ LOCK_S = 2  # for how long one that is looking keeps the others from it: all at 
 TAKEN_UP_S = 10  # SILENCE_S + LOOK_S + WAIT_S, and 2 for the machine
 TAKEN_UP_LATEST_S = 15  # with LOOK_S + WAIT_S once more, and LOCK_S + WAIT_S
 OUTAGE_S = 60  # for how long a Redis that does not answer is waited for
-LIMITS = Limits._fields
 _ENDED = frozenset({b"finished", b"failed", b"stopped", b"canceled"})
 _HASH = re.compile(r"[0-9a-f]{64}")
 _LONGEST = 1 << 20  # bytes of a job
@@ -117,9 +116,9 @@ def _command(value: Any) -> str | tuple[str, ...]:
 _SECRETS = _kind("a list of names of variables", lambda value: isinstance(value, list) and all(
     map(_fully(re.compile(r"[A-Za-z_][A-Za-z0-9_]*")), value)
 ))  # fmt: skip
-_LIMITS = _kind(
-    f"a table of {', '.join(LIMITS)}", lambda value: isinstance(value, dict) and value.keys() <= set(LIMITS)
-)
+_LIMITS = _kind(f"a table of {', '.join(Limits._fields)}", lambda value: isinstance(value, dict) and (
+    value.keys() <= set(Limits._fields)
+))  # fmt: skip
 # Every field of a job, and what makes of its JSON what it is, or raises Wrong.
 SCHEMA: dict[str, Callable[[Any], Any]] = {
     "id": _kind("26 letters and digits", _fully(re.compile(r"[0-9a-z]{26}"))), "command": _command,
