@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from fumehood.store.places import Places
 
 
+_SHARE = 20  # of the time that passes, at most a twentieth is spent on checkpoints that nobody asked for
+
+
 class Ended(Value):
     """How a command ended and what it printed."""
 
@@ -256,9 +259,6 @@ class Execution:
             return None
 
 
-_SHARE = 20  # of the time that passes, at most a twentieth is spent on checkpoints that nobody asked for
-
-
 class CheckpointTimer:
     """Tells when a running command is to be checkpointed: somebody asks for it, or its interval is over."""
 
@@ -266,12 +266,12 @@ class CheckpointTimer:
         self, hood: Hood, run: Run, make: Callable[[], Checkpoints], background_after: float | None,
         commands: ShellCommands | None = None,
     ) -> None:  # fmt: skip
+        from fumehood.core.judge import HOLD_ALL
+
         self._make = make
         self._mark = hood.store.places.checkpoint_mark(run.run)
         self._commands = commands  # that an agent runs, each of which is settled by itself
         self._checkpoints: Checkpoints | None = None if commands is None else commands.checkpoints
-        from fumehood.core.judge import HOLD_ALL
-
         by_itself = background_after is not None and run.mode == APPLY and hood.policy.on_conflict != HOLD_ALL
         self._every = hood.policy.checkpoint if by_itself and run.capture == KERNEL else 0.0
         self._next = time.monotonic() + (background_after or 0.0)

@@ -260,15 +260,12 @@ class BaseCache:
 
     def _fetch(self, base: Base) -> None:
         """Bring what is not here yet; a file of another mode is a copy."""
-        lacking = {self._place(each): each for each in base.entries if each.kind == FILE}
-        lacking = {place: each for place, each in lacking.items() if not os.path.exists(place)}
-        modes: dict[str, list[int]] = {}
-        for each in lacking.values():
-            modes.setdefault(each.content, []).append(each.mode)
-        sizes = {each.content: each.size for each in lacking.values()}
-        for name, data in self._blobs.get(sizes.items()):
-            for mode in modes[name]:
-                place = f"{self._files}/{name}.{mode:o}"
+        lacking: dict[tuple[str, int], dict[str, int]] = {}  # each content with its size: the places and their modes
+        for each in base.entries:
+            if each.kind == FILE and not os.path.exists(self._place(each)):
+                lacking.setdefault((each.content, each.size), {})[self._place(each)] = each.mode
+        for (_, data), places_of in zip(self._blobs.get(lacking), lacking.values(), strict=True):
+            for place, mode in places_of.items():
                 with open(f"{place}.new", "wb") as file:
                     file.write(data)
                     os.fchmod(file.fileno(), mode & 0o777 | 0o400)
@@ -292,7 +289,7 @@ def clean_cache(directory: str, budget: int) -> None:
         for tree in oldest_first:
             with os.scandir(files) as entries:
                 used = sum(each.stat().st_size for each in entries)
-            if used <= budget or time.time() - tree.stat().st_mtime < _RECENT_S:
+            if used <= budget or time.time() - os.stat(tree).st_mtime < _RECENT_S:
                 return
             shutil.rmtree(tree.path, onerror=open_and_remove)
             for each in list(os.scandir(files)):
