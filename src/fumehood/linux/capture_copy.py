@@ -70,19 +70,19 @@ def begin(layer: Layer) -> None:
     manifest: Manifest = {}
 
     def make(reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> bool:
-        """Copy an entry and note it; return whether it is a directory, made but still empty."""
+        """Copy an entry and note it; return False of a directory that stays empty."""
         if status is None or is_whiteout(status):
             return False
         is_to_fill = False
-        try:
-            if stat.S_ISDIR(status.st_mode):
-                # What is a root of its own is only stood in for.
-                is_to_fill = path not in layer.inner and _is_readable(reading, name, status, os.R_OK | os.X_OK)
-                record = _make_directory(writing, name, status, is_to_fill)
-            else:
+        if stat.S_ISDIR(status.st_mode):
+            # What is a root of its own is only stood in for.
+            is_to_fill = path not in layer.inner and _is_readable(reading, name, status, os.R_OK | os.X_OK)
+            record = _record_of_directory(writing, name, status, is_to_fill)
+        else:
+            try:
                 record = _copy_other(reading, writing, name, status)
-        except FileNotFoundError:
-            return False  # it has just gone
+            except FileNotFoundError:
+                return False  # it has just gone
         manifest.setdefault(split(path)[0], {})[name] = record
         return is_to_fill
 
@@ -138,8 +138,7 @@ def _copy_other(reading: int, writing: int, name: str, status: os.stat_result) -
     return _RECORD.pack(copy.st_ino, copy.st_size, copy.st_mtime_ns, copy.st_ctime_ns, copy.st_mode, 0, how)
 
 
-def _make_directory(writing: int, name: str, status: os.stat_result, is_readable: bool) -> bytes:
-    os.mkdir(name, 0o700, dir_fd=writing)
+def _record_of_directory(writing: int, name: str, status: os.stat_result, is_readable: bool) -> bytes:
     with Closing(open_below(writing, name, LISTING)) as made:
         if not is_readable:
             os.fchmod(made, 0)

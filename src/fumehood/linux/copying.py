@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     # Makes one entry: gets the directory that has it and the one to make it in, its name, its path, and what it is.
-    Make = Callable[[int, int, str, str, os.stat_result | None], bool]
+    Make = Callable[[int, int, str, str, os.stat_result | None], bool | None]
 
 _FICLONE = 0x40049409
 _PIECE = 1 << 24
@@ -200,13 +200,9 @@ def copy_tree(
         Stack([source_top]) as tree,
     ):
 
-        def make(reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> bool:
-            is_directory = status is not None and stat.S_ISDIR(status.st_mode)
-            if is_directory:
-                os.mkdir(name, 0o700, dir_fd=writing)
-            else:
+        def make(reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> None:
+            if status is None or not stat.S_ISDIR(status.st_mode):
                 copy_entry(reading, name, writing, name, links or own_links, join(at, path) if links else path)
-            return is_directory
 
         fill(target_top, tree, make, is_layer=is_layer)
 
@@ -280,18 +276,14 @@ def copy_whole(source: int, target: int, is_never_written: Callable[[str, os.sta
     """
     with Links(target) as links, Stack([source]) as tree:
 
-        def make(reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> bool:
-            if status is None:
-                return False
-            if stat.S_ISDIR(status.st_mode):
-                os.mkdir(name, 0o700, dir_fd=writing)
-                return True
+        def make(reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> None:
+            if status is None or stat.S_ISDIR(status.st_mode):
+                return
             try:
                 if not is_never_written(path, status) or not is_linked(reading, name, writing, name):
                     copy_entry(reading, name, writing, name, links, path)
             except FileNotFoundError:
-                return False
-            return False
+                return
 
         fill(target, tree, make, may_vanish=True)
 
@@ -310,8 +302,8 @@ def is_linked(source_dir: int, source: str, target_dir: int, target: str) -> boo
 def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False, is_layer: bool = False) -> None:
     """Fill an empty directory with what a stack shows; directories get what belongs to them when they are full.
 
-    `make` makes each entry, given as None where a layer hides it, and returns whether it made a directory to be filled.
-    In a copy that is a layer, directories hide what lies below them as they did.
+    Directories are made here; `make` makes all else, given None where a layer hides an entry, and returns False of a
+    directory that is not to be filled. In a copy that is a layer, directories hide what lies below them as they did.
     """
     full, waiting = [], [""]
     with Parents(target) as parents:
@@ -326,7 +318,10 @@ def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False, is_
             with directory:
                 for name in sorted(directory.names()):
                     status, reading = directory.look(name)
-                    if make(reading, parents.of(path), name, join(path, name), status):
+                    is_directory = status is not None and stat.S_ISDIR(status.st_mode)
+                    if is_directory:
+                        os.mkdir(name, 0o700, dir_fd=parents.of(path))
+                    if make(reading, parents.of(path), name, join(path, name), status) is not False and is_directory:
                         waiting.append(join(path, name))
             full.append(path)
         for path in reversed(full):

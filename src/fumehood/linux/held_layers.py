@@ -229,20 +229,15 @@ def fold(target: int, layers: Sequence[int], *, goes: bool = False) -> None:
     """
     with Stack(layers, over_project=False) as stack:
 
-        def make(layer: int, folded: int, name: str, path: str, status: os.stat_result | None) -> bool:
+        def make(layer: int, folded: int, name: str, path: str, status: os.stat_result | None) -> None:
             if status is None:
                 whiteout(folded, name)
-                return False
-            if stat.S_ISDIR(status.st_mode):
-                os.mkdir(name, 0o700, dir_fd=folded)
+            elif stat.S_ISDIR(status.st_mode):
                 if stack.covers(path):
                     with Closing(open_below(folded, name, LISTING)) as directory:
                         set_opaque(directory)
-                return True
-            may_share = stat.S_ISREG(status.st_mode) or not goes
-            if not may_share or not is_linked(layer, name, folded, name):
+            elif (goes and not stat.S_ISREG(status.st_mode)) or not is_linked(layer, name, folded, name):
                 copy_entry(layer, name, folded, name)
-            return False
 
         fill(target, stack, make)
 
