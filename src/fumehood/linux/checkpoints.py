@@ -10,7 +10,6 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found] # without the enums around it
 import marshal
 import os
-import stat
 import time
 
 from fumehood.core import changes as c
@@ -30,16 +29,8 @@ if TYPE_CHECKING:
 _LENGTH = 8  # bytes that tell how long each part of a note is
 
 
-def identity(status: os.stat_result) -> tuple[int, ...]:
-    """Return what tells one version of a layer's entry from the next; of a directory, only its mode counts."""
-    mode = status.st_mode & 0o7777
-    if stat.S_ISDIR(status.st_mode):
-        return (mode,)
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, mode
-
-
 def identity_of(stamp: c.Stamp) -> tuple[int, ...]:
-    """Return the same for what a scan saw of it."""
+    """Return what tells one version of a layer's entry from the next; of a directory, only its mode counts."""
     if stamp.kind == c.DIRECTORY:
         return (stamp.mode,)
     return stamp.inode, stamp.size, stamp.modified_ns, stamp.changed_ns, stamp.mode
@@ -69,7 +60,7 @@ class Settled:
     def is_unchanged(self, root: int, path: str, status: os.stat_result) -> bool:
         """Return True if an entry of the layer is the version that a checkpoint put into the project."""
         entry = self._entries.get((root, path))
-        return entry is not None and entry[0] == identity(status)
+        return entry is not None and entry[0] == identity_of(stamp_of(status))
 
     def is_around(self, root: int, path: str) -> bool:
         """Return True if a directory, or something in it, was settled by a checkpoint."""

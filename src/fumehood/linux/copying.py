@@ -348,7 +348,7 @@ def copy_versions(changes: Sequence[c.Change], source: int, target: int) -> None
 
     What is no longer the version that was judged ends it: another command may have been handed the file.
     """
-    from fumehood.linux.checkpoints import identity, identity_of
+    from fumehood.linux.checkpoints import identity_of
 
     copied = [change for change in changes if change.after is not None and not c.is_mode_alone(change)]
     directories = [change for change in copied if change.kind == c.DIRECTORY]
@@ -362,7 +362,7 @@ def copy_versions(changes: Sequence[c.Change], source: int, target: int) -> None
             with Closing(layer.reach(parent, PATH_ONLY)) as here:
                 copy_entry(here, name, parents.of(parent), name, links, change.path)
                 left = os.stat(name, dir_fd=here, follow_symlinks=False)
-                if change.after is not None and identity(left) != identity_of(change.after):
+                if change.after is not None and identity_of(stamp_of(left)) != identity_of(change.after):
                     raise OSError(errno.EBUSY, "it was written meanwhile", change.path)
         for change in copied:  # only now: a later one may have become a link to it
             parent, name = split(change.path)
