@@ -1,11 +1,13 @@
 """What every test stands on: a home, a project, a sandbox, the command line, and guards against leaks."""
 
+import gc
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -17,6 +19,7 @@ import hypothesis
 import pytest
 
 from forked import COMMANDS, command_line, loaded
+from forking import begin_databases_whole
 from fumehood.linux import libc
 from fumehood.linux.probe import CAPTURES, Host, host
 from fumehood.store.places import places
@@ -31,8 +34,10 @@ if TYPE_CHECKING:
 
 PREFIX = f"fumehood-tests-{os.getpid()}-"  # others may be testing here too
 LONG_ONES = tuple(f"test_{name}.py" for name in ("wrapper", "faults", "model", "full_disk", "deep_trees", "folds"))
+FEW_CASES = 3
 # Variables that would make a test depend on who runs it.
 DROPPED = ("FUMEHOOD_", "PYTHON", "XDG_", "GIT_", "MAKE", "MFLAGS")
+AGAIN = "FUMEHOOD_TESTS_AGAIN" in os.environ  # as an ordinary user, what root's tests have shown
 KEPT = ("FUMEHOOD_TESTS_MUST_RUN", "FUMEHOOD_TESTS_DIR", "FUMEHOOD_TESTS_ATTACKS")
 UNSHARE_USER = """
 import ctypes, errno, os, sys
@@ -58,21 +63,52 @@ def pytest_configure(config: pytest.Config) -> None:
         with suppress(OSError):  # not in every container
             libc.unshare(libc.CLONE_NEWNS)
             libc.mount(b"none", b"/", None, libc.MS_REC | libc.MS_PRIVATE, None)
+    begin_databases_whole()
+    gc.disable()  # until all is loaded, of which nothing goes
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep one part of the tests, if one is asked for: those that run beside others, or those that don't.
 
     What takes long comes first, so that nobody has to wait for it at the end.
     """
+    leave_cases_to_make_long(items)
     items.sort(key=lambda item: item.path.name not in LONG_ONES)
     part = os.environ.get("FUMEHOOD_TESTS_PART", "")
     if part:
         chosen = [item for item in items if (item.get_closest_marker("alone") is not None) == (part == "alone")]
-        begin, step = {"first half": (0, 2), "second half": (1, 2)}.get(part, (0, 1))
-        others = set(items) - set(chosen[begin::step])
+        others = set(items) - set(chosen)
         config.hook.pytest_deselected(items=[item for item in items if item in others])
-        items[:] = chosen[begin::step]
+        items[:] = chosen
+
+
+def leave_cases_to_make_long(items: list[pytest.Item]) -> None:
+    """Of a test's many cases that each need a home, `make test` has some, the first among them; `make long` the others.
+
+    An ordinary user's has but the first of all that root's has shown, and of what stands on the service, few tests.
+    Where the kernel itself is asked, it may answer differently each time, and what attacks try is tried in each way.
+    """
+    tests: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        folder = item.path.parent.name
+        if folder != "linux" and not any(map(item.get_closest_marker, ("installs", "long", "ordinary"))):
+            name = getattr(item, "originalname", item.name)
+            if not AGAIN:
+                if folder != "escape" and "home" in getattr(item, "fixturenames", ()):
+                    tests.setdefault((item.path, name), []).append(item)
+            elif item.get_closest_marker("namespaces") is not None and item.get_closest_marker("once") is None:
+                tests.setdefault(item.path if folder == "faces" else (item.path, name), []).append(item)
+    for cases in tests.values():
+        for item in cases[1:] if AGAIN or len(cases) > FEW_CASES else ():
+            if AGAIN or zlib.crc32(item.name.encode()) % FEW_CASES:
+                item.add_marker(pytest.mark.long)
+
+
+def pytest_collection_finish() -> None:
+    """Look no more at what was loaded, when what is not used any more is searched for."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -139,6 +139,7 @@ def checkout(first_uses: tuple[Checkout, list[Ended]]) -> Checkout:
     return first_uses[0]
 
 
+@pytest.mark.long
 def test_two_first_uses_at_once_make_one_environment_and_both_run(
     first_uses: tuple[Checkout, list[Ended]],
 ) -> None:

@@ -26,6 +26,7 @@ from second_user import (  # noqa: E402
     TEMPORARY,
     Account,
     end_processes_of,
+    lend_compiled,
     second_user,
     why_no_second_user,
 )
@@ -38,7 +39,7 @@ KINDS = {"--installs": "installs", "--long": "long and not installs"}
 ORDINARY = "not installs and not long"
 # Known to tests/conftest.py: some tests want the machine for themselves.
 TOGETHER, ALONE = "together", "alone"
-HALVES = ("first half", "second half")  # of those together
+HALVES = ("together, first half", "together, second half")  # of the files
 AGAIN = ""  # whichever are named
 # Where others took so much of the machine's time, what failed may only have been late: a few are tried again, alone.
 MUCH_TAKEN, FEW = 0.1, 30
@@ -139,16 +140,16 @@ def as_two_users(wanted: str, arguments: Sequence[str]) -> list[Pass]:
     with ExitStack() as stack:
         compiling = here.compile(everything)
         account, copy = stack.enter_context(second_user())
-        there = Place(f"an ordinary user (uid {account.uid})", ["sh", "tools/python"], copy, account)
-        for process in (compiling, there.compile(again)):
-            process.wait()
+        compiling.wait()
+        name, compiled = f"an ordinary user (uid {account.uid})", lend_compiled(copy, account)
+        there = Place(name, ["sh", "tools/python"], copy, account, compiled)
         first = stack.enter_context(Running(here, TOGETHER, everything))
         beside = []
-        for half in HALVES:
+        for half, name in enumerate(HALVES if not arguments else HALVES[:1]):
             # What they say is kept until the first has ended.
             kept = stack.enter_context(tempfile.TemporaryFile())
             mounts_of_our_own()
-            beside.append(stack.enter_context(Running(there, half, again, kept)))
+            beside.append(stack.enter_context(Running(there, name, replace(again, half=half), kept)))
         passes = [first.ended(), *(half.ended() for half in beside)]
         # These two want the machine for themselves, but there is room for both: much of each is waiting.
         kept = stack.enter_context(tempfile.TemporaryFile())
@@ -156,7 +157,7 @@ def as_two_users(wanted: str, arguments: Sequence[str]) -> list[Pass]:
         with Running(here, ALONE, replace(everything, one_of=ALONE)) as running:
             passes.append(running.ended())
         passes.append(last.ended())
-        places = [here, there, there, here, there]
+        places = [here, *[there] * len(beside), here, there]
         passes = [began.tried_again(place, one) for place, one in zip(places, passes, strict=True)]
         # An account that was there before may have work of its own.
         left = end_processes_of(account.uid) if account.is_ours else []
@@ -273,16 +274,18 @@ class Place:
     python: Sequence[str]
     cwd: Path
     account: Account | None
+    compiled: str = f"{sys.prefix}/pycache"
 
     def environment(self) -> dict[str, str]:
         """The user's own, with what was compiled kept: to prepare the tests takes longer than many of them."""
         if self.account is not None:
-            return self.account.environment() | {"PYTHONUNBUFFERED": "1"}
+            own = self.account.environment() | {"FUMEHOOD_TESTS_AGAIN": "1"}
+            return own | {"PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": self.compiled}
         own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         # The interpreter itself: a version manager's stand-in, a script, takes a tenth of a second to find it.
         path = f"{sys.base_prefix}/bin:{os.environ.get('PATH', os.defpath)}"
         # Not in the checkout: it may be read-only, and in the hood every file left in it is a change to review.
-        return own | {"PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": f"{sys.prefix}/pycache"}
+        return own | {"PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": self.compiled}
 
     def pytest(self, arguments: Sequence[str], output: int | IO[bytes], **variables: str) -> subprocess.Popen[bytes]:
         """Start pytest."""
@@ -308,14 +311,17 @@ class Selection:
     marks: str
     arguments: Sequence[str]
     one_of: str = ""  # marks, of which each has one
+    half: int | None = None  # of the files
 
     def of(self, checkout: Path) -> list[str]:
         """Arguments for pytest; to load the files without such a test would take longer than many a test."""
         if self.arguments or not self.one_of:
             return ["-m", self.marks, *self.arguments]
         mark = re.compile(rf"mark\.({self.one_of})\b")
-        files = sorted((checkout / "tests").rglob("test_*.py"))
-        return ["-m", self.marks, *(str(file) for file in files if mark.search(file.read_text()))]
+        found = [file for file in (checkout / "tests").rglob("test_*.py") if mark.search(file.read_text())]
+        # As much in one half as in the other.
+        found.sort(key=lambda file: (file.stat().st_size, file))
+        return ["-m", self.marks, *map(str, found if self.half is None else found[self.half :: len(HALVES)])]
 
 
 class Running:
@@ -334,7 +340,7 @@ class Running:
         self._process = place.pytest(
             [*options, *selection.of(place.cwd)],
             subprocess.PIPE if kept is None else kept,
-            FUMEHOOD_TESTS_PART=part,
+            FUMEHOOD_TESTS_PART=part.partition(",")[0],
             FUMEHOOD_TESTS_FAILED=self._failed.name,
         )
 

@@ -231,6 +231,7 @@ def test_a_cancellation_reaches_the_agent(editor, project):
     assert one.updates == ['{"cancelled": true}']
 
 
+@pytest.mark.long
 def test_very_long_lines_pass_both_ways(editor, project):
     one = editor()
     one.start(project)
@@ -358,6 +359,7 @@ def test_a_terminal_of_the_editors_runs_in_the_hood(editor, cli, project, known_
     assert one.close() == 0
 
 
+@pytest.mark.long
 def test_a_terminal_that_is_killed_is_a_run_whose_changes_are_held(editor, cli, project, known_host):
     one = editor("--hooks")
     one.answer = Terminals()

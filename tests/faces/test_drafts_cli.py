@@ -278,6 +278,7 @@ def forwarded(home: Path, project: Path) -> Iterator[dict[str, int]]:
             server.kill()
 
 
+@pytest.mark.long
 def test_five_servers_listen_on_one_port_in_five_drafts(forwarded: dict[str, int]) -> None:
     for name, port in forwarded.items():
         with socket.create_connection(("127.0.0.1", port), LONG_S) as client:

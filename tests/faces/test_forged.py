@@ -289,6 +289,7 @@ def test_what_a_file_hides_is_seen_in_its_difference(home: Path, project: Path, 
     with_client(project, era, test)
 
 
+@pytest.mark.long
 def test_thousands_of_held_files_are_a_short_answer(home: Path, project: Path) -> None:
     settings = home / ".config/fumehood/config.toml"
     settings.parent.mkdir(parents=True, exist_ok=True)

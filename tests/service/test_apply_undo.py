@@ -331,6 +331,7 @@ def test_changes_at_the_end_of_a_deep_tree_are_applied_and_undone(sandbox, proje
         run = sandbox.undo(run)
 
 
+@pytest.mark.long
 def test_a_thousand_changes_of_every_sort_are_undone(sandbox, project):
     on_host(project, "for d in 1 2 3 4 5 6 7 8 9; do mkdir $d; for f in a b c d e f; do echo $f > $d/$f; done; done")
     there_and_back(

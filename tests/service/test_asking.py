@@ -340,6 +340,7 @@ def test_nothing_is_shown_while_a_question_is_open(home, project, test_directory
     assert sorted(run.stdout.split()) == ["hello", "later"]
 
 
+@pytest.mark.long
 def test_of_300_hosts_a_person_is_asked_for_20(asking, project, person):
     (project / "many.py").write_text(
         "import os, urllib.request\n"

@@ -78,6 +78,7 @@ def test_a_deep_tree_is_applied_held_and_undone_like_any_other(way: str, project
     assert list(project.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.ordinary
 def test_a_deep_tree_whose_directories_are_closed_to_their_owner(sandbox: Sandbox, project: Path) -> None:
     made = sandbox.run(nest(_DEEP))

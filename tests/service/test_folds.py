@@ -176,6 +176,7 @@ with Sandbox(sys.argv[1]) as sandbox:
 """
 
 
+@pytest.mark.long
 def test_runs_begin_while_another_process_settles(sandbox: Sandbox, furnished: Path) -> None:
     sandbox.run("true")
     settling = subprocess.Popen(

@@ -209,7 +209,8 @@ def test_a_disk_that_was_too_small_from_the_start_is_told(told):
 @pytest.mark.parametrize(
     ("left", "what"),
     [
-        (0, "bytes"), pytest.param(60 << 10, "bytes", marks=pytest.mark.long), (600 << 10, "bytes"),
+        (0, "bytes"), pytest.param(60 << 10, "bytes", marks=pytest.mark.long),
+        pytest.param(600 << 10, "bytes", marks=pytest.mark.long),
         pytest.param(2100 << 10, "bytes", marks=pytest.mark.long), (5, "entries"),
         pytest.param(300, "entries", marks=pytest.mark.long),
     ],

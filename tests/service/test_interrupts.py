@@ -203,6 +203,7 @@ def test_ctrl_c_at_any_line_leaves_the_streams_of_a_command_in_order(sandbox, be
     assert act().output == "printed\n"
 
 
+@pytest.mark.long
 def test_ctrl_c_at_any_line_of_its_end_leaves_a_sandbox_that_can_be_closed(project):
     sandbox = Sandbox(project)
     act = partial(sandbox.run, "true")

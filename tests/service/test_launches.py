@@ -113,6 +113,7 @@ def test_what_a_command_left_in_its_home_is_not_looked_at_where_no_more_can_be_o
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
+@pytest.mark.long
 def test_many_that_look_the_host_over_at_once(home, project):
     async def main():
         boxes = [Sandbox(project) for _ in range(8)]
@@ -124,6 +125,7 @@ def test_many_that_look_the_host_over_at_once(home, project):
     assert {run.stdout for run in asyncio.run(main())} == {"/usr/bin/env\n"}
 
 
+@pytest.mark.long
 def test_one_that_is_ended_at_any_moment_of_its_start_is_gone(sandbox):
     sandbox.run("true")
     for quarters in range(60):

@@ -490,6 +490,7 @@ def test_a_forked_child_does_not_keep_its_parents_sandboxes_alive(home, project)
         running.communicate()
 
 
+@pytest.mark.long
 @sandboxed
 def test_fifty_mebibytes_of_output_stay_out_of_memory(home, project):
     running = program(

@@ -456,6 +456,7 @@ def test_what_both_were_granted_both_reach_until_the_last_has_ended(
     assert [sum(each.count for each in run.connections) for run in runs] == [4, 4]
 
 
+@pytest.mark.long
 def test_many_with_hosts_at_once_each_reach_them(asked: Sandbox, webs: tuple[Web, Web]) -> None:
     fetch = "; ".join([form.format(port=webs[0].port) for form in (FETCH, BY_PROXY)] * 5)
     with ThreadPoolExecutor(5) as threads:

@@ -180,6 +180,7 @@ def test_git_clones_over_http(box, project, test_directory):
     assert {each.protocol for each in run.connections} == {"http"}
 
 
+@pytest.mark.long
 def test_pip_installs_through_the_proxy(box, project):
     try:
         with socket.create_connection(("pypi.org", 443), 5):

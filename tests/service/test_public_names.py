@@ -66,6 +66,7 @@ def in_processes(count, act):
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
+@pytest.mark.long
 @sandboxed
 def test_ten_processes_that_open_a_workspace_at_once_have_one_and_the_same(home):
     def work(number):

@@ -105,14 +105,14 @@ class _Survey:
 
         A directory with very many such files is hidden as a whole.
         """
-        seen = (*self._kept, *_OPEN_IN_SERVICES)
-        waiting = list(SERVICES)
+        seen = frozenset((*self._kept, *_OPEN_IN_SERVICES))
+        waiting = [folder for folder in SERVICES if innermost(folder, seen) is None]
         for folder in waiting:  # which grows
             closed = []
             for name, kind in self._disk.listing(folder).items():
                 path = f"{folder}/{name}"
                 is_other = kind not in ("d", "f") or _is_remote(self._mounts.get(path, ""))
-                if is_other or path in self._hidden or is_in(path, seen):
+                if is_other or path in self._hidden or path in seen:
                     continue
                 mode = _roots_mode(path)
                 if mode and not mode & 0o077:
