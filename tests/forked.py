@@ -98,6 +98,7 @@ def modules_of(*packages: str) -> tuple[str, ...]:
 
 COMMANDS = modules_of(*PACKAGES)
 SERVER = (*COMMANDS, "faces.mcp.server")
+WEB = (*COMMANDS, *modules_of("faces/web"))
 
 
 @cache

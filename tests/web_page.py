@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlencode
 
-from conftest import command_line
+from forked import WEB, command_line, loaded
 from patience import LONG_S
 
 
@@ -32,7 +32,8 @@ class WebPage:
 
     def __init__(self, *words: str, debug: bool = False, opens: bool = False) -> None:
         environment = {**os.environ, **({"FUMEHOOD_DEBUG": "1"} if debug else {})}
-        line = [*command_line(), "web", *([] if opens else ["--no-open"]), *words]
+        # One that opens a browser is started as people start it.
+        line = [*(command_line() if opens else loaded(WEB).client()), "web", *([] if opens else ["--no-open"]), *words]
         self.process = subprocess.Popen(
             line, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
             env=environment,
