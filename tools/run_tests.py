@@ -40,6 +40,7 @@ ORDINARY = "not installs and not long"
 # Known to tests/conftest.py: some tests want the machine for themselves.
 TOGETHER, ALONE = "together", "alone"
 HALVES = ("together, first half", "together, second half")  # of the files
+ASKED_FOR = ("together, as asked for",)
 AGAIN = ""  # whichever are named
 # Where others took so much of the machine's time, what failed may only have been late: a few are tried again, alone.
 MUCH_TAKEN, FEW = 0.1, 30
@@ -138,18 +139,17 @@ def as_two_users(wanted: str, arguments: Sequence[str]) -> list[Pass]:
     here = Place("root", [sys.executable], CHECKOUT, None)
     began = Taken()
     with ExitStack() as stack:
-        compiling = here.compile(everything)
-        account, copy = stack.enter_context(second_user())
-        compiling.wait()
-        name, compiled = f"an ordinary user (uid {account.uid})", lend_compiled(copy, account)
-        there = Place(name, ["sh", "tools/python"], copy, account, compiled)
+        here.compile(everything).wait()
         first = stack.enter_context(Running(here, TOGETHER, everything))
+        account, copy = stack.enter_context(second_user())
+        compiled = lend_compiled(copy, account)
+        there = Place(f"an ordinary user (uid {account.uid})", ["sh", "tools/python"], copy, account, compiled)
         beside = []
-        for half, name in enumerate(HALVES if not arguments else HALVES[:1]):
+        for number, part in enumerate(ASKED_FOR if arguments else HALVES):
             # What they say is kept until the first has ended.
             kept = stack.enter_context(tempfile.TemporaryFile())
             mounts_of_our_own()
-            beside.append(stack.enter_context(Running(there, name, replace(again, half=half), kept)))
+            beside.append(stack.enter_context(Running(there, part, replace(again, half=number), kept)))
         passes = [first.ended(), *(half.ended() for half in beside)]
         # These two want the machine for themselves, but there is room for both: much of each is waiting.
         kept = stack.enter_context(tempfile.TemporaryFile())

@@ -136,7 +136,9 @@ def lend_compiled(copy: Path, account: "Account") -> str:
     their_packages = f"{environment}{packages.removeprefix(sys.prefix)}"
     for here, there in ((CHECKOUT, copy), (packages, their_packages), (library, library)):
         if os.path.isdir(f"{ours}{here}"):
-            shutil.copytree(f"{ours}{here}", f"{theirs}{there}", dirs_exist_ok=True)
+            # What is being written has another name yet.
+            written = shutil.ignore_patterns("*.pyc.*")
+            shutil.copytree(f"{ours}{here}", f"{theirs}{there}", dirs_exist_ok=True, ignore=written)
     # In these, pytest leaves the names of the files as they are, and failures show lines by them.
     for file in Path(f"{theirs}{copy}").rglob("*-pytest-*.pyc"):
         head, code = file.read_bytes()[:16], marshal.loads(file.read_bytes()[16:])  # noqa: S302 - our own
