@@ -27,7 +27,7 @@ from fumehood.core.judge import judge
 from fumehood.core.patterns import IgnoreRules
 from fumehood.core.report import Run, printable
 from fumehood.core.request import APPLY
-from fumehood.core.shell import named_paths
+from fumehood.core.what_runs import named_paths
 from fumehood.errors import FumehoodError
 from fumehood.faces.cli.screen import Filter
 from fumehood.linux.layer import scan

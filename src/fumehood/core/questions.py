@@ -264,12 +264,8 @@ class Decision(Value):
 
 def settled(question: Question, session: Mapping[Key, str], kept: Mapping[Key, str]) -> str:
     """Return what earlier answers say: allow, deny, or ask. The session's come before those that were kept."""
-    if question.one_time_only:
-        return ASK
-    for grants in (session, kept):
-        if (answer := grants.get(question.key)) is not None:
-            return answer
-    return ASK
+    earlier = session.get(question.key) or kept.get(question.key) or ASK
+    return ASK if question.one_time_only else earlier
 
 
 def scope(answer: str) -> str:

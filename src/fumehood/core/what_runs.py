@@ -1,4 +1,4 @@
-"""What scripts and settings run by themselves, told from their text: neither a shell's nor any format's whole grammar.
+"""What lines, scripts and settings run or name, told from their text: neither a shell's nor any format's whole grammar.
 
 What is *run* counts, not what is merely named: a hook that reads `package.json`, or checks `main.py`, leads nowhere.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from fumehood.core.shell import BEFORE, is_assignment, named
+from fumehood.core.shell import BEFORE, is_assignment
 from fumehood.core.value import words as table_of
 from fumehood.errors import BadRequest
 
@@ -213,6 +213,61 @@ def _handed(interpreter: str, words: list[str]) -> Iterator[str]:
             yield from named(word)
         elif not is_shell and word[1:2] != "-" and word.endswith(_CODE):
             return
+
+
+# Which files a line of a person's own may run or read: whatever could be a path is taken for one.
+
+_APART = str.maketrans(dict.fromkeys("\t\r\n;&|()<>`'\"=,", " "))
+_GLOB = frozenset("*?[{")
+_PYTHON = frozenset(("python", "pypy", "uv", "coverage"))
+# After one of these, a name without a `/` is a file of the directory, and not a program of PATH.
+_RUN_FILES = _PYTHON | _SHELLS | table_of(
+    "source . node nodejs deno bun perl ruby php lua env awk sed make java tclsh"
+)
+
+
+def named_paths(line: str) -> Iterator[tuple[str, bool, bool]]:
+    """Yield each path that a line may name; whether all that lies in it is meant; whether it may only be a directory.
+
+    A pattern means the directory it begins in; a module of Python's, each file that it may be. A plain word is the
+    name of a program, or `cd` leads there.
+    """
+    words = line.translate(_APART).split()
+    seen: set[str] = set()
+    for number, word in enumerate(words):
+        runs_files = not seen.isdisjoint(_RUN_FILES)
+        for path, whole in _meant(word.removeprefix("!")):
+            yield path, whole, not (runs_files or "/" in word or "." in word)
+        if word == "-m" and number + 1 < len(words) and not seen.isdisjoint(_PYTHON):
+            module = words[number + 1].replace(".", "/")
+            yield f"{module}.py", False, False
+            yield module, True, False
+        name = word.removeprefix("!").rpartition("/")[2]
+        seen.add(name.rstrip("0123456789.") or name)
+
+
+def _meant(word: str) -> Iterator[tuple[str, bool]]:
+    """Yield what one word may name: with a variable or a substitution before it, what follows that."""
+    if "$" in word or "}" in word:
+        # `$HOME/x`, `${0%/*}/x`
+        _, slash, rest = word.replace("}", "/").partition("/")
+        word = rest.strip("/") if slash and word.startswith("$") else word
+    if not word.strip("/"):
+        return
+    patterned = [at for at, letter in enumerate(word) if letter in _GLOB]
+    if patterned:
+        directory = word[: patterned[0]].rpartition("/")[0]
+        if directory:
+            yield directory, True
+        return
+    yield word, False
+    if word.startswith("/"):
+        yield word.lstrip("/"), False  # after `$(…)`, which fell off
+
+
+def named(word: str) -> Iterator[str]:
+    """Yield the paths that one word may name; of a pattern, none."""
+    return (path for path, whole in _meant(word) if not whole)
 
 
 # Settings: which texts stand at which keys, in JSON with comments, TOML or YAML.

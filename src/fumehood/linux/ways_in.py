@@ -25,7 +25,6 @@ from fumehood.core.concern import (
 )
 from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
-from fumehood.core.shell import named_paths
 from fumehood.core.value import Value
 from fumehood.core.what_runs import (
     begins_as_command,
@@ -33,6 +32,7 @@ from fumehood.core.what_runs import (
     files_run,
     goes_over_files,
     lines_of,
+    named_paths,
     put_on_path,
     put_on_path_by_mise,
     read_by_direnv,
