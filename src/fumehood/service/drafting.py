@@ -309,11 +309,11 @@ class BestOf:
                     self._stopping.set()
                     raise
         except BaseException as error:
-            rest = settled(self.candidates, self.drafts, keep=keep, applies=False, is_interrupted=True)
+            rest = pick_best(self.candidates, self.drafts, keep=keep, applies=False, is_interrupted=True)
             if rest.kept:  # nobody gets to know their names otherwise
                 error.add_note(f"kept as drafts, until they are discarded: {', '.join(rest.kept)}")
             raise
-        return settled(self.candidates, self.drafts, keep=keep, applies=applies, is_interrupted=is_interrupted)
+        return pick_best(self.candidates, self.drafts, keep=keep, applies=applies, is_interrupted=is_interrupted)
 
     def _go(self, at: int) -> None:
         if self._is_over():
@@ -357,7 +357,7 @@ class BestOf:
         )
 
 
-def settled(
+def pick_best(
     candidates: Sequence[Candidate], lines: Sequence[Draft], *, keep: bool, applies: bool, is_interrupted: bool
 ) -> Best:
     """Apply the best candidate, and drop the others; after Ctrl-C, all that came to its end stays."""

@@ -25,7 +25,7 @@ from fumehood.service.overview import redo_command, redo_session, undo_command, 
 from fumehood.service.permission import Permissions, question_for, settle_access, settled_before
 from fumehood.service.projects import ThrownDirectory, add_root, reset
 from fumehood.service.restore import known_file, known_files, place_of, restore
-from fumehood.service.session import keep_variables, news, session_of
+from fumehood.service.session import keep_variables, session_of, untold
 from fumehood.service.started import end_underway
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
@@ -166,7 +166,7 @@ class Sandbox(Commands):
     def only_news(self, run: Run) -> Run:
         """Leave out of what a run was refused what this session's agent was told before, for a model's sake."""
         if run.blocked and self._session:
-            run.blocked = news(self._store.places.session(self._session), run.blocked)
+            run.blocked = untold(self._store.places.session(self._session), run.blocked)
         return run
 
     def require(self, question: Question, ask: Answering | Ask | Sequence[Answering | Ask] | None = None) -> None:

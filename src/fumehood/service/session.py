@@ -348,7 +348,7 @@ _LARGEST = 1 << 16
 _SUM = 9  # bytes of a line
 
 
-def news(room: str, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
+def untold(room: str, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
     """Return what is new to a session's agent, and remember it in the session's directory.
 
     Of what it met again, in another place or another command, the advice is left out, which it knows.

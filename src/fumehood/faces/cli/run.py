@@ -458,9 +458,9 @@ class Brief:
 
         blocked = run.blocked
         if blocked and self._session:
-            from fumehood.service.session import news
+            from fumehood.service.session import untold
 
-            blocked = news(f"{state_directory()}/sessions/{self._session}", blocked)
+            blocked = untold(f"{state_directory()}/sessions/{self._session}", blocked)
         self._write([f"{line_of(self.mark)} {line}" for line in agent_lines(run, blocked)])
 
     def tell_again(self, reason: str) -> None:

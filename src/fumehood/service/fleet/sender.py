@@ -38,7 +38,7 @@ from fumehood.linux.cache import TICK_NS, keep, recalled
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import Parents, look, open_top
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
-from fumehood.service.drafting import BROKEN, FAILED, NUMBER, PASSED, SAME, Best, Candidate, measured, scored, settled
+from fumehood.service.drafting import BROKEN, FAILED, NUMBER, PASSED, SAME, Best, Candidate, measured, pick_best, scored
 from fumehood.service.files import ignore_rules, is_ignored
 from fumehood.service.fleet import jobs
 from fumehood.service.fleet.jobs import LARGEST, Base, BaseEntry, Blobs, Missing, digest, open_blobs
@@ -185,7 +185,7 @@ class FleetSender:
                 with suppress(BadRequest):  # it has just ended
                     self.cancel(job)
         lines = [self._sandbox.draft(each.draft) for each in candidates]
-        return settled(candidates, lines, keep=keep, applies=apply, is_interrupted=is_interrupted)
+        return pick_best(candidates, lines, keep=keep, applies=apply, is_interrupted=is_interrupted)
 
     def _candidate(
         self, candidate: Candidate, run: Run, note: Mapping[str, Any], first_with: dict[str, int]
