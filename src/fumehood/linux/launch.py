@@ -520,11 +520,6 @@ def _gate() -> int:
         return os.open(f"/proc/self/fd/{ends[0]}", os.O_RDWR | os.O_CLOEXEC)
 
 
-def started(start: Starter, plan: Plan, streams: Streams, look_again: Callable[[Plan], Plan]) -> Running:
-    """Start a sandbox, once more where the host's mounts changed just then: what was looked over was no longer so."""
-    return Retried(start, plan, streams, look_again) if plan.ahead else start(plan, streams)
-
-
 class Retried:
     """A sandbox that is started again where the host could not be shown as it was thought to be.
 

@@ -14,7 +14,7 @@ from fumehood.errors import MORE_FILES, BadRequest, FumehoodError, LaunchFailed,
 from fumehood.linux.cache import plain_file
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
-from fumehood.linux.launch import MAKE, Owner, Plan, bubblewrap_arguments, owner_of, started
+from fumehood.linux.launch import MAKE, Owner, Plan, Retried, bubblewrap_arguments, owner_of
 from fumehood.linux.libc import InterruptsHeld, read, remove_file
 from fumehood.linux.mounts import Operation, Text, is_bubblewraps
 from fumehood.linux.namespaces import Layer, from_inside
@@ -97,8 +97,10 @@ class Execution:
             return seat.loopback.launched(self.hood.start, plan, descriptors, access)
 
         def launch(plan: Plan, descriptors: Streams) -> Running:
-            # Where the host turns out to be another than was seen, it is looked over again.
-            return started(launch_once, plan, descriptors, look_again)
+            if not plan.ahead:
+                return launch_once(plan, descriptors)
+            # Where the host's mounts changed just then, it is looked over again.
+            return Retried(launch_once, plan, descriptors, look_again)
 
         def start(plan: Plan, descriptors: Streams) -> Running:
             return launch(plan, descriptors) if access is None else access.launched(launch, plan, descriptors)
