@@ -156,7 +156,8 @@ def moved_secrets(environment: Mapping[str, str]) -> list[str]:
 
 def paths_in(environment: Mapping[str, str], variable: str) -> list[str]:
     """Return the absolute paths that a variable holds."""
-    return [path for path in environment.get(variable, "").split(":") if path.startswith("/")]
+    value = environment.get(variable)
+    return [path for path in value.split(":") if path.startswith("/")] if value else []  # mostly it is not set
 
 
 def _absolute(path: str, home: str) -> str:
