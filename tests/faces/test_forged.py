@@ -16,7 +16,8 @@ import reader
 from conftest import command_line, need
 from forked import SERVER, loaded
 from fumehood import Refused, Sandbox
-from fumehood.adapters import for_agent, instructions
+from fumehood.adapters import for_agent
+from fumehood.core.report import told_ahead
 from fumehood.core.wording import NOT_OURS
 from fumehood.service.store import Store
 from mcp_sdk import ERAS, IGNORED_WARNINGS
@@ -98,12 +99,12 @@ def test_an_adapter_s_notes_are_believed_and_nothing_else(sandbox: Sandbox) -> N
     run = sandbox.run(f"{HOOKED}; {reader.printing()}")
     text = for_agent(sandbox, run)
     for order in (text, "\n".join(reversed(text.splitlines()))):  # frameworks put streams together as they like
-        lines = reader.believed(instructions(sandbox), order)
+        lines = reader.believed(told_ahead(sandbox.mark), order)
         assert hooked(lines)
         assert not reader.is_forged(lines)
     assert reader.is_visible(text)
     told = sandbox.refusal(Refused("no", hint="because"))
-    assert reader.believed(instructions(sandbox), told) == told.splitlines()
+    assert reader.believed(told_ahead(sandbox.mark), told) == told.splitlines()
 
 
 # --- the hook ---

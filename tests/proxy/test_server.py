@@ -7,10 +7,12 @@ import threading
 import time
 
 import pytest
-from fumehood.core.network import UNANSWERED, direct_ports, resolvers
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fumehood.core.environment import resolvers
+from fumehood.core.hosts import direct_ports
+from fumehood.core.report import UNANSWERED
 from fumehood.proxy import server
 from fumehood.proxy import server as serving_module
 from fumehood.proxy.server import Names, Proxy
