@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 PREFIX = f"fumehood-tests-{os.getpid()}-"  # others may be testing here too
 LONG_ONES = tuple(f"test_{name}.py" for name in ("wrapper", "faults", "model", "full_disk", "deep_trees", "folds"))
-FEW_CASES = 3
 # What is the same for every user once a command's writes are captured.
 ALIKE = tuple(f"test_{name}.py" for name in (
     "best", "bundles", "checkpoint", "drafts", "git_layouts", "library", "long_history", "one_repository",
@@ -89,7 +88,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def leave_cases_to_make_long(items: list[pytest.Item]) -> None:
-    """Of a test's many cases that each need a home, `make test` has some, the first among them; `make long` the others.
+    """Of cases that need a home each, `make test` has the first and a third of the others, `make long` the rest.
 
     An ordinary user's has but the first of all that root's has shown; of what is alike for all, one test a file.
     Where the kernel itself is asked, it may answer differently each time, and what attacks try is tried in each way.
@@ -106,8 +105,8 @@ def leave_cases_to_make_long(items: list[pytest.Item]) -> None:
                 is_alike = folder == "faces" or item.path.name in ALIKE
                 tests.setdefault(item.path if is_alike else (item.path, name), []).append(item)
     for cases in tests.values():
-        for item in cases[1:] if AGAIN or len(cases) > FEW_CASES else ():
-            if AGAIN or zlib.crc32(item.name.encode()) % FEW_CASES:
+        for item in cases[1:]:
+            if AGAIN or zlib.crc32(item.name.encode()) % 3:
                 item.add_marker(pytest.mark.long)
 
 
