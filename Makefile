@@ -13,7 +13,8 @@ test:
 installs:
 	@$(PYTHON) tools/run_tests.py --installs $(ARGS)
 
-# The tests that take seconds each: kills at every step, whole days, thousands of files, many programs at once
+# The tests that take seconds each: kills at every step, whole days, thousands of files, many programs at once; and of
+# those with many cases, what `make test` leaves out
 long:
 	@$(PYTHON) tools/run_tests.py --long $(ARGS)
 
