@@ -133,7 +133,11 @@ def has_controllers() -> bool:
 
 
 def _mount() -> str:
-    return next((os.fsdecode(point) for point, kind in mount_table() if kind == "cgroup2"), "")
+    try:
+        mounts = mount_table()
+    except FileNotFoundError:  # nothing is mounted at /proc, which doctor tells
+        return ""
+    return next((os.fsdecode(point) for point, kind in mounts if kind == "cgroup2"), "")
 
 
 # Measure what a running command has written to its layers, without slowing it down.
