@@ -31,7 +31,7 @@ from fumehood.service import edits
 from fumehood.service.clean import clean
 from fumehood.store.database import Days, day_of
 from fumehood.store.edits import EditSeat, note_end, open_edits
-from fumehood.store.places import Alone
+from fumehood.store.places import FileLock
 from fumehood.store.projects import identity_of
 
 MODES = (0o644, 0o600, 0o755)
@@ -315,7 +315,7 @@ class Machine(RuleBasedStateMachine):
         seat = EditSeat(project=project.id, roots=project.roots)
         wanted = edits.targets(seat, project.path, [Planned(path=path, is_removed=removes)])
         self._tick()
-        with Alone(places.lock(f"project-{project.id}")):
+        with FileLock(places.lock(f"project-{project.id}")):
             edits.begin(places, seat, "", call, f"Edit {path}", project.path, wanted, {})
         (edit,) = (each for each in open_edits(places) if each.call == call)
         if removes:
@@ -323,7 +323,7 @@ class Machine(RuleBasedStateMachine):
         node = None if removes else self._write(path)[path]
         self.model.edited_by_client(edit.id, path, node)
         if is_told:
-            with Alone(places.lock(f"project-{project.id}")):
+            with FileLock(places.lock(f"project-{project.id}")):
                 note_end(places, edit, is_told=True)
         if looks_back or not is_told:
             self._tick()

@@ -59,7 +59,7 @@ def refusals(run):
 def events(run):
     store = OpenedStore()
     try:
-        return [(event.act, event.detail) for event in store.audit.of([run.run])[run.run]]
+        return [(event.act, event.detail) for event in store.audit.events_of([run.run])[run.run]]
     finally:
         store.close()
 

@@ -153,7 +153,7 @@ def test_what_stays_held_when_the_rest_was_undone_is_not_removed(
 def test_a_run_under_way_is_left_alone(state: str, sandbox: Sandbox, project: Path, store: Store) -> None:
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a; yes | head -c 100000")
-    store.history.state(run.run, state)
+    store.history.set_state(run.run, state)
     assert cleaned(store, 1000) == Freed(backups=1)
     assert kept(store) == {run.run, f"{run.run}.stdout"}
 
@@ -192,8 +192,8 @@ def test_old_outputs_go_and_are_said_to_be_gone(sandbox: Sandbox, store: Store) 
     assert (freed.runs, freed.outputs) == (0, 1)
     assert freed.bytes >= 100_000
     assert "100000 bytes, no longer kept" in store.history.find(run.run).stdout
-    assert b"".join(store.history.printed(run.run, "stdout")).decode() == store.history.find(run.run).stdout
-    assert b"".join(store.history.printed(run.run, "stderr")) == b"short\n"
+    assert b"".join(store.history.output_pieces(run.run, "stdout")).decode() == store.history.find(run.run).stdout
+    assert b"".join(store.history.output_pieces(run.run, "stderr")) == b"short\n"
 
 
 @on_real_layers
@@ -376,12 +376,12 @@ def test_what_was_cleaned_is_in_the_audit_trail(sandbox: Sandbox, project: Path,
     (project / "a").write_text("old")
     run = sandbox.run("echo new > a")
     freed = cleaned(store, 31)
-    assert store.audit.of([run.run])[run.run][-1].act == "cleaned"
-    assert [(event.act, event.detail) for event in store.audit.of([""])[""]] == [
+    assert store.audit.events_of([run.run])[run.run][-1].act == "cleaned"
+    assert [(event.act, event.detail) for event in store.audit.events_of([""])[""]] == [
         ("cleaned", freed.in_words().replace("\n", "; "))
     ]
     cleaned(store, 31)
-    assert len(store.audit.of([""])[""]) == 1
+    assert len(store.audit.events_of([""])[""]) == 1
 
 
 @on_real_layers

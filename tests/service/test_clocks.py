@@ -65,7 +65,7 @@ def test_what_was_cleaned_by_itself_is_said(
     told = upkeep(store, owner, cleaning)
     assert "1 run's backups" in told
     assert f"can no longer be undone: {run.run[:16]}" in told
-    assert [event.act for event in store.audit.of([""])[""]] == ["cleaned"]
+    assert [event.act for event in store.audit.events_of([""])[""]] == ["cleaned"]
 
 
 def test_the_last_run_is_the_one_that_was_recorded_last(

@@ -178,7 +178,7 @@ def test_a_run_that_was_being_held_when_its_directory_went_does_not_stop_the_oth
     (project / "a").write_text("old\n")
     applied = sandbox.run("echo new > a")
     held = sandbox.run("echo held > b", apply="hold")
-    store.history.state(held.run, SETTLING, "")
+    store.history.set_state(held.run, SETTLING, "")
     shutil.rmtree(store.places.run(held.run))
     sandbox.undo(applied)
     assert (project / "a").read_text() == "old\n"

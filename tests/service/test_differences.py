@@ -417,7 +417,7 @@ def test_a_path_that_was_not_changed_is_named(path: str, sandbox: Sandbox, diff:
 @on_real_layers
 def test_a_failed_run_changed_nothing(sandbox: Sandbox, project: Path, store: Store, diff: Diff) -> None:
     run = sandbox.run("echo a > a", apply="hold")
-    store.history.state(run.run, "failed", "of nothing")
+    store.history.set_state(run.run, "failed", "of nothing")
     assert diff(run) == {}
 
 

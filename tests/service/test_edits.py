@@ -21,8 +21,8 @@ from fumehood.service.overview import redo_session, undo_session
 from fumehood.service.store import Store
 from fumehood.service.undo import undo
 from fumehood.store.edits import EditSeat
-from fumehood.store.history import Reach
-from fumehood.store.places import Alone
+from fumehood.store.history import RunFilter
+from fumehood.store.places import FileLock
 from fumehood.store.projects import Project
 
 SESSION = "claude-1"
@@ -44,7 +44,7 @@ class Client:
         wanted = edits.targets(seat, self.project.path, planned)
         call = f"call-{self._calls}"
         title = f"Edit {', '.join(paths)}"
-        with Alone(self.store.places.lock(f"project-{self.project.id}")):
+        with FileLock(self.store.places.lock(f"project-{self.project.id}")):
             edits.begin(self.store.places, seat, SESSION, call, title, self.project.path, wanted, {})
         return call
 
@@ -330,7 +330,7 @@ def test_a_command_between_an_edits_two_ends_is_a_run_of_its_own(
     assert [(change.change, change.path) for change in run.changed] == [("modified", "a"), ("added", "new/b")]
     undo(store, client.project, run)
     assert tree(project) == {"a": "0\n1\n", "new": "/"}
-    sandbox.undo(store.history.runs(Reach(project=client.project.id))[-1].run)
+    sandbox.undo(store.history.runs(RunFilter(project=client.project.id))[-1].run)
     assert tree(project) == {"a": "0\n"}
 
 

@@ -348,7 +348,7 @@ def test_what_could_not_be_backed_up_is_told_and_the_apply_stands(
     done = sandbox.run("echo new > a")
     assert (done.state, (project / "a").read_text()) == ("applied", "new\n")
     assert must(at(store, known, "a")).last_approved_copy_path == ""
-    told = {event.act: event.detail for event in store.audit.of([done.run])[done.run]}
+    told = {event.act: event.detail for event in store.audit.events_of([done.run])[done.run]}
     assert told["missed"].startswith("no backup for today of a: ")
     edited.unlink()
     sandbox.undo(done)

@@ -15,7 +15,7 @@ from fumehood.service.restore import known_files, versions
 from fumehood.service.store import Store
 from fumehood.service.undo import last_to_undo, to_redo, undo
 from fumehood.store import records
-from fumehood.store.history import Reach
+from fumehood.store.history import RunFilter
 from fumehood.store.projects import Project
 
 pytestmark = pytest.mark.namespaces
@@ -64,11 +64,11 @@ def make_long(store: Store, template: Run) -> None:
 
 
 ASKED: dict[str, Callable[[Store, Project], object]] = {
-    "undo": lambda store, project: last_to_undo(store, Reach(project=project.id)),
-    "redo": lambda store, project: to_redo(store, "last", Reach(project=project.id)),
-    "log": lambda store, project: store.history.runs(Reach(project=project.id), limit=2),
+    "undo": lambda store, project: last_to_undo(store, RunFilter(project=project.id)),
+    "redo": lambda store, project: to_redo(store, "last", RunFilter(project=project.id)),
+    "log": lambda store, project: store.history.runs(RunFilter(project=project.id), limit=2),
     "the versions of a file": lambda store, project: versions(store, project, project.path, "a"),
-    "the users of a layer": lambda store, _: store.history.users_of("01"),
+    "the users of a layer": lambda store, _: store.history.runs_using_layer("01"),
 }
 
 
@@ -166,7 +166,7 @@ def test_an_undo_reads_what_a_run_changed_once(
 
     monkeypatch.setattr(records, "changes_of_row", counted)
     here = store.projects.open(str(project))
-    undo(store, here, last_to_undo(store, Reach(project=here.id)))
+    undo(store, here, last_to_undo(store, RunFilter(project=here.id)))
     assert not list(project.iterdir())
     assert len(made.changed) == 20
     # One row a directory: the first one is also looked at to see that there is something to undo.

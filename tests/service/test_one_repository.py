@@ -16,7 +16,7 @@ from fumehood import Policy, Run, Sandbox, UndoRefused
 from fumehood.core.policy import Again
 from fumehood.linux import gitobjects
 from fumehood.service.store import Store
-from fumehood.store.places import Alone
+from fumehood.store.places import FileLock
 from patience import LONG_S
 
 pytestmark = pytest.mark.namespaces
@@ -483,7 +483,7 @@ def test_what_is_discarded_just_before_a_commit_on_top_of_it_is_held_is_noticed(
 ) -> None:
     alone, due = Store.alone, list[Run]()
 
-    def after_a_person(store: Store, project: int, *, wait: bool = True) -> Alone:
+    def after_a_person(store: Store, project: int, *, wait: bool = True) -> FileLock:
         if due:
             sandbox.discard(due.pop())
         return alone(store, project, wait=wait)

@@ -321,7 +321,7 @@ def test_of_a_forgotten_project_nothing_is_left_that_stood_for_its_held_runs_and
 def test_a_project_that_was_removed_while_something_was_applied_can_be_cleaned_and_forgotten(
     cli, project, worked, store
 ):
-    store.history.state(worked[0], "applying")  # as where the machine has stopped then
+    store.history.set_state(worked[0], "applying")  # as where the machine has stopped then
     shutil.rmtree(project)
     beside = project.parent
     assert cli("clean", "--all", "--days", "0", "--yes", cwd=beside).returncode == 0
@@ -333,9 +333,9 @@ def test_a_project_that_was_removed_while_something_was_applied_can_be_cleaned_a
 
 @pytest.mark.namespaces
 def test_what_died_in_a_project_that_is_forgotten_meanwhile_is_in_nobodys_way(cli, project, worked, store):
-    store.history.state(worked[0], "applying")  # as where the machine has stopped then
+    store.history.set_state(worked[0], "applying")  # as where the machine has stopped then
     shutil.rmtree(project)
-    unfinished = store.history.unfinished()
+    unfinished = store.history.unfinished_runs()
     assert cli("projects", "forget", project, "--yes", cwd=project.parent).returncode == 0
     recover(store, unfinished)
     assert store.unsettled == {}

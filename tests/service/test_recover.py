@@ -299,7 +299,7 @@ def test_recovering_does_not_wait_for_whoever_applies(sandbox, project):
     run = sandbox.run("echo new > new", apply="hold")
     store = OpenedStore()
     with store.alone(sandbox._project.id):
-        store.history.note(run, "applying")
+        store.history.record_progress(run, "applying")
         # Another one that starts now can't get the lock, and leaves it to whoever has it.
         other = OpenedStore()
         assert other.history.find(run.run).state == "applying"
@@ -315,7 +315,7 @@ def test_what_is_held_moves_only_while_nobody_begins(sandbox, project, by):
     run = sandbox.run("echo new > new", apply="hold")
     number = sandbox._project.id
     store, other = OpenedStore(), OpenedStore()
-    store.history.note(run, "applying")
+    store.history.record_progress(run, "applying")
 
     def recover():
         if by == "the next start":

@@ -23,13 +23,13 @@ def begun(store: Store, project: Path, name: str = "RUN1") -> Run:
 
 
 def acts(audit: Audit, run: str) -> list[str]:
-    return [event.act for event in audit.of([run])[run]]
+    return [event.act for event in audit.events_of([run])[run]]
 
 
 def test_a_run_begins_with_who_asked(store: Store, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SUDO_USER", raising=False)
     begun(store, project)
-    (event,) = store.audit.of(["RUN1"])["RUN1"]
+    (event,) = store.audit.events_of(["RUN1"])["RUN1"]
     assert (event.act, event.detail, event.face) == ("asked", "to apply", "python")
     assert (event.uid, event.user) == (os.getuid(), pwd.getpwuid(os.getuid()).pw_name)
 
@@ -59,7 +59,7 @@ def test_an_event_and_its_state_are_written_together_or_not_at_all(store: Store,
             "CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"
         )
     with pytest.raises(FumehoodError):
-        store.history.state("RUN1", "failed", "why")
+        store.history.set_state("RUN1", "failed", "why")
     assert store.history.find("RUN1").state == "running"
     assert acts(store.audit, "RUN1") == ["asked"]
 
@@ -67,18 +67,19 @@ def test_an_event_and_its_state_are_written_together_or_not_at_all(store: Store,
 def test_what_is_about_no_run_is_told_apart(store: Store, project: Path) -> None:
     begun(store, project)
     number = store.projects.open(str(project)).id
-    store.audit.tell("", "granted", "example.org", project=number)
-    store.audit.tell("", "cleaned", "here", project=number)
-    store.audit.tell("", "cleaned", "everywhere")
-    store.audit.tell("", "cleaned", "elsewhere", project=number + 1)
-    assert [event.detail for event in store.audit.of([""])[""]] == ["example.org", "here", "everywhere", "elsewhere"]
+    store.audit.add_event("", "granted", "example.org", project=number)
+    store.audit.add_event("", "cleaned", "here", project=number)
+    store.audit.add_event("", "cleaned", "everywhere")
+    store.audit.add_event("", "cleaned", "elsewhere", project=number + 1)
+    details = [event.detail for event in store.audit.events_of([""])[""]]
+    assert details == ["example.org", "here", "everywhere", "elsewhere"]
     assert [event.detail for event in store.audit.cleanings(["RUN1"], number)["RUN1"]] == ["here", "everywhere"]
     assert len(store.audit.cleanings(["RUN1"])["RUN1"]) == 3
 
 
 def test_any_path_can_be_named(store: Store) -> None:
-    store.audit.tell("R", "decided", "apply caf\udce9")
-    assert store.audit.of(["R"])["R"][0].detail == "apply caf\\xe9"
+    store.audit.add_event("R", "decided", "apply caf\udce9")
+    assert store.audit.events_of(["R"])["R"][0].detail == "apply caf\\xe9"
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_every_decision_leaves_its_mark(sandbox: Sandbox, project: Path) -> None
     thrown = sandbox.run("echo new > b", apply="hold")
     sandbox.discard(thrown)
     with_store = OpenedStore()
-    told = with_store.audit.of([run.run, back.run, thrown.run])
+    told = with_store.audit.events_of([run.run, back.run, thrown.run])
     with_store.close()
     assert [(event.act, event.detail) for event in told[run.run]] == [
         ("asked", "to hold"), ("decided", "exit 0; by the policy: 1 held"), ("held", "exit 0; 1 held"),

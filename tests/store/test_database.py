@@ -18,7 +18,7 @@ from conftest import need
 from fumehood import BadRequest, StoreDamaged
 from fumehood.store import database
 from fumehood.store.database import MIGRATIONS, Database
-from fumehood.store.places import LENGTH, Alone, new_id, places, state_directory
+from fumehood.store.places import ID_LENGTH, FileLock, new_id, places, state_directory
 from interrupting import lines_of
 
 SOURCE = Path(fumehood.__file__).parent.parent
@@ -369,7 +369,7 @@ def test_what_is_committed_survives_a_kill(path):
 def test_ids_are_unique_and_sort_by_time():
     ids = [new_id() for _ in range(20_000)]
     assert len(set(ids)) == len(ids)
-    assert {len(each) for each in ids} == {LENGTH}
+    assert {len(each) for each in ids} == {ID_LENGTH}
     assert "".join(ids).isalnum()
     times = [0, 1_000, 999_000, 1_000_000, 10**18, 10**18 + 1_000, 10**18 + 10**6, 4 * 10**18]
     made = [new_id(now) for now in times]
@@ -394,19 +394,19 @@ def test_no_name_of_a_run_is_anything_but_a_name(home, project, name):
 
 
 def test_a_lock_is_given_back_whatever_was_forked_or_cut_short(path):
-    held, is_over = Alone(path), os.pipe()
+    held, is_over = FileLock(path), os.pipe()
     with held:
         child = os.fork()
         if child == 0:
             os.close(is_over[1])
             os.read(is_over[0], 1)  # it lives on, with a copy of all descriptors
             os._exit(0)
-    with Alone(path, wait=False):
+    with FileLock(path, wait=False):
         pass
-    other = Alone(path)
+    other = FileLock(path)
     other.__enter__()
     del other  # an interrupt came before `__exit__`
-    with Alone(path, wait=False):
+    with FileLock(path, wait=False):
         pass
     os.close(is_over[1])
     assert os.waitpid(child, 0)[1] == 0
@@ -414,11 +414,11 @@ def test_a_lock_is_given_back_whatever_was_forked_or_cut_short(path):
 
 
 def test_a_forked_process_does_not_give_a_lock_of_its_parent_back(path):
-    with Alone(path):
+    with FileLock(path):
         child = os.fork()
         if child:
             assert os.waitpid(child, 0)[1] == 0
-            with pytest.raises(BlockingIOError), Alone(path, wait=False):
+            with pytest.raises(BlockingIOError), FileLock(path, wait=False):
                 pass
     if child == 0:  # it has left the block too
         os._exit(0)

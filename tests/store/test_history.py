@@ -7,7 +7,7 @@ import pytest
 from fumehood.core.report import Run
 from fumehood.errors import BadRequest
 from fumehood.service.store import Store
-from fumehood.store.history import Reach
+from fumehood.store.history import RunFilter
 
 RUNS = {"01A1": ("one", "s"), "01A2": ("one", "t"), "01B1": ("one", None), "01C1": ("two", "u"), "01C2": ("two", None)}
 
@@ -26,30 +26,30 @@ def numbers(store: Store, test_directory: Path) -> dict[str, int]:
     return numbers
 
 
-def reached(store: Store, *reaches: Reach) -> list[str]:
+def reached(store: Store, *reaches: RunFilter) -> list[str]:
     return [run.run for run in store.history.runs(*reaches)][::-1]
 
 
 def test_a_reach_leaves_a_projects_or_sessions_runs(store: Store, numbers: dict[str, int]) -> None:
-    one, session = Reach(project=numbers["one"]), Reach(sessions=("s",))
-    assert reached(store) == reached(store, Reach()) == list(RUNS)
+    one, session = RunFilter(project=numbers["one"]), RunFilter(sessions=("s",))
+    assert reached(store) == reached(store, RunFilter()) == list(RUNS)
     assert reached(store, one) == ["01A1", "01A2", "01B1"]
     assert reached(store, session) == ["01A1"]
-    assert reached(store, Reach(sessions=("s", "u"))) == ["01A1", "01C1"]
-    assert reached(store, Reach(project=numbers["two"], sessions=("s",))) == []
-    assert reached(store, Reach(sessions=("nobody",))) == []
-    assert reached(store, Reach(project=0)) == []
+    assert reached(store, RunFilter(sessions=("s", "u"))) == ["01A1", "01C1"]
+    assert reached(store, RunFilter(project=numbers["two"], sessions=("s",))) == []
+    assert reached(store, RunFilter(sessions=("nobody",))) == []
+    assert reached(store, RunFilter(project=0)) == []
 
 
 def test_several_reaches_only_narrow(store: Store, numbers: dict[str, int]) -> None:
-    mine = Reach(sessions=("s",))
-    for other in (Reach(), Reach(project=numbers["one"]), Reach(sessions=("s", "t"))):
+    mine = RunFilter(sessions=("s",))
+    for other in (RunFilter(), RunFilter(project=numbers["one"]), RunFilter(sessions=("s", "t"))):
         assert reached(store, mine, other) == ["01A1"]
-    assert reached(store, mine, Reach(sessions=("t",))) == []
+    assert reached(store, mine, RunFilter(sessions=("t",))) == []
 
 
 def test_what_is_out_of_reach_is_not_told_from_what_never_was(store: Store, numbers: dict[str, int]) -> None:
-    mine = Reach(project=numbers["one"], sessions=("s",))
+    mine = RunFilter(project=numbers["one"], sessions=("s",))
     assert store.history.find("last", mine).run == "01A1"
     # The beginning of others' names makes nothing ambiguous.
     assert store.history.find("0", mine).run == store.history.find("01a", mine).run == "01A1"
@@ -58,9 +58,9 @@ def test_what_is_out_of_reach_is_not_told_from_what_never_was(store: Store, numb
             store.history.find(name, mine)
         assert (error.value.message, error.value.hint) == (f"there is no run {name}", "fumehood log lists them")
     with pytest.raises(BadRequest, match="there is no run last"):
-        store.history.find("last", Reach(sessions=("nobody",)))
+        store.history.find("last", RunFilter(sessions=("nobody",)))
     with pytest.raises(BadRequest, match="several runs begin with 0: 01A1, 01A2"):
-        store.history.find("0", Reach(project=numbers["one"]))
+        store.history.find("0", RunFilter(project=numbers["one"]))
     # An empty name, as of a variable that is not set, is not the beginning of the only one.
     with pytest.raises(BadRequest, match="there is no run without a name"):
         store.history.find("", mine)

@@ -29,7 +29,7 @@ from fumehood.errors import RAISED_BY, BadRequest
 from fumehood.linux.libc import InterruptsHeld, read_all, remove_file
 from fumehood.linux.lock import Lock
 from fumehood.linux.terminal import leave_resuming_to_main
-from fumehood.store.places import LENGTH, Places, make_private, new_id
+from fumehood.store.places import ID_LENGTH, Places, make_private, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -428,7 +428,7 @@ class Desk:
         return (name for name in names if name.endswith(ending))
 
     def _path(self, key: str, ending: str) -> str:
-        if not (key.isascii() and key.isalnum() and len(key) <= LENGTH):
+        if not (key.isascii() and key.isalnum() and len(key) <= ID_LENGTH):
             raise BadRequest(f"{key!r} does not name a question", hint="fumehood status lists those that wait")
         return f"{self._directory}/{key}{ending}"
 

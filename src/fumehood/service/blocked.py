@@ -37,7 +37,7 @@ from fumehood.linux.capture import (
 from fumehood.linux.libc import Closing, read
 from fumehood.linux.mounts import View
 from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
-from fumehood.store.history import Reach
+from fumehood.store.history import RunFilter
 from fumehood.store.places import shortage
 
 TYPE_CHECKING = False
@@ -85,7 +85,7 @@ def what_was_blocked(
     blocked += world.blocked
     if seat is not None:
         blocked += seat.lacking(run)
-        if (run.exit_code or run.changed) and len(store.history.unfinished(hood.project.id)) > 1:
+        if (run.exit_code or run.changed) and len(store.history.unfinished_runs(hood.project.id)) > 1:
             blocked += _not_seen_by_all(store, run, complaints)
     if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
         blocked += _refused_by_owners(store.places, hood.project, run, hood.host(), policy.capture)
@@ -119,7 +119,7 @@ def lacked_room(run: Run, state: str) -> str:
         return ""
     disk = os.statvfs(state)
     complaints = run.stdout if run.one_stream else run.stderr
-    return may_be_cut_off(complaints, disk.f_bavail * disk.f_frsize, shortage(state, part=2))
+    return may_be_cut_off(complaints, disk.f_bavail * disk.f_frsize, shortage(state, divisor=2))
 
 
 def _refused(
@@ -237,20 +237,20 @@ def _not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocke
     words = missed_words(complaints) if run.exit_code else ()
     paths = [os.path.normpath(os.path.join(run.cwd, word)) for word in words]
     is_addition = all(change.change == ADDED for change in run.changed)
-    for other in store.running(Reach(project=store.history.project_of(run.run), sessions=(run.session or "",))):
+    for other in store.running(RunFilter(project=store.history.project_of(run.run), sessions=(run.session or "",))):
         if other.run == run.run:
             continue
         name = other.name
         hint = f"run {name} still runs; what it writes appears when it ends, or by fumehood checkpoint {name}"
         path = next((path for path in paths if _has_written(store, other, path)), "")
-        if path and not store.history.has_told(run, hint):
+        if path and not store.history.was_hint_given(run, hint):
             yield Blocked(what=NOT_YET, detail=path, hint=hint)
         sees = "it sees this, but no watcher of its hears of it" if other.capture == KERNEL else "it does not see this"
         hint = f"run {name} still runs: {sees}; start it again if it goes on with the old files"
         if other.capture == KERNEL:
             hint += f", with {_POLLING} before it, by which most watchers look by themselves"
         goes_on = run.started_at - other.started_at > _GOES_ON_S
-        if goes_on and not is_addition and not store.history.has_told(run, hint):
+        if goes_on and not is_addition and not store.history.was_hint_given(run, hint):
             yield Blocked(what=OLD_FILES, detail=other.command, hint=hint)
 
 
@@ -276,7 +276,7 @@ _MOST_REMEMBERED, _MOST_TOLD = 8, 3
 
 def failed_on(places: Places, project: Project) -> list[Stranger]:
     """Return what an overlay could not change in earlier runs, as far as it still is somebody else's."""
-    paths = [os.fsdecode(each) for each in read(places.strangers(project.id)).split(b"\0") if each]
+    paths = [os.fsdecode(each) for each in read(places.foreign_files_list(project.id)).split(b"\0") if each]
     strangers = still_there(project.roots, paths)
     if paths and not strangers:
         _remember(places, project, ())
@@ -284,7 +284,8 @@ def failed_on(places: Places, project: Project) -> list[Stranger]:
 
 
 def _remember(places: Places, project: Project, strangers: Sequence[Stranger]) -> None:
-    replace(places.strangers(project.id), b"\0".join(os.fsencode(each.whole) for each in strangers), by_many=True)
+    paths = b"\0".join(os.fsencode(each.whole) for each in strangers)
+    replace(places.foreign_files_list(project.id), paths, by_many=True)
 
 
 def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:

@@ -284,10 +284,10 @@ class Checkpoints:
                 self._judge_copies(going, checkpoint.roots, uppers)
                 self._mark(going)
                 checkpoint.state = APPLYING
-                store.history.journal(checkpoint)
+                store.history.write_journal(checkpoint)
                 take_over(
                     going, checkpoint.roots, uppers, checkpoint.run,
-                    journal=lambda state: store.history.note(checkpoint, state),
+                    journal=lambda state: store.history.record_progress(checkpoint, state),
                     on_conflict=self._hood.policy.on_conflict,
                 )  # fmt: skip
             except (ApplyFailed, OSError) as error:
@@ -353,7 +353,7 @@ class Checkpoints:
             store.history.settle(checkpoint, rewrite=True, others=[(run, True) for run, _ in amended.values()])
         else:
             checkpoint.state = EMPTY
-            store.history.amend(checkpoint, [run for run, _ in amended.values()])
+            store.history.replace_by_earlier(checkpoint, [run for run, _ in amended.values()])
         return between
 
     def _withdraw(self, checkpoint: Run, reason: str) -> None:

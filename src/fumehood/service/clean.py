@@ -31,7 +31,7 @@ from fumehood.store import records
 from fumehood.store.audit import CLEANED
 from fumehood.store.database import Days, note_day
 from fumehood.store.files import BACKUP_DAYS, BACKUPS, Daily, Files, backup_parts
-from fumehood.store.places import Alone
+from fumehood.store.places import FileLock
 from fumehood.store.projects import Project
 
 DAYS = 30
@@ -95,7 +95,7 @@ def clean(
     if days < 0 or backup_days < 0:
         raise BadRequest(f"{min(days, backup_days)} days is not an age", hint="fumehood clean --days 30")
     moment = time.time() if now is None else now
-    with Alone(store.places.lock(_LOCK), wait=wait):
+    with FileLock(store.places.lock(_LOCK), wait=wait):
         if project is None and not dry:
             os.utime(store.places.lock(_LOCK))
         if not dry:
@@ -123,7 +123,7 @@ def clean(
                 forget(f"{store.places.state}/fleet", ("",), recorded.moment(max(days, _FLEET_DAYS), moment))
                 remove_left(store.places)
             if freed != Freed(days=days):
-                store.audit.tell("", CLEANED, freed.in_words().replace("\n", "; "), project=owner)
+                store.audit.add_event("", CLEANED, freed.in_words().replace("\n", "; "), project=owner)
         return freed
 
 

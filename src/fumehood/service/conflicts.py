@@ -167,7 +167,7 @@ def leave_groundless(store: Store, run: Run) -> c.Change | None:
         name = gone.get(objects_of(place, gits) or repository(place, gits) or note_of)
         if name is not None and change.verdict in (c.APPLIED, *c.WAITING):
             change.verdict = c.DISCARDED
-            change.reason = f"run {store.history.name(name)}, which it builds on, was discarded meanwhile"
+            change.reason = f"run {store.history.name_of(name)}, which it builds on, was discarded meanwhile"
             first = first or change
     return first
 
@@ -211,7 +211,7 @@ def give_way(store: Store, run: Run) -> None:
                 if not by:
                     return
                 if not first:
-                    first = f"run {store.history.name(by)} changed {printable(change.path)} meanwhile"
+                    first = f"run {store.history.name_of(by)} changed {printable(change.path)} meanwhile"
                     place = f"{root}/{change.within or change.path}"
     if first:
         forget(store, run, first, place)

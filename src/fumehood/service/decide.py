@@ -37,7 +37,7 @@ from fumehood.service.settle import (
     state_of,
     with_companions,
 )
-from fumehood.store.audit import named
+from fumehood.store.audit import first_paths
 from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
 from fumehood.store.places import new_id
 
@@ -252,7 +252,7 @@ def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
     among = among or [change for change in run.changed if change.verdict == c.CONFLICT]
     path = typed(among[0].path)
     raise BadRequest(
-        f"{printable(named(among))} changed in the project after run {run.name} began",
+        f"{printable(first_paths(among))} changed in the project after run {run.name} began",
         hint=f"fumehood diff {run.name} shows both; fumehood apply {run.name} {path} --force takes the run's version,"
         " and saves what is there now",
     )
@@ -306,13 +306,13 @@ def _apply(
     keep_replacements_whole(run.changed)
     _count_links(store, run, others=others)
     # What is in flight is `applied` in the journal, what was applied before is `done`.
-    store.history.note(run, APPLYING, decided=f"apply {named(waiting)}", only_verdicts=not is_anew)
+    store.history.record_progress(run, APPLYING, decided=f"apply {first_paths(waiting)}", only_verdicts=not is_anew)
     expected, failure = outcomes(run.changed), None
     try:
         _bring_back(store, run, others=others)
         take_over(
-            run.changed, run.roots, store.uppers(run), run.run, journal=lambda state: store.history.note(run, state),
-            even_open=even_open,
+            run.changed, run.roots, store.uppers(run), run.run, even_open=even_open,
+            journal=lambda state: store.history.record_progress(run, state),
         )  # fmt: skip
     except ApplyFailed as error:
         failure = error
@@ -448,7 +448,7 @@ def discard_held(
 def _refuse_built_upon(store: Store, project: Project, run: Run, waiting: Sequence[c.Change]) -> None:
     """Refuse where another held run builds on what would go."""
     going = Waiting(((run.run, change.root, change) for change in waiting), run.roots)
-    for later in map(store.history.find, store.history.held(project.id, run.draft)):
+    for later in map(store.history.find, store.history.held_runs(project.id, run.draft)):
         for change in later.changed if run.run in later.below else ():
             root = later.roots[change.root]
             if change.verdict not in c.WAITING or root not in run.roots:
@@ -465,10 +465,10 @@ def _discard(store: Store, project: Project, run: Run, waiting: Sequence[c.Chang
     held_runs.let_go(store, project.id, run.run, others=others)
     for change in waiting:
         change.verdict, change.reason = c.DISCARDED, why
-    store.history.note(run, SETTLING)
+    store.history.record_progress(run, SETTLING)
     held_runs.throw_away(store, run)
     run.state, run.reason = state_of(run.changed), ""
-    store.history.settle(run, rewrite=False, decided=f"discard {named(waiting)}", decided_at=time.time())
+    store.history.settle(run, rewrite=False, decided=f"discard {first_paths(waiting)}", decided_at=time.time())
     record_files(store, project.id, run)
     if run.state != HELD and not others:
         held_runs.drop_if_unneeded(store, run)
@@ -486,7 +486,7 @@ def _discard_unseen(store: Store, run: Run) -> Run:
         now = store.history.find(run.run)
         if now.state in (RUNNING, FAILED):
             reason = f"{now.reason or STOPPED_RUNNING}; what it wrote was thrown away without a look"
-            store.history.state(run.run, DISCARDED, reason)
+            store.history.set_state(run.run, DISCARDED, reason)
             layering.drop(store.places, run.run)
     finally:
         if claim is not None:

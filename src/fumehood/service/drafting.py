@@ -27,7 +27,7 @@ from fumehood.service.arguments import checks_arguments
 from fumehood.service.commands import Commands, texts
 from fumehood.service.decide import discard_held
 from fumehood.service.differences import each_difference
-from fumehood.store.history import Reach
+from fumehood.store.history import RunFilter
 from fumehood.store.places import new_id
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Draft(Commands):
     def history(self, limit: int = 0) -> list[Run]:
         """Return its runs, the latest first."""
         self._store.recover()
-        return [self._marked(run) for run in self._store.history.runs(Reach(draft=self._record.id), limit=limit)]
+        return [self._marked(run) for run in self._store.history.runs(RunFilter(draft=self._record.id), limit=limit)]
 
     def changes(self) -> tuple[ReportedChange, ...]:
         """Return every path that it would change in the project as that is now."""

@@ -39,7 +39,7 @@ from fumehood.linux.nofollow import (
 from fumehood.linux.steps import Changed
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
-from fumehood.store.audit import named
+from fumehood.store.audit import first_paths
 from fumehood.store.history import APPLYING, DRAFT, HELD, RUNNING, SETTLING
 from fumehood.store.named import DISCARDED, MAKING, DraftRecord
 from fumehood.store.places import new_id
@@ -354,7 +354,7 @@ def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: laye
 
     Whoever called drops the layer, also where this fails.
     """
-    members = store.history.held(project.id, draft.id)
+    members = store.history.held_runs(project.id, draft.id)
     roots = tuple(dict.fromkeys(root for name in reversed(members) for root in store.history.roots(name)))
     roots = roots or project.roots
     layering.require_there(roots)
@@ -530,11 +530,11 @@ def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeD
     run.state = RUNNING
     store.history.begin(project.id, run, os.getpid())
     run.state = APPLYING
-    store.history.journal(run)
+    store.history.write_journal(run)
     try:
         take_over(
             run.changed, run.roots, [layer.upper for layer in whole.layers], run.run, or_nothing=True,
-            journal=lambda state: store.history.note(run, state),
+            journal=lambda state: store.history.record_progress(run, state),
         )  # fmt: skip
     except (ApplyFailed, Changed) as error:
         store.history.withdraw(run, str(error))
@@ -545,9 +545,9 @@ def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeD
         raise ApplyFailed(f"nothing was applied: {why}", hint=hint) from error
     run.state, run.duration_s = state_of(run.changed), time.time() - run.started_at
     if run.state == HELD:
-        store.history.note(run, SETTLING)
+        store.history.record_progress(run, SETTLING)
         held_runs.set_apart(store, run)
-    store.history.settle(run, rewrite=True, decided=f"apply draft {draft.name}: {named(run.changed)}")
+    store.history.settle(run, rewrite=True, decided=f"apply draft {draft.name}: {first_paths(run.changed)}")
     record_files(store, project.id, run)
 
 

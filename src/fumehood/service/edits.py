@@ -286,7 +286,7 @@ def _close(store: Store, edit: OpenEdit) -> None:
         started_at=edit.started_at, duration_s=max(0.0, edit.ended_at - edit.started_at), roots=edit.roots,
         session=edit.session or None, changed=changes,
     )  # fmt: skip
-    store.history.add(edit.project, run)
+    store.history.add_finished(edit.project, run)
     show_to_running(store, edit.project, run)
     keeps_files = any(map(c.needs_layer, changes))
     if is_told:

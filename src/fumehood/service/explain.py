@@ -34,7 +34,7 @@ from fumehood.service.sandbox import world_of
 from fumehood.service.store import Store
 from fumehood.service.surroundings import World, around
 from fumehood.store.config import policy_for
-from fumehood.store.places import give_back_if_full, home, new_id, places, room_hint, shortage, shortage_to_begin
+from fumehood.store.places import home, new_id, places, release_reserve_if_full, room_hint, shortage, shortage_to_begin
 from fumehood.store.projects import Project
 
 TYPE_CHECKING = False
@@ -283,7 +283,7 @@ def examined(store: Store, project: Project | None = None) -> Examination:
     state = store.places.state
     lacking = shortage_to_begin(state)
     if lacking:
-        give_back_if_full(state)
+        release_reserve_if_full(state)
     if shortage(state):
         # Whatever is tried out there would seem not to work.
         raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=room_hint(state))

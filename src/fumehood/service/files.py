@@ -102,7 +102,7 @@ def _bring_up_to_date(store: Store, project: int, due: Sequence[Due], settled: R
     for run in runs:
         missed = _record(store, project, run, times[run.run] or run.started_at)
         if missed:
-            store.audit.tell(run.run, MISSED, "; ".join(missed[:5]))
+            store.audit.add_event(run.run, MISSED, "; ".join(missed[:5]))
     _see_who_waits(store, project, runs)
     Files(store.database).drop_due(number for number, _, _, _ in due)
 
@@ -110,7 +110,7 @@ def _bring_up_to_date(store: Store, project: int, due: Sequence[Due], settled: R
 def _record(store: Store, project: int, run: Run, at: float) -> list[str]:
     """Record what one run did; returns which backups could not be made, and why."""
     # An undo brings nothing new: what it takes out is a run's own work. An undo of an undo does again.
-    stands = run.state in _STANDING and store.history.turns(run) % 2 == 0
+    stands = run.state in _STANDING and store.history.undo_depth(run) % 2 == 0
     mine: dict[int, list[c.Change]] = {}
     for change in run.changed:
         if change.verdict == c.APPLIED:
@@ -259,7 +259,7 @@ def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
         if all(run.act != "undo" for run in runs) and not waiting & places:
             return
     held: set[Place] = set()
-    for name in store.history.held(project):
+    for name in store.history.held_runs(project):
         run = store.history.find(name)
         held |= {
             (os.fsencode(run.roots[change.root]), os.fsencode(change.path))

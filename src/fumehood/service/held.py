@@ -47,7 +47,7 @@ def trees_below(store: Store, project: int, run: Run) -> list[tuple[str, ...]]:
     if len(run.below) <= most(store.places.state):
         return trees(store, run.below, run.roots)
     with store.stack(project, settling=True):
-        held = set(store.history.held(project, run.draft))
+        held = set(store.history.held_runs(project, run.draft))
         try:
             items = folded(store, project, [name for name in run.below if name in held])
         except OSError as error:
@@ -60,7 +60,7 @@ def trees_below(store: Store, project: int, run: Run) -> list[tuple[str, ...]]:
 
 def clear_away(store: Store, project: int, run: Run) -> None:
     """Remove what runs needed no longer when they were settled, and what a command kept that has ended since."""
-    held = set(store.history.held(project, run.draft))
+    held = set(store.history.held_runs(project, run.draft))
     settled = [name for name in run.below if name not in held and os.path.isdir(store.places.run(name))]
     if not settled and not unused(store, project):
         return
@@ -74,7 +74,7 @@ def clear_away(store: Store, project: int, run: Run) -> None:
 
 def drop_if_unneeded(store: Store, run: Run) -> None:
     """Remove the layer of a run that has nothing in it, unless an undo of some of its paths uses it."""
-    if run.layer and store.history.users_of(run.layer) == [run.run]:
+    if run.layer and store.history.runs_using_layer(run.layer) == [run.run]:
         layering.drop_if_empty(store.places, run.layer, run.changed)
 
 
@@ -92,19 +92,19 @@ def waiting(store: Store, run: Run) -> Waiting:
                 if change.verdict in verdicts and root in run.roots:
                     yield name, run.roots.index(root), change
 
-    return Waiting(changes(), run.roots, store.history.name)
+    return Waiting(changes(), run.roots, store.history.name_of)
 
 
 def unseen(store: Store, project: int, run: Run) -> Waiting:
     """Return what other runs hold that a command did not see: they were settled while it ran."""
-    others = [store.history.find(name) for name in store.history.held(project, run.draft) if name not in run.below]
+    others = [store.history.find(name) for name in store.history.held_runs(project, run.draft) if name not in run.below]
     changes = (
         (other.run, run.roots.index(root), change)
         for other in others
         for change in other.changed
         if change.verdict in c.WAITING and (root := other.roots[change.root]) in run.roots
     )
-    return Waiting(changes, run.roots, store.history.name)
+    return Waiting(changes, run.roots, store.history.name_of)
 
 
 def layers(store: Store, run: Run) -> tuple[Layer, ...]:
@@ -217,7 +217,7 @@ def fold_ahead(store: Store, project: int, run: Run) -> None:
     limit = most(store.places.state)
     if len(run.below) + 1 >= limit:
         with store.stack(project, settling=True):
-            folded(store, project, store.history.held(project, run.draft), limit - 1)
+            folded(store, project, store.history.held_runs(project, run.draft), limit - 1)
 
 
 def folded(store: Store, project: int, runs: Sequence[str], limit: int = 0) -> list[StackedTree]:

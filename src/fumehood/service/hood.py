@@ -137,7 +137,8 @@ class Hood:
         from fumehood.core.questions import NETWORK
 
         hosts = f" ({', '.join(question.details)})" if question.what == NETWORK else ""
-        self.store.audit.tell(run.run, DECIDED, f"{decision.text}: {question.text}{hosts}", project=self.project.id)
+        detail = f"{decision.text}: {question.text}{hosts}"
+        self.store.audit.add_event(run.run, DECIDED, detail, project=self.project.id)
 
 
 def note_refusal(run: Run, error: Refused) -> None:

@@ -475,7 +475,7 @@ def show_to_running(store: Store, project: int, run: Run) -> None:
 
     The kernel's overlay goes on showing what it has looked up once, even that something was not there.
     """
-    names = {name for name, state, *_ in store.history.unfinished(project) if state == RUNNING}
+    names = {name for name, state, *_ in store.history.unfinished_runs(project) if state == RUNNING}
     names -= {run.run, run.of or ""}  # a checkpoint is of a command that runs
     if not names:
         return

@@ -31,7 +31,7 @@ from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
 from fumehood.store.audit import PYTHON
 from fumehood.store.config import policy_for
-from fumehood.store.history import LAST, Reach
+from fumehood.store.history import LAST, RunFilter
 from fumehood.store.places import new_id, new_mark, places
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Sandbox(Commands):
         else:
             self._project = self._store.projects.open(os.fspath(project))
         self._cwd = os.fspath(cwd or "")
-        self._store.history.here = self._project.id
+        self._store.history.current_project = self._project.id
         self._ask = ask
         self._variables = variables
         self._hood = self._new_hood(self._store.policy_of(self._project, policy), asks)
@@ -425,7 +425,7 @@ class Sandbox(Commands):
             raise BadRequest(f"{os.fspath(path)} can't be read: {run.stderr.strip()}")
         if any(is_limit(each, OUTPUT) for each in run.blocked):
             raise BadRequest(f"{os.fspath(path)} is too large to be read at once", hint="read a part with a command")
-        return b"".join(self._store.history.printed(run.run, "stdout"))
+        return b"".join(self._store.history.output_pieces(run.run, "stdout"))
 
     def write_file(self, path: str | os.PathLike[str], data: bytes | str) -> Run:
         """Write a file as a command would, its directory too: captured, judged and undoable as any run."""
@@ -453,7 +453,7 @@ class Sandbox(Commands):
         """
         self._store.recover()
         run = _name_of(run)
-        reach = Reach(sessions=tuple(each._session for each in (self, *beside))) if beside else self._reach
+        reach = RunFilter(sessions=tuple(each._session for each in (self, *beside))) if beside else self._reach
         if to_redo:
             return self._marked(undo_of(self._store, run, reach))
         is_to_undo = to_undo and run == LAST
@@ -471,15 +471,15 @@ class Sandbox(Commands):
         if stream not in ("stdout", "stderr"):
             raise BadRequest(f"there is no output {stream!r:.100}", hint="stdout or stderr")
         chosen = self._chosen(run)
-        return b"".join(self._store.history.printed(chosen.run, stream))
+        return b"".join(self._store.history.output_pieces(chosen.run, stream))
 
     def _chosen(self, run: Run | str | int) -> Run:
         return self._marked(self._store.history.find(_name_of(run), self._reach))
 
     @property
-    def _reach(self) -> Reach:
+    def _reach(self) -> RunFilter:
         """What can be named here: nothing of another project, nor, in a session, of another session or the person."""
-        return Reach(project=self._project.id, sessions=(self._session,) if self._session else ())
+        return RunFilter(project=self._project.id, sessions=(self._session,) if self._session else ())
 
     def close(self) -> None:
         """Stop what was started here and still runs, and close the records; the sandbox can't be used after that.

@@ -43,7 +43,7 @@ class OpenedStore(Store):
         What clients' own edits did is recorded.
         What can't be mended now is left for the next time: nothing else may fail for it.
         """
-        unfinished = self.history.unfinished()
+        unfinished = self.history.unfinished_runs()
         if unfinished or nofollow.notes(self.places.modes):
             from fumehood.service.recover import recover
 
@@ -59,7 +59,7 @@ class OpenedStore(Store):
         What clients' own edits did there is recorded: whoever has the lock comes after them.
         """
         # A command that runs has begun nothing there yet: so it is with the one that has just taken the lock.
-        unfinished = [each for each in self.history.unfinished(project) if each[1:3] != (RUNNING, "run")]
+        unfinished = [each for each in self.history.unfinished_runs(project) if each[1:3] != (RUNNING, "run")]
         if unfinished and not os.path.isdir(self.projects.path_of(project)):
             unfinished = []  # it waits for its project; who only cleans or forgets goes on
         if unfinished or nofollow.notes(self.places.modes):

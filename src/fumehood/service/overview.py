@@ -28,7 +28,7 @@ from fumehood.service.store import Store
 from fumehood.service.undo import in_turn, on_top, to_redo, undo
 from fumehood.store.audit import Missed
 from fumehood.store.config import file_of, text_of
-from fumehood.store.history import CHECKPOINT, LAST, Reach
+from fumehood.store.history import CHECKPOINT, LAST, RunFilter
 from fumehood.store.projects import Project
 from fumehood.store.search import Search, checkpointed_now, page_of_changes, search
 from fumehood.store.search import count_waiting as waiting_in
@@ -48,9 +48,9 @@ class LiveCommand(Value):
     processes: int
 
 
-def running(store: Store, *reaches: Reach) -> list[LiveCommand]:
+def running(store: Store, *filters: RunFilter) -> list[LiveCommand]:
     """Return the commands that run now, the latest first, with what they use."""
-    return [live(store, run) for run in store.running(*reaches)]
+    return [live(store, run) for run in store.running(*filters)]
 
 
 def live(store: Store, run: Run) -> LiveCommand:
@@ -277,13 +277,13 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "", for
     if store.sessions.find(name) is None:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
     if running := checkpointed_now(store.database, name):
-        running = store.history.name(running)
+        running = store.history.name_of(running)
         raise UndoRefused(
             f"the session {name} was not undone: run {running} still runs, and some of what it wrote is settled",
             hint=f"first: fumehood stop {running}",
         )
-    mine = Reach(project=project.id, sessions=(name,))
-    runs = [run for run in store.history.standing(mine) if run.act in ("run", CHECKPOINT)]
+    mine = RunFilter(project=project.id, sessions=(name,))
+    runs = [run for run in store.history.not_taken_back(mine) if run.act in ("run", CHECKPOINT)]
     if not runs:
         raise BadRequest(f"nothing of the session {name} is left to undo", hint=f"fumehood log --session {name}")
     return _all_or_none(store, project, f"the session {name} was not undone", runs, by, force=force)
@@ -291,9 +291,9 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "", for
 
 def redo_session(store: Store, project: Project, name: str, *, by: str = "", force: bool = False) -> list[Run]:
     """Bring back every run of a session that was taken back, the last one first: all of them, or none."""
-    taken_back = {run.layer or run.run for run in store.history.runs(Reach(project=project.id, sessions=(name,)))}
-    mine = Reach(project=project.id, sessions=(by,) if by else ())
-    undos = [back for back in store.history.undos(mine) if back.layer in taken_back]
+    taken_back = {run.layer or run.run for run in store.history.runs(RunFilter(project=project.id, sessions=(name,)))}
+    mine = RunFilter(project=project.id, sessions=(by,) if by else ())
+    undos = [back for back in store.history.undos_in_force(mine) if back.layer in taken_back]
     if not undos:
         raise BadRequest(f"nothing of the session {name} is left to redo", hint=f"fumehood log --session {name}")
     return _all_or_none(store, project, f"the session {name} was not brought back", undos, by, force=force)
@@ -323,20 +323,20 @@ def undo_command(store: Store, project: Project, run: Run, *, by: str = "", forc
 
 
 def redo_command(
-    store: Store, project: Project, name: str, *reaches: Reach, paths: Sequence[str] = (), here: str = "",
+    store: Store, project: Project, name: str, *filters: RunFilter, paths: Sequence[str] = (), here: str = "",
     by: str = "", force: bool = False,
 ) -> list[Run]:  # fmt: skip
     """Bring back what the last undo took back, or those of a command that is named, with all that was settled of it.
 
     With paths, only what one undo took back there.
     """
-    run = None if name == LAST else store.history.find(name, *reaches)
+    run = None if name == LAST else store.history.find(name, *filters)
     settled = store.history.checkpoints_of(run) if run is not None and run.act == "run" else []
     if run is None or not settled or paths:
-        back = to_redo(store, name, *reaches, paths=paths, here=here)
+        back = to_redo(store, name, *filters, paths=paths, here=here)
         return [undo(store, project, back, paths, here=here, by=by, force=force)]
     layers = {each.layer or each.run for each in (run, *settled)}
-    undos = [back for back in store.history.undos(*reaches) if back.layer in layers]
+    undos = [back for back in store.history.undos_in_force(*filters) if back.layer in layers]
     if not undos:
         raise BadRequest(f"run {run.name} is not taken back", hint=f"fumehood show {run.name}")
     return _all_or_none(store, project, f"run {run.name} was not brought back", undos, by, force=force)

@@ -143,7 +143,7 @@ def question_for(store: Store, project: Project, widening: Widening) -> Question
         question = questions.root_question(real, project.path, None if widening.target == real else widening.target)
         return question.replace(details=(*question.details, *questions.reason_told(widening.reason)))
     if widening.what == SHOW:
-        real, own = os.path.realpath(widening.target), store.places.own()
+        real, own = os.path.realpath(widening.target), store.places.own_directories()
         if not is_below(real, os.path.realpath(home())):
             hint = "other places are in sight, or out of every command's reach"
             raise BadRequest(f"{real} is not a path of the home", hint=hint)
@@ -176,7 +176,7 @@ def settle_access(
         else:
             decision = decide(question)
             allowed, why = decision.allowed, decision.reason
-            store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=project.id)
+            store.audit.add_event("", DECIDED, f"{decision.text}: {question.text}", project=project.id)
             if question.what in (questions.ROOT, questions.LINKED_ROOT):
                 if allowed:
                     store.projects.keep_root(project, question.target)

@@ -171,7 +171,7 @@ class Scratch:
         A mask below it would not hide anything: what is covered is the host's own directory.
         """
         homes = {home: os.path.realpath(home) for home in self._conditions.homes}
-        for each in (*self._conditions.closed, *self._places.own(), *UNSEEN):
+        for each in (*self._conditions.closed, *self._places.own_directories(), *UNSEEN):
             real = next((to + each[len(home) :] for home, to in homes.items() if is_in(each, (home,))), each)
             if is_in(path, (real,)) or is_in(real, (path,)):
                 return False

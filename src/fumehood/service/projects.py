@@ -25,8 +25,8 @@ from fumehood.service.decide import discard_held
 from fumehood.service.drafts import discard_draft
 from fumehood.store.audit import DECIDED
 from fumehood.store.files import Daily
-from fumehood.store.history import Reach
-from fumehood.store.places import Alone, Places, make_private, new_id
+from fumehood.store.history import RunFilter
+from fumehood.store.places import FileLock, Places, make_private, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add_root(
         permissions.require(root_question(real, project.path, link))
     # What was approved, and not what the name leads to by now.
     added = store.projects.keep_root(project, real)
-    store.audit.tell("", DECIDED, f"a root was added: {real}", project=project.id)
+    store.audit.add_event("", DECIDED, f"a root was added: {real}", project=project.id)
     return added
 
 
@@ -66,7 +66,7 @@ def remove_root(store: Store, project: Project, path: str) -> Project:
         said = f"{project.path} is not a root of {project.path}, but the project itself"
         raise BadRequest(said, hint="fumehood roots list shows the others")
     left = store.projects.remove_root(project, path)
-    store.audit.tell("", DECIDED, f"a root was removed: {os.path.realpath(path)}", project=project.id)
+    store.audit.add_event("", DECIDED, f"a root was removed: {os.path.realpath(path)}", project=project.id)
     return left
 
 
@@ -157,7 +157,7 @@ def clear(store: Store, workspace: Workspace, *, sure: bool) -> None:
     _refuse_in_use(store, project, workspace, "clear", sure=sure)
     for draft in store.drafts.open_ones(project.id):
         discard_draft(store, project, draft)
-    for run in store.history.held(project.id):
+    for run in store.history.held_runs(project.id):
         discard_held(store, project, store.history.find(run), ())
     with store.alone(project.id):
         _refuse_in_use(store, project, workspace, "clear", sure=sure)
@@ -179,9 +179,9 @@ def _refuse_in_use(store: Store, project: Project, workspace: Workspace, act: st
         )
 
 
-def workspace_lock(store: Store, name: str) -> Alone:
+def workspace_lock(store: Store, name: str) -> FileLock:
     """Take a workspace's lock for a `with` block: it is not removed while it is being opened."""
-    return Alone(store.places.lock(f"workspace-{name}"))
+    return FileLock(store.places.lock(f"workspace-{name}"))
 
 
 def size_of(path: str) -> int:
@@ -211,7 +211,7 @@ class Loss(Value):
 
 def loss(store: Store, project: KnownProject) -> Loss:
     """Return what forgetting a project would lose."""
-    runs = store.history.runs(Reach(project=project.id))
+    runs = store.history.runs(RunFilter(project=project.id))
     return Loss(
         undoable=sum(run.state == "applied" and bool(run.layer) for run in runs), held=project.held,
         backups=len(_backups(store, project.id)),
@@ -225,7 +225,7 @@ def forget(store: Store, project: KnownProject) -> None:
     interrupted.
     """
     with store.alone(project.id), store.stack(project.id, settling=True):  # so that none begins meanwhile
-        if any(layering.is_claimed(store.places, run) for run, *_ in store.history.unfinished(project.id)):
+        if any(layering.is_claimed(store.places, run) for run, *_ in store.history.unfinished_runs(project.id)):
             raise BadRequest(f"a run of {project.path} has not ended yet", hint="wait for it, then forget the project")
         store.projects.set_aside(project.id)
         runs = [run for (run,) in store.database.rows("SELECT id FROM runs WHERE project = ?", (project.id,))]
@@ -242,7 +242,7 @@ def forget(store: Store, project: KnownProject) -> None:
             remove_directory(directory)
         reset(store, project)
         store.projects.remove(project.id)
-    store.audit.tell("", DECIDED, f"the project {project.path} was forgotten")
+    store.audit.add_event("", DECIDED, f"the project {project.path} was forgotten")
 
 
 def _backups(store: Store, project: int) -> list[str]:
@@ -335,7 +335,7 @@ def offer(hood: Hood, request: Request, wishes: Wishes) -> Request:
             continue
         question = root_question(real, hood.project.path, None if real == path else path)
         decision = hood.asking(wishes).decide(question, wishes.cancelled)
-        store.audit.tell("", DECIDED, f"{decision.text}: {question.text}", project=hood.project.id)
+        store.audit.add_event("", DECIDED, f"{decision.text}: {question.text}", project=hood.project.id)
         if decision.allowed:
             hood.project = store.projects.keep_root(hood.project, real)
         else:

@@ -42,7 +42,7 @@ from fumehood.store.config import policy_for
 from fumehood.store.database import damage
 from fumehood.store.files import BACKUPS, backup_parts
 from fumehood.store.history import APPLYING, CHECKPOINT, DRAFT, RUNNING, SETTLING, UNFINISHED
-from fumehood.store.places import Alone, places
+from fumehood.store.places import FileLock, places
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
                     _keep(store, run, project, interrupts)
                 else:
                     with (
-                        Alone(store.places.lock(f"project-{project}"), wait=False),
+                        FileLock(store.places.lock(f"project-{project}"), wait=False),
                         store.stack(project, settling=True),
                     ):
                         _mend(store, run)
@@ -112,12 +112,12 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
         if run.state != RUNNING:
             return  # another process was faster
         if claim is None:
-            store.history.state(name, FAILED, STOPPED_RUNNING, event=RECOVERED)
+            store.history.set_state(name, FAILED, STOPPED_RUNNING, event=RECOVERED)
             return
         if not run.sandboxed:
             from fumehood.service.unsandboxed import UNCAPTURED
 
-            store.history.state(name, FAILED, f"{STOPPED_RUNNING}; {UNCAPTURED}", event=RECOVERED)
+            store.history.set_state(name, FAILED, f"{STOPPED_RUNNING}; {UNCAPTURED}", event=RECOVERED)
             layering.drop(store.places, name)
             return
         if run.mode == DRAFT:
@@ -129,7 +129,7 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
             from fumehood.service.session import clear_seat
 
             clear_seat(store.places, run.session, name)
-        with Alone(store.places.lock(f"project-{project}"), wait=False):
+        with FileLock(store.places.lock(f"project-{project}"), wait=False):
             layers = layering.layers_of(store.places, name, run.roots, *layering.below_of(store.places, name))
             _hold(store, project, run, layers, interrupts)
     finally:
@@ -144,7 +144,7 @@ def _hold(store: Store, project: int, run: Run, layers: Sequence[Layer], interru
     finally:
         interrupts.hold()
     if lost:
-        store.history.state(run.run, FAILED, lost, event=RECOVERED)
+        store.history.set_state(run.run, FAILED, lost, event=RECOVERED)
         return
     if run.draft is not None:
         meet_in_draft(store, project, run, may_run_again=False)
@@ -152,7 +152,7 @@ def _hold(store: Store, project: int, run: Run, layers: Sequence[Layer], interru
     if run.network == HOSTS:
         run.reason += "; which hosts it reached is not known"
     run.state = SETTLING if state == HELD else state
-    store.history.journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")], event=RECOVERED)
+    store.history.write_journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")], event=RECOVERED)
     layering.drop_scratch(layers)
     if state != HELD:
         layering.drop(store.places, run.run)
@@ -206,7 +206,7 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
     overlaid = [layer.upper for layer in layers if layer not in trees]
     if overlaid and any(
         state == RUNNING and name != run.run and layering.is_claimed(store.places, name)
-        for name, state, *_ in store.history.unfinished()
+        for name, state, *_ in store.history.unfinished_runs()
     ):
         # One that it has handed something could go on writing that. What checkpoints have settled is told from what is
         # new by the layer's own files, so it is taken out of these before.
@@ -232,7 +232,7 @@ def _mend(store: Store, name: str) -> None:
     """Bring one that was interrupted to an end: its project's lock is held."""
     run = store.history.find(name)
     if run.state == RUNNING and run.act != "run":
-        store.history.state(name, FAILED, STOPPED_BACK, event=RECOVERED)
+        store.history.set_state(name, FAILED, STOPPED_BACK, event=RECOVERED)
         if run.act == CHECKPOINT:
             layering.drop(store.places, name)
     elif run.state == APPLYING and os.path.isdir(store.places.run(run.layer)):
@@ -293,7 +293,7 @@ def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
     names = ", ".join(printable(step.change.path) for step in left)
     but = f", save for what was changed there since: {names}" if left else ""
     if run.act != "run":
-        store.history.state(run.run, FAILED, f"{STOPPED_BACK}{but}", event=RECOVERED)
+        store.history.set_state(run.run, FAILED, f"{STOPPED_BACK}{but}", event=RECOVERED)
         if run.act == CHECKPOINT and not left:
             layering.drop(store.places, run.run)  # its command's own layer has all of it
         return
@@ -350,7 +350,7 @@ def _finish(store: Store, run: Run) -> None:
         from fumehood.service.undo import consequences
 
         others = consequences(store, store.history.find(run.of), run)
-    members = [] if draft is None else store.history.held(draft.project, draft.id)
+    members = [] if draft is None else store.history.held_runs(draft.project, draft.id)
     store.history.settle(run, rewrite=True, others=others, event=RECOVERED)
     if draft is not None:
         drop_layers(store, draft, members)
@@ -407,14 +407,14 @@ def rebuild(open_store: Callable[[], Store]) -> tuple[Store, Mended]:
     store = open_store()
     store.notices.clear()
     # No cleaning meanwhile: it removes what no record names.
-    with Alone(store.places.lock("clean")):
+    with FileLock(store.places.lock("clean")):
         missing = sorted(_unrecorded(store), key=lambda run: (run.number, run.run))
         numbers = {run.run: run.number for run in missing}
         for run in missing:
             _take_up(store, run)
         _put_in_order(store.database, numbers)
         left = layering.unknown(store)
-        left += [path for path in records.unreadable(store.places) if os.path.dirname(path)[:-2] not in left]
+        left += [path for path in records.unreadable_records(store.places) if os.path.dirname(path)[:-2] not in left]
         return store, Mended(set_aside=aside, runs=len(missing), left=tuple(left))
 
 
@@ -448,7 +448,7 @@ def _take_up(store: Store, run: Run) -> None:
         store.sessions.open(project, run.session)
     if run.draft is not None:
         store.drafts.remember(project, run.draft, run.draft_name or f"draft-{run.draft}")
-    store.history.rebuild(project, run)
+    store.history.record_again(project, run)
 
 
 def _is_whole(store: Store, run: Run) -> bool:

@@ -39,7 +39,7 @@ from fumehood.service.files import LiveFiles, catch_up, record
 from fumehood.service.settle import meanings, outcomes
 from fumehood.store.database import Days
 from fumehood.store.files import Daily, Files, Past, Record, Slots, backup_parts, digest_of, is_untouched, read_seals
-from fumehood.store.history import APPLYING, Reach
+from fumehood.store.history import APPLYING, RunFilter
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
@@ -261,7 +261,7 @@ def restore(store: Store, project: Project, path: str, source: str = "", *, here
     root, below = place_of(store, project, path, here)
     with store.alone(project.id), InterruptsHeld() as interrupts:
         version = _chosen(store, project, root, below, source)
-        source = version.source if "-" in version.source else store.history.name(version.source)
+        source = version.source if "-" in version.source else store.history.name_of(version.source)
         run = Run(
             run=new_id(), project=project.path, command=f"restore {below} from {source}", cwd=project.path,
             state=APPLYING, act="restore", started_at=time.time(), roots=project.roots,
@@ -290,7 +290,7 @@ def put_in_place(
         run.changed = _prepare(store, run, number, path, make)
     except (FumehoodError, OSError, KeyboardInterrupt) as error:
         interrupts.hold()
-        store.history.state(run.run, "failed", reason_of(error))
+        store.history.set_state(run.run, "failed", reason_of(error))
         layering.drop(store.places, run.run)
         if isinstance(error, OSError):
             done = "restored" if run.act == "restore" else "written"
@@ -310,16 +310,16 @@ def _perform(store: Store, project: Project, run: Run) -> None:
         store.history.end(run)
         layering.drop(store.places, run.run)
         return
-    store.history.journal(run)
+    store.history.write_journal(run)
     expected = outcomes(run.changed)
     try:
         take_over(
             run.changed, run.roots, store.uppers(run), run.run, or_nothing=True,
-            journal=lambda state: store.history.note(run, state),
+            journal=lambda state: store.history.record_progress(run, state),
         )  # fmt: skip
     except (ApplyFailed, Changed) as error:
         reason = f"{error} changed meanwhile" if isinstance(error, Changed) else str(error)
-        store.history.state(run.run, "failed", reason)
+        store.history.set_state(run.run, "failed", reason)
         why = reason.removeprefix("nothing was applied: ")
         raise ApplyFailed(f"nothing was restored: {why}", hint="the project is as it was; try again") from error
     run.state, run.duration_s = "applied", time.monotonic() - began
@@ -383,7 +383,7 @@ def _chosen(store: Store, project: Project, root: str, path: str, source: str) -
         sound = [version for version in kept if version.is_sound]
         return sound[0] if sound else _sound(kept[0], shown, "there is no other")
     day = _day_meant(source)
-    run = None if day else store.history.find(source, Reach(project=project.id))
+    run = None if day else store.history.find(source, RunFilter(project=project.id))
     for version in kept:
         if version.source == (day if run is None else run.run):
             return _sound(version, shown, hint)
@@ -457,13 +457,13 @@ def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
 def _seals(store: Store, back: Run) -> Seals:
     """Return the seals of what lies in the layer now: those of the runs that saved it, each path by the last one."""
     history, places = store.history, store.places
-    users = [name for name in history.users_of(back.layer) if name != back.run]
+    users = [name for name in history.runs_using_layer(back.layer) if name != back.run]
     if len(users) <= ONCE:
         return read_seals(places, back.layer, back.of or "")
     seals: Seals = {}
     saved: dict[tuple[int, str], c.Stamp] = {}
     for user in map(history.find, users):
-        if user.state == "failed" or history.turns(user) % 2 == history.turns(back) % 2:
+        if user.state == "failed" or history.undo_depth(user) % 2 == history.undo_depth(back) % 2:
             continue
         own = read_seals(places, back.layer, user.run)
         for change in user.changed:
@@ -541,7 +541,7 @@ def _refuse_damaged(
     ]  # fmt: skip
     sound = sorted((each.source for each in others), key=lambda source: "-" not in source)  # a day before a run
     offer = f"fumehood restore {shown} --from {sound[0]} brings another" if sound else "there is no other backup"
-    name = store.history.name(back.of or "")
+    name = store.history.name_of(back.of or "")
     raise UndoRefused(
         f"{named}: nothing was undone",
         hint=f"it lies in {store.places.run(back.layer)}; {offer}; fumehood undo {name} with other paths takes those"

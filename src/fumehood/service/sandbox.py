@@ -23,7 +23,7 @@ from fumehood.service.hood import Hood, Wishes, note_refusal
 from fumehood.service.permission import settle_access, widened
 from fumehood.service.running import CheckpointTimer, Ended, Execution, output_streams, printed, take_note
 from fumehood.service.surroundings import World, around
-from fumehood.store.places import new_id, reserve_room
+from fumehood.store.places import ensure_room_to_begin, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run_in(hood: Hood, request: Request, wishes: Wishes) -> Run:
         request = request.replace(environment=(*_looked_up(hood.variables), *request.environment))
     check(request)
     # Before anything is tried out there: on a full disk, nothing would seem to work.
-    reserve_room(hood.store.places.state)
+    ensure_room_to_begin(hood.store.places.state)
     own, request = _made_ready(hood, request, wishes)
     try:
         run = _run_until_settled(own, request, wishes)
@@ -299,7 +299,7 @@ class Attempt:
         hood, run, request = self.hood, self.run, self.request
         store, project, places = hood.store, hood.project, hood.store.places
         strangers: Sequence[Stranger] = ()
-        if os.path.exists(places.strangers(project.id)):
+        if os.path.exists(places.foreign_files_list(project.id)):
             from fumehood.service.blocked import failed_on
 
             strangers = failed_on(places, project)
@@ -315,7 +315,7 @@ class Attempt:
             if run.draft is not None and not store.drafts.is_open(run.draft):
                 layering.drop(places, run.run)
                 raise BadRequest(f"draft {run.draft_name} is no longer there", hint="fumehood draft new begins one")
-            run.below = tuple(store.history.held(project.id, run.draft))
+            run.below = tuple(store.history.held_runs(project.id, run.draft))
             store.history.begin(project.id, run, os.getpid())
         held: list[tuple[str, ...]] = []
         if run.below:

@@ -303,7 +303,7 @@ def sweep_sessions(
     except FileNotFoundError:
         return 0
     with Closing(sessions):
-        unfinished = store.history.runs(among=[name for name, *_ in store.history.unfinished()])
+        unfinished = store.history.runs(among=[name for name, *_ in store.history.unfinished_runs()])
         in_use = {name for run in unfinished for name in (run.session, request.loopback_of(run.draft or 0))}
         rows = store.database.rows(
             "SELECT name, sessions.project, max(day) FROM sessions LEFT JOIN runs ON session = name GROUP BY name"

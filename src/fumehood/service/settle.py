@@ -58,7 +58,7 @@ def settle(
                 record_files(store, project, run)
                 return
     run.state = state_of(run.changed)
-    store.history.journal(run, printed)
+    store.history.write_journal(run, printed)
     # Not before: the kernel is still busy with it when the command has just ended.
     layering.drop_scratch(layers)
     if run.changed:
@@ -79,14 +79,14 @@ def _apply(
     from fumehood.service.conflicts import give_way
 
     run.state = APPLYING
-    store.history.journal(run, printed)
+    store.history.write_journal(run, printed)
     layering.drop_scratch(layers)
     expected = outcomes(run.changed)
 
     def apply(on_conflict: str) -> None:
         take_over(
             run.changed, run.roots, [layer.upper for layer in layers], run.run,
-            journal=lambda state: store.history.note(run, state), on_conflict=on_conflict,
+            journal=lambda state: store.history.record_progress(run, state), on_conflict=on_conflict,
         )  # fmt: skip
 
     try:
@@ -119,7 +119,7 @@ def _hold(
     elif may_run_again:
         give_way(store, run)
     run.state = SETTLING
-    store.history.journal(run, printed)
+    store.history.write_journal(run, printed)
     layering.drop_scratch(layers)
     _set_apart(store, run)
     run.state = HELD
@@ -129,7 +129,7 @@ def _hold(
 def conclude(store: Store, run: Run, *, is_otherwise: bool, decided_at: float | None = None) -> None:
     """Record what became of a run, once that is so: what waits is set apart first."""
     if run.state == HELD:
-        store.history.note(run, SETTLING)
+        store.history.record_progress(run, SETTLING)
         is_otherwise = False
         _set_apart(store, run)
     store.history.settle(run, rewrite=is_otherwise, decided_at=decided_at)

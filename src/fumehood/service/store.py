@@ -10,14 +10,14 @@ from fumehood.store.audit import PYTHON, Audit, Grants
 from fumehood.store.config import policy_for
 from fumehood.store.database import Database
 from fumehood.store.history import RUNNING, History
-from fumehood.store.places import Alone, places
+from fumehood.store.places import FileLock, places
 from fumehood.store.projects import Project, Projects
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.core.report import Run
-    from fumehood.store.history import Reach
+    from fumehood.store.history import RunFilter
     from fumehood.store.named import Drafts, Sessions, Workspaces
 
 
@@ -68,7 +68,7 @@ class Store:
 
     def written(self) -> tuple[str, ...]:
         """Where commands write besides the roots of their project: our own directories, and other projects."""
-        return (*self.places.own(), *self.projects.paths())
+        return (*self.places.own_directories(), *self.projects.paths())
 
     def own_path(self) -> str:
         """Return PATH for programs that we start outside: less directories in which a command can have put one."""
@@ -91,23 +91,23 @@ class Store:
         """The upper directories that hold a run's versions, root by root."""
         return [self.places.layer(run.layer, number, "upper") for number in range(len(run.roots))]
 
-    def alone(self, project: int, *, wait: bool = True) -> Alone:
+    def alone(self, project: int, *, wait: bool = True) -> FileLock:
         """Take a project's lock for a `with` block: applies and undos of one project wait for each other.
 
         What one that died has left half done is taken back first. Without `wait`, BlockingIOError is raised where
         somebody else has it.
         """
-        return Alone(self.places.lock(f"project-{project}"), lambda: self.mend(project), wait=wait)
+        return FileLock(self.places.lock(f"project-{project}"), lambda: self.mend(project), wait=wait)
 
-    def stack(self, project: int, *, settling: bool) -> Alone:
+    def stack(self, project: int, *, settling: bool) -> FileLock:
         """Take the lock on which trees of held runs there are, for a `with` block.
 
         Whoever settles something held has it alone. Whoever records a run takes it with others: the trees that the
         run then names stay until it has ended, empty perhaps.
         """
-        return Alone(self.places.lock(f"stack-{project}"), shared=not settling)
+        return FileLock(self.places.lock(f"stack-{project}"), shared=not settling)
 
-    def turn(self, project: int, place: str) -> Alone:
+    def turn(self, project: int, place: str) -> FileLock:
         """Take the lock that commands have which are run again: one after the other, or they would meet again.
 
         `place` is what they met at: others that change it let them pass.
@@ -118,7 +118,7 @@ class Store:
             with open(path, "wb") as file:
                 file.write(os.fsencode(place))
 
-        return Alone(path, note)
+        return FileLock(path, note)
 
     def whose_turn(self, project: int) -> str:
         """Return the place for which a command is run again at this moment, or nothing."""
@@ -126,7 +126,7 @@ class Store:
         if not os.path.exists(path):
             return ""
         try:
-            with Alone(path, wait=False, shared=True):
+            with FileLock(path, wait=False, shared=True):
                 return ""
         except BlockingIOError:
             with open(path, "rb") as file:
@@ -144,11 +144,11 @@ class Store:
 
     def runs_now(self, project: int) -> bool:
         """Return True if a command of a project is running, which may see what is held."""
-        return any(state == RUNNING for _, state, _, _ in self.history.unfinished(project))
+        return any(state == RUNNING for _, state, _, _ in self.history.unfinished_runs(project))
 
-    def running(self, *reaches: Reach) -> list[Run]:
+    def running(self, *reaches: RunFilter) -> list[Run]:
         """Return the commands that run now, the latest first."""
-        names = {run for run, state, _, _ in self.history.unfinished() if state == RUNNING}
+        names = {run for run, state, _, _ in self.history.unfinished_runs() if state == RUNNING}
         return [run for run in self.history.runs(*reaches, among=names) if run.run not in self.unsettled]
 
     def close(self) -> None:

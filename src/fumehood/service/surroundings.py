@@ -33,7 +33,7 @@ from fumehood.service.provided import (
     secrets_elsewhere,
     trusted_files,
 )
-from fumehood.store.places import Places, home, own_variables
+from fumehood.store.places import Places, home, process_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def around(
         if not os.path.isdir(source):
             raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
     if root in ("", HOST):
-        wishes, own = policy.environment, own_variables()
+        wishes, own = policy.environment, process_variables()
         environment, dropped = inherited(own, wishes.keep, wishes.drop)
         if policy.home == HIDDEN:
             for name in _OF_GIT:

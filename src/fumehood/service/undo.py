@@ -25,7 +25,7 @@ from fumehood.service.files import drop_shared_backups, record
 from fumehood.service.restore import ONCE, find_backups
 from fumehood.service.settle import FAILED, TAKEN_BACK, chosen, outcomes, state_of, with_companions
 from fumehood.service.verdicts import concerns
-from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, Reach
+from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, RunFilter
 from fumehood.store.places import new_id
 from fumehood.store.search import later_versions, made
 
@@ -67,7 +67,7 @@ def undo(
         else:
             # A plain swap finds out by itself; whole trees must be looked at first. So must all that was undone and
             # redone: versions may be where they would be if this had been done already.
-            again = len(store.history.users_of(back.layer)) > ONCE
+            again = len(store.history.runs_using_layer(back.layer)) > ONCE
             if heads := heads_in_the_way(run.roots, back.changed, _noted(store, back)):
                 _refuse(store, run, [path for _, path in heads])
             _check(store, run, back, [change for change in back.changed if again or not is_plain(change)])
@@ -83,7 +83,7 @@ def undo(
         interrupts.hold()
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
-        store.history.journal(back)
+        store.history.write_journal(back)
         expected = outcomes(back.changed)
         drop_shared_backups(store, back)
         _perform(store, project, run, back, first)
@@ -101,14 +101,14 @@ def as_it_stands(store: Store, run: Run) -> Run:
     A redo by force has put others into the project, and saved others, than the run itself. What was taken back at last
     does not stand.
     """
-    users = store.history.users_of(run.layer or run.run)
+    users = store.history.runs_using_layer(run.layer or run.run)
     if not users[1:]:
         return run
     last: dict[tuple[int, str], tuple[Run, c.Change, bool]] = {}
-    way = store.history.turns(run) % 2
+    way = store.history.undo_depth(run) % 2
     for user in map(store.history.find, users):
         if user.state != FAILED:
-            stands = store.history.turns(user) % 2 == way
+            stands = store.history.undo_depth(user) % 2 == way
             last |= {(each.root, each.path): (user, each, stands) for each in user.changed if each.verdict == c.APPLIED}
     changes: list[c.Change] = []
     mine: set[tuple[int, str]] = set()
@@ -176,7 +176,7 @@ def _in_layer(store: Store, back: Run, first: Run) -> Iterator[c.Change]:
     """Yield what an undo and other runs have in its layer, for some of its paths may have been undone before."""
     yield from back.changed
     yield from (change for change in first.changed if change.verdict in c.WAITING)
-    for name in store.history.users_of(back.layer):
+    for name in store.history.runs_using_layer(back.layer):
         if name != back.run:
             other = store.history.find(name)
             yield from other.changed if other.state != UNDONE else ()
@@ -228,42 +228,45 @@ def in_turn(store: Store, runs: Iterable[Run]) -> list[Run]:
     return ordered
 
 
-def last_to_undo(store: Store, *reaches: Reach) -> Run:
+def last_to_undo(store: Store, *filters: RunFilter) -> Run:
     """Return the last run that changed something and is not taken back yet; an agent's may be in a draft."""
-    run = next(store.history.standing(*reaches), None)
-    if any(reach.sessions for reach in reaches):
-        latest = store.history.runs(*reaches, limit=_LATEST)
-        drafted = next((each for each in latest if each.draft is not None and each.state == HELD), None)
-        run = drafted if run is None or (drafted is not None and drafted.number > run.number) else run
+    run = next(store.history.not_taken_back(*filters), None)
+    if any(run_filter.sessions for run_filter in filters):
+        latest = store.history.runs(*filters, limit=_LATEST)
+        drafted_run = next((each for each in latest if each.draft is not None and each.state == HELD), None)
+        run = drafted_run if run is None or (drafted_run is not None and drafted_run.number > run.number) else run
     if run is None:
-        lost = len(layering.unknown(store))
-        back = next(store.history.undos(*reaches), None)
-        more = "; fumehood redo brings back what was undone last" if back is not None and has_backups(back) else ""
-        ways = f"directories of runs without a record: {lost}; {layering.MEND}" if lost else ""
-        raise BadRequest("nothing is left to undo", hint=ways or f"fumehood log shows what ran{more}")
+        unrecorded = len(layering.unknown(store))
+        undo_run = next(store.history.undos_in_force(*filters), None)
+        hint = "fumehood log shows what ran"
+        if undo_run is not None and has_backups(undo_run):
+            hint += "; fumehood redo brings back what was undone last"
+        if unrecorded:
+            hint = f"directories of runs without a record: {unrecorded}; {layering.MEND}"
+        raise BadRequest("nothing is left to undo", hint=hint)
     return run
 
 
-def to_redo(store: Store, name: str, *reaches: Reach, paths: Sequence[str] = (), here: str = "") -> Run:
+def to_redo(store: Store, name: str, *filters: RunFilter, paths: Sequence[str] = (), here: str = "") -> Run:
     """Return the undo that a redo takes back: the last one, or of a run, or of an undo, that is named.
 
     Of a run with several undos, it is the last one that took back these paths.
     """
     if name == LAST:
-        back = next(store.history.undos(*reaches), None)
-        if back is None:
+        last_undo = next(store.history.undos_in_force(*filters), None)
+        if last_undo is None:
             raise BadRequest("nothing is left to redo", hint="fumehood log shows what was taken back")
-        return back
-    run = store.history.find(name, *reaches)
-    undos = store.history.undos(*reaches, of_layer=run.layer)
+        return last_undo
+    run = store.history.find(name, *filters)
+    undos = store.history.undos_in_force(*filters, of_layer=run.layer)
     if not run.layer:  # it is cleaned away, and what needs nothing of it can still be brought back
         undos = (each for each in undos if run.run in (each.run, each.of))
-    backs = [each for each in undos if run.act != "undo" or each.run == run.run]
-    if paths and len(backs) > 1:
-        backs = [each for each in backs if _has_all(each, paths, here)] or backs
-    if not backs:
+    matching_undos = [each for each in undos if run.act != "undo" or each.run == run.run]
+    if paths and len(matching_undos) > 1:
+        matching_undos = [each for each in matching_undos if _has_all(each, paths, here)] or matching_undos
+    if not matching_undos:
         raise BadRequest(f"run {run.name} is not taken back", hint=f"fumehood show {run.name}")
-    return backs[0]
+    return matching_undos[0]
 
 
 def _has_all(run: Run, paths: Sequence[str], here: str) -> bool:
@@ -288,7 +291,7 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
         )
     changes = _to_take_back(store, run, paths, here)
     which = "".join(f" {typed(path)}" for path in paths)
-    verb = REDO if store.history.turns(run) % 2 else "undo"
+    verb = REDO if store.history.undo_depth(run) % 2 else "undo"
     back = Run(
         run=new_id(), project=run.project, command=f"{verb} {run.number or run.run}{which}", cwd=run.project,
         state=APPLYING, act="undo", of=run.run, layer=run.layer or run.run, started_at=time.time(), roots=run.roots,
@@ -310,7 +313,7 @@ def _waiting_repositories(store: Store, run: Run) -> set[str]:
     if store.runs_now(project):
         return {git for _, git in repositories_of(run.roots, run.changed)}
     drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
-    later = [store.history.find(name) for draft in drafts for name in store.history.held(project, draft)]
+    later = [store.history.find(name) for draft in drafts for name in store.history.held_runs(project, draft)]
     return {
         repository(f"{each.roots[change.root]}/{change.path}", gits)
         for each in later
@@ -339,10 +342,10 @@ def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) ->
         try:
             take_over(
                 back.changed, run.roots, store.uppers(back), back.run, staying=stays, or_nothing=True,
-                even_open=True, journal=lambda state: store.history.note(back, state),
+                even_open=True, journal=lambda state: store.history.record_progress(back, state),
             )  # fmt: skip
         except (ApplyFailed, Changed) as error:
-            store.history.state(back.run, "failed", str(error))
+            store.history.set_state(back.run, "failed", str(error))
             try:
                 _check(store, run, back, back.changed)
                 find_backups(store, project, back, first)
@@ -353,7 +356,7 @@ def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) ->
             except UndoRefused as refusal:
                 store.history.withdraw(back, refusal.message)
                 raise refusal from error
-            store.history.note(back, APPLYING)
+            store.history.record_progress(back, APPLYING)
         else:
             return
 
@@ -377,7 +380,7 @@ def _to_take_back(store: Store, run: Run, paths: Sequence[str], here: str) -> li
             last = taken_back.removeprefix(TAKEN_BACK)
             raise UndoRefused(f"run {run.name} was {taken_back}", hint=f"to have it back: fumehood redo {last}")
         if paths and meant and meant[0].reason.startswith(UNDONE_BY):
-            last = store.history.name(meant[0].reason.removeprefix(UNDONE_BY))
+            last = store.history.name_of(meant[0].reason.removeprefix(UNDONE_BY))
             shown, hint = printable(meant[0].path), f"to have it back: fumehood redo {last}"
             raise BadRequest(f"what run {run.name} did to {shown} is undone already, by run {last}", hint=hint)
         if paths and meant:

@@ -19,7 +19,7 @@ from fumehood.service.provided import PLAYGROUND, make_playground
 from fumehood.service.running import attend, output_streams, printed, take_note
 from fumehood.service.settle import APPLIED, FAILED
 from fumehood.service.surroundings import home_of
-from fumehood.store.places import own_variables
+from fumehood.store.places import process_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def run_bare(hood: Hood, claim: Claim, request: Request, wishes: Wishes) -> Run:
         layering.drop(places, run.run)
         raise
     run.state, run.reason = APPLIED, UNCAPTURED
-    store.history.journal(run, printed(ended))
+    store.history.write_journal(run, printed(ended))
     # Not before: its lock tells that the run is alive, for as long as the record does.
     layering.drop(places, run.run)
     ended.outcome.raise_interrupt()
@@ -93,7 +93,7 @@ def _described(hood: Hood, request: Request, name: str) -> tuple[Run, dict[str, 
         if not os.path.isdir(cwd):
             lacking = "is not a directory" if os.path.exists(cwd) else "does not exist"
             raise NoDirectory(f"Working directory {lacking}: {cwd}", hint="make it first, or name another")
-    environment, dropped = inherited(own_variables())
+    environment, dropped = inherited(process_variables())
     owner = owner_of(project.path)
     if owner is not None:
         environment |= home_of(owner)

@@ -67,16 +67,16 @@ class Audit:
         self, connection: sqlite3.Connection, run: str, act: str, detail: str = "", *, project: int | None = None
     ) -> None:
         """Add an event in a transaction that is under way."""
-        uid, user = self._who()
+        uid, user = self._current_user()
         values = (time.time(), run, project, act, uid, user, self.face, self.agent, storable(detail))
         connection.execute(_INSERT, values)
 
-    def tell(self, run: str, act: str, detail: str = "", *, project: int | None = None) -> None:
+    def add_event(self, run: str, act: str, detail: str = "", *, project: int | None = None) -> None:
         """Add an event of its own."""
         with self.database.transaction() as connection:
             self.add(connection, run, act, detail, project=project)
 
-    def of(self, runs: Sequence[str]) -> dict[str, list[Event]]:
+    def events_of(self, runs: Sequence[str]) -> dict[str, list[Event]]:
         """Return what happened to some runs, the earliest first."""
         events: dict[str, list[Event]] = {run: [] for run in runs}
         for row in self.database.rows_for(f"{_EVENTS} WHERE run IN (?) ORDER BY n", runs):
@@ -98,7 +98,7 @@ class Audit:
             events[run] = self.database.records(Event, f"{cleaned} AND n > {first}{until} ORDER BY n")
         return events
 
-    def _who(self) -> tuple[int, str]:
+    def _current_user(self) -> tuple[int, str]:
         """Return the number and the name of the user; looked up once, because it costs more than the event."""
         uid = os.getuid()
         if self._user is not None and self._user[0] == uid:
@@ -123,7 +123,7 @@ def agent_of(environment: Mapping[str, str]) -> str:
     return named or next((agent for variable, agent in _AGENTS if environment.get(variable)), "")
 
 
-def verdicts(changes: Sequence[Change]) -> str:
+def count_verdicts(changes: Sequence[Change]) -> str:
     """Sum up what became of changes: how many of each verdict."""
     counts: dict[str, int] = {}
     for change in changes:
@@ -131,7 +131,7 @@ def verdicts(changes: Sequence[Change]) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
 
 
-def named(changes: Sequence[Change]) -> str:
+def first_paths(changes: Sequence[Change]) -> str:
     """Name changes by their paths, the first of many."""
     return first_of([change.path for change in changes], _NAMED)
 
@@ -221,17 +221,17 @@ class Grants:
         key = (question.what, question.project, question.wanted)
         values = (storable(question.text), storable(question.command), os.fsencode(question.directory))
         with self.database.transaction() as connection:
-            connection.execute(*_forgetting(question))
+            connection.execute(*_deletion_of(question))
             connection.execute("DELETE FROM missed WHERE id <= (SELECT max(id) FROM missed) - ?", (_MOST_MISSED,))
             connection.execute(
                 "INSERT INTO missed (at, what, project, target, text, command, directory, ahead)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (time.time(), *_row(key), *values, _ahead(question)),
+                (time.time(), *_row(key), *values, _way_to_allow(question)),
             )
 
     def forget_asked(self, question: Question) -> None:
         """Note that a question found somebody, as it may not have done before."""
-        self.database.write(*_forgetting(question))
+        self.database.write(*_deletion_of(question))
 
     def missed(self, project: str = "") -> list[Missed]:
         """Return the questions that found nobody, the latest first; of one project, or of all."""
@@ -255,12 +255,12 @@ class Grants:
         return grant
 
 
-def _forgetting(question: Question) -> tuple[str, tuple[str | bytes, ...]]:
-    values = question.what, os.fsencode(question.project), storable(question.text), _ahead(question)
+def _deletion_of(question: Question) -> tuple[str, tuple[str | bytes, ...]]:
+    values = question.what, os.fsencode(question.project), storable(question.text), _way_to_allow(question)
     return "DELETE FROM missed WHERE what = ? AND project = ? AND text = ? AND ahead = ?", values
 
 
-def _ahead(question: Question) -> str:
+def _way_to_allow(question: Question) -> str:
     return storable(question.remedy or question.ahead)
 
 

@@ -11,7 +11,7 @@ from fumehood.core.report import END_BYTES, size_told
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
 from fumehood.linux import libc
 from fumehood.linux.lock import locked
-from fumehood.store.places import give_back_if_full, shortage
+from fumehood.store.places import release_reserve_if_full, shortage
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Database:
             try:
                 self._connect()
             except (OSError, sqlite3.DatabaseError):
-                if not give_back_if_full(os.path.dirname(self.path)):
+                if not release_reserve_if_full(os.path.dirname(self.path)):
                     raise
                 self._connect()
         except OSError as error:
@@ -247,7 +247,7 @@ class Transaction:
         self._interrupts = libc.InterruptsHeld()
 
     def __enter__(self) -> sqlite3.Connection:
-        give_back_if_full(os.path.dirname(self._path))
+        release_reserve_if_full(os.path.dirname(self._path))
         self._interrupts.__enter__()
         self._lock.acquire()
         try:

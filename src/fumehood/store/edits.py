@@ -81,23 +81,23 @@ def seat_of(places: Places, session: str) -> EditSeat | None:
 
 def keep_seat(places: Places, session: str, look: Callable[[], EditSeat]) -> EditSeat:
     """Find out where a session edits, and keep it, unless what is known of projects changed meanwhile."""
-    before = _now(places.seats)
+    before = _now(places.edited_projects)
     seats = dict(list(_seats(places).items())[-_MOST_SEATS:])
     seat = look()
-    if session and _now(places.seats) == before:
+    if session and _now(places.edited_projects) == before:
         seats[session] = seat.project, seat.roots
-        _write(places.seats, seats)
+        _write(places.edited_projects, seats)
     return seat
 
 
 def forget_seats(places: Places) -> None:
     """Have the database asked again: projects, or their roots, are no longer what they were."""
-    _write(places.seats, {})
+    _write(places.edited_projects, {})
 
 
 def _seats(places: Places) -> dict[str, tuple[int, tuple[str, ...]]]:
     try:
-        with open(places.seats, "rb") as file:
+        with open(places.edited_projects, "rb") as file:
             seats: dict[str, tuple[int, tuple[str, ...]]] = marshal.load(file)  # noqa: S302 - as above
     except (FileNotFoundError, EOFError, ValueError, TypeError):
         return {}

@@ -1,4 +1,4 @@
-"""Where things lie on disk: the directories of the XDG standard, ours in each, closed to others; and the room there."""
+"""Fumehood's files on disk: its directories (by the XDG standard, closed to other users), disk space, locks, ids."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-_PYTHONS_LOCALES = ("C.UTF-8", "C.utf8", "UTF-8")  # PEP 538
+_LOCALES_SET_BY_PYTHON = ("C.UTF-8", "C.utf8", "UTF-8")  # PEP 538
 
 
 class Places(Value):
-    """Our own directories."""
+    """Fumehood's own directories, and the paths of what lies in them."""
 
     state: str
     data: str
@@ -43,69 +43,72 @@ class Places(Value):
         return f"{self.state}/runs/{run}/{root}/{part}"
 
     def folded(self, project: int) -> str:
-        """Where trees lie that stand for several held runs of a project; they can be made again."""
+        """The directory of folded trees, each of which shows several held runs of a project; they can be made again."""
         return f"{self.state}/folded/{project}"
 
     def output(self, run: str, stream: str) -> str:
-        """The file that holds the whole of an output too long for the record."""
+        """The file that holds an output which is too long for the database."""
         return f"{self.state}/outputs/{run}.{stream}"
 
     def stop_mark(self, run: str) -> str:
-        """The file whose being there asks for the end of a run's command."""
+        """The file that asks for the end of a run's command: it is enough that it exists."""
         return f"{self.state}/locks/stop-{run}"
 
     def checkpoint_mark(self, run: str) -> str:
-        """The file that asks for a checkpoint of a run's command, and holds the name that is to have."""
+        """The file that asks for a checkpoint of a run's command; it holds the name of the checkpoint."""
         return f"{self.state}/locks/checkpoint-{run}"
 
     def lock(self, name: str) -> str:
-        """The file locked while something is nobody else's to do."""
+        """The lock file of this name."""
         return f"{self.state}/locks/{name}"
 
     def session(self, name: str) -> str:
-        """The directory of a session: its own /tmp, and what its commands tell us."""
+        """The directory of a session: its own /tmp, and the messages of its commands to Fumehood."""
         return f"{self.state}/sessions/{name}"
 
     @property
     def edits(self) -> str:
-        """The notes of clients' edits that are begun: their files before them lie where their runs would."""
+        """The directory of notes about edits that clients have begun.
+
+        Copies of the files as they were before lie in the directory that a run with the edit's id would have.
+        """
         return f"{self.state}/edits"
 
     @property
     def desk(self) -> str:
-        """Where questions lie that wait for whoever is present."""
+        """The directory of questions that wait for an answer."""
         return f"{self.state}/desk"
 
     @property
-    def seats(self) -> str:
-        """The file that tells which project a session edits, for those who have no time to ask the database."""
+    def edited_projects(self) -> str:
+        """The file that says which project each session edits: reading it is faster than asking the database."""
         return f"{self.state}/seats"
 
-    def strangers(self, project: int) -> str:
-        """The file that names what an overlay failed on in a project, for whose it was."""
+    def foreign_files_list(self, project: int) -> str:
+        """The file that lists paths of a project that an overlay could not change, because of their owners."""
         return f"{self.state}/strangers-{project}"
 
     @property
     def layers(self) -> str:
-        """Where the layers lie that projects have over shared root trees."""
+        """The directory of the root layers: what projects wrote over shared root trees."""
         return f"{self.data}/layers"
 
     def draft(self, number: int) -> str:
-        """The directory of a draft, for a frozen copy of its project."""
+        """The directory of a draft: it holds the frozen copy of the project."""
         return f"{self.state}/drafts/{number}"
 
     @property
     def workspaces(self) -> str:
-        """Where workspaces lie, each a project by itself."""
+        """The directory of the workspaces, each of which is a project."""
         return f"{self.data}/workspaces"
 
     @property
     def modes(self) -> str:
-        """The notes of directories that are opened up for a while."""
+        """The directory of notes about directories whose modes are changed for a while."""
         return f"{self.state}/modes"
 
-    def own(self) -> tuple[str, ...]:
-        """Every directory that no project may hold or lie in."""
+    def own_directories(self) -> tuple[str, ...]:
+        """Fumehood's directories: no project may contain one of them, or lie in one."""
         return self.state, self.data, self.cache, self.config
 
 
@@ -113,18 +116,18 @@ def home() -> str:
     """The person's home directory."""
     path = os.path.expanduser("~")
     if not path.startswith("/"):
-        # A relative one would be another directory wherever we start, and in a project a command could write it.
+        # A relative path would mean another directory wherever we start; in a project, a command could write it.
         raise BadRequest(f"HOME is {path!r}, which is not an absolute path", hint="export HOME=/path/of/your/home")
     return path
 
 
-def own_variables() -> dict[str, str]:
-    """The variables that this program was given, and has set itself.
+def process_variables() -> dict[str, str]:
+    """Return the environment of this process, without an LC_CTYPE that only Python has set.
 
-    Without the LC_CTYPE that Python sets where it is started in the C locale: nobody asked for that.
+    Python sets one when it is started in the C locale.
     """
-    variables = dict(os.environ)  # the process's own is slow to ask
-    if variables.get("LC_CTYPE") in _PYTHONS_LOCALES and variables.get("LANG", "C") in ("", "C", "POSIX"):
+    variables = dict(os.environ)  # `os.environ` itself is slow
+    if variables.get("LC_CTYPE") in _LOCALES_SET_BY_PYTHON and variables.get("LANG", "C") in ("", "C", "POSIX"):
         with open("/proc/self/environ", "rb") as started_with:
             if not any(each.startswith(b"LC_CTYPE=") for each in started_with.read().split(b"\0")):
                 del variables["LC_CTYPE"]
@@ -132,52 +135,53 @@ def own_variables() -> dict[str, str]:
 
 
 def places(environment: Mapping[str, str] | None = None) -> Places:
-    """Find our directories; those that hold the person's only copies are made at once."""
+    """Find Fumehood's directories; the state directories, which hold the only copies of files, are made at once."""
     variables = os.environ if environment is None else environment
-    ours = Places(
-        state=_base(variables, "XDG_STATE_HOME", ".local/state"),
-        data=_base(variables, "XDG_DATA_HOME", ".local/share"),
-        cache=_base(variables, "XDG_CACHE_HOME", ".cache"),
-        config=_base(variables, "XDG_CONFIG_HOME", ".config"),
+    found_places = Places(
+        state=_our_directory(variables, "XDG_STATE_HOME", ".local/state"),
+        data=_our_directory(variables, "XDG_DATA_HOME", ".local/share"),
+        cache=_our_directory(variables, "XDG_CACHE_HOME", ".cache"),
+        config=_our_directory(variables, "XDG_CONFIG_HOME", ".config"),
     )
-    for directory in (ours.state, f"{ours.state}/runs", f"{ours.state}/outputs", f"{ours.state}/locks"):
+    state = found_places.state
+    for directory in (state, f"{state}/runs", f"{state}/outputs", f"{state}/locks"):
         if not os.path.isdir(directory):
             make_private(directory)
-    return ours
+    return found_places
 
 
 def state_directory() -> str:
-    """Where our state lies, or will."""
-    return _base(os.environ, "XDG_STATE_HOME", ".local/state")
+    """Return the path of the state directory, which may not exist yet."""
+    return _our_directory(os.environ, "XDG_STATE_HOME", ".local/state")
 
 
-def _base(variables: Mapping[str, str], variable: str, default: str) -> str:
-    value, named, own = variables.get(variable, ""), home(), _own_home()
+def _our_directory(variables: Mapping[str, str], variable: str, default: str) -> str:
+    value, home_variable, our_home = variables.get(variable, ""), home(), _home_of_our_files()
     # The standard says to ignore a relative path.
-    if not value.startswith("/") or (own != named and f"{value}/".startswith(f"{named}/")):
-        value = os.path.join(own, default)
+    if not value.startswith("/") or (our_home != home_variable and f"{value}/".startswith(f"{home_variable}/")):
+        value = os.path.join(our_home, default)
     return f"{value}/fumehood"
 
 
-def _own_home() -> str:
-    """The home that our directories lie in: root's own where HOME is somebody else's home, as `sudo -E` leaves it.
+def _home_of_our_files() -> str:
+    """Return the home for Fumehood's directories: root's own, if HOME is another user's home (as with `sudo -E`).
 
-    What root made there they could neither use nor remove, not even the directories above ours.
+    That user could neither use nor remove what root would make there.
     """
-    named = home()
-    if os.geteuid() == 0 and os.path.isdir(named) and (owner := os.stat(named).st_uid) != 0:
+    home_variable = home()
+    if os.geteuid() == 0 and os.path.isdir(home_variable) and (owner := os.stat(home_variable).st_uid) != 0:
         try:
-            if os.path.realpath(pwd.getpwuid(owner).pw_dir) == os.path.realpath(named):
+            if os.path.realpath(pwd.getpwuid(owner).pw_dir) == os.path.realpath(home_variable):
                 return pwd.getpwuid(0).pw_dir
         except KeyError:
-            return named  # in a container, say, where a home of the host's is all there is
-    return named
+            return home_variable  # for example in a container that mounts a home of the host
+    return home_variable
 
 
 def make_private(directory: str) -> None:
     """Make one of our directories, closed to others."""
     if os.geteuid() != 0 and not os.path.isdir(directory) and (umask := own_umask()):
-        # Before it: what was made would stay closed when the umask is another.
+        # Checked first: a directory made under this umask would stay closed after the umask is corrected.
         raise FumehoodError(f"cannot make {directory}: Permission denied", hint=umask)
     try:
         os.makedirs(os.path.dirname(directory), exist_ok=True)
@@ -192,7 +196,7 @@ def make_private(directory: str) -> None:
 
 
 def has_entries(directory: str) -> bool:
-    """Return True if anything is in one of our directories, which may not be there."""
+    """Return True if a directory exists and is not empty."""
     try:
         with os.scandir(directory) as entries:
             return next(entries, None) is not None
@@ -200,28 +204,28 @@ def has_entries(directory: str) -> bool:
         return False
 
 
-# ---- Room on the state's disk for the end of a run: a file that takes it, and is given back when the disk is full.
+# ---- Disk space for the end of a run: a reserve file takes it, and is removed when the disk is full.
 #
-# A run begins only where that file is there and some room is left besides. So what a command did can be recorded,
-# held or thrown away, even where others fill the disk meanwhile.
+# A run begins only if the reserve file exists and there is more space besides. So the changes of a command can be
+# recorded, held or discarded even if other programs fill the disk in the meantime.
 
-_RESERVED = 4 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_RESERVE_BYTES = 4 << 20
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-def reserve_room(state: str) -> None:
-    """Take the room that the end of a run needs, or refuse to begin one."""
+def ensure_room_to_begin(state: str) -> None:
+    """Make the reserve file for the end of a run; raises NoRoom if the disk has too little space."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with Closing(os.open(_reserve(state), flags, 0o600)) as file:
+        with Closing(os.open(_reserve_file(state), flags, 0o600)) as file:
             try:
-                if os.fstat(file).st_size < _RESERVED:
-                    os.posix_fallocate(file, 0, _RESERVED)
+                if os.fstat(file).st_size < _RESERVE_BYTES:
+                    os.posix_fallocate(file, 0, _RESERVE_BYTES)
             except OSError:
-                os.unlink(_reserve(state))
+                os.unlink(_reserve_file(state))
                 raise
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _DISK_FULL:
             raise
         lacking = shortage_to_begin(state) or f"the disk of {state} is full"
         raise NoRoom(f"no command can begin: {lacking}", hint=room_hint(state)) from error
@@ -230,56 +234,56 @@ def reserve_room(state: str) -> None:
 
 
 def shortage_to_begin(state: str) -> str:
-    """Say what the disk lacks for another run to begin; "" where it has room."""
+    """Say what the disk lacks for another run to begin; "" if it has enough space."""
     try:
-        reserved = os.stat(_reserve(state)).st_size
+        reserved = os.stat(_reserve_file(state)).st_size
     except OSError:
         reserved = 0
-    return shortage(state, besides=_RESERVED - reserved)
+    return shortage(state, additional=_RESERVE_BYTES - reserved)
 
 
-def shortage(state: str, *, besides: int = 0, part: int = 1) -> str:
-    """Say what the disk lacks for the end of a run, where so much is taken `besides`; "" where it has room.
+def shortage(state: str, *, additional: int = 0, divisor: int = 1) -> str:
+    """Say what the disk lacks for the end of a run; "" if it has enough space.
 
-    With 2 as the `part`, half of what is needed for a run to begin is enough.
+    `additional` bytes are needed too. With a `divisor` of 2, half of what a run needs to begin is enough.
     """
     while not os.path.exists(state):
         state = os.path.dirname(state)
     disk = os.statvfs(state)
     free = disk.f_bavail * disk.f_frsize
-    if free < END_BYTES // part + besides:
+    if free < END_BYTES // divisor + additional:
         return f"the disk of {state} has only {size_told(free)} left"
-    # Some file systems have no fixed number of entries: they say 0.
-    if disk.f_files and disk.f_favail < END_ENTRIES // part:
+    # File systems without a fixed number of files say 0.
+    if disk.f_files and disk.f_favail < END_ENTRIES // divisor:
         return f"the disk of {state} has room for only {disk.f_favail} more files"
     return ""
 
 
 def room_hint(state: str) -> str:
-    """Say how to get room again."""
-    needed = size_told(END_BYTES + _RESERVED)
+    """Return the hint that says how to free disk space."""
+    needed = size_told(END_BYTES + _RESERVE_BYTES)
     return f"free some of it ({needed} are needed in {state}): fumehood clean, or discard what is held"
 
 
-def give_back_if_full(state: str) -> bool:
-    """Give the room back where the disk has little left, for what is to be recorded now; tell if there was some."""
-    return bool(shortage(state)) and remove_file(_reserve(state))
+def release_reserve_if_full(state: str) -> bool:
+    """Remove the reserve file if the disk is nearly full; return True if that freed space."""
+    return bool(shortage(state)) and remove_file(_reserve_file(state))
 
 
-def _reserve(state: str) -> str:
+def _reserve_file(state: str) -> str:
     return f"{state}/reserve"
 
 
-# ---- What is nobody else's to do for a while.
+# ---- Locks.
 
-class Alone:
-    """A lock on one of our files, for a `with` block; `first` is done as soon as it is held."""
+class FileLock:
+    """A lock on one of our files, for a `with` block; `on_locked` is called as soon as the lock is held."""
 
     def __init__(
-        self, path: str, first: Callable[[], None] | None = None, *, wait: bool = True, shared: bool = False
+        self, path: str, on_locked: Callable[[], None] | None = None, *, wait: bool = True, shared: bool = False
     ) -> None:
         self._path = path
-        self._first = first
+        self._on_locked = on_locked
         self._wait = wait
         self._shared = shared
         self._lock: Lock | None = None
@@ -289,8 +293,8 @@ class Alone:
         self._lock = lock = Lock(os.open(self._path, flags, 0o600))
         try:
             lock.take(shared=self._shared, wait=self._wait)
-            if self._first is not None:
-                self._first()
+            if self._on_locked is not None:
+                self._on_locked()
         except BaseException:
             lock.close()
             raise
@@ -300,22 +304,22 @@ class Alone:
             self._lock.close()
 
 
-# ---- Name runs so that names are unique and sort by time.
+# ---- Run ids: they are unique and sort by time.
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
-LENGTH = 26
+ID_LENGTH = 26
 
 
 def new_id(now_ns: int | None = None) -> str:
-    """Return a fresh id: milliseconds, microseconds, then chance, in letters that can't be confused."""
+    """Return a new id: milliseconds, microseconds and random bits, in letters that are not mistaken for each other."""
     now = time.time_ns() if now_ns is None else now_ns
-    milliseconds, rest = divmod(now, 1_000_000)
-    chance = int.from_bytes(os.urandom(9), "big") >> 2
-    return _spelled(milliseconds << 80 | (rest // 1000) << 70 | chance, _ALPHABET, LENGTH)[::-1]
+    milliseconds, nanoseconds = divmod(now, 1_000_000)
+    random_bits = int.from_bytes(os.urandom(9), "big") >> 2
+    return _encode(milliseconds << 80 | (nanoseconds // 1000) << 70 | random_bits, _ALPHABET, ID_LENGTH)[::-1]
 
 
-def _spelled(number: int, alphabet: str, length: int) -> str:
-    """Write a number in some letters, the last digit first."""
+def _encode(number: int, alphabet: str, length: int) -> str:
+    """Write a number with the letters of an alphabet, the lowest digit first."""
     letters = []
     for _ in range(length):
         number, digit = divmod(number, len(alphabet))
@@ -323,31 +327,31 @@ def _spelled(number: int, alphabet: str, length: int) -> str:
     return "".join(letters)
 
 
-# ---- The mark that tells our own words from a command's: letters that a model is told, and no command can know.
+# ---- Marks: a model is told the mark, and no command can know it, so it shows which words are Fumehood's own.
 
-# None that an escape of another letter is written with, so that no escape can be a part of a mark.
+# No letter of these occurs in an escape sequence such as \x1b, so no escape can be a part of a mark.
 _MARK_ALPHABET = "ghjkmpqsvwyz"
 _MARK_LENGTH = 12
 _KEY_BYTES = 32
 
 
 def new_mark() -> str:
-    """Return a mark that nobody knows yet."""
-    return _spelled(int.from_bytes(os.urandom(16), "big"), _MARK_ALPHABET, _MARK_LENGTH)
+    """Return a new random mark."""
+    return _encode(int.from_bytes(os.urandom(16), "big"), _MARK_ALPHABET, _MARK_LENGTH)
 
 
 def session_mark(state: str, session: str) -> str:
-    """Return the mark of a client's conversation: the hook tells it, and each command's own process finds it again.
+    """Return the mark of a client's conversation: the hook tells it to the model, each command's report carries it.
 
-    It is kept nowhere: it is made of the session's name and a key in our state, which no command sees.
+    It is computed from the session's name and a secret key in the state directory, which no command sees.
     """
-    import _blake2  # what `hashlib` has it from, without OpenSSL around it
+    import _blake2  # the part of `hashlib` that does not load OpenSSL
 
-    digest: bytes = _blake2.blake2b(os.fsencode(session), key=_key(state), digest_size=16).digest()
-    return _spelled(int.from_bytes(digest, "big"), _MARK_ALPHABET, _MARK_LENGTH)
+    digest: bytes = _blake2.blake2b(os.fsencode(session), key=_mark_key(state), digest_size=16).digest()
+    return _encode(int.from_bytes(digest, "big"), _MARK_ALPHABET, _MARK_LENGTH)
 
 
-def _key(state: str) -> bytes:
+def _mark_key(state: str) -> bytes:
     path = f"{state}/mark.key"
     if not os.path.exists(path):
         if not os.path.isdir(state):

@@ -383,7 +383,7 @@ class Projects:
             raise BadRequest(f"{no}: it belongs to the system", hint="choose a directory of your own")
         if os.path.dirname(real) == os.path.realpath(self.places.workspaces):
             return real
-        for own in map(os.path.realpath, self.places.own()):
+        for own in map(os.path.realpath, self.places.own_directories()):
             if is_in(real, (own,)) or is_in(own, (real,)):
                 raise BadRequest(
                     f"{no}: Fumehood keeps its own records in {own}", hint="choose a directory apart from them"

@@ -1,7 +1,7 @@
-"""What is written down of runs: their changes as rows, long outputs, and a run's own record.
+"""How runs are recorded: their changes as database rows, long outputs as files, and a run's own record.
 
-That lies beside its layer, and the database can be made again from it, should it be lost. Only runs that keep a layer
-have one: a file for each run that has versions there, written when the run is settled.
+A run's own record is a file beside its layer, written when the run is settled. If the database is lost, it can be
+rebuilt from these files. Only runs that keep a layer have one.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     Place = tuple[int, int]  # a row, and an entry in it
 
 
-# ---- Changes as rows: one for each directory, holding what changed in it.
+# ---- Changes as rows: one row for each directory, with all that changed in it.
 #
-# A row a path would cost more than the swap it records; twenty thousand paths are a few hundred rows this way.
+# One row for each path would cost more time than the swap that it records. Twenty thousand paths make a few hundred
+# rows this way.
 
 def rows_of_changes(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows that record changes, one for each directory."""
@@ -45,12 +46,12 @@ def rows_of_changes(changes: Sequence[Change]) -> Iterator[tuple[Any, ...]]:
         )
         grouped.setdefault((change.root, directory, change.within), []).append(entry)
     for (root, directory, within), entries in grouped.items():
-        above = None if within is None else os.fsencode(within)
-        yield root, os.fsencode(directory), above, None, os.fsencode("".join(entries))
+        carrier = None if within is None else os.fsencode(within)
+        yield root, os.fsencode(directory), carrier, None, os.fsencode("".join(entries))
 
 
 class RecordedChange(Change):
-    """A change from the record: its stamps are texts until somebody asks for them, which most never do."""
+    """A change from the database: its stamps are parsed when they are first read, which is rare."""
 
     __slots__ = ("_after", "_before")
     _before: Any
@@ -86,40 +87,43 @@ def changes_of_rows(rows: Iterable[Sequence[Any]]) -> list[Change]:
     return by_path(change for row in rows for change in changes_of_row(*row))
 
 
-def changes_of_row(root: int, raw: bytes, within: bytes | None, later: str | None, entries: bytes) -> Iterator[Change]:
-    """Yield what one row tells; a later verdict on all of it goes before those in the entries."""
+def changes_of_row(
+    root: int, raw: bytes, within: bytes | None, row_verdict: str | None, entries: bytes
+) -> Iterator[Change]:
+    """Yield the changes of one row; `row_verdict`, if set, replaces the verdicts of the single entries."""
     directory = os.fsdecode(raw)
-    above = None if within is None else os.fsdecode(within)
+    carrier = None if within is None else os.fsdecode(within)
     prefix = f"{directory}/" if directory else ""
     for entry in os.fsdecode(entries).split("\0")[:-1]:
         fields, _, name = entry.rpartition("/")
         change, kind, verdict, marked, before, after, flags, reason = fields.split("\t", 7)
-        # Hundreds of thousands have the same few words: these are kept once.
+        # Hundreds of thousands of changes share a few words: `intern` keeps each word once.
         yield RecordedChange(
-            root, prefix + name, intern(change), intern(kind), before=before or None, after=after or None,  # type: ignore[arg-type]
-            within=above, marked=int(marked), verdict=later or intern(verdict), reason="" if later else intern(reason),
-            flags=tuple(flags.split()) if flags else (),
+            root, prefix + name, intern(change), intern(kind),
+            before=before or None, after=after or None,  # type: ignore[arg-type]
+            within=carrier, marked=int(marked), verdict=row_verdict or intern(verdict),
+            reason="" if row_verdict else intern(reason), flags=tuple(flags.split()) if flags else (),
         )  # fmt: skip
 
 
 def roots_of(project: str, joined: bytes) -> tuple[str, ...]:
-    """Return a run's roots; the first is the project, wherever that is by now."""
+    """Return a run's roots; the first is the project at its present path."""
     return (project, *(os.fsdecode(root) for root in joined.split(b"\0")[1:]))
 
 
-def counted(changes: Sequence[Change]) -> str:
-    """Sum up changes for the list of runs: how many of each."""
+def count_text(changes: Sequence[Change]) -> str:
+    """Write how many changes of each kind there are, as the database keeps it."""
     counts: dict[str, int] = {}
     for change in changes:
         counts[change.change] = counts.get(change.change, 0) + 1
     return " ".join(f"{kind}={count}" for kind, count in counts.items())
 
 
-# ---- The record itself.
+# ---- The record file of a run.
 
-_FORMAT = 2  # the rows as they are in the database; in the first form, they were texts
-_HEAD = b"fumehood record "  # a checksum and the line's end follow, then the record itself
-_END = ".record"
+_FORMAT = 2  # the rows as they are in the database; in format 1, they were texts
+_RECORD_HEADER = b"fumehood record "  # then a checksum and a newline, then the record itself
+_RECORD_SUFFIX = ".record"
 _FIELDS = (
     "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network", "hosts",
     "duration_s", "started_at", "act", "of", "layer", "capture", "mode", "dropped", "roots", "session", "below",
@@ -128,34 +132,34 @@ _FIELDS = (
 
 
 def write_record(places: Places, run: Run, rows: list[Any]) -> None:
-    """Write down what a run is now, beside the layer that it uses, with the rows of its changes."""
-    path = _path(places, run.layer, run.run)
+    """Write the record file of a run, with the rows of its changes, beside the layer that it uses."""
+    path = _record_path(places, run.layer, run.run)
     body = marshal.dumps((_FORMAT, {name: getattr(run, name) for name in _FIELDS}, rows), 4)
     try:
-        replace(path, b"%b%08x\n%b" % (_HEAD, crc32(body), body))
+        replace(path, b"%b%08x\n%b" % (_RECORD_HEADER, crc32(body), body))
     except OSError:
-        # The database has it all; but a record of what was so before would mislead.
-        for each in (path, f"{path}.new"):
-            remove_file(each)
+        # The database has everything. But an outdated record file would mislead, so it is removed.
+        for leftover in (path, f"{path}.new"):
+            remove_file(leftover)
 
 
-def is_kept(places: Places, run: Run) -> bool:
-    """Return True if a run has a record of its own."""
-    return os.path.exists(_path(places, run.layer, run.run))
+def has_record(places: Places, run: Run) -> bool:
+    """Return True if a run has a record file."""
+    return os.path.exists(_record_path(places, run.layer, run.run))
 
 
 def read_records(places: Places, layer: str) -> Iterator[Run]:
-    """Yield the runs that have versions in a layer, by their own records; what can't be read is left out."""
+    """Yield the runs that use a layer, read from their record files; unreadable files are left out."""
     for path in _records_in(places, layer):
-        run = _read(path)
+        run = _read_record(path)
         if run is not None and run.layer == layer:
             yield run
 
 
-def unreadable(places: Places) -> Iterator[str]:
-    """Yield where the records lie that can't be read."""
+def unreadable_records(places: Places) -> Iterator[str]:
+    """Yield the paths of the record files that can't be read."""
     for layer in os.listdir(f"{places.state}/runs"):
-        yield from (path for path in _records_in(places, layer) if _read(path) is None)
+        yield from (path for path in _records_in(places, layer) if _read_record(path) is None)
 
 
 def _records_in(places: Places, layer: str) -> list[str]:
@@ -164,26 +168,26 @@ def _records_in(places: Places, layer: str) -> list[str]:
         names = sorted(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return [f"{directory}/{name}" for name in names if name.endswith(_END)]
+    return [f"{directory}/{name}" for name in names if name.endswith(_RECORD_SUFFIX)]
 
 
-def _path(places: Places, layer: str, run: str) -> str:
-    return f"{places.run(layer)}/0/{run}{_END}"
+def _record_path(places: Places, layer: str, run: str) -> str:
+    return f"{places.run(layer)}/0/{run}{_RECORD_SUFFIX}"
 
 
-def _read(path: str) -> Run | None:
+def _read_record(path: str) -> Run | None:
     with open(path, "rb") as file:
         data = file.read()
-    head, _, body = data.partition(b"\n")
+    header, _, body = data.partition(b"\n")
     try:
-        if not data.startswith(_HEAD):
-            format_, fields, rows = _first_form(os.fsdecode(data))
-        elif head == b"%b%08x" % (_HEAD, crc32(body)):
+        if not data.startswith(_RECORD_HEADER):
+            format_, fields, rows = _read_first_format(os.fsdecode(data))
+        elif header == b"%b%08x" % (_RECORD_HEADER, crc32(body)):
             format_, fields, rows = marshal.loads(body)  # noqa: S302 - ours
         else:
             return None
         for name, value in (("number", 0), ("draft", None), ("draft_name", None)):
-            fields.setdefault(name, value)  # what an older version wrote has none
+            fields.setdefault(name, value)  # older versions did not write these
         if format_ not in (1, _FORMAT) or set(fields) != set(_FIELDS):
             return None
         if format_ == 1:
@@ -194,38 +198,38 @@ def _read(path: str) -> Run | None:
             ]  # fmt: skip
         changes = changes_of_rows(rows)
         for change in changes:
-            _ = change.before, change.after  # a record with a stamp that can't be read is none
+            _ = change.before, change.after  # parses the stamps: a bad one makes the whole record unreadable
         return Run(**fields, changed=changes)
     except (ValueError, TypeError, KeyError, EOFError):
         return None
 
 
-def _first_form(text: str) -> Any:
-    """Read what an older version wrote: tokens that end in NUL, each with a letter for its kind."""
+def _read_first_format(text: str) -> Any:
+    """Read a record in format 1: tokens that end in NUL, each beginning with a letter for its type."""
     if not text.endswith("\0"):
         raise ValueError("cut off")
     tokens = iter(text.split("\0"))
 
     def value() -> Any:
         token = next(tokens, "")
-        kind, rest = token[:1], token[1:]
+        kind, text = token[:1], token[1:]
         if kind == "s":
-            return rest
+            return text
         if kind == "t":
-            return tuple([value() for _ in range(int(rest))])
+            return tuple([value() for _ in range(int(text))])
         if kind == "d":
-            return {value(): value() for _ in range(int(rest))}
+            return {value(): value() for _ in range(int(text))}
         if kind in ("i", "f"):
-            return int(rest) if kind == "i" else float(rest)
+            return int(text) if kind == "i" else float(text)
         return {"n": None, "y": True, "x": False}[token]
 
     return value()
 
 
-# ---- Outputs too long for the record: kept in files of their own, read back in part or whole.
+# ---- Outputs that are too long for the database: each is a file, read back in part or whole.
 
-def read_kept(path: str, size: int) -> tuple[str, bool]:
-    """Return an output as its report shows it, and whether something is left out."""
+def read_output(path: str, size: int) -> tuple[str, bool]:
+    """Return an output as the report shows it, and whether a part of it is left out."""
     from fumehood.linux.streams import KEPT
 
     try:
@@ -236,27 +240,27 @@ def read_kept(path: str, size: int) -> tuple[str, bool]:
             head = os.pread(file, KEPT, 0)
             tail = os.pread(file, KEPT, max(KEPT, saved - KEPT))
     except FileNotFoundError:
-        return _gone(size), True
+        return _no_longer_kept(size), True
     left_out = size - len(head) - len(tail)
     middle = f"\n[… {left_out} bytes left out …]\n" if left_out else ""
     return f"{head.decode('utf-8', 'replace')}{middle}{tail.decode('utf-8', 'replace')}", bool(left_out)
 
 
-def printed(database: Database, places: Places, run: str, stream: str) -> Iterator[bytes]:
-    """Yield all that is kept of what a run printed, byte for byte; of what was cleaned away, that it was there."""
+def output_pieces(database: Database, places: Places, run: str, stream: str) -> Iterator[bytes]:
+    """Yield the bytes that a run printed; for an output that was cleaned away, a line that says so."""
     ((data, size),) = database.rows(f"SELECT {stream}, {stream}_size FROM runs WHERE id = ?", (run,))
     try:
-        yield from pieces(places.output(run, stream)) if data is None else [data]
-    except FileNotFoundError:  # it has printed nothing there, or that lies nowhere any more
-        yield from [_gone(size).encode()] if size else []
+        yield from file_pieces(places.output(run, stream)) if data is None else [data]
+    except FileNotFoundError:  # it printed nothing there, or the file was cleaned away
+        yield from [_no_longer_kept(size).encode()] if size else []
 
 
-def _gone(size: int) -> str:
+def _no_longer_kept(size: int) -> str:
     return f"[… {size} bytes, no longer kept …]\n"
 
 
-def pieces(path: str, start: int = 0) -> Iterator[bytes]:
-    """Yield all that is kept of an output, or what comes after its first bytes."""
+def file_pieces(path: str, start: int = 0) -> Iterator[bytes]:
+    """Yield the content of an output's file from byte `start` on."""
     with open(path, "rb") as file:
         file.seek(start)
         while piece := file.read(1 << 20):

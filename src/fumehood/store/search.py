@@ -8,7 +8,7 @@ from fumehood.core.changes import APPLIED, WAITING, Change
 from fumehood.core.value import Value
 from fumehood.store.database import OF_CHANGES
 from fumehood.store.history import CHECKPOINT
-from fumehood.store.records import changes_of_row, changes_of_rows, printed, roots_of
+from fumehood.store.records import changes_of_row, changes_of_rows, output_pieces, roots_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def search(database: Database, places: Places, what: Search, *, most: int, befor
 def _has_printed(database: Database, places: Places, run: str, text: bytes) -> bool:
     for stream in _STREAMS:
         rest = b""
-        for piece in printed(database, places, run, stream):
+        for piece in output_pieces(database, places, run, stream):
             joined = rest + piece
             if text in joined:
                 return True

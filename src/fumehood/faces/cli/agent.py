@@ -17,7 +17,7 @@ from fumehood.faces.cli.output import here, text_of
 from fumehood.service.agents import find_agent
 from fumehood.service.opened import OpenedStore
 from fumehood.store.audit import CLI
-from fumehood.store.history import CHECKPOINT, Reach
+from fumehood.store.history import CHECKPOINT, RunFilter
 from fumehood.store.places import new_id
 
 TYPE_CHECKING = False
@@ -76,8 +76,8 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
         # How all is taken back that it did, where some of it was applied before its end.
         store = OpenedStore(face=CLI)
         begun = store.sessions.find(sessions[0])
-        reach = None if begun is None else Reach(project=begun.project, sessions=(sessions[0],))
-        if reach is not None and any(each.act == CHECKPOINT for each in store.history.standing(reach)):
+        reach = None if begun is None else RunFilter(project=begun.project, sessions=(sessions[0],))
+        if reach is not None and any(each.act == CHECKPOINT for each in store.history.not_taken_back(reach)):
             line = f"fumehood undo --session {sessions[0]}"
             sys.stderr.write(f"fumehood: all that it did can be taken back: {line}\n")
     return code

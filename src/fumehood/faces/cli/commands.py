@@ -19,7 +19,7 @@ from fumehood.faces.cli.output import ModelText, here, meant, tell_notices
 from fumehood.service.opened import OpenedStore
 from fumehood.service.session import project_of
 from fumehood.store.audit import CLI
-from fumehood.store.history import Reach, is_by_project
+from fumehood.store.history import RunFilter, is_relative_to_project
 from fumehood.store.places import session_mark, state_directory
 from fumehood.store.projects import Project
 
@@ -84,9 +84,10 @@ class Context:
         self._in_session = project_of(store, options.only_session) if options.only_session else None
         try:
             # A number names a run of the session's project, or of the one that holds this directory.
-            store.history.here = store.projects.number_at(self._in_session or store.projects.holding(os.getcwd()))
+            path = self._in_session or store.projects.holding(os.getcwd())
+            store.history.current_project = store.projects.number_at(path)
         except FileNotFoundError:
-            store.history.here = None  # the current directory is gone
+            store.history.current_project = None  # the current directory is gone
         tell_notices(store)
 
     @property
@@ -100,7 +101,7 @@ class Context:
         path = self.store.projects.holding(here()) if named is None else named
         project = self.store.projects.open(path, register=False)
         if named is None:
-            self.store.history.here = project.id  # one that was moved is known only now
+            self.store.history.current_project = project.id  # one that was moved is known only now
         tell_notices(self.store)
         return project
 
@@ -115,13 +116,13 @@ class Context:
             return None
 
     @property
-    def reach(self) -> Reach:
+    def reach(self) -> RunFilter:
         """Which runs may be named: every one, unless an option leaves less; no other option leaves more."""
         session = self.options.only_session
         if session is None and not self.options.only_project:
-            return Reach()
+            return RunFilter()
         sessions = () if session is None else (session,)
-        return Reach(project=self.project.id, sessions=sessions, asked_by=self.options.asked_by)
+        return RunFilter(project=self.project.id, sessions=sessions, asked_by=self.options.asked_by)
 
     def run(self, name: str) -> Run:
         """The run that was named; `last` and `last~1` are those of this project."""
@@ -132,9 +133,9 @@ class Context:
                 error.hint = f"a path comes after the run: last {printable(quoted(name))}; {error.hint}"
             raise
 
-    def reaches(self, name: str) -> tuple[Reach, Reach]:
+    def reaches(self, name: str) -> tuple[RunFilter, RunFilter]:
         """What a run is looked for in, by how it is named."""
-        return self.reach, Reach(project=self.project.id if is_by_project(name) else None)
+        return self.reach, RunFilter(project=self.project.id if is_relative_to_project(name) else None)
 
     def project_of(self, run: Run) -> Project:
         """The project that a run belongs to."""

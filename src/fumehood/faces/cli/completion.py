@@ -20,7 +20,7 @@ from fumehood.core.wording import fitted
 from fumehood.faces.cli.commands import ABOUT, NAMES, Context, argument, command, parser_of
 from fumehood.faces.cli.output import text_of
 from fumehood.service.store import Store
-from fumehood.store.history import Reach
+from fumehood.store.history import RunFilter
 from fumehood.store.places import state_directory
 from fumehood.store.search import page_of_changes
 
@@ -124,9 +124,9 @@ def _recorded(kind: str, command: str, arguments: Sequence[str], current: str, p
     """Yield what of a kind is recorded; it is only read, and only if it is asked for."""
     store = Store()
 
-    def here() -> Reach:
+    def here() -> RunFilter:
         where = project or store.projects.holding(os.getcwd())
-        return Reach(project=store.projects.number_at(os.path.realpath(where)) or 0)
+        return RunFilter(project=store.projects.number_at(os.path.realpath(where)) or 0)
 
     if kind in ("RUN", "RUN|DRAFT"):
         yield "last", "the latest"
@@ -150,7 +150,7 @@ def _recorded(kind: str, command: str, arguments: Sequence[str], current: str, p
         yield from ((each.path, f"runs: {each.runs}") for each in store.projects.listed())
     elif kind == "A RUN'S PATH" and arguments:
         reach = here()
-        store.history.here = reach.project
+        store.history.current_project = reach.project
         run = store.history.find(arguments[0], reach)
         changes, _ = page_of_changes(store.database, run.run, most=_PATHS)
         yield from ((each.path, f"{each.change}, {each.verdict}") for each in changes if each.root == 0)

@@ -26,7 +26,7 @@ from fumehood.faces.cli.screen import ticking
 from fumehood.service import bundles, drafts
 from fumehood.service.drafting import MOST, Best, Candidate
 from fumehood.service.drafts import Conflict, Preview
-from fumehood.store.history import Reach
+from fumehood.store.history import RunFilter
 from fumehood.store.named import DraftRecord
 
 _AROUND = 3  # lines that are shown before and after a conflict
@@ -85,7 +85,7 @@ def _new(context: Context) -> int:
 
 
 def _fields(context: Context, draft: DraftRecord) -> dict[str, Any]:
-    runs = context.store.history.held(draft.project, draft.id)
+    runs = context.store.history.held_runs(draft.project, draft.id)
     return {
         "name": draft.name, "project": context.project.path, "created_at": draft.created_at,
         "frozen": draft.base is not None, "runs": len(runs), "running": context.store.drafts.runs_now(draft),
@@ -153,7 +153,7 @@ def around_marks(text: str) -> str:
 
 
 def _log(context: Context, draft: DraftRecord) -> int:
-    runs = context.store.history.runs(Reach(draft=draft.id))
+    runs = context.store.history.runs(RunFilter(draft=draft.id))
     rows = [picked(run, "run number command state exit_code started_at") for run in runs]
     lines = []
     for run in runs:

@@ -15,7 +15,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli import hook_clients
 from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, command_of, is_background
 from fumehood.faces.cli.output import here, tell_error, text_of
-from fumehood.store.places import Alone, Places, session_mark, state_directory
+from fumehood.store.places import FileLock, Places, session_mark, state_directory
 from fumehood.store.places import places as all_places
 
 TYPE_CHECKING = False
@@ -314,7 +314,7 @@ def edit_begins(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
         raise BadRequest(f"the user must be asked first: {reason}", hint=verdict.instead)
     names = [each.path if each.root == 0 else each.real for each in wanted]
     title = f"{'apply_patch' if is_shell else call.tool} {first_of([*map(printable, names)], _NAMED)}"
-    with Alone(places.lock(f"project-{seat.project}")):
+    with FileLock(places.lock(f"project-{seat.project}")):
         edits.begin(places, seat, session, call_name(call), title, cwd, wanted, verdict.flags)
     return reason
 
@@ -349,7 +349,7 @@ def edit_ended(call: ToolCall, session: str) -> None:
 
     if (edit := mine()) is None:
         return
-    with Alone(places.lock(f"project-{edit.project}")):
+    with FileLock(places.lock(f"project-{edit.project}")):
         if (edit := mine()) is None:
             return  # it is recorded
         note_end(places, edit, is_told=True)

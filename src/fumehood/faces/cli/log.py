@@ -40,8 +40,8 @@ from fumehood.service.differences import contents, differences, each_difference
 from fumehood.service.layers import MEND, unknown
 from fumehood.service.settle import chosen
 from fumehood.store.audit import Event
-from fumehood.store.history import CHECKPOINT, UNFINISHED, History, Reach
-from fumehood.store.records import pieces
+from fumehood.store.history import CHECKPOINT, UNFINISHED, History, RunFilter
+from fumehood.store.records import file_pieces
 from fumehood.store.search import applied_in, first_changes
 
 # What the log has for programs of each run.
@@ -68,11 +68,11 @@ _FOLLOWS_S = 0.2
 def _log(context: Context) -> int:
     options, history = context.options, context.store.history
     project = None if options.all else context.project.id
-    asked_for = Reach(project=project, sessions=() if options.session is None else (options.session,))
+    asked_for = RunFilter(project=project, sessions=() if options.session is None else (options.session,))
     runs = history.runs(context.reach, asked_for, limit=options.limit)
     counts = history.count_changes([run.run for run in runs])
     if context.as_json:
-        events = context.store.audit.of([run.run for run in runs])
+        events = context.store.audit.events_of([run.run for run in runs])
         listed = [
             {
                 **picked(run, _OF_A_RUN), "changes": counts[run.run], "path_count": sum(counts[run.run].values()),
@@ -216,7 +216,7 @@ def _free(lanes: list[str], after: int = -1) -> int:
 @command("show", "show everything about a run", "fumehood show last", run_or("last"), *REACH)
 def _show(context: Context) -> int:
     run = context.run(context.options.run)
-    events = context.store.audit.of([run.run])[run.run]
+    events = context.store.audit.events_of([run.run])[run.run]
     more = {"dropped": list(run.dropped), "events": [event.fields() for event in events]}
     return context.say(lambda: {**run.as_dict(), **more}, _facts(context, run, events))
 
@@ -225,7 +225,7 @@ def _facts(context: Context, run: Run, events: Sequence[Event]) -> Iterator[str]
     def by_name(text: str) -> str:
         """Call runs in a text that is recorded, by their ids, what people call them."""
         before, by, name = text.rpartition("by run ")
-        return f"{before}{by}{context.store.history.name(name)}" if by else text
+        return f"{before}{by}{context.store.history.name_of(name)}" if by else text
 
     colour = Paint()
     sandbox = f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
@@ -369,7 +369,7 @@ def _output(context: Context) -> int:
     while options.follow and run.state in UNFINISHED:
         for name, count in shown.items() if not context.as_json else ():  # the object has it all
             try:
-                for piece in pieces(store.places.output(run.run, name), count):
+                for piece in file_pieces(store.places.output(run.run, name), count):
                     shown[name] += len(piece)
                     sink(piece)
             except FileNotFoundError:
@@ -382,7 +382,7 @@ def _output(context: Context) -> int:
         return 0
     for name, count in shown.items():
         left = count
-        for piece in store.history.printed(run.run, name):
+        for piece in store.history.output_pieces(run.run, name):
             if len(piece) > left:
                 sink(piece[left:])
             left = max(0, left - len(piece))

@@ -76,7 +76,7 @@ def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str
     record = file.record
     word, shade = ("deleted", "red") if record.is_deleted else ("", "dim")
     word, shade = ("waiting", "yellow") if record.needs_approval else (word, shade)
-    sources = [*file.days, *map(context.store.history.name, file.runs)]
+    sources = [*file.days, *map(context.store.history.name_of, file.runs)]
     count = len(file.days) + file.run_count
     named = ", ".join(sources[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
     where = "" if record.root == project else f"{record.root}/"
@@ -98,14 +98,14 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
         if file is not None:
             yield _line(context, project.path, file.replace(days=(), runs=()), colour)
         if not kept:
-            last = f"no earlier version is kept; run {context.store.history.name(by)} changed it last"
+            last = f"no earlier version is kept; run {context.store.history.name_of(by)} changed it last"
             yield f"it can't be restored: {last if by else 'no run changed it'}"
             return
         yield "it can be restored:"
         for version in kept:
             is_run = "-" not in version.source
             when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
-            source = context.store.history.name(version.source) if is_run else version.source
+            source = context.store.history.name_of(version.source) if is_run else version.source
             kind = "" if version.kind == "file" else f" {version.kind}"
             size = f"{size_told(version.size):>10}"
             yield f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size}{kind}  {printable(version.about)}"

@@ -129,11 +129,11 @@ def _undo(context: Context) -> int:
 
     def tell_what_stands() -> None:
         # Those of a command come right after it.
-        latest = islice(store.history.standing(*context.reaches(LAST)), _LOOKED_AT)
+        latest = islice(store.history.not_taken_back(*context.reaches(LAST)), _LOOKED_AT)
         earlier = next((each for each in latest if each.act == CHECKPOINT and each.of == run.run), None)
         if earlier is not None:
             print(f"  what was settled while it ran stands; to take that back: fumehood undo {earlier.name}")
-        names = set(store.history.held(project.id)) if is_last else set()
+        names = set(store.history.held_runs(project.id)) if is_last else set()
         for each in store.history.runs(*context.reaches(LAST), among=names):
             if each.number > run.number:
                 print(f"  run {each.name} came later, and waits; to throw it away: fumehood discard {each.name}")
@@ -295,7 +295,7 @@ def _held(context: Context) -> list[Run]:
         if run.state != "held":
             raise BadRequest(f"run {run.name} holds nothing: it is {run.state}", hint=f"fumehood show {run.name}")
         return [run]
-    return [context.store.history.find(name) for name in reversed(context.store.history.held(context.project.id))]
+    return [context.store.history.find(name) for name in reversed(context.store.history.held_runs(context.project.id))]
 
 
 def _waiting(run: Run) -> list[c.Change]:

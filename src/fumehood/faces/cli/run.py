@@ -215,7 +215,7 @@ def _run(options: Options, as_json: bool, brief: Brief | None, signals: Signals)
     store = OpenedStore(face=CLI if brief is None else HOOK)
     project = _opened(store, options, options.last("--session") or "")
     if brief is not None or "--project" not in options.values or store.projects.holding(here()) == project.path:
-        store.history.here = project.id  # a number typed here means a run of this project
+        store.history.current_project = project.id  # a number typed here means a run of this project
     if brief is None:
         tell_notices(store)
     else:

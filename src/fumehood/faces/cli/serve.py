@@ -295,7 +295,7 @@ def _list(context: Context, sender: FleetSender) -> int:
     lines = []
     for each in notes:
         command = each["command"] if isinstance(each["command"], str) else " ".join(each["command"])
-        name = context.store.history.name(each["run"]) if each["run"] else "under way"
+        name = context.store.history.name_of(each["run"]) if each["run"] else "under way"
         lines.append(f"{each['id']}  {f'#{name}' if name.isdecimal() else name:9}  {printable(command)}")
     return context.say({"jobs": notes}, lines)
 

@@ -24,14 +24,14 @@ from fumehood.service.overview import missed_questions
 from fumehood.service.permission import Permissions, settle_access, widened
 from fumehood.service.settle import FAILED
 from fumehood.service.undo import has_backups
-from fumehood.store.history import Reach
+from fumehood.store.history import RunFilter
 
 
 @command(
     "ps", "show what runs now", "fumehood ps\nfumehood ps --all", flag("--all", "in every project"), *REACH
 )  # fmt: skip
 def _ps(context: Context) -> int:
-    reach = Reach() if context.options.all else Reach(project=context.project.id)
+    reach = RunFilter() if context.options.all else RunFilter(project=context.project.id)
     runs = context.store.running(context.reach, reach)
     fields = "run number project command cwd session started_at network"
     lines = []
@@ -78,7 +78,7 @@ def _forward(context: Context) -> int:
     elif options.session:
         session = _known_session(context, options.session)
     else:
-        runs = context.store.running(Reach(project=context.project.id))
+        runs = context.store.running(RunFilter(project=context.project.id))
         if (latest := next((run for run in runs if run.session), None)) is None:
             raise BadRequest("no command of a session runs now", hint="fumehood ps shows what runs; --session NAME")
         session = (latest.session or "") if latest.draft is None else loopback_of(latest.draft)
@@ -146,8 +146,8 @@ def _status(context: Context) -> int:
     project = context.project
     session = options.only_session or options.session or ""
     policy = widened(store.policy_of(project), store.grants.allowed(project.path, session))
-    reach = Reach(project=project.id, sessions=(session,) if session else ())
-    held = store.history.runs(context.reach, reach, among=set(store.history.held(project.id)))
+    reach = RunFilter(project=project.id, sessions=(session,) if session else ())
+    held = store.history.runs(context.reach, reach, among=set(store.history.held_runs(project.id)))
     running = store.running(context.reach, reach)
     network = policy.network if policy.network != "none" or not policy.hosts else "hosts"
     is_agent = bool(options.only_session)
@@ -155,7 +155,7 @@ def _status(context: Context) -> int:
     asked = [] if is_agent else Desk(store.places).waiting()
     questions = [each for each in asked if each.question.project in ("", project.path)]
     drafts = store.drafts.open_ones(project.id)
-    undo = next(store.history.undos(context.reach, reach), None)
+    undo = next(store.history.undos_in_force(context.reach, reach), None)
     undone = store.history.find(undo.of) if undo is not None and undo.of is not None else None
     is_part = undone is not None and undone.state != "undone"
     answer = {

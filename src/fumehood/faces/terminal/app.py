@@ -33,7 +33,7 @@ from fumehood.service.ask import Desk, OpenQuestion
 from fumehood.service.overview import Chosen, LiveCommand
 from fumehood.service.store import Store
 from fumehood.store.audit import Missed
-from fumehood.store.history import Reach
+from fumehood.store.history import RunFilter
 
 NOW, QUESTIONS, WAITING, HISTORY = VIEWS = ("now", "questions", "waiting", "past")
 _NAMES = {NOW: "Now", QUESTIONS: "Questions", WAITING: "Waiting", HISTORY: "History"}
@@ -60,7 +60,7 @@ class RunningView(Acting):
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("s", "stop", "Stop"), Binding("c", "checkpoint", "Settle so far")]
 
-    def __init__(self, store: Store, reach: Reach) -> None:
+    def __init__(self, store: Store, reach: RunFilter) -> None:
         super().__init__(store)
         self._reach = reach
         self._runs: dict[str, Run] = {}
@@ -316,7 +316,7 @@ class Views(App[None]):
     def compose(self) -> ComposeResult:
         yield Static("", markup=False, id="bell")
         views = (
-            RunningView(self.store, Reach(project=self._project)), QuestionsView(self.store, self.desk),
+            RunningView(self.store, RunFilter(project=self._project)), QuestionsView(self.store, self.desk),
             ChangesView(self.store, self._held, only_waiting=True), HistoryView(self.store, self._project),
         )  # fmt: skip
         with TabbedContent(initial=self._first):

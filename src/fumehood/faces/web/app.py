@@ -287,7 +287,7 @@ def _whole_output(page: Page, request: Request) -> Response:
     run = page.run(request)
     stream = "stderr" if request.query_params.get("stream") == "stderr" else "stdout"
     name = f'attachment; filename="{run.number}-{stream}.txt"'
-    pieces = (piece or b"" for piece in page.store.history.printed(run.run, stream))
+    pieces = (piece or b"" for piece in page.store.history.output_pieces(run.run, stream))
     return StreamingResponse(pieces, media_type="text/plain", headers={"content-disposition": name})
 
 

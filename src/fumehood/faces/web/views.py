@@ -37,7 +37,7 @@ from fumehood.service.undo import has_backups
 from fumehood.store.audit import WEB
 from fumehood.store.config import file_of, text_of
 from fumehood.store.files import Files, Record
-from fumehood.store.history import Reach
+from fumehood.store.history import RunFilter
 from fumehood.store.named import DraftRecord
 from fumehood.store.projects import Project
 from fumehood.store.search import Search, change_at, count_waiting, page_of_changes, waiting_flagged
@@ -323,14 +323,14 @@ def run(page: Page, request: Request) -> View:
     is_held = chosen.state == "held" and chosen.draft is None  # a draft is taken over as a whole
     held = count_waiting(store.database, chosen.run) if is_held else 0
     written, is_more = overview.written(store, chosen, _CHANGES) if chosen.state == "running" else ([], False)
-    users = [name for name in store.history.users_of(chosen.layer or chosen.run) if name != chosen.run]
+    users = [name for name in store.history.runs_using_layer(chosen.layer or chosen.run) if name != chosen.run]
     about = [name for (name,) in store.database.rows("SELECT id FROM runs WHERE of = ?", (chosen.run,))]
     others = store.history.runs(among=sorted({*users, *about, *([chosen.of] if chosen.of else ()), *chosen.below}))
     kinds = store.history.count_changes([chosen.run]).get(chosen.run, {})
     return "run.html", {
         "title": _title_of(chosen), "run": chosen, "held": held, "seen": each.seen,
         "dangerous": _dangerous(page, chosen) if held and each.rest else [],
-        "events": store.audit.of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
+        "events": store.audit.events_of([chosen.run]).get(chosen.run, []), "written": written, "is_more": is_more,
         "others": others, "shown": each.changes, "rest": each.rest, "kinds": kinds,
         "can_undo": chosen.state in ("applied", "held") and store.history.has_applied(chosen) and has_backups(chosen),
         "is_back": chosen.act == "undo" and chosen.state == "applied" and has_backups(chosen),
@@ -493,7 +493,7 @@ def draft_fields(page: Page, project: str, draft: DraftRecord) -> dict[str, Any]
     return {
         "name": draft.name, "project": project, "address": f"{draft.project}/{draft.name}",
         "frozen": draft.base is not None, "created_at": draft.created_at,
-        "runs": len(page.store.history.held(draft.project, draft.id)),
+        "runs": len(page.store.history.held_runs(draft.project, draft.id)),
         "running": page.store.drafts.runs_now(draft), "seen": page.store.drafts.shown_at(draft),
     }  # fmt: skip
 
@@ -529,7 +529,7 @@ def draft(page: Page, request: Request) -> View:
         "title": f"Draft {record.name}", "draft": about, "conflicts": conflicts,
         "merged": merged, "run": run, "shown": run.changed[first : first + _CHANGES], "total": len(run.changed),
         "later": first + _CHANGES if len(run.changed) > first + _CHANGES else 0,
-        "runs": page.store.history.runs(Reach(draft=record.id), limit=_RUNS_OF_DRAFT),
+        "runs": page.store.history.runs(RunFilter(draft=record.id), limit=_RUNS_OF_DRAFT),
     }  # fmt: skip
 
 

@@ -44,7 +44,7 @@ from fumehood.service.fleet import jobs
 from fumehood.service.fleet.jobs import LARGEST, Base, BaseEntry, Blobs, Missing, digest, open_blobs
 from fumehood.service.profiles import digest_of
 from fumehood.service.store import Store
-from fumehood.store.places import Alone, Places, home, make_private, new_id
+from fumehood.store.places import FileLock, Places, home, make_private, new_id
 from fumehood.store.projects import Project
 
 Command = str | Sequence[str]
@@ -310,7 +310,7 @@ class FleetSender:
             raise ended
 
     def _taken(self, job: str, outcome: Outcome) -> Run:
-        with Alone(self._store.places.lock(_draft(job))):
+        with FileLock(self._store.places.lock(_draft(job))):
             note = self._note(job)
             if note["run"]:
                 return self._store.history.find(note["run"])
@@ -441,7 +441,7 @@ Ignored = tuple[tuple[int, Any], ...]
 
 def survey_project(path: str, policy: Policy, places: Places, include: Collection[str] = ()) -> Base:
     """Read a project and return its base; `include` are paths that go although they would stay at home."""
-    hidden = masks((home(),), places.own(), policy.mask, policy.unmask, root=False)
+    hidden = masks((home(),), places.own_directories(), policy.mask, policy.unmask, root=False)
     hashes = _Hashes(f"{places.state}/fleet", path)
     walk = _BaseWalk(path, hidden.hidden, hidden.in_roots, frozenset(each.strip("/") for each in include), hashes)
     entries = tuple(sorted(walk.kept(), key=lambda each: each.path.split("/")))

@@ -43,7 +43,7 @@ from fumehood.service.fleet.jobs import Base, BaseEntry, Blobs, open_blobs, read
 from fumehood.service.library import Sandbox
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
-from fumehood.store.places import Alone, places
+from fumehood.store.places import FileLock, places
 
 _MOST_OUTPUT = 1 << 20  # bytes of each output in a report
 _LONGEST_MANIFEST = 256 << 20
@@ -228,7 +228,7 @@ class BaseCache:
         try:
             os.utime(place)  # used now: it is not removed for a while
         except FileNotFoundError:
-            with Alone(self._lock):
+            with FileLock(self._lock):
                 if not os.path.isdir(place):
                     self._lay_out(name, place)
         (project,) = os.listdir(place)
@@ -284,7 +284,7 @@ def clean_cache(directory: str, budget: int) -> None:
         os.chmod(os.path.dirname(path), 0o700)
         remove(path)
 
-    with Alone(f"{directory}/lock"):
+    with FileLock(f"{directory}/lock"):
         oldest_first = sorted(os.scandir(trees), key=lambda each: each.stat().st_mtime)
         for tree in oldest_first:
             with os.scandir(files) as entries:
