@@ -37,9 +37,9 @@ from fumehood.core import changes
 from fumehood.core.config import SECTIONS
 from fumehood.core.policy import FULL, HOSTS, NONE
 from fumehood.core.report import Blocked, Connection, ReportedChange, Run
-from fumehood.faces.cli.commands import NAMES, WITH_WORDS, parser_of
-from fumehood.faces.cli.completion import BY_HAND, Shape, shape_of
-from fumehood.faces.cli.run import _FLAGS, _VALUES
+from fumehood.faces.cli.commands import COMMAND_NAMES, TAKES_COMMAND_LINE, parser_for
+from fumehood.faces.cli.completion import HAND_WRITTEN, Usage, usage_of
+from fumehood.faces.cli.run import FLAGS, VALUE_OPTIONS
 from patience import LONG_S
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -60,7 +60,7 @@ TYPED_WORDS = re.compile(r"(?<![\w./\[-])fumehood (?!\[fumehood)([a-z][a-z-]*)(?
 LIKE_A_COMMAND = re.compile(r"\$ |(?:fumehood|make|sh) [a-z]|[A-Z_]+=\S+ \w")
 OURS_ENDS = re.compile(r" -- | --$|&&|;| \| |\)| >")
 AN_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-OUT_OF_SIGHT = {"run": _FLAGS | _VALUES}  # some are the hook's, and the help leaves them out
+OUT_OF_SIGHT = {"run": FLAGS | VALUE_OPTIONS}  # some are the hook's, and the help leaves them out
 
 
 class Block(NamedTuple):
@@ -283,7 +283,7 @@ def test_every_command_and_option_that_is_named_exists(name: str) -> None:
     code += [line for line in page.prose.splitlines() if line.startswith("    ")]
     for found in (each for text in code for each in TYPED_WORDS.finditer(text)):
         command, rest = found[1], found[2]
-        assert command in NAMES, f"{name}: there is no command {command}: {found[0]!r}"
+        assert command in COMMAND_NAMES, f"{name}: there is no command {command}: {found[0]!r}"
         ours = OURS_ENDS.split(rest)[0]
         takes = shapes()[command]
         options = {option for each in takes.options for option in each.names} | {*AN_OPTION.findall(takes.text)}
@@ -297,7 +297,7 @@ def test_every_command_and_option_that_is_named_exists(name: str) -> None:
 
 def test_the_readme_names_every_command() -> None:
     text = " ".join(re.findall(r"`[^`]+`", read("README.md").prose))
-    missing = [name for name in NAMES if not re.search(rf"[`| ]{name}\b", text)]
+    missing = [name for name in COMMAND_NAMES if not re.search(rf"[`| ]{name}\b", text)]
     assert not missing, f"the README's table has nothing about {', '.join(missing)}"
 
 
@@ -335,7 +335,7 @@ def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
 def test_the_manual_page_is_what_the_commands_say_of_themselves() -> None:
     text = tool("reference").manual_page()
     assert MANUAL_PAGE.read_text() == text, "write it again: sh tools/python tools/reference.py"
-    assert all(f"\n.SS {name}\n" in text for name in NAMES)
+    assert all(f"\n.SS {name}\n" in text for name in COMMAND_NAMES)
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not here")
@@ -397,7 +397,7 @@ def test_the_report_page_names_every_value_of_a_field(row: tuple[str, Sequence[s
 
 
 def test_every_example_of_the_help_is_understood() -> None:
-    for name in set(NAMES) - {*BY_HAND, "help"}:
+    for name in set(COMMAND_NAMES) - {*HAND_WRITTEN, "help"}:
         lines = shapes()[name].examples.splitlines()
         assert lines, f"fumehood {name} has no example"
         for line in lines:
@@ -407,9 +407,9 @@ def test_every_example_of_the_help_is_understood() -> None:
                 words = shlex.shlex(typed[2], posix=True, punctuation_chars=True)
                 words.whitespace_split = True
                 ours = list(takewhile(lambda word: word[0] not in ";|&()<>", words))
-                if name in WITH_WORDS and "--" in ours:
+                if name in TAKES_COMMAND_LINE and "--" in ours:
                     ours = ours[: ours.index("--")]
-                _options, unknown = parser_of(name).parse_known_args(ours)
+                _options, unknown = parser_for(name).parse_known_args(ours)
                 assert not unknown, line
 
 
@@ -431,9 +431,9 @@ def test_what_a_browser_would_fetch_from_elsewhere_is_noticed(tmp_path: Path) ->
 
 
 @cache
-def shapes() -> dict[str, Shape]:
+def shapes() -> dict[str, Usage]:
     """What every command takes, by name."""
-    return {name: shape for name in NAMES if (shape := shape_of(name)) is not None}
+    return {name: shape for name in COMMAND_NAMES if (shape := usage_of(name)) is not None}
 
 
 @cache

@@ -18,9 +18,9 @@ import fumehood
 from fumehood.core.config import KEYS, SECTIONS
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed
-from fumehood.faces.cli.commands import ABOUT, DESCRIPTION, EXAMPLES, NAMES, _parser
-from fumehood.faces.cli.completion import BY_HAND, Parameter, Shape, shape_of
-from fumehood.faces.cli.output import text_of
+from fumehood.faces.cli.commands import COMMAND_NAMES, DESCRIPTION, EXAMPLES, HAND_PARSED, _build_parser
+from fumehood.faces.cli.completion import HAND_WRITTEN, Parameter, Usage, usage_of
+from fumehood.faces.cli.output import load_text
 from page import DOCS, write
 
 _WIDTH = 100
@@ -187,12 +187,12 @@ def _escaped(text: str) -> str:
 
 def commands() -> str:
     """Return what docs/commands.md has of the commands."""
-    parsers = {name: parser for name, parser in _parser("")[1].items() if name not in (*BY_HAND, "help")}
+    parsers = {name: parser for name, parser in _build_parser("")[1].items() if name not in (*HAND_WRITTEN, "help")}
     some = next(iter(parsers.values()))
     parts = ["| option | meaning |\n| --- | --- |\n", *(_row(each) for each in some._actions if _is_common(each))]
-    for name in BY_HAND:
+    for name in HAND_WRITTEN:
         parts.append(f"\n## `fumehood {name}`\n")
-        parts += [_section(section) for section in text_of(f"{name}.txt").strip().split("\n\n")]
+        parts += [_section(section) for section in load_text(f"{name}.txt").strip().split("\n\n")]
     return "".join([*parts, *(_described_command(name, parser) for name, parser in parsers.items())])
 
 
@@ -265,11 +265,11 @@ def manual_page() -> str:
         ".SH DESCRIPTION", _text(" ".join(DESCRIPTION.split())),
         "Nearly every command takes these:",
     ]  # fmt: skip
-    for each in shape_of("log").options:
+    for each in usage_of("log").options:
         lines += _taken(each) if _COMMON.intersection(each.names) else []
     lines.append(".SH COMMANDS")
-    for name in NAMES:
-        shape = shape_of(name)
+    for name in COMMAND_NAMES:
+        shape = usage_of(name)
         assert shape is not None, name
         lines += _command(shape)
     lines += [".SH EXIT STATUS", "That of the command, for run, shell and agent; otherwise:"]
@@ -281,10 +281,10 @@ def manual_page() -> str:
     return "\n".join([*lines, ".BR bwrap (1),", ".BR git (1)", ""])
 
 
-def _command(shape: Shape) -> list[str]:
+def _command(shape: Usage) -> list[str]:
     usage = shape.usage or f"fumehood {shape.name} [COMMAND]"
     lines = [f".SS {_text(shape.name)}", f".B {_text(usage)}", ".PP"]
-    about = ABOUT.get(shape.name, "")
+    about = HAND_PARSED.get(shape.name, "")
     paragraphs = _paragraphs(shape.text) or [shape.about]
     if about and not shape.text:
         paragraphs = [f"{about[0].upper()}{about[1:]}."]

@@ -277,7 +277,7 @@ def test_what_was_done_is_not_told_as_a_failure_where_it_can_not_be_printed(
         done = subprocess.run(line, cwd=project, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert not (project / "a").exists()
     assert done.stderr.splitlines()[:2] == [
-        "ERROR: what was to be said can't be printed: No space left on device",
+        "ERROR: the output can't be printed: No space left on device",
         "hint: fumehood log shows what was done",
     ]
 

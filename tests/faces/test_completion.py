@@ -12,8 +12,8 @@ import pytest
 
 from at_terminal import Terminal
 from conftest import command_line
-from fumehood.faces.cli.commands import NAMES
-from fumehood.faces.cli.completion import shape_of
+from fumehood.faces.cli.commands import COMMAND_NAMES
+from fumehood.faces.cli.completion import usage_of
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -34,7 +34,7 @@ def offered(cli: Any, *words: str) -> tuple[str, list[str]]:
 
 
 def test_commands_options_runs_paths_sessions_and_files_are_offered(cli: Any, recorded: str, project: Path) -> None:
-    assert offered(cli, "") == ("nothing", list(NAMES))
+    assert offered(cli, "") == ("nothing", list(COMMAND_NAMES))
     assert offered(cli, "und") == ("nothing", ["undo"])
     assert offered(cli, "undo", "--fo") == ("nothing", ["--force"])
     assert offered(cli, "run", "--allow") == ("nothing", ["--allow-host"])
@@ -86,8 +86,8 @@ def test_hosts_that_were_granted_are_offered(cli: Any, store: Any, project: Path
 
 
 def test_every_command_has_a_shape_and_each_option_says_what_it_is() -> None:
-    for name in NAMES:
-        shape = shape_of(name)
+    for name in COMMAND_NAMES:
+        shape = usage_of(name)
         assert shape is not None, name
         assert all(option.about for option in shape.options), name
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from at_terminal import Terminal
-from fumehood.faces.cli.run import parse
+from fumehood.faces.cli.run import parse_options
 from fumehood.service.opened import OpenedStore
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -75,9 +75,9 @@ def test_words_of_the_command_are_none_of_ours(cli: Cli, project: Path) -> None:
     for words in (["--cwd", "/nonexistent", "--json", "ls"], ["--no-such", "--json", "--", "ls"], ["--json", "--cwd"]):
         assert json.loads(cli("run", *words).stdout)["error"]
     ours = ["--quiet", "--cwd", "--", "--write=x"]
-    asked = parse([*ours, "sh", "--brief"])
+    asked = parse_options([*ours, "sh", "--brief"])
     assert (asked.flags, asked.values) == ({"--quiet"}, {"--cwd": ["--"], "--write": ["x"]})
-    assert asked.command == ["sh", "--brief"]
+    assert asked.command_words == ["sh", "--brief"]
 
 
 def test_servers_take_what_their_help_lists(cli: Cli, project: Path) -> None:

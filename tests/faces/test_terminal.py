@@ -106,11 +106,11 @@ def test_output_printed_again_is_as_tame(screen, project):
 
 
 def test_a_word_of_ours_that_forgot_to_make_a_name_printable_is_tamed(tmp_path):
-    from fumehood.faces.cli.output import guarded
+    from fumehood.faces.cli.output import make_terminal_safe
 
     master, slave = os.openpty()
     with open(slave, "w", encoding="utf-8", newline="") as stream:
-        guarded(stream).write(f"name: {HOSTILE}\n")
+        make_terminal_safe(stream).write(f"name: {HOSTILE}\n")
         stream.flush()
         shown = os.read(master, 4096)
     os.close(master)

@@ -149,7 +149,7 @@ def test_the_command_line_says_that_an_undo_is_done_or_not(sandbox, project, at,
         stdin=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "\nERROR: interrupted\nhint: all of it was done, or nothing; fumehood log shows which\n"
+    assert done.stderr == "\nERROR: interrupted\nhint: it was done completely or not at all; fumehood log shows which\n"
     assert (project / "a").read_text() == f"{left}\n"
     assert sandbox.find(run.run).state == state
 

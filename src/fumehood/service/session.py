@@ -536,7 +536,7 @@ class Door:
         """Run our own command line in a process of its own, and return how it ended and what it printed."""
         import subprocess
 
-        line = interpreter("fumehood.faces.cli.main", "only", words[0], *self._reach, *words[1:])
+        line = interpreter("fumehood.faces.cli.main", "run_inside", words[0], *self._reach, *words[1:])
         child = self._child = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
             start_new_session=True,

@@ -35,7 +35,7 @@ from fumehood.core.questions import INTRODUCTION, TITLES
 from fumehood.core.request import checked_name
 from fumehood.errors import BadRequest, plain_error
 from fumehood.faces.cli import agent, run
-from fumehood.faces.cli.output import tell_error, text_of
+from fumehood.faces.cli.output import load_text, print_error
 from fumehood.faces.cli.setup import installed_command
 from fumehood.linux.libc import PR_SET_PDEATHSIG, prctl
 from fumehood.service.ask import Asked
@@ -74,11 +74,11 @@ def main(arguments: Sequence[str]) -> int:
     """Serve one editor; returns the agent's exit code."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     ours = [word for word in arguments[:end] if word != _HOOKS]
-    options = run.parse([*ours, *arguments[end:]], agent.MORE, agent.FLAGS).checked()
+    options = run.parse_options([*ours, *arguments[end:]], agent.EXTRA_OPTIONS, agent.EXTRA_FLAGS).raise_on_error()
     if options.wants_help:
-        sys.stdout.write(text_of("acp.txt"))
+        sys.stdout.write(load_text("acp.txt"))
         return 0
-    if end == len(arguments) or not options.command:
+    if end == len(arguments) or not options.command_words:
         raise BadRequest("acp needs an agent", hint="fumehood acp -- AGENT …")
     wrong = options.flags & {"--json", "--tty", "--explain"}
     if wrong:
@@ -91,11 +91,11 @@ def main(arguments: Sequence[str]) -> int:
     if _HOOKS in arguments[:end]:
 
         def execute(_channel: int) -> int:
-            os.execvp(options.command[0], options.command)
+            os.execvp(options.command_words[0], options.command_words)
 
         return _stand_between(WithHooks(installed_command()), editor, execute, mmap.mmap(-1, 1))
     store = OpenedStore(face=CLI)
-    roots = store.projects.open(run.chosen_project(store, options, "")).roots
+    roots = store.projects.open(run.find_project(store, options, "")).roots
     store.close()
 
     editors = os.getpid()
@@ -136,7 +136,7 @@ def _stand_between(
             code = 130
         except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is one line and our own exit code
             plain = plain_error(error)
-            tell_error(plain)
+            print_error(plain)
             code = plain.exit_code
         finally:
             for stream in (sys.stdout, sys.stderr):

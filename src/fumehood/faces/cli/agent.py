@@ -13,7 +13,7 @@ from fumehood.core.report import printable
 from fumehood.core.request import BACKGROUND_AFTER, HOST, Request, shown
 from fumehood.errors import BadRequest
 from fumehood.faces.cli import run
-from fumehood.faces.cli.output import here, text_of
+from fumehood.faces.cli.output import load_text, working_dir
 from fumehood.service.agents import find_agent
 from fumehood.service.opened import OpenedStore
 from fumehood.store.audit import CLI
@@ -27,38 +27,38 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.service.ask import Ask
 
-MORE = frozenset({"--keep", "--as"})
-FLAGS = frozenset({"--each-command"})
+EXTRA_OPTIONS = frozenset({"--keep", "--as"})
+EXTRA_FLAGS = frozenset({"--each-command"})
 
 
 def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = None) -> int:
-    """Run an agent; returns its exit code. Where an `editor` has it run, that finds who is asked."""
-    options = run.parse(arguments, MORE, FLAGS).checked()
+    """Run an agent; returns its exit code. `editor`, if an editor started it, returns who is asked instead."""
+    options = run.parse_options(arguments, EXTRA_OPTIONS, EXTRA_FLAGS).raise_on_error()
     if options.wants_help:
-        sys.stdout.write(text_of("agent.txt"))
+        sys.stdout.write(load_text("agent.txt"))
         return 0
-    if not options.command:
-        return _show_all(as_json="--json" in options.flags)
+    if not options.command_words:
+        return _print_profiles(as_json="--json" in options.flags)
     if "--root" in options.values:
         raise BadRequest("an agent runs on the host's own system", hint="leave out --root")
-    ours = list(arguments[: len(arguments) - len(options.command)])
-    is_named = ours[-1:] != ["--"]
-    if is_named:
-        ours.append("--")
+    own_words = list(arguments[: len(arguments) - len(options.command_words)])
+    is_agent_name = own_words[-1:] != ["--"]  # not a whole command after --
+    if is_agent_name:
+        own_words.append("--")
     if options.flags.isdisjoint({"--tty", "--json", "--explain"}) and os.isatty(0) and os.isatty(1):
-        ours.insert(0, "--tty")
+        own_words.insert(0, "--tty")
     if "--timeout" not in options.values:
-        ours[:0] = ["--timeout", run.NO_TIME_LIMIT]
+        own_words[:0] = ["--timeout", run.NO_TIME_LIMIT]
     sessions: list[str] = []
 
-    def prepare(request: Request, policy: Policy) -> Request:
-        """Have it run an agent whole, in a session of its own, with what the person grants by typing it."""
-        program, *rest = options.command
+    def adapt_request(request: Request, policy: Policy) -> Request:
+        """Add the agent's profile and a session, with the hosts and variables that the person allows by typing them."""
+        program, *rest = options.command_words
         name = os.path.basename(program)
         profile = options.last("--as")
-        agent = find_agent(policy, profile or name, must_be_known=is_named or profile is not None)
+        agent = find_agent(policy, profile or name, must_be_known=is_agent_name or profile is not None)
         command = request.command
-        if is_named or not isinstance(command, str):
+        if is_agent_name or not isinstance(command, str):
             command = (_path_of(program), *agent.arguments, *rest)
         keep = tuple(options.values.get("--keep", ()))
         session = request.session or f"{agent.name if agent.name.isalnum() else 'agent'}-{new_id().lower()}"
@@ -69,36 +69,38 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
             each_command="--each-command" in options.flags,
         )  # fmt: skip
 
-    special = run.Special(title=shown(tuple(options.command)), more=MORE, flags=FLAGS, prepare=prepare, asks=editor)
-    special = special.replace(is_interrupt_an_end=editor is not None)
-    code = run.main([*ours, *options.command], special)
+    variant = run.RunVariant(
+        title=shown(tuple(options.command_words)), extra_options=EXTRA_OPTIONS, extra_flags=EXTRA_FLAGS,
+        adapt_request=adapt_request, askers=editor, is_interrupt_an_end=editor is not None,
+    )  # fmt: skip
+    code = run.main([*own_words, *options.command_words], variant)
     if sessions and options.flags.isdisjoint({"--quiet", "--json", "--explain"}):
-        # How all is taken back that it did, where some of it was applied before its end.
+        # If some of its changes were applied before its end, one undo of the run is not enough.
         store = OpenedStore(face=CLI)
-        begun = store.sessions.find(sessions[0])
-        reach = None if begun is None else RunFilter(project=begun.project, sessions=(sessions[0],))
+        session = store.sessions.find(sessions[0])
+        reach = None if session is None else RunFilter(project=session.project, sessions=(sessions[0],))
         if reach is not None and any(each.act == CHECKPOINT for each in store.history.not_taken_back(reach)):
             line = f"fumehood undo --session {sessions[0]}"
-            sys.stderr.write(f"fumehood: all that it did can be taken back: {line}\n")
+            sys.stderr.write(f"fumehood: all that it did can be undone: {line}\n")
     return code
 
 
 def _path_of(program: str) -> str:
-    """Return where a program is; the directory of one that is named by its path is shown as those on PATH are."""
+    """Return the path of a program, and add its directory to PATH, so that the command sees that directory too."""
     path = shutil.which(program)
     if path is None:
-        return program  # the shell says so
-    path = os.path.join(here(), path)
+        return program  # the shell reports that it is not found
+    path = os.path.join(working_dir(), path)
     folders = os.environ.get("PATH", os.defpath).split(":")
     if os.path.dirname(path) not in folders:
         os.environ["PATH"] = ":".join([*folders, os.path.dirname(path)])
     return path
 
 
-def _show_all(*, as_json: bool) -> int:
-    """Print every profile, as it would stand in the configuration."""
+def _print_profiles(*, as_json: bool) -> int:
+    """Print every profile as it would be written in the configuration."""
     store = OpenedStore(face=CLI)
-    policy = store.policy_of(store.projects.open(store.projects.holding(here())))
+    policy = store.policy_of(store.projects.open(store.projects.holding(working_dir())))
     agents = known_agents(policy.agents).values()
     if as_json:
         sys.stdout.write(json.dumps({"agents": [each.fields() for each in agents]}) + "\n")

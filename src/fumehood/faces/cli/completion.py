@@ -17,8 +17,8 @@ from fumehood.core.report import printable
 from fumehood.core.request import is_of_draft
 from fumehood.core.value import Value
 from fumehood.core.wording import fitted
-from fumehood.faces.cli.commands import ABOUT, NAMES, Context, argument, command, parser_of
-from fumehood.faces.cli.output import text_of
+from fumehood.faces.cli.commands import COMMAND_NAMES, HAND_PARSED, Context, argument, command, parser_for
+from fumehood.faces.cli.output import load_text
 from fumehood.service.store import Store
 from fumehood.store.history import RunFilter
 from fumehood.store.places import state_directory
@@ -27,9 +27,9 @@ from fumehood.store.search import page_of_changes
 Word = tuple[str, str]  # with what it means
 
 # Commands that start before a parser could be loaded: their help is written by hand, and alone lists their options.
-BY_HAND = ("run", "shell", "agent", "acp", "hook")
+HAND_WRITTEN = ("run", "shell", "agent", "acp", "hook")
 # Whose options they take besides.
-BESIDES = {"shell": "run", "agent": "run", "acp": "agent"}
+ALSO_TAKES = {"shell": "run", "agent": "run", "acp": "agent"}
 _OPTION = re.compile(r"  (?:(-\w), )?(--[\w-]+)(?:[ =]([A-Z][A-Z|:=]*))?(?: {2,}(.*))?")
 _RUNS = 30
 _PATHS = 500
@@ -52,8 +52,8 @@ _SHELLS = ("bash", "zsh", "fish")
     argument("shell", choices=_SHELLS, metavar=f"{{{','.join(_SHELLS)}}}", help="the shell"),
 )  # fmt: skip
 def _print_script(context: Context) -> int:
-    script = text_of(f"completion.{context.options.shell}")
-    return context.say({"script": script}, lambda: print(script, end=""))
+    script = load_text(f"completion.{context.options.shell}")
+    return context.print_result({"script": script}, lambda: print(script, end=""))
 
 
 def complete(words: Sequence[str]) -> int:
@@ -73,8 +73,10 @@ def _completed(words: Sequence[str]) -> tuple[str, Iterable[Word]]:
     *before, current = words or ("",)
     if not before:
         options = [("--help", "show the commands"), ("--version", "show the version")]
-        return _NOTHING, options if current.startswith("-") else [(name, ABOUT.get(name, "")) for name in NAMES]
-    shape = shape_of(before[0])
+        return _NOTHING, options if current.startswith("-") else [
+            (name, HAND_PARSED.get(name, "")) for name in COMMAND_NAMES
+        ]
+    shape = usage_of(before[0])
     if shape is None or "--" in before:
         return _COMMANDS if before[-1] == "--" else _FILES, []
     # What comes next after these words: the value of an option, or an argument.
@@ -124,18 +126,18 @@ def _recorded(kind: str, command: str, arguments: Sequence[str], current: str, p
     """Yield what of a kind is recorded; it is only read, and only if it is asked for."""
     store = Store()
 
-    def here() -> RunFilter:
+    def reach_here() -> RunFilter:
         where = project or store.projects.holding(os.getcwd())
         return RunFilter(project=store.projects.number_at(os.path.realpath(where)) or 0)
 
     if kind in ("RUN", "RUN|DRAFT"):
         yield "last", "the latest"
-        for run in store.history.runs(here(), limit=_RUNS):
+        for run in store.history.runs(reach_here(), limit=_RUNS):
             if run.state in _STATES.get(command, (run.state,)):
                 # No number begins with 0, and all ids do.
                 yield run.run if current.startswith("0") else str(run.number), f"{run.outcome}: {run.command}"
     if kind in ("DRAFT", "RUN|DRAFT"):
-        yield from ((each.name, "a draft") for each in store.drafts.open_ones(here().project or 0))
+        yield from ((each.name, "a draft") for each in store.drafts.open_ones(reach_here().project or 0))
     elif kind == "SESSION":
         counts = [(each.name, count) for each, count in store.sessions.counts() if not is_of_draft(each.name)]
         yield from ((name, f"runs: {count}") for name, count in counts[:_RUNS])
@@ -149,7 +151,7 @@ def _recorded(kind: str, command: str, arguments: Sequence[str], current: str, p
     elif kind == "PROJECT":
         yield from ((each.path, f"runs: {each.runs}") for each in store.projects.listed())
     elif kind == "A RUN'S PATH" and arguments:
-        reach = here()
+        reach = reach_here()
         store.history.current_project = reach.project
         run = store.history.find(arguments[0], reach)
         changes, _ = page_of_changes(store.database, run.run, most=_PATHS)
@@ -166,7 +168,7 @@ class Parameter(Value):
     is_repeated: bool = False
 
 
-class Shape(Value):
+class Usage(Value):
     """What one command is, takes, and how it is used."""
 
     name: str
@@ -187,19 +189,21 @@ class Shape(Value):
         return tuple(each for each in self.taken if not each.names)
 
 
-def shape_of(name: str) -> Shape | None:
+def usage_of(name: str) -> Usage | None:
     """Return what a command takes; None where there is no such command."""
-    if name in BY_HAND:
+    if name in HAND_WRITTEN:
         return _by_hand(name)
     if name == "help":
-        return Shape(name=name, about="show how a command is used", taken=(Parameter(value="COMMAND", choices=NAMES),))
-    parser = parser_of(name) if name in NAMES else None
+        return Usage(
+            name=name, about="show how a command is used", taken=(Parameter(value="COMMAND", choices=COMMAND_NAMES),)
+        )
+    parser = parser_for(name) if name in COMMAND_NAMES else None
     if parser is None:
         return None
     taken = tuple(_taken(action) for action in parser._actions if action.help != argparse.SUPPRESS)
     usage = " ".join(parser.format_usage().split()).removeprefix("usage: ")
     examples = (parser.epilog or "").removeprefix("examples:\n")
-    return Shape(name=name, about=parser.description or "", taken=taken, usage=usage, examples=examples)
+    return Usage(name=name, about=parser.description or "", taken=taken, usage=usage, examples=examples)
 
 
 def _taken(action: argparse.Action) -> Parameter:
@@ -215,15 +219,15 @@ def _taken(action: argparse.Action) -> Parameter:
     )  # fmt: skip
 
 
-def _by_hand(name: str) -> Shape:
-    text = text_of(f"{name}.txt")
+def _by_hand(name: str) -> Usage:
+    text = load_text(f"{name}.txt")
     taken = list(_options_in(text))
-    if name in BESIDES:
+    if name in ALSO_TAKES:
         names = {each.names for each in taken}
-        taken += [each for each in _by_hand(BESIDES[name]).taken if each.names not in names]
+        taken += [each for each in _by_hand(ALSO_TAKES[name]).taken if each.names not in names]
     usage = text.partition("\n")[0].removeprefix("usage: ")
     about = text.partition("\n\n")[2].partition("\n\n")[0]
-    return Shape(name=name, about=about, taken=tuple(taken), usage=usage, text=text)
+    return Usage(name=name, about=about, taken=tuple(taken), usage=usage, text=text)
 
 
 def _options_in(text: str) -> Iterator[Parameter]:

@@ -18,10 +18,10 @@ from fumehood.core.edits import MARKS
 from fumehood.core.report import Run, how_many, picked, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
-from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option
-from fumehood.faces.cli.log import tell_differences, write_difference
-from fumehood.faces.cli.output import WIDEST, Paint, tell_error, whole_number
-from fumehood.faces.cli.run_text import by_directory, deletions, tell_run
+from fumehood.faces.cli.commands import Context, argument, command, flag, option, subcommands
+from fumehood.faces.cli.log import print_difference, print_differences
+from fumehood.faces.cli.output import COMMAND_WIDTH, Paint, print_error, whole_number
+from fumehood.faces.cli.run_text import deletions, lines_by_directory, print_run
 from fumehood.faces.cli.screen import ticking
 from fumehood.service import bundles, drafts
 from fumehood.service.drafting import MOST, Best, Candidate
@@ -36,7 +36,7 @@ _AROUND = 3  # lines that are shown before and after a conflict
     "draft", "keep runs beside the project, where only they see each other, and apply them together",
     "fumehood draft new idea\nfumehood run --draft idea -- 'make fix'\nfumehood draft diff idea\n"
     "fumehood draft apply idea",
-    acts("list", "new", "show", "diff", "log", "apply", "discard", "rename", "rebase"),
+    subcommands("list", "new", "show", "diff", "log", "apply", "discard", "rename", "rebase"),
     argument("name", nargs="?", metavar="NAME", help="the draft"),
     argument("rest", nargs="*", metavar="ARG", help="rename: the new name; diff: only these paths"),
     flag("--stat", "diff: only how many lines of each path"),
@@ -49,29 +49,29 @@ _AROUND = 3  # lines that are shown before and after a conflict
 )  # fmt: skip
 def _draft(context: Context) -> int:
     options = context.options
-    if options.what == "list":
+    if options.subcommand == "list":
         return _list(context)
     if options.name is None:
-        raise BadRequest(f"draft {options.what} needs a name", hint="fumehood draft list")
-    if options.rest and options.what not in ("rename", "diff"):
-        raise BadRequest(f"draft {options.what} does not take {options.rest[0]}", hint="fumehood draft --help")
+        raise BadRequest(f"draft {options.subcommand} needs a name", hint="fumehood draft list")
+    if options.rest and options.subcommand not in ("rename", "diff"):
+        raise BadRequest(f"draft {options.subcommand} does not take {options.rest[0]}", hint="fumehood draft --help")
     for name, value in (("--branch", options.branch), ("--message", options.message), ("--author", options.author)):
-        if value is not None and not (options.what == "apply" and options.as_commit):
+        if value is not None and not (options.subcommand == "apply" and options.as_commit):
             raise BadRequest(f"{name} is for apply --as-commit only", hint="fumehood draft apply NAME --as-commit")
-    if options.what == "new":
+    if options.subcommand == "new":
         return _new(context)
     context.store.recover()
     draft = context.store.drafts.find(context.project.id, options.name)
     act = {
         "show": _show, "diff": _diff, "log": _log, "apply": _apply, "discard": _discard, "rename": _rename,
         "rebase": _rebase,
-    }[options.what]  # fmt: skip
+    }[options.subcommand]  # fmt: skip
     return act(context, draft)
 
 
 def _diff(context: Context, draft: DraftRecord) -> int:
     with Preview(context.store, context.project, draft) as whole:
-        return tell_differences(context, whole.run, context.options.rest, {"draft": draft.name})
+        return print_differences(context, whole.run, context.options.rest, {"draft": draft.name})
 
 
 def _new(context: Context) -> int:
@@ -79,7 +79,7 @@ def _new(context: Context) -> int:
     with ticking("copying the project", options):
         project = context.store.projects.open(context.project.path)
         draft = drafts.new_draft(context.store, project, options.name, frozen=options.frozen)
-    return context.say(
+    return context.print_result(
         _fields(context, draft), f"draft {draft.name} begins; fumehood run --draft {draft.name} -- COMMAND"
     )
 
@@ -103,7 +103,7 @@ def _list(context: Context) -> int:
         notes += ["frozen"] if row["frozen"] else []
         notes += ["a command runs in it"] if row["running"] else []
         lines.append(f"{row['name']:{wide}}  {Paint()(when, 'dim')}  {', '.join(notes)}")
-    return context.say({"drafts": rows}, lines or "there is no draft here; fumehood draft new NAME")
+    return context.print_result({"drafts": rows}, lines or "there is no draft here; fumehood draft new NAME")
 
 
 def _show(context: Context, draft: DraftRecord) -> int:
@@ -117,11 +117,11 @@ def _show(context: Context, draft: DraftRecord) -> int:
         "conflicts": [conflict.as_dict() for conflict in conflicts],
     }  # fmt: skip
 
-    if not context.printed(answer):
+    if not context.print_if_json(answer):
         colour = Paint()
         print(f"draft {colour(printable(draft.name), 'bold')}: {how_many(len(shown), 'change')}{deletions(run)}")
         notes = dict.fromkeys(merged, "  merged with the project's")
-        for text in by_directory(run, colour, lambda change: notes.get(change.path, "")):
+        for text in lines_by_directory(run, colour, lambda change: notes.get(change.path, "")):
             print(f"  {text}")
         _tell_conflicts(conflicts)
     return 0
@@ -131,10 +131,10 @@ def _tell_conflicts(conflicts: Sequence[Conflict]) -> None:
     for conflict in conflicts:
         print(f"  {Paint()('conflict', 'red')}: {printable(conflict.path)}: {conflict.reason}")
         if conflict.text:
-            write_difference(around_marks(conflict.text))
+            print_difference(conflict_excerpts(conflict.text))
 
 
-def around_marks(text: str) -> str:
+def conflict_excerpts(text: str) -> str:
     """Return only what a person must choose between in a merged text, with a few lines around each place."""
     lines = text.splitlines(keepends=True)
     shown: set[int] = set()
@@ -158,9 +158,9 @@ def _log(context: Context, draft: DraftRecord) -> int:
     lines = []
     for run in runs:
         when = Paint()(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at)), "dim")
-        lines.append(f"#{run.number}  {when}  {run.state:9}  {fitted(printable(run.command), WIDEST)}")
+        lines.append(f"#{run.number}  {when}  {run.state:9}  {fitted(printable(run.command), COMMAND_WIDTH)}")
     none = f"nothing has run in draft {draft.name} yet; fumehood run --draft {draft.name} -- COMMAND"
-    return context.say({"draft": draft.name, "runs": rows}, lines or none)
+    return context.print_result({"draft": draft.name, "runs": rows}, lines or none)
 
 
 def _apply(context: Context, draft: DraftRecord) -> int:
@@ -178,36 +178,36 @@ def _apply(context: Context, draft: DraftRecord) -> int:
     except DraftConflict as error:
         conflicts: Sequence[Any] = error.conflicts
         answer = {"error": error.message, "hint": error.hint, "conflicts": [each.as_dict() for each in conflicts]}
-        if not context.printed(answer):
+        if not context.print_if_json(answer):
             _tell_conflicts(conflicts)
             sys.stdout.flush()
-            tell_error(error)
+            print_error(error)
         return 1  # as those do who merge
-    if not context.printed(done.as_dict):
+    if not context.print_if_json(done.as_dict):
         if not done.changed:
             print(f"the project has it all already; draft {draft.name} is gone")
-        tell_run(done, sys.stdout)
+        print_run(done, sys.stdout)
     return int(done.state == "held")
 
 
 def _discard(context: Context, draft: DraftRecord) -> int:
     count = drafts.discard_draft(context.store, context.project, draft)
     message = f"draft {draft.name} is gone" + (f", with what {how_many(count, 'run')} wrote" if count else "")
-    return context.say({"draft": draft.name, "runs": count}, message)
+    return context.print_result({"draft": draft.name, "runs": count}, message)
 
 
 def _rename(context: Context, draft: DraftRecord) -> int:
     if len(context.options.rest) != 1:
         raise BadRequest("draft rename needs a new name", hint=f"fumehood draft rename {draft.name} NAME")
     renamed = context.store.drafts.rename(draft, context.options.rest[0])
-    return context.say(_fields(context, renamed), f"draft {draft.name} is draft {renamed.name} now")
+    return context.print_result(_fields(context, renamed), f"draft {draft.name} is draft {renamed.name} now")
 
 
 def _rebase(context: Context, draft: DraftRecord) -> int:
     with context.sandbox() as sandbox:
         merged, conflicts = sandbox.draft(draft.name).rebase()
     answer = {"draft": draft.name, "merged": merged, "conflicts": [each.as_dict() for each in conflicts]}
-    if not context.printed(answer):
+    if not context.print_if_json(answer):
         for path in merged:
             print(f"  {printable(path)} has both the draft's and the project's changes now")
         _tell_conflicts(conflicts)
@@ -252,15 +252,15 @@ def _best(context: Context) -> int:
     with context.sandbox() as sandbox:
         result = sandbox.best(
             line, options.count, jobs=options.jobs, check=options.check, score=options.score, keep=options.keep,
-            apply=not options.hold, timeout=options.timeout, on_candidate=None if is_silent else tell_candidate,
+            apply=not options.hold, timeout=options.timeout, on_candidate=None if is_silent else print_candidate,
         )  # fmt: skip
-    context.say(result.as_dict, lambda: show_best(result))
+    context.print_result(result.as_dict, lambda: print_best(result))
     if result.is_interrupted:
         return 128 + ended_by[0]
     return int(result.best is None or (result.run is None and not options.hold))
 
 
-def tell_candidate(candidate: Candidate) -> None:
+def print_candidate(candidate: Candidate) -> None:
     """Say how a candidate ended, while others still run."""
     codes = {"exit": candidate.exit_code, "check": candidate.check_code}
     said = "".join(f", {name} {code}" for name, code in codes.items() if code is not None)
@@ -273,7 +273,7 @@ def _status(candidate: Candidate) -> str:
     return f"{status}: {printable(candidate.reason)}" if candidate.reason else status
 
 
-def show_best(result: Best) -> None:
+def print_best(result: Best) -> None:
     """Show the candidates as a table, and what became of the best."""
     colour = Paint()
     rows: list[tuple[str, ...]] = [("", "", "exit", "check", "score", "files", "lines", "time", "")]
@@ -294,7 +294,7 @@ def show_best(result: Best) -> None:
     if result.run is not None and not result.run.changed:
         print("it changes nothing: nothing was applied")
     if result.run is not None:
-        tell_run(result.run, sys.stdout)
+        print_run(result.run, sys.stdout)
     if result.kept:
         print(f"drafts: {', '.join(result.kept)}; fumehood draft diff NAME, then draft apply or discard NAME")
 
@@ -336,7 +336,7 @@ def _written(context: Context, run: Run, answer: dict[str, object], what: str) -
         return 0
     signed = f", signed with {printable(key)}" if key else ""
     message = f"{how_many(count, 'change')} of {what} written to {printable(path)}{signed}"
-    return context.say({**answer, "file": place, "changes": count, "key": key}, message)
+    return context.print_result({**answer, "file": place, "changes": count, "key": key}, message)
 
 
 @command(
@@ -351,5 +351,5 @@ def _import(context: Context) -> int:
         take = into.import_patch if context.options.patch else into.import_bundle
         run = take(context.options.file)
         if not run.changed:
-            return context.say(run.as_dict, "nothing is held: the project has all of it already")
-        return context.say(run.as_dict, lambda: tell_run(run, sys.stdout))
+            return context.print_result(run.as_dict, "nothing is held: the project has all of it already")
+        return context.print_result(run.as_dict, lambda: print_run(run, sys.stdout))

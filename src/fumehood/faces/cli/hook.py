@@ -14,7 +14,7 @@ from fumehood.core.request import BACKGROUND_AFTER, DISCARD, HOLD, TOLD, quoted
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli import hook_clients
 from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, command_of, is_background
-from fumehood.faces.cli.output import here, tell_error, text_of
+from fumehood.faces.cli.output import load_text, print_error, working_dir
 from fumehood.store.places import FileLock, Places, session_mark, state_directory
 from fumehood.store.places import places as all_places
 
@@ -52,7 +52,7 @@ class HookOptions:
 def main(arguments: Sequence[str]) -> int:
     """Answer one tool call; 2 forbids it."""
     if set(arguments) & {"-h", "--help"}:
-        sys.stdout.write(text_of("hook.txt"))
+        sys.stdout.write(load_text("hook.txt"))
         return 0
     if os.path.isdir(TOLD):
         return 0  # its client runs whole in the hood, and so does all that it does
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         what = f"the hook failed: {type(error).__name__}: {error}"
         failure = FumehoodError(what, hint="the command was not run")
     try:
-        tell_error(failure)
+        print_error(failure)
         sys.stderr.flush()
     except OSError:
         pass  # the exit code says it
@@ -236,7 +236,7 @@ def _wrapped(command: str, ours: str, call: ToolCall, options: HookOptions) -> s
     words = ["--brief", *options.passed_on, "--cwd", ".", "--shell", shell]
     words += ["--if-granted"] if {"--allow-host", "--network"} & set(options.passed_on) else []
     if session:
-        begun_in = os.environ.get(client.project_variable, "") or here()
+        begun_in = os.environ.get(client.project_variable, "") or working_dir()
         words += ["--session", session, "--begun-in", begun_in]
         for path in hook_clients.added_directories(call, begun_in):
             words += ["--beside", path]
@@ -306,7 +306,7 @@ def edit_begins(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     # An edit goes to the project itself, which the commands of a draft leave alone.
     is_in_draft = bool(policy.drafts) or "--draft" in passed_on
     mode = policy.mode(HOLD if is_in_draft or "--hold" in passed_on else DISCARD if "--discard" in passed_on else None)
-    cwd = os.path.join(call.directory if isinstance(call.directory, str) else here(), directory)
+    cwd = os.path.join(call.directory if isinstance(call.directory, str) else working_dir(), directory)
     wanted = edits.targets(seat, cwd, [each.replace(path=os.path.expanduser(each.path)) for each in planned])
     verdict = edits.judged(seat, policy, mode, wanted, is_in_draft=is_in_draft)
     reason = "; ".join(verdict.reasons)
@@ -332,7 +332,7 @@ def _seat(call: ToolCall, session: str, passed_on: Sequence[str], places: Places
     elif rows:
         path = projects.path_of(rows[0][0])
     else:
-        path = projects.holding(os.environ.get(call.client.project_variable, "") or here())
+        path = projects.holding(os.environ.get(call.client.project_variable, "") or working_dir())
     project = projects.open(path)
     return EditSeat(project=project.id, roots=project.roots)
 

@@ -436,13 +436,13 @@ def _becomes(fields: dict[str, object]) -> Becomes | None:
 
     ways: list[Becomes] = [written(text) for name in _WHOLE if isinstance(text := fields.get(name), str)]
     ways += pieces(fields)
-    if isinstance(several := fields.get("edits"), list):
-        edits = [pieces(each) if isinstance(each, dict) else [] for each in several]
+    if isinstance(edit_list := fields.get("edits"), list):
+        edits = [pieces(each) if isinstance(each, dict) else [] for each in edit_list]
 
         def in_turn(content: bytes | None) -> bytes | None:
             """Make each edit in what the one before left."""
-            for number, meant in enumerate(edits):
-                content = None if len(meant) != 1 or (number and content is None) else meant[0](content)
+            for number, changes in enumerate(edits):
+                content = None if len(changes) != 1 or (number and content is None) else changes[0](content)
             return content
 
         ways.append(in_turn)

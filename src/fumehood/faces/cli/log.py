@@ -33,9 +33,26 @@ from fumehood.core.report import Connection, Run, how_many, picked, printable
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest, Unavailable
-from fumehood.faces.cli.commands import REACH, Context, argument, command, flag, option, run_or
-from fumehood.faces.cli.output import WIDEST, GuardedText, ModelText, Paint, here, sink_to, whole_number, width
-from fumehood.faces.cli.run_text import SIGNS, STATES, by_directory, draft_or_session, event_line, headline, numbered
+from fumehood.faces.cli.commands import REACH_OPTIONS, Context, argument, command, flag, option, optional_run
+from fumehood.faces.cli.output import (
+    COMMAND_WIDTH,
+    ModelText,
+    Paint,
+    TerminalSafeText,
+    sink_to,
+    terminal_width,
+    whole_number,
+    working_dir,
+)
+from fumehood.faces.cli.run_text import (
+    SIGNS,
+    STATES,
+    draft_or_session,
+    event_line,
+    headline,
+    lines_by_directory,
+    run_label,
+)
 from fumehood.service.differences import contents, differences, each_difference
 from fumehood.service.layers import MEND, unknown
 from fumehood.service.settle import chosen
@@ -63,7 +80,7 @@ _FOLLOWS_S = 0.2
     option("-n --limit", "N", "how many (default: 20; 0 means all)", type=whole_number(), default=20),
     flag("--all", "show the runs of every project"),
     option("--session", "NAME", "show the runs of this session only"),
-    flag("--graph", "draw which run built on which, and what was taken back"), *REACH,
+    flag("--graph", "draw which run built on which, and what was taken back"), *REACH_OPTIONS,
 )  # fmt: skip
 def _log(context: Context) -> int:
     options, history = context.options, context.store.history
@@ -83,7 +100,7 @@ def _log(context: Context) -> int:
             }
             for run in runs
         ]  # fmt: skip
-        return context.say({"runs": listed}, ())
+        return context.print_result({"runs": listed}, ())
     if not runs:
         lost = len(unknown(context.store))
         yet = f"nothing is recorded; directories of runs without a record: {lost}; {MEND}" if lost else ""
@@ -133,7 +150,7 @@ class _Lines:
         self._number = max((len(str(run.number)) + 1 for run in runs), default=0)
         self._state = max((len(run.outcome) for run in runs), default=0)
         self._change = max((len(each) for each in self._changes.values()), default=0)
-        self._width = width()
+        self._width = terminal_width()
         self._time = "%m-%d %H:%M" if 0 < self._width < _NARROW else "%Y-%m-%d %H:%M:%S"
 
     def line(self, run: Run, colour: Paint, *, before: str = "", after: str = "") -> str:
@@ -149,7 +166,7 @@ class _Lines:
             ("" if run.sandboxed else " UNSANDBOXED", "red"),
             ("" if run.layer or run.state != "applied" else " backups cleaned away", "dim"), (after, "dim"),
         ]  # fmt: skip
-        room = max(self._width - sum(len(text) for text, _ in pieces + ends), _LEAST) if self._width else WIDEST
+        room = max(self._width - sum(len(text) for text, _ in pieces + ends), _LEAST) if self._width else COMMAND_WIDTH
         pieces += [(fitted(printable(run.command), room), ""), *ends]
         return "".join(colour(text, shade) if text and shade else text for text, shade in pieces)
 
@@ -213,12 +230,12 @@ def _free(lanes: list[str], after: int = -1) -> int:
     return len(lanes) - 1
 
 
-@command("show", "show everything about a run", "fumehood show last", run_or("last"), *REACH)
+@command("show", "show everything about a run", "fumehood show last", optional_run("last"), *REACH_OPTIONS)
 def _show(context: Context) -> int:
     run = context.run(context.options.run)
     events = context.store.audit.events_of([run.run])[run.run]
     more = {"dropped": list(run.dropped), "events": [event.fields() for event in events]}
-    return context.say(lambda: {**run.as_dict(), **more}, _facts(context, run, events))
+    return context.print_result(lambda: {**run.as_dict(), **more}, _facts(context, run, events))
 
 
 def _facts(context: Context, run: Run, events: Sequence[Event]) -> Iterator[str]:
@@ -233,7 +250,7 @@ def _facts(context: Context, run: Run, events: Sequence[Event]) -> Iterator[str]
     lasted = f"for {elapsed(time.time() - run.started_at)}" if is_running else f"{run.duration_s:.3f} s"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
     facts = {
-        "run": f"{numbered(run)}, {run.run}" if run.name != run.run else run.run,
+        "run": f"{run_label(run)}, {run.run}" if run.name != run.run else run.run,
         "command": run.command,
         "directory": run.cwd,
         "project": run.project,
@@ -256,7 +273,7 @@ def _facts(context: Context, run: Run, events: Sequence[Event]) -> Iterator[str]
         change.reason = by_name(change.reason)
     if run.changed:
         yield headline(run)
-        yield from (f"  {text}" for text in by_directory(run, colour))
+        yield from (f"  {text}" for text in lines_by_directory(run, colour))
     yield from (event_line(event.replace(detail=by_name(event.detail)), colour) for event in events)
 
 
@@ -275,12 +292,12 @@ def _connection(connection: Connection, colour: Callable[[str, str], str]) -> st
 
 @command(
     "diff", "show what a run changed, line by line", "fumehood diff --stat\nfumehood diff last src/a.py",
-    run_or("last"),
+    optional_run("last"),
     argument("paths", nargs="*", default=(), metavar="PATH",
              help="only these, and what is in them: absolute, from here, or as the report shows them"),
     flag("--stat", "only how many lines of each path"), flag("--difftool", "in the difftool that git is set to use"),
     option("--tool", "NAME", "in this one (git difftool --tool-help)"),
-    flag("--no-pager", "print it here, not through $PAGER (default: less)"), *REACH,
+    flag("--no-pager", "print it here, not through $PAGER (default: less)"), *REACH_OPTIONS,
 )  # fmt: skip
 def _diff(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
@@ -288,10 +305,10 @@ def _diff(context: Context) -> int:
         if context.as_json:
             raise BadRequest("--json and --difftool can't be used together", hint="choose one")
         return _show_in_tool(context, run)
-    return tell_differences(context, run, options.paths, {"run": run.run})
+    return print_differences(context, run, options.paths, {"run": run.run})
 
 
-def tell_differences(context: Context, run: Run, paths: Sequence[str], about: dict[str, object]) -> int:
+def print_differences(context: Context, run: Run, paths: Sequence[str], about: dict[str, object]) -> int:
     """Write what a run changed, or a draft would: in full, or how many lines; `about` begins the answer as JSON."""
     options = context.options
     # What holds for the agent that asks; nothing where a person does.
@@ -303,28 +320,28 @@ def tell_differences(context: Context, run: Run, paths: Sequence[str], about: di
                 "path": each.path, "root": each.root, "change": each.change, "kind": each.kind, "binary": each.binary,
                 "added": lines[0], "removed": lines[1],
             }
-            for each in each_difference(*wanted, here=here(), hidden_by=policy) for lines in [each.line_counts]
+            for each in each_difference(*wanted, here=working_dir(), hidden_by=policy) for lines in [each.line_counts]
         ]  # fmt: skip
         return _stat(context, run, about, counts)
     if context.as_json:
-        changed = [each.fields() for each in differences(*wanted, here=here(), hidden_by=policy)]
-        return context.say({**about, "differences": changed}, ())
+        changed = [each.fields() for each in differences(*wanted, here=working_dir(), hidden_by=policy)]
+        return context.print_result({**about, "differences": changed}, ())
     with _paged(context.store.own_path(), wanted=not options.no_pager):
         objects = 0
-        for each in each_difference(*wanted, here=here(), hidden_by=policy):
+        for each in each_difference(*wanted, here=working_dir(), hidden_by=policy):
             if not paths and objects_of(f"/{each.path}"):
                 objects += 1
             else:
-                write_difference(each.text)
+                print_difference(each.text)
         if objects:
-            write_difference(f"not shown: {how_many(objects, 'object')} of git\n")
+            print_difference(f"not shown: {how_many(objects, 'object')} of git\n")
     return 0
 
 
 def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence[dict[str, Any]]) -> int:
     """Tell how many lines of each path were added and removed, with a bar where the terminal has room for one."""
     added, removed = (sum(each[name] for each in counts) for name in ("added", "removed"))
-    colour, room = Paint(), width() or 80
+    colour, room = Paint(), terminal_width() or 80
     names = [
         printable(each["path"] if each["root"] == run.roots[0] else f"{each['root']}/{each['path']}") for each in counts
     ]
@@ -341,10 +358,10 @@ def _stat(context: Context, run: Run, about: dict[str, object], counts: Sequence
         shown = name if len(name) <= longest else f"…{name[1 - longest :]}"
         lines.append(f"{colour(sign, shade)} {shown:{longest}} | {what}".rstrip())
     lines.append(f"{how_many(len(counts), 'path')}, {how_many(added, 'line')} added, {removed} removed")
-    return context.say({**about, "paths": counts, "added": added, "removed": removed}, lines)
+    return context.print_result({**about, "paths": counts, "added": added, "removed": removed}, lines)
 
 
-def write_difference(text: str) -> None:
+def print_difference(text: str) -> None:
     """Write one difference: in colour for a person, byte for byte for a program, which may give it to patch."""
     if not os.isatty(1):
         sys.stdout.flush()
@@ -359,7 +376,7 @@ def write_difference(text: str) -> None:
 
 @command(
     "output", "print all that a run printed", "fumehood output last | less",
-    run_or("last"), flag("--follow", "go on while the command runs"), *REACH,
+    optional_run("last"), flag("--follow", "go on while the command runs"), *REACH_OPTIONS,
 )  # fmt: skip
 def _output(context: Context) -> int:
     options, store, run = context.options, context.store, context.run(context.options.run)
@@ -378,7 +395,7 @@ def _output(context: Context) -> int:
         store.recover()  # should its process have died
         run = store.history.find(run.run)
     ended = " state exit_code" if options.follow else ""
-    if context.printed(lambda: picked(run, f"run stdout stderr output_truncated{ended}")):
+    if context.print_if_json(lambda: picked(run, f"run stdout stderr output_truncated{ended}")):
         return 0
     for name, count in shown.items():
         left = count
@@ -399,7 +416,7 @@ def _show_in_tool(context: Context, run: Run) -> int:
     left_out = []
     with tempfile.TemporaryDirectory(prefix="fumehood-diff-") as place:
         environment = {**os.environ, "PATH": path, "GIT_CEILING_DIRECTORIES": os.path.dirname(place)}
-        for number, change in enumerate(chosen(run, options.paths, here=here())):
+        for number, change in enumerate(chosen(run, options.paths, here=working_dir())):
             if change.kind != c.FILE or change.change == c.MODE:
                 left_out.append(f"not shown: {change.change} {change.kind} {printable(change.path)}")
                 continue
@@ -435,7 +452,7 @@ def _paged(path: str, *, wanted: bool) -> Iterator[None]:
     process = subprocess.Popen(["/bin/sh", "-c", pager], stdin=subprocess.PIPE, cwd="/", env=environment)
     assert process.stdin is not None
     before, interrupt = sys.stdout, signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the pager
-    sys.stdout = GuardedText(io.TextIOWrapper(process.stdin, encoding="utf-8", errors="backslashreplace"))
+    sys.stdout = TerminalSafeText(io.TextIOWrapper(process.stdin, encoding="utf-8", errors="backslashreplace"))
     try:
         with suppress(BrokenPipeError):  # the person has read enough
             yield

@@ -14,8 +14,16 @@ from typing import Any, TextIO
 from fumehood.core.report import how_many, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadConfiguration, BadRequest
-from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, several  # fmt: skip
-from fumehood.faces.cli.output import WIDEST, Paint, confirmed, whole_number
+from fumehood.faces.cli.commands import (  # fmt: skip
+    Context,
+    argument,
+    command,
+    flag,
+    option,
+    repeated_option,
+    subcommands,
+)
+from fumehood.faces.cli.output import COMMAND_WIDTH, Paint, ask_yes_no, whole_number
 from fumehood.faces.cli.screen import Progress, ticking
 from fumehood.linux import doctor
 from fumehood.rootfs.tree import Installed, mark_of
@@ -41,7 +49,7 @@ _COLOURS = {"ok": "green", "MISSING": "red", "missing": "yellow", "info": "dim"}
     "fumehood rootfs install\nfumehood rootfs install --tier 2 --package py3-numpy\n"
     "fumehood rootfs install --from my-image.tar --name mine\nfumehood rootfs check && fumehood rootfs update\n"
     "fumehood run --root alpine -- 'cat /etc/os-release'",
-    acts("list", "install", "check", "update", "use", "remove"),
+    subcommands("list", "install", "check", "update", "use", "remove"),
     argument("name", nargs="?", metavar="NAME", help="the tree to use or remove"),
     argument(
         "--tier", type=whole_number(), choices=(0, 1, 2),
@@ -54,14 +62,14 @@ _COLOURS = {"ok": "green", "MISSING": "red", "missing": "yellow", "info": "dim"}
     option("--sha256", "HEX", "the checksum that the file must have"),
     option("--mirror", "URL", "instead of rootfs.mirror of the configuration"),
     option("--proxy", "URL", "instead of rootfs.proxy of the configuration"),
-    several("--package", "NAME", "add this package too (py3-numpy); can be repeated"),
-    several("--key", "FILE", "a public key that signs packages, instead of rootfs.keys of the configuration;"
+    repeated_option("--package", "NAME", "add this package too (py3-numpy); can be repeated"),
+    repeated_option("--key", "FILE", "a public key that signs packages, instead of rootfs.keys of the configuration;"
             " can be repeated"),
 )  # fmt: skip
 def _rootfs(context: Context) -> int:
     from fumehood.service import root_trees
 
-    store, options, what = context.store, context.options, context.options.what
+    store, options, what = context.store, context.options, context.options.subcommand
     if what in ("use", "remove") and not options.name:
         raise BadRequest(f"rootfs {what} needs a name", hint="fumehood rootfs list shows them")
     if what not in ("use", "remove") and options.name:
@@ -72,12 +80,14 @@ def _rootfs(context: Context) -> int:
         root_trees.remove_from(store, options.name, Progress(is_shown=not context.as_json))
         current = root_trees.installed(store)[1]
         means = f"; alpine is {current} now" if current else ""
-        return context.say({"removed": options.name, "current": current or None}, f"{options.name} is removed{means}")
+        return context.print_result(
+            {"removed": options.name, "current": current or None}, f"{options.name} is removed{means}"
+        )
     tree = root_trees.use(store, options.name) if what == "use" else None
     if what in ("install", "update"):
         tree = _install(context)  # None: the newest is there already
         if tree is None:
-            return context.say({"newer": None}, "the newest version is installed")
+            return context.print_result({"newer": None}, "the newest version is installed")
     trees, current = root_trees.installed(store)
 
     def entry(tree: Installed) -> dict[str, object]:
@@ -90,12 +100,12 @@ def _rootfs(context: Context) -> int:
     if tree is not None:
         called = "alpine" if tree.name == current else tree.name
         ready = f"{tree.name} is ready: fumehood run --root {called} -- 'cat /etc/os-release'"
-        return context.say(entry(tree), ready)
+        return context.print_result(entry(tree), ready)
     lines = [
         f"{'*' if each.name == current else ' '} {each.name:28} {each.version:12} {printable(each.path)}"
         for each in trees
     ]
-    return context.say(
+    return context.print_result(
         {"roots": list(map(entry, trees))}, lines or "no root tree is installed; fumehood rootfs install"
     )
 
@@ -109,7 +119,7 @@ def _install(context: Context) -> Installed | None:
         "tier": options.tier, "packages": options.package or (), "mirror": options.mirror or "",
         "proxy": options.proxy or "", "key": options.key or (), "on_progress": Progress(is_shown=not context.as_json),
     }  # fmt: skip
-    if options.what == "update":
+    if options.subcommand == "update":
         unheeded = {
             "--version": options.version, "--from": options.source, "--name": options.named, "--sha256": options.sha256
         }  # fmt: skip
@@ -135,7 +145,7 @@ def _check(context: Context) -> int:
         line = f"Alpine {newer} can be installed: fumehood rootfs install"
     else:
         line = f"Alpine {newer} is out, {used} is in use: fumehood rootfs update"
-    return context.say({"current": used, "newer": newer}, line)
+    return context.print_result({"current": used, "newer": newer}, line)
 
 
 def _writable(parser: argparse.ArgumentParser) -> None:
@@ -153,33 +163,35 @@ def _writable(parser: argparse.ArgumentParser) -> None:
     "fumehood workspace reset builder                    # and is forgotten again\n"
     "fumehood workspace clear builder --yes              # its files too\n"
     "cd \"$(fumehood workspace path research)\"",
-    acts("list", "create", "set", "path", "reset", "clear", "remove"),
+    subcommands("list", "create", "set", "path", "reset", "clear", "remove"),
     argument("name", nargs="?", metavar="NAME", help="its name; reset without one means this project"),
     option("--root", "ROOT", "the root its commands see (default: alpine)"),
     option("--network", "RULE", "none, ask or full (default: as configured)"),
-    several("--env", "NAME=VALUE", "set this variable; can be repeated"), _writable,
+    repeated_option("--env", "NAME=VALUE", "set this variable; can be repeated"), _writable,
     flag("--yes", "clear or remove it although it is not empty"),
 )  # fmt: skip
 def _workspace(context: Context) -> int:
     options = context.options
-    if options.what not in ("list", "reset") and not options.name:
-        raise BadRequest(f"workspace {options.what} needs a name", hint="fumehood workspace list shows them")
-    if options.what == "path":
+    if options.subcommand not in ("list", "reset") and not options.name:
+        raise BadRequest(f"workspace {options.subcommand} needs a name", hint="fumehood workspace list shows them")
+    if options.subcommand == "path":
         path = context.store.workspaces.find(options.name).path
-        return context.say({"path": path}, path)
-    if options.what == "list":
+        return context.print_result({"path": path}, path)
+    if options.subcommand == "list":
         return _list_workspaces(context)
-    if options.what in ("create", "set"):
+    if options.subcommand in ("create", "set"):
         return _create_or_set(context)
-    if options.what == "reset":
+    if options.subcommand == "reset":
         path = context.store.workspaces.find(options.name).path if options.name else context.project.path
         dropped = reset(context.store, context.store.projects.open(path, register=False))
         said = " again" if dropped else "; there was nothing to drop"
-        return context.say({"path": path, "dropped": dropped}, f"{printable(path)}: its root is the shared one{said}")
-    workspace, is_clear = context.store.workspaces.find(options.name), options.what == "clear"
+        return context.print_result(
+            {"path": path, "dropped": dropped}, f"{printable(path)}: its root is the shared one{said}"
+        )
+    workspace, is_clear = context.store.workspaces.find(options.name), options.subcommand == "clear"
     (clear if is_clear else remove)(context.store, workspace, sure=options.yes)
     answer = {"cleared" if is_clear else "removed": workspace.name}
-    return context.say(answer, f"the workspace {workspace.name} is {'empty' if is_clear else 'removed'}")
+    return context.print_result(answer, f"the workspace {workspace.name} is {'empty' if is_clear else 'removed'}")
 
 
 def _create_or_set(context: Context) -> int:
@@ -192,13 +204,13 @@ def _create_or_set(context: Context) -> int:
             if not equals:
                 raise BadRequest(f"{name!r} is not a variable with a value", hint="--env NAME=VALUE")
         settings["environment"] = tuple((name, value) for name, _, value in pairs)
-    if options.what == "create":
+    if options.subcommand == "create":
         workspace, done = context.store.workspaces.create(options.name, **settings), "made"
     else:
         workspace, done = context.store.workspaces.change(options.name, settings), "changed"
     name = workspace.name
     lines = f"the workspace {name} is {done}: {workspace.path}", f"fumehood run --workspace {name} -- …"
-    return context.say(_workspace_entry(context, workspace), lines)
+    return context.print_result(_workspace_entry(context, workspace), lines)
 
 
 def _workspace_entry(context: Context, workspace: Workspace) -> dict[str, Any]:
@@ -223,7 +235,9 @@ def _list_workspaces(context: Context) -> int:
         kept = f"  own root layer: {mib(layer['size'])} over {layer['base']}" if layer else ""
         lines.append(f"{each['name']:16} {mib(each['size']):>10}  root {each['root']}, network {network}{kept}")
         lines.append(f"{'':16} {printable(each['path'])}")
-    return context.say({"workspaces": entries}, lines or "there is no workspace yet; fumehood workspace create NAME")
+    return context.print_result(
+        {"workspaces": entries}, lines or "there is no workspace yet; fumehood workspace create NAME"
+    )
 
 
 @command(
@@ -274,11 +288,11 @@ def show(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) 
             f"  why         {examination.why_this_capture}",
             f"  in force    {', '.join(in_force)}", "",
         ]  # fmt: skip
-    width = min(max(len(ability.name) for ability in examination.abilities), 44)
+    name_width = min(max(len(ability.name) for ability in examination.abilities), 44)
     for ability in examination.abilities:
         mark = "ok" if ability.works else "MISSING" if ability.needed == "required" else "missing"
         mark = "info" if ability.needed == "info" else mark
-        lines.append(f"{paint(f'{mark:8}', _COLOURS[mark])} {ability.name:{width}}  {printable(ability.detail)}")
+        lines.append(f"{paint(f'{mark:8}', _COLOURS[mark])} {ability.name:{name_width}}  {printable(ability.detail)}")
         if ability.fix and not ability.works:
             lines.append(f"{'':9}{paint('fix:', 'bold')} {ability.fix}")
     out.write("\n".join(lines) + "\n")
@@ -328,18 +342,18 @@ def _clean(context: Context) -> int:
 
     if not options.dry_run and not options.yes and os.isatty(0) and os.isatty(1):
         going = cleaned(dry=True)
-        if (going.runs or going.backups) and not confirmed(f"{_in_words(context, going)}\ngo on? [y/N] "):
+        if (going.runs or going.backups) and not ask_yes_no(f"{_in_words(context, going)}\ngo on? [y/N] "):
             sys.stderr.write("nothing was removed\n")
             return 1
     freed = cleaned(dry=options.dry_run)
-    return context.say(freed.fields(), _in_words(context, freed))
+    return context.print_result(freed.fields(), _in_words(context, freed))
 
 
 def _in_words(context: Context, freed: Freed) -> str:
     """Say what a cleaning removes; the first runs that it names, by what people know them by."""
     runs = map(context.store.history.find, freed.not_undoable[:NAMED])
     lines = [
-        f"  #{run.number}  {fitted(printable(run.command), WIDEST)}"
+        f"  #{run.number}  {fitted(printable(run.command), COMMAND_WIDTH)}"
         + (f"  in {printable(run.project)}" if context.options.all else "")
         for run in runs
     ]

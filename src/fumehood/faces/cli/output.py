@@ -1,7 +1,7 @@
-"""What every command of the command line shares: reading a word, saying what failed, colours, and where output goes.
+"""What all commands of the command line share: reading arguments, printing errors, colours, and output sinks.
 
-A pipe or file gets every byte of a command's output, a terminal only what shows text (screen.py), a model nothing
-that is invisible.
+A pipe or file gets every byte of a command's output. A terminal gets only text and harmless sequences (screen.py). A
+model gets nothing that is invisible.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from fumehood.faces.cli.screen import Filter
     from fumehood.service.store import Store
 
-WIDEST = 60  # columns of a command where no terminal says how wide it may be
+COMMAND_WIDTH = 60  # columns for a command's line if the output is not a terminal
 _CODES = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
 
 
-def here() -> str:
-    """The current directory."""
+def working_dir() -> str:
+    """Return the current directory, or raise BadRequest if it is gone."""
     try:
         return os.getcwd()
     except OSError as error:
@@ -37,24 +37,24 @@ def here() -> str:
         ) from error
 
 
-def text_of(name: str) -> str:
-    """Return a text that is printed or written as it stands: a help, a script."""
+def load_text(name: str) -> str:
+    """Return the content of a file in texts/: a help text or a script."""
     with open(f"{os.path.dirname(__file__)}/texts/{name}", encoding="utf-8") as file:
         return file.read()
 
 
-def meant(word: str, words: Iterable[str]) -> str:
-    """Ask whether the nearest of these words was meant; "" where none is near."""
+def suggest(word: str, candidates: Iterable[str]) -> str:
+    """Return "did you mean …?" with the most similar candidate, or "" if none is similar."""
     import difflib
 
-    # Without the dashes, which would make every option a little like every other.
-    by_letters = {each.lstrip("-"): each for each in words}
-    near = difflib.get_close_matches(word.lstrip("-"), by_letters, 1)
-    return f"did you mean {by_letters[near[0]]}?" if near else ""
+    # Compared without the dashes, which would make all options a little similar.
+    by_letters = {candidate.lstrip("-"): candidate for candidate in candidates}
+    matches = difflib.get_close_matches(word.lstrip("-"), by_letters, 1)
+    return f"did you mean {by_letters[matches[0]]}?" if matches else ""
 
 
 def whole_number(least: int = 0, most: int = 1 << 62) -> Callable[[str], int]:
-    """Return what reads a whole number for a parser."""
+    """Return a function that argparse calls to read a whole number (`type=`)."""
 
     def read(text: str) -> int:
         from argparse import ArgumentTypeError
@@ -71,8 +71,8 @@ def whole_number(least: int = 0, most: int = 1 << 62) -> Callable[[str], int]:
     return read
 
 
-def time_limit(text: str) -> float:
-    """Return the seconds that a text says; 0 where it is not a time limit."""
+def parse_time_limit(text: str) -> float:
+    """Read a time limit in seconds; returns 0 if the text is not one."""
     try:
         limit = float(text)
     except ValueError:
@@ -80,39 +80,39 @@ def time_limit(text: str) -> float:
     return limit if 0 < limit < 1e9 else 0.0
 
 
-def seconds(text: str) -> float:
-    """Read a time limit for a parser."""
+def time_limit_argument(text: str) -> float:
+    """Read a time limit for argparse (`type=`)."""
     from argparse import ArgumentTypeError
 
-    limit = time_limit(text)
+    limit = parse_time_limit(text)
     if not limit:
         raise ArgumentTypeError(f"{text!r} is not a time limit: seconds, more than 0 and less than 1e9")
     return limit
 
 
-def tell_notices(store: Store) -> None:
-    """Say what a person should know once, on standard error."""
+def print_notices(store: Store) -> None:
+    """Print the store's notices on standard error, once."""
     for notice in store.notices:
         sys.stderr.write(f"fumehood: {printable(notice)}\n")
     store.notices.clear()
 
 
-def tell_error(error: FumehoodError) -> None:
-    """Say what failed and what to do next, on standard error."""
+def print_error(error: FumehoodError) -> None:
+    """Print what failed and what to do next, on standard error."""
     hint = f"hint: {printable(error.hint)}\n" if error.hint else ""
     sys.stderr.write(f"ERROR: {printable(error.message)}\n{hint}")
 
 
-def confirmed(question: str, *, by_default: bool = False) -> bool:
-    """Ask the person at the terminal; nothing but a yes is one, or an empty line where that is the default."""
+def ask_yes_no(question: str, *, by_default: bool = False) -> bool:
+    """Ask the person at the terminal; returns True only for y or yes, or for an empty line if that is the default."""
     sys.stderr.write(question)
     sys.stderr.flush()
-    line = sys.stdin.readline()  # "" where the input has ended
+    line = sys.stdin.readline()  # "" at the end of the input
     return line.strip().lower() in ("y", "yes") or (by_default and line.isspace())
 
 
-def width() -> int:
-    """Return how many columns a line on standard output may have; 0 where it goes to no terminal."""
+def terminal_width() -> int:
+    """Return the number of columns of standard output, 0 if it is not a terminal."""
     try:
         return os.get_terminal_size(1).columns
     except OSError:
@@ -120,46 +120,47 @@ def width() -> int:
 
 
 class Paint:
-    """Colours text for standard output, or another descriptor, or leaves it alone."""
+    """Adds colour to text for a descriptor, if that is a terminal that shows colours."""
 
     def __init__(self, fd: int = 1) -> None:
         self.on = os.isatty(fd) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def __call__(self, text: str, colour: str) -> str:
-        """Return the text in a colour, where there is colour."""
+        """Return the text in a colour, or unchanged if colours are off."""
         return f"\033[{_CODES[colour]}m{text}\033[0m" if self.on else text
 
 
 def sink_to(fd: int, *, screen: bool = False) -> DescriptorSink:
-    """Return what takes a command's output to one of our own descriptors; an empty piece is the end.
+    """Return a sink for a command's output that writes to one of our own descriptors; an empty piece means the end.
 
-    A terminal gets what shows text, and no colour is left behind. `screen` lets a program draw on the whole of it.
+    A terminal gets only what is harmless, and its colours are reset at the end. `screen` lets the command draw on the
+    whole screen.
     """
     if not os.isatty(fd):
         return DescriptorSink(fd)
-    # Here, because it takes a while to load, and a command that an agent runs has no terminal.
+    # Imported here because it takes a while, and a command that an agent runs has no terminal.
     from fumehood.faces.cli.screen import Filter
 
     return DescriptorSink(fd, Filter(screen=screen))
 
 
 def sink_to_model(fd: int, mark: str) -> DescriptorSink:
-    """Return a sink for an agent, whose model reads it: nothing invisible passes, and not the mark of our own words."""
+    """Return a sink whose output a model reads: invisible characters, and the mark of our own lines, are removed."""
     from fumehood.core.wording import Visible
 
     return DescriptorSink(fd, Visible(mark))
 
 
 class DescriptorSink:
-    """A sink that writes to a descriptor what a filter lets through, if it has one."""
+    """A sink that writes to a descriptor, through a filter if it has one."""
 
     def __init__(self, fd: int, filter_: Visible | Filter | None = None) -> None:
         self._fd = fd
         self._filter = filter_
-        self.is_in_line = False  # what came last through the filter did not end its line
+        self.is_in_line = False  # the last filtered output did not end with a line feed
 
     def __call__(self, data: bytes) -> None:
-        """Take in a piece of output, or the end."""
+        """Write a piece of output; an empty one means the end."""
         if self._filter is not None:
             data = self._filter.feed(data) if data else self._filter.close()
             self.is_in_line = not data.endswith(b"\n") if data else self.is_in_line
@@ -167,7 +168,7 @@ class DescriptorSink:
             try:
                 data = data[os.write(self._fd, data) :]
             except BlockingIOError:
-                # Somebody who shares our terminal, or our pipe, made it so.
+                # Another process that shares our terminal or pipe made it non-blocking.
                 select.select([], [self._fd], [])
             except OSError as error:
                 if error.errno == errno.EIO:  # the terminal is gone
@@ -175,13 +176,13 @@ class DescriptorSink:
                 if isinstance(error, BrokenPipeError):
                     raise
                 raise FumehoodError(
-                    f"what the command prints can't be passed on: {error.strerror}",
-                    hint="check that the place it goes to can be written",
+                    f"the command's output can't be passed on: {error.strerror}",
+                    hint="check that standard output and standard error can be written",
                 ) from error
 
 
-class _Stream:
-    """A stream of text that stands before another one, and is like it in all but what is written."""
+class _StreamWrapper:
+    """A text stream in front of another one; all but writing is passed on to that."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -190,14 +191,14 @@ class _Stream:
         return getattr(self._stream, name)
 
 
-class GuardedText(_Stream):
-    """Our own words on their way to a terminal: whatever name was put into them, no sequence in it takes effect.
+class TerminalSafeText(_StreamWrapper):
+    """Our own messages to a terminal, without escape sequences other than colours.
 
-    Names are made printable where they are put in; this is for the one place that forgets it.
+    Names in messages are made printable where they are put in. This is a second guard, for a place that forgets it.
     """
 
     def write(self, text: str) -> int:
-        """Write a text, its line ends and colours included."""
+        """Write a text, with its line ends and colours."""
         if not text.replace("\n", "").isprintable():
             from fumehood.faces.cli.screen import Filter
 
@@ -206,8 +207,8 @@ class GuardedText(_Stream):
         return len(text)
 
 
-class ModelText(_Stream):
-    """What an agent asked for about its runs, on its way to the model: text and bytes."""
+class ModelText(_StreamWrapper):
+    """Standard output of a command that an agent asked for: its model reads the text and bytes written here."""
 
     def __init__(self, stream: Any, mark: str) -> None:
         super().__init__(stream)
@@ -215,18 +216,18 @@ class ModelText(_Stream):
         self.buffer = self
 
     def write(self, text: str | bytes) -> int:
-        """Write a text, or what a run printed."""
+        """Write our own text, or bytes that a run printed."""
         data = text.encode(errors="surrogateescape") if isinstance(text, str) else text
         if data:
             self._sink(data)
         return len(text)
 
     def close(self) -> None:
-        """Write what was kept back for what might have followed."""
+        """Write the characters that the filter still keeps back."""
         self._sink(b"")
 
 
-def guarded(stream: Any) -> Any:
-    """Return a stream that is safe to write names to."""
-    return GuardedText(stream) if stream.isatty() else stream
+def make_terminal_safe(stream: Any) -> Any:
+    """Return a stream that is safe to write names to: if it is a terminal, escape sequences are removed."""
+    return TerminalSafeText(stream) if stream.isatty() else stream
 

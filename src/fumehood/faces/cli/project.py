@@ -19,9 +19,9 @@ from fumehood.core.report import how_many, printable, shown_path, size_told, typ
 from fumehood.core.tool import FORMATS, NAME, all_definitions, definition_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option
-from fumehood.faces.cli.output import Paint, confirmed, here, whole_number
-from fumehood.faces.cli.run_text import tell_run
+from fumehood.faces.cli.commands import Context, argument, command, flag, option, subcommands
+from fumehood.faces.cli.output import Paint, ask_yes_no, whole_number, working_dir
+from fumehood.faces.cli.run_text import print_run
 from fumehood.faces.cli.screen import terminal, ticking
 from fumehood.linux.launch import start
 from fumehood.service import provided
@@ -46,10 +46,10 @@ def _files(context: Context) -> int:
     project, path = context.project, context.options.path
     if path is None:
         return _tell_list(context, project, known_files(context.store, project))
-    top = os.path.realpath(os.path.join(here(), path))
+    top = os.path.realpath(os.path.join(working_dir(), path))
     if top in project.roots:
         return _tell_list(context, project, known_files(context.store, project, top))
-    root, below = place_of(context.store, project, path, here())
+    root, below = place_of(context.store, project, path, working_dir())
     file = known_file(context.store, project, root, below)
     inside = [] if file is not None else known_files(context.store, project, root, below)
     if inside:
@@ -68,7 +68,7 @@ def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -
             left_out = len(files) - len(listed)
             yield colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim")
 
-    return context.say(lambda: {"files": [each.as_dict() for each in listed]}, lines())
+    return context.print_result(lambda: {"files": [each.as_dict() for each in listed]}, lines())
 
 
 def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str:
@@ -112,7 +112,7 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
         yield colour(f"fumehood restore {typed(path)} [--from RUN|DATE]", "dim")
 
     answer = {"path": path, "root": root} if file is None else file.as_dict()
-    return context.say({**answer, "versions": [version.as_dict() for version in kept]}, lines())
+    return context.print_result({**answer, "versions": [version.as_dict() for version in kept]}, lines())
 
 
 @command(
@@ -124,11 +124,11 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
            " (default: from before its last change)", dest="source", default=""),
 )  # fmt: skip
 def _restore(context: Context) -> int:
-    done = restore(context.store, context.project, context.options.path, context.options.source, here=here())
+    done = restore(context.store, context.project, context.options.path, context.options.source, here=working_dir())
     if done.state == EMPTY:
-        return context.say(done.as_dict, "nothing to do: it is that version already")
-    if not context.printed(done.as_dict):
-        tell_run(done, sys.stdout)
+        return context.print_result(done.as_dict, "nothing to do: it is that version already")
+    if not context.print_if_json(done.as_dict):
+        print_run(done, sys.stdout)
         print(f"  to have it back as it was: fumehood undo {done.name}")
     return 0
 
@@ -148,87 +148,91 @@ def _scan(context: Context) -> int:
     kept = f", {scan.kept} missing but backed up" if scan.kept else ""
     lines = [f"{how_many(scan.files, 'file')}: {scan.added} new, {scan.updated} changed, {scan.dropped} gone{kept}"]
     lines += [f"{how_many(scan.unread, 'directory', 'directories')} could not be read"] if scan.unread else []
-    return context.say(scan.fields(), lines)
+    return context.print_result(scan.fields(), lines)
 
 
 @command(
     "projects", "list the known projects, say where one has moved, or forget one",
     "fumehood projects list\nfumehood projects move ~/old/name ~/new/name\nfumehood projects forget 3",
-    acts("list", "move", "forget"),
+    subcommands("list", "move", "forget"),
     argument("which", nargs="?", metavar="PROJECT", help="its path, or its number in the list"),
     argument("to", nargs="?", metavar="NEW", help="where it is now"), flag("--yes", "forget without asking"),
 )  # fmt: skip
 def _projects(context: Context) -> int:
     options, projects = context.options, context.store.projects
-    if options.what == "list":
+    if options.subcommand == "list":
         listed = projects.listed()
         lines = [
             f"{each.id:4}  {printable(each.path)}  {how_many(each.runs, 'run')}"
             + (f", {each.held} held" if each.held else "") + ("" if each.place == "there" else f"  [{each.place}]")
             for each in listed
         ]  # fmt: skip
-        return context.say({"projects": [each.fields() for each in listed]}, lines or "no project is known yet")
-    if not options.which or (options.what == "move" and not options.to):
-        needed = "PROJECT NEW" if options.what == "move" else "PROJECT"
-        raise BadRequest(f"projects {options.what} needs {needed}", hint="fumehood projects list shows them")
+        return context.print_result(
+            {"projects": [each.fields() for each in listed]}, lines or "no project is known yet"
+        )
+    if not options.which or (options.subcommand == "move" and not options.to):
+        needed = "PROJECT NEW" if options.subcommand == "move" else "PROJECT"
+        raise BadRequest(f"projects {options.subcommand} needs {needed}", hint="fumehood projects list shows them")
     which = projects.named(options.which)
-    if options.what == "move":
+    if options.subcommand == "move":
         with context.store.alone(which.id):
             moved = projects.move(which, options.to)
-        return context.say(moved.fields(), f"project {moved.id} is at {printable(moved.path)} now")
+        return context.print_result(moved.fields(), f"project {moved.id} is at {printable(moved.path)} now")
     lost = loss(context.store, which)
     if not options.yes:
         if not (os.isatty(0) and os.isatty(2)):
             hint = f"{lost.in_words()}; --yes does it"
             raise BadRequest(f"there is nobody to ask whether to forget {which.path}", hint=hint)
         question = f"forget project {which.id}, {printable(which.path)}? {lost.in_words()}. Its own files stay. [y/N] "
-        if not confirmed(question):
+        if not ask_yes_no(question):
             raise BadRequest("nothing was forgotten", hint="answer y, or give --yes")
     forget(context.store, which)
-    return context.say({"forgotten": which.fields(), **lost.fields()}, f"forgotten; {lost.in_words()}")
+    return context.print_result({"forgotten": which.fields(), **lost.fields()}, f"forgotten; {lost.in_words()}")
 
 
 @command(
     "roots", "list, add or remove directories that commands may write besides the project",
     "fumehood roots list\nfumehood roots add ../shared-library",
-    acts("list", "add", "remove"), argument("directory", nargs="?", metavar="DIR"),
+    subcommands("list", "add", "remove"), argument("directory", nargs="?", metavar="DIR"),
 )  # fmt: skip
 def _roots(context: Context) -> int:
     project, options, store = context.project, context.options, context.store
-    if options.what != "list" and not options.directory:
-        raise BadRequest(f"roots {options.what} needs a directory", hint=f"fumehood roots {options.what} DIR")
-    if options.what == "add":
+    if options.subcommand != "list" and not options.directory:
+        raise BadRequest(
+            f"roots {options.subcommand} needs a directory", hint=f"fumehood roots {options.subcommand} DIR"
+        )
+    if options.subcommand == "add":
         project = store.projects.open(project.path)
         permissions = Permissions(store, terminal, patience_s=store.policy_of(project).ask_timeout)
         # Whoever types this at a terminal is the person; an agent that runs it is not.
         is_person = os.isatty(0) and os.isatty(2) and bool(terminal())
         project = add_root(store, project, options.directory, permissions, by_person=is_person)
-    elif options.what == "remove":
+    elif options.subcommand == "remove":
         project = remove_root(store, project, options.directory)
     more = offered(store, project)
     lines = list(map(printable, project.roots))
     if more:
         lines.append("commands can't write these yet: a git directory, a mount, or where a link leads; to let them:")
     lines += [f"  fumehood roots add {typed(path)}" for path in more]
-    return context.say({"roots": list(project.roots), "offered": more}, lines)
+    return context.print_result({"roots": list(project.roots), "offered": more}, lines)
 
 
 @command(
     "grants", "list the answers that you chose to keep, or take one back",
     "fumehood grants list\nfumehood grants revoke 3",
-    acts("list", "revoke"), argument("grant", nargs="?", type=whole_number(1), metavar="NUMBER"),
+    subcommands("list", "revoke"), argument("grant", nargs="?", type=whole_number(1), metavar="NUMBER"),
 )  # fmt: skip
 def _grants(context: Context) -> int:
     grants = context.store.grants
-    if context.options.what == "revoke":
+    if context.options.subcommand == "revoke":
         if context.options.grant is None:
             raise BadRequest("grants revoke needs a number", hint="fumehood grants list shows them")
         gone = grants.revoke(context.options.grant)
-        return context.say(gone.fields(), f"revoked: {_grant_line(gone)}")
+        return context.print_result(gone.fields(), f"revoked: {_grant_line(gone)}")
     kept = grants.all()
     lines = [f"{grant.id:4}  {_grant_line(grant)}" for grant in kept]
     none = "no answers are kept: you are asked whenever a permission is needed"
-    return context.say({"grants": [grant.fields() for grant in kept]}, lines or none)
+    return context.print_result({"grants": [grant.fields() for grant in kept]}, lines or none)
 
 
 def _grant_line(grant: Grant) -> str:
@@ -238,18 +242,19 @@ def _grant_line(grant: Grant) -> str:
 
 @command(
     "playground", "show where the agent's own directory is and how large it is, or empty it",
-    "fumehood playground path\nfumehood playground size\nfumehood playground clean", acts("path", "size", "clean"),
+    "fumehood playground path\nfumehood playground size\nfumehood playground clean",
+    subcommands("path", "size", "clean"),
 )  # fmt: skip
 def _playground(context: Context) -> int:
-    places, what = context.store.places, context.options.what
+    places, what = context.store.places, context.options.subcommand
     if what == "clean":
         freed = provided.empty_playground(places)
-        return context.say({"bytes": freed}, f"{size_told(freed)} freed")
+        return context.print_result({"bytes": freed}, f"{size_told(freed)} freed")
     path = provided.make_playground(places)
     if what == "path":
-        return context.say({"path": path}, printable(path))
+        return context.print_result({"path": path}, printable(path))
     size = provided.playground_size(places)
-    return context.say({"path": path, "bytes": size}, size_told(size))
+    return context.print_result({"path": path, "bytes": size}, size_told(size))
 
 
 def _roots_here(context: Context) -> tuple[str, ...]:
@@ -272,24 +277,25 @@ def _tool(context: Context) -> int:
         answer: dict[str, Any] = {"tools": all_definitions(policy, options.format, options.extra)}
     else:
         answer = definition_of(policy, options.format, options.name, options.extra)
-    return context.say(answer, json.dumps(answer, indent=2))
+    return context.print_result(answer, json.dumps(answer, indent=2))
 
 
 @command(
     "config", "show what is configured for this project, where the file is, or what is wrong with it",
-    "fumehood config show\nfumehood config check\n$EDITOR \"$(fumehood config path)\"", acts("show", "path", "check"),
+    "fumehood config show\nfumehood config check\n$EDITOR \"$(fumehood config path)\"",
+    subcommands("show", "path", "check"),
 )  # fmt: skip
 def _config(context: Context) -> int:
-    what, path = context.options.what, file_of(context.store.places)
+    what, path = context.options.subcommand, file_of(context.store.places)
     if what == "path":
-        return context.say({"path": path}, path)
+        return context.print_result({"path": path}, path)
     return _check_config(context, path) if what == "check" else _show_config(context, path)
 
 
 def _check_config(context: Context, path: str) -> int:
     if not os.path.lexists(path):
         answer: dict[str, Any] = {"path": path, "exists": False, "problems": [], "remarks": []}
-        return context.say(answer, f"{printable(path)} does not exist: the defaults are used")
+        return context.print_result(answer, f"{printable(path)} does not exist: the defaults are used")
     checked = compile_file(path)[1]
     complaints, notes = checked.complaints, tuple[Complaint, ...]()
     if not complaints:
@@ -304,9 +310,9 @@ def _check_config(context: Context, path: str) -> int:
         hint = f" ({printable(each.hint)})" if each.hint else ""
         lines.append(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
     if not complaints:
-        lines.append(f"{printable(path)} is fine{', but not all of it has an effect here' if notes else ''}")
+        lines.append(f"{printable(path)} is fine{', but not all of it has an effect working_dir' if notes else ''}")
     problems, noted = ([each.fields() for each in some] for some in (complaints, notes))
-    context.say({"path": path, "exists": True, "problems": problems, "remarks": noted}, lines)
+    context.print_result({"path": path, "exists": True, "problems": problems, "remarks": noted}, lines)
     return 1 if complaints else 0
 
 
@@ -330,7 +336,7 @@ def _show_config(context: Context, path: str) -> int:
             fields = {**table, **table.get("settings", {})}.items()
             inside = [f"{name} = {as_toml(value)}" for name, value in fields if name not in ("settings", "defaults")]
             lines.append(f"[[{section.name}]] {printable(', '.join(inside))}")
-    return context.say({"path": path, "project": project, "keys": keys, **sections}, lines)
+    return context.print_result({"path": path, "project": project, "keys": keys, **sections}, lines)
 
 
 @command(
@@ -346,4 +352,4 @@ def _capabilities(context: Context) -> int:
     project = context.store.projects.open(context.project.path)
     hood = Hood(context.store, project, context.store.policy_of(project), start)
     answer = capabilities(hood, context.options.root, fresh=context.options.fresh)
-    return context.say(answer, answer.for_model())
+    return context.print_result(answer, answer.for_model())

@@ -16,10 +16,10 @@ from fumehood.core.questions import held_item, waiting
 from fumehood.core.report import REDO, Run, how_many, picked, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
-from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, flag, option, run_or
-from fumehood.faces.cli.log import write_difference
-from fumehood.faces.cli.output import Paint, here
-from fumehood.faces.cli.run_text import apply_line, headline, numbered, place_of, tell_run
+from fumehood.faces.cli.commands import REACH_OPTIONS, RUN, Context, argument, command, flag, option, optional_run
+from fumehood.faces.cli.log import print_difference
+from fumehood.faces.cli.output import Paint, working_dir
+from fumehood.faces.cli.run_text import absolute_path, apply_command, headline, print_run, run_label
 from fumehood.faces.cli.screen import Keys, columns, ticking, turn, wait_for_quiet
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
@@ -68,8 +68,9 @@ _PATHS = argument("paths", nargs="*", default=(), metavar="PATH", help="only the
 
 # Without a run, the last one is meant; one that is named can be told from none.
 _BACK_AND_FORTH = (
-    run_or(None), _PATHS, flag("--force", "also bring back what was changed since; what is there now is saved first"),
-    option("--session", "NAME", "all runs of this session at once, or none"), *REACH,
+    optional_run(None), _PATHS,
+    flag("--force", "also bring back what was changed since; what is there now is saved first"),
+    option("--session", "NAME", "all runs of this session at once, or none"), *REACH_OPTIONS,
 )  # fmt: skip
 
 
@@ -83,17 +84,17 @@ def _apply(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
     with ticking("applying", options):
         project = context.project_of(run)
-        done = decide.apply_held(context.store, project, run, options.paths, here=here(), force=options.force)
+        done = decide.apply_held(context.store, project, run, options.paths, here=working_dir(), force=options.force)
     _tell_decided(context, done)
     # As those do who merge: what was asked for is not all done.
-    return int(any(change.verdict in c.WAITING for change in chosen(done, options.paths, here=here())))
+    return int(any(change.verdict in c.WAITING for change in chosen(done, options.paths, here=working_dir())))
 
 
 def _tell_decided(context: Context, done: Run) -> int:
     def show() -> None:
         # Which run it was: `last` may be another than the one that the person had looked at.
         print(f"run {done.name}: {quoted(done.command, MOST_OF_A_NAME)}")
-        tell_run(done, sys.stdout)
+        print_run(done, sys.stdout)
 
     return _say(context, done, show)
 
@@ -105,7 +106,9 @@ def _tell_decided(context: Context, done: Run) -> int:
 def _discard(context: Context) -> int:
     run = context.run(context.options.run)
     with ticking("throwing away", context.options):
-        done = decide.discard_held(context.store, context.project_of(run), run, context.options.paths, here=here())
+        done = decide.discard_held(
+            context.store, context.project_of(run), run, context.options.paths, here=working_dir()
+        )
     return _tell_decided(context, done)
 
 
@@ -119,22 +122,22 @@ def _undo(context: Context) -> int:
         return _whole_session(context, undo_session)
     is_last, by = options.run in (None, LAST), options.only_session or ""
     is_whole = not is_last and not options.paths
-    run = last_to_undo(store, *context.reaches(LAST)) if is_last else context.run(options.run)
+    run = last_to_undo(store, *context.reaches_for(LAST)) if is_last else context.run(options.run)
     with ticking("taking back", options):
         project, force = context.project_of(run), options.force
         if is_whole:
             backs = undo_command(store, project, run, by=by, force=force)
         else:
-            backs = [undo(store, project, run, options.paths, here=here(), force=force, by=by)]
+            backs = [undo(store, project, run, options.paths, here=working_dir(), force=force, by=by)]
 
     def tell_what_stands() -> None:
         # Those of a command come right after it.
-        latest = islice(store.history.not_taken_back(*context.reaches(LAST)), _LOOKED_AT)
+        latest = islice(store.history.not_taken_back(*context.reaches_for(LAST)), _LOOKED_AT)
         earlier = next((each for each in latest if each.act == CHECKPOINT and each.of == run.run), None)
         if earlier is not None:
             print(f"  what was settled while it ran stands; to take that back: fumehood undo {earlier.name}")
         names = set(store.history.held_runs(project.id)) if is_last else set()
-        for each in store.history.runs(*context.reaches(LAST), among=names):
+        for each in store.history.runs(*context.reaches_for(LAST), among=names):
             if each.number > run.number:
                 print(f"  run {each.name} came later, and waits; to throw it away: fumehood discard {each.name}")
 
@@ -150,11 +153,11 @@ def _redo(context: Context) -> int:
     if options.session is not None:
         return _whole_session(context, redo_session)
     name, by = LAST if options.run is None else options.run, options.only_session or ""
-    reaches = context.reaches(name)
+    reaches = context.reaches_for(name)
     run = to_redo(context.store, name, *reaches) if name == LAST else context.run(name)
     with ticking("bringing back", options):
         backs = redo_command(
-            context.store, context.project_of(run), name, *reaches, paths=options.paths, here=here(), by=by,
+            context.store, context.project_of(run), name, *reaches, paths=options.paths, here=working_dir(), by=by,
             force=options.force,
         )  # fmt: skip
     return _say_taken_back(context, backs)
@@ -167,10 +170,10 @@ def _say_taken_back(context: Context, backs: Sequence[Run], tell_more: Callable[
         return _tell_decided(context, first)
 
     def show() -> None:
-        meant = [_acted_on(context, back) for back in backs]
+        originals = [_acted_on(context, back) for back in backs]
         # What was settled while a command ran goes with it again.
-        command = next((run.name for run in meant if run.act == "run"), "") if others else ""
-        for back, run in zip(backs, meant, strict=True):
+        command = next((run.name for run in originals if run.act == "run"), "") if others else ""
+        for back, run in zip(backs, originals, strict=True):
             _tell_undo(back, run, command)
         if tell_more is not None:
             tell_more()
@@ -180,7 +183,7 @@ def _say_taken_back(context: Context, backs: Sequence[Run], tell_more: Callable[
 
 def _say(context: Context, done: Run, show: Callable[[], None], **more: object) -> int:
     """Tell what was done, and `more` as JSON, then do what can wait until that is told."""
-    context.say(lambda: {**done.as_dict(), **more}, show)
+    context.print_result(lambda: {**done.as_dict(), **more}, show)
     sys.stdout.flush()
     upkeep(context.store, context.project_of(done).id)
     return 0
@@ -202,7 +205,7 @@ def _whole_session(context: Context, act: Callable[..., list[Run]]) -> int:
         yield from (f"fumehood: run {_acted_on(context, back).name}: {headline(back)}" for back in backs)
         yield f"  {_way_back(backs[-1], f'--session {printable(name)}')}"
 
-    return context.say(lambda: {"runs": [back.as_dict() for back in backs]}, lines())
+    return context.print_result(lambda: {"runs": [back.as_dict() for back in backs]}, lines())
 
 
 def _acted_on(context: Context, back: Run) -> Run:
@@ -213,7 +216,7 @@ def _acted_on(context: Context, back: Run) -> Run:
 
 def _tell_undo(back: Run, run: Run, whole: str = "") -> None:
     """Tell what was taken back, or brought back, of a run; `whole` names all that went with it."""
-    tell_run(back, sys.stdout)
+    print_run(back, sys.stdout)
     held = len(waiting(run))
     if held and run.state != "held":
         print(f"  {how_many(held, 'change')} that it held: no longer waiting")
@@ -239,7 +242,7 @@ _END = "q\x03\x04\x1b"
 
 @command(
     "review", "go through what is held, change by change", "fumehood review",
-    run_or(""), flag("--lines", "ask line by line, also where the views can be drawn"),
+    optional_run(""), flag("--lines", "ask line by line, also where the views can be drawn"),
 )  # fmt: skip
 def _review(context: Context) -> int:
     """Without a terminal, tell what waits; with one, ask for each."""
@@ -247,7 +250,7 @@ def _review(context: Context) -> int:
     if context.as_json:
 
         def fields(run: Run) -> dict[str, Any]:
-            differences = each_difference(context.store, run, [place_of(run, change) for change in _waiting(run)])
+            differences = each_difference(context.store, run, [absolute_path(run, change) for change in _waiting(run)])
             texts = {(each.root, each.path): each.text for each in differences}
             changes = [
                 {**each.fields(), "flags": list(each.flags), "diff": texts.get((each.root, each.path), "")}
@@ -255,7 +258,7 @@ def _review(context: Context) -> int:
             ]  # fmt: skip
             return {**picked(run, "run number command started_at reason"), "changes": changes}
 
-        return context.say({"runs": list(map(fields, runs))}, ())
+        return context.print_result({"runs": list(map(fields, runs))}, ())
     if not runs:
         print("nothing is held")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -263,7 +266,7 @@ def _review(context: Context) -> int:
             print(_title(run))
             for change in _waiting(run):
                 _say_change(context, run, change)
-            print(f"{apply_line(run)}   or   fumehood discard {run.name}\n")
+            print(f"{apply_command(run)}   or   fumehood discard {run.name}\n")
         return 0
     if runs and not context.options.lines and _is_drawable():
 
@@ -306,7 +309,7 @@ def _waiting(run: Run) -> list[c.Change]:
 
 
 def _title(run: Run) -> str:
-    return f"{Paint()(numbered(run), 'bold')}  {quoted(run.command)}"
+    return f"{Paint()(run_label(run), 'bold')}  {quoted(run.command)}"
 
 
 def _conflicts(run: Run) -> set[tuple[int, str]]:
@@ -335,8 +338,8 @@ def _go_through(context: Context, run: Run) -> bool:
             mine.wait()
             _say_change(context, run, change)
             # What can't stay behind when this change is applied, and so goes with it.
-            meant = decide.meant(run, [place_of(run, change)])
-            others = [each for each in meant if not _lies_in((each.root, each.path), change)]
+            affected = decide.meant(run, [absolute_path(run, change)])
+            others = [each for each in affected if not _lies_in((each.root, each.path), change)]
             if others:
                 print("applying it also applies:")
                 _say_items([held_item(run, each) for each in others], run)
@@ -346,7 +349,7 @@ def _go_through(context: Context, run: Run) -> bool:
         if key == "s":
             continue
         try:
-            paths = [] if key in "AD" else [place_of(run, change)]
+            paths = [] if key in "AD" else [absolute_path(run, change)]
             # The key is for what was shown: another process may have changed what the run holds since.
             expected = decide.shown_digest(run, paths, forth=key not in "dD")
             about = context.store, context.project_of(run), run, paths
@@ -384,23 +387,23 @@ def _say_items(items: Sequence[Item], run: Run) -> None:
 
 def _say_change(context: Context, run: Run, change: c.Change) -> None:
     colour = Paint()
-    place = quoted(change.path if change.root == 0 else place_of(run, change))
+    place = quoted(change.path if change.root == 0 else absolute_path(run, change))
     why = quoted(change.reason, MOST_OF_A_NAME)
     print(f"{colour(change.verdict, 'yellow')} {change.change} {colour(place, 'bold')}: {why}")
-    for each in each_difference(context.store, run, [place_of(run, change)]):
-        write_difference(each.text)
+    for each in each_difference(context.store, run, [absolute_path(run, change)]):
+        print_difference(each.text)
     sys.stdout.flush()
 
 
 def _key(*, is_conflict: bool) -> str:
     """Wait for a key that means something."""
-    meant = ("f" if is_conflict else "a") + "dsAD" + _END
+    allowed_keys = ("f" if is_conflict else "a") + "dsAD" + _END
     with Keys(0):
         wait_for_quiet(0)
         # Only now: what is typed from here on is an answer, and is not thrown away.
         sys.stdout.write(f"{_CONFLICT if is_conflict else _ONE}   {_ALL} > ")
         sys.stdout.flush()
-        while (key := os.read(0, 1).decode("latin-1") or "q") not in meant:
+        while (key := os.read(0, 1).decode("latin-1") or "q") not in allowed_keys:
             pass
     print(key if key.isalpha() else "quit")
     return key

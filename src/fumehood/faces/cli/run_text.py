@@ -35,12 +35,12 @@ _IN_DRAFT = "look: fumehood draft diff {draft}   then: fumehood draft apply {dra
 _FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version, and saves what is there now"
 
 
-def numbered(run: Run) -> str:
+def run_label(run: Run) -> str:
     """Write a run's number as people know numbers of this kind; the id of one that has none here."""
     return run.name if run.name == run.run else f"#{run.name}"
 
 
-def place_of(run: Run, change: c.Change) -> str:
+def absolute_path(run: Run, change: c.Change) -> str:
     """Name a path as an act on it does."""
     root = run.roots[change.root]
     return root if change.path == "." else f"{root}/{change.path}"
@@ -53,7 +53,7 @@ def draft_or_session(run: Run, shown: Callable[[str], str]) -> str:
     return "" if run.session is None else f"session {shown(run.session)}"
 
 
-def tell_run(run: Run, out: TextIO | None = None) -> None:
+def print_run(run: Run, out: TextIO | None = None) -> None:
     """Write what a run changed, what was blocked, and the next step."""
     stream = sys.stderr if out is None else out
     paint = Paint(stream.fileno())
@@ -72,7 +72,7 @@ def tell_run(run: Run, out: TextIO | None = None) -> None:
         if run.state == "held":
             text.append(f"  {paint(_IN_DRAFT.format(run=run.name, draft=run.draft_name), 'dim')}")
     elif run.changed and run.state in _NEXT and run.act == "run":
-        text.append(f"  {paint(_NEXT[run.state].format(run=run.name, apply=apply_line(run)), 'dim')}")
+        text.append(f"  {paint(_NEXT[run.state].format(run=run.name, apply=apply_command(run)), 'dim')}")
         conflict = next((change for change in run.changed if change.verdict == c.CONFLICT), None)
         if conflict is not None:
             text.append(f"  {paint(_FORCE.format(run=run.name, path=typed(conflict.path)), 'dim')}")
@@ -80,13 +80,13 @@ def tell_run(run: Run, out: TextIO | None = None) -> None:
     stream.flush()
 
 
-def apply_line(run: Run) -> str:
+def apply_command(run: Run) -> str:
     """Return the line that applies what waits: where all of it is conflicts, by force."""
     force = "" if any(change.verdict == c.HELD for change in run.changed) else " --force"
     return f"fumehood apply {run.name}{force}"
 
 
-def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
+def lines_for_agent(run: Run, blocked: Sequence[Blocked]) -> list[str]:
     """Return only what an agent can't know from the command itself: what did not happen, and how to take it back.
 
     `blocked` is what of the run's it must be told.
@@ -107,7 +107,7 @@ def agent_lines(run: Run, blocked: Sequence[Blocked]) -> list[str]:
     said += [f"and {count} more: {kind}; fumehood show {run.name}" for kind, count in left_out.items()]
     said += [each.line for each in blocked]
     if kept_back:
-        said.append(f"a person decides: {apply_line(run)}  or  fumehood discard {run.name}")
+        said.append(f"a person decides: {apply_command(run)}  or  fumehood discard {run.name}")
     if any(change.verdict == c.APPLIED for change in run.changed):
         said.append(f"undo: fumehood undo {run.name}")
     return said
@@ -228,7 +228,7 @@ def _fate(run: Run, change: c.Change, said: str) -> str:
     return "" if is_over else f"  [{why}]"
 
 
-def by_directory(run: Run, paint: Paint, note: Callable[[c.Change], str] | None = None) -> Iterator[str]:
+def lines_by_directory(run: Run, paint: Paint, note: Callable[[c.Change], str] | None = None) -> Iterator[str]:
     """Write every change in a line; where they are many, below the directory that they are in.
 
     `note` says something of each, instead of what became of it.

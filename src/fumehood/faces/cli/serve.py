@@ -20,9 +20,9 @@ from fumehood.core.questions import ONCE, Question, scope
 from fumehood.core.report import Run, how_many, printable
 from fumehood.core.request import quoted
 from fumehood.errors import BadRequest, FumehoodError, Unavailable, lacking
-from fumehood.faces.cli.commands import Context, acts, argument, command, flag, option, several
-from fumehood.faces.cli.output import seconds, tell_error, whole_number
-from fumehood.faces.cli.run_text import numbered, tell_run
+from fumehood.faces.cli.commands import Context, argument, command, flag, option, repeated_option, subcommands
+from fumehood.faces.cli.output import print_error, time_limit_argument, whole_number
+from fumehood.faces.cli.run_text import print_run, run_label
 from fumehood.faces.cli.screen import KEYS
 from fumehood.service.ask import Desk, OpenQuestion
 from fumehood.service.fleet import PACKAGES
@@ -71,7 +71,7 @@ def _mcp(options: argparse.Namespace) -> int:
     option("--port", "N", "default: a free one, another each time", type=_PORT, default=0),
     flag("--no-open", "don't start a browser"),
     option("--bind", "ADDRESS", "listen here instead of on this machine alone", default="127.0.0.1"),
-    several("--host", "NAME", "a name by which your own tunnel is reached", default=[]), opens_records=False,
+    repeated_option("--host", "NAME", "a name by which your own tunnel is reached", default=[]), opens_records=False,
 )  # fmt: skip
 def _web(options: argparse.Namespace) -> int:
     try:
@@ -120,17 +120,17 @@ def _worker(context: Context) -> int:
     "fleet", "have commands done by workers on other machines; what they change is held here",
     "fumehood fleet plan --redis redis://queue.example.org\nfumehood fleet run -- 'make test'\n"
     "fumehood fleet map --from tasks.txt -- 'python solve.py {}'\nfumehood fleet attach 01kabc…",
-    acts("list", "plan", "run", "map", "best", "attach", "cancel"),
+    subcommands("list", "plan", "run", "map", "best", "attach", "cancel"),
     argument("rest", nargs="*", metavar="COMMAND", help="the command, or the job's id"), *_QUEUE,
     option("--key", "FILE", "sign the jobs with this key (default: sign.key)", default=""),
-    several("--include", "PATH", "send this path although ignored", default=[]),
+    repeated_option("--include", "PATH", "send this path although ignored", default=[]),
     option("--cwd", "DIR", "where in the project the command starts", default=""),
-    option("--timeout", "SECONDS", "end each command after this time", type=seconds),
+    option("--timeout", "SECONDS", "end each command after this time", type=time_limit_argument),
     option("--root", "NAME", "a root that the worker has", default="host"),
-    several("--allow-host", "HOST[:PORT]", "ask for this host", default=[]),
-    several("--env", "NAME=VALUE", "set this variable", default=[]),
-    several("--secret", "NAME", "a variable that the worker has", default=[]),
-    several("--limit", "NAME=AMOUNT", "as limits.NAME, in bytes", default=[]),
+    repeated_option("--allow-host", "HOST[:PORT]", "ask for this host", default=[]),
+    repeated_option("--env", "NAME=VALUE", "set this variable", default=[]),
+    repeated_option("--secret", "NAME", "a variable that the worker has", default=[]),
+    repeated_option("--limit", "NAME=AMOUNT", "as limits.NAME, in bytes", default=[]),
     flag("--first", "before all that waits; of several such, the latest"),
     flag("--detach", "don't wait: fleet attach ID comes back for it"),
     option("--from", "FILE", "map: one job for each line; it stands for {}", dest="items"),
@@ -143,7 +143,7 @@ def _fleet(context: Context) -> int:
     options, address = context.options, _address(context)
     act = {
         "list": _list, "plan": _plan, "run": _run, "map": _map, "best": _best, "attach": _attach, "cancel": _cancel,
-    }[options.what]  # fmt: skip
+    }[options.subcommand]  # fmt: skip
     with context.sandbox() as sandbox:
         sender = sandbox.fleet(
             address, store=options.store, key=options.key, queue=options.queue, include=options.include
@@ -190,13 +190,15 @@ def _plan(context: Context, sender: FleetSender) -> int:
     ]  # fmt: skip
     lines += [f"stays {'':>12}  {printable(each['path'])}  ({each['reason']})" for each in plan["at_home"]]
     files = how_many(len(plan["files"]), "file")
-    return context.say(plan, [*lines, f"{files}, {plan['bytes']:,} bytes; {plan['to_send']:,} are not there yet"])
+    return context.print_result(
+        plan, [*lines, f"{files}, {plan['bytes']:,} bytes; {plan['to_send']:,} are not there yet"]
+    )
 
 
 def _run(context: Context, sender: FleetSender) -> int:
     job = sender.send(_command(context), **_wishes(context))
     if context.options.detach:
-        return context.say({"job": job}, job)
+        return context.print_result({"job": job}, job)
     if not context.as_json:
         print(f"fumehood: job {job}", file=sys.stderr, flush=True)
     return _waited(context, sender, job)
@@ -217,10 +219,10 @@ def _waited(context: Context, sender: FleetSender, job: str) -> int:
         print(f"\nfumehood: it goes on; fumehood fleet attach {job} comes back for it", file=sys.stderr)
         return 130
     sys.stdout.flush()
-    if not context.printed({"job": job, **run.as_dict()}):
-        tell_run(run, sys.stderr)
+    if not context.print_if_json({"job": job, **run.as_dict()}):
+        print_run(run, sys.stderr)
         if run.state in ("failed", "refused"):
-            tell_error(FumehoodError(run.reason, hint=f"fumehood show {run.name}"))
+            print_error(FumehoodError(run.reason, hint=f"fumehood show {run.name}"))
     return _status(run)
 
 
@@ -253,7 +255,7 @@ def _map(context: Context, sender: FleetSender) -> int:
     for item in items:
         ids[sender.send(line.replace(_ITEM, quoted(item)), fresh=not ids, **wishes)] = item
     if context.options.detach:
-        return context.say({"jobs": list(ids)}, ids)
+        return context.print_result({"jobs": list(ids)}, ids)
     runs = {}
     _tell_of_workers(context, sender)
     try:
@@ -261,33 +263,33 @@ def _map(context: Context, sender: FleetSender) -> int:
             runs[job] = run
             if not context.as_json:
                 ended = f"exit {run.exit_code}, {how_many(len(run.changes), 'change')}"
-                said = f"{numbered(run)}: {run.state}, {ended if run.exit_code is not None else printable(run.reason)}"
+                said = f"{run_label(run)}: {run.state}, {ended if run.exit_code is not None else printable(run.reason)}"
                 print(f"{said}  {printable(ids[job])}", flush=True)
     except KeyboardInterrupt:
         left = [job for job in ids if job not in runs]
         print(f"\nfumehood: {len(left)} go on; fumehood fleet attach ID comes back for one", file=sys.stderr)
         return 130
-    context.printed(lambda: {"runs": [{"job": job, "item": ids[job], **runs[job].as_dict()} for job in ids]})
+    context.print_if_json(lambda: {"runs": [{"job": job, "item": ids[job], **runs[job].as_dict()} for job in ids]})
     return max((1 if _status(run) else 0 for run in runs.values()), default=0)
 
 
 def _best(context: Context, sender: FleetSender) -> int:
-    from fumehood.faces.cli.drafts import show_best, tell_candidate
+    from fumehood.faces.cli.drafts import print_best, print_candidate
 
     options = context.options
     _tell_of_workers(context, sender)
     result = sender.best(
         _command(context), options.count, check=options.check, score=options.score, keep=options.keep,
-        apply=not options.hold, on_candidate=None if context.as_json else tell_candidate, **_wishes(context),
+        apply=not options.hold, on_candidate=None if context.as_json else print_candidate, **_wishes(context),
     )  # fmt: skip
-    context.say(result.as_dict, lambda: show_best(result))
+    context.print_result(result.as_dict, lambda: print_best(result))
     return 130 if result.is_interrupted else int(result.best is None or (result.run is None and not options.hold))
 
 
 def _cancel(context: Context, sender: FleetSender) -> int:
     job = _job(context)
     sender.cancel(job)
-    return context.say({"job": job}, f"{job} is cancelled")
+    return context.print_result({"job": job}, f"{job} is cancelled")
 
 
 def _list(context: Context, sender: FleetSender) -> int:
@@ -297,7 +299,7 @@ def _list(context: Context, sender: FleetSender) -> int:
         command = each["command"] if isinstance(each["command"], str) else " ".join(each["command"])
         name = context.store.history.name_of(each["run"]) if each["run"] else "under way"
         lines.append(f"{each['id']}  {f'#{name}' if name.isdecimal() else name:9}  {printable(command)}")
-    return context.say({"jobs": notes}, lines)
+    return context.print_result({"jobs": notes}, lines)
 
 
 _NAME, _PATH = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
@@ -321,7 +323,7 @@ def _notify(context: Context) -> int:
         answered = asyncio.run(_served(desk, project))
     except ModuleNotFoundError as error:
         raise lacking(error, "showing notifications", "desktop", ("dbus_fast",)) from error
-    return context.say({"answered": answered}, ())
+    return context.print_result({"answered": answered}, ())
 
 
 async def _served(desk: Desk, project: str) -> int:

@@ -18,9 +18,9 @@ from fumehood.core.request import quoted
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli import setup_clients
-from fumehood.faces.cli.commands import Context, argument, command, flag, option, several
+from fumehood.faces.cli.commands import Context, argument, command, flag, option, repeated_option
 from fumehood.faces.cli.hook_clients import ALLOW
-from fumehood.faces.cli.output import Paint, confirmed, here, whole_number
+from fumehood.faces.cli.output import Paint, ask_yes_no, whole_number, working_dir
 from fumehood.faces.cli.screen import Progress, terminal
 from fumehood.faces.cli.setup_clients import CLIENTS, ClientSettings, SettingsEdit, at, meaning, read_settings
 from fumehood.linux import doctor, probe
@@ -51,7 +51,7 @@ _START_S = 120  # how long a server may take to start, with what it needs instal
     option("--root", "ROOT", "the root that commands see by default: host or alpine"),
     argument("--tier", type=whole_number(), choices=(1, 2), help="how many tools an Alpine root gets"),
     option("--mirror", "URL", "where an Alpine root comes from"),
-    several("--key", "FILE", "a public key that signs that mirror's packages"),
+    repeated_option("--key", "FILE", "a public key that signs that mirror's packages"),
     argument("--agent", choices=_AGENTS, help="the client whose snippet is shown at the end"),
 )  # fmt: skip
 def _setup(context: Context) -> int:
@@ -65,7 +65,7 @@ def _setup(context: Context) -> int:
     wizard.make_playground()
     wizard.try_it()
     wizard.show_snippet()
-    return context.say(wizard.answer, ())
+    return context.print_result(wizard.answer, ())
 
 
 class _Wizard:
@@ -234,7 +234,7 @@ def connect(context: Context, client: str) -> int:
         for file, change in zip(files, changes, strict=True):
             file["text"] = change.after
         headed = [f"# {each.path}\n{each.after}" if len(changes) > 1 else each.after for each in changes]
-        return context.say(answer, lambda: sys.stdout.write("".join(headed)))
+        return context.print_result(answer, lambda: sys.stdout.write("".join(headed)))
     if not context.as_json:
         sys.stdout.write("".join(each.diff for each in changes) or f"{changes[0].path}: nothing to change\n")
     is_agreed = any(each.diff for each in changes)
@@ -242,7 +242,7 @@ def connect(context: Context, client: str) -> int:
         if not (os.isatty(0) and os.isatty(1)):
             raise BadRequest("there is nobody to ask", hint="--yes writes it without asking, --print only shows it")
         sys.stdout.flush()
-        is_agreed = confirmed("write this? [Y/n] ", by_default=True)
+        is_agreed = ask_yes_no("write this? [Y/n] ", by_default=True)
     if is_agreed:
         for file, change in zip(files, changes, strict=True):
             if change.diff:
@@ -256,7 +256,7 @@ def connect(context: Context, client: str) -> int:
         backup = f"; what was there: {file['backup']}" if file["backup"] else ""
         done = "written" if os.path.exists(file["path"]) else "removed"
         lines += [f"{done}: {file['path']}{backup}"] if file["changed"] else []
-    return context.say(answer, [*lines, *(f"note: {note}" for note in answer["notes"])])
+    return context.print_result(answer, [*lines, *(f"note: {note}" for note in answer["notes"])])
 
 
 def _offered(context: Context, settings: ClientSettings) -> list[str]:
@@ -266,7 +266,7 @@ def _offered(context: Context, settings: ClientSettings) -> list[str]:
     """
     store = context.store
     try:
-        project = store.projects.open(store.projects.holding(here()), register=False)
+        project = store.projects.open(store.projects.holding(working_dir()), register=False)
     except BadRequest:
         return []  # nothing here can be a project
     asks = () if context.options.yes else terminal()

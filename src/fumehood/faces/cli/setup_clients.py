@@ -17,7 +17,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
 from fumehood.faces.cli.hook_clients import SERVER
-from fumehood.faces.cli.output import text_of
+from fumehood.faces.cli.output import load_text
 from fumehood.store.places import home
 
 CLIENTS = ("claude", "codex", "gemini", "copilot", "opencode", "cursor", "vscode")
@@ -220,7 +220,7 @@ def _plugin(command: list[str]) -> SettingsEdit:
         there = _PLUGIN_LINE.search(text)
         options = _options(json.loads(there["line"])) if there else None
         line = json.dumps(_hook_line(command, "opencode", options or ""))
-        return text_of("opencode.js").replace("TOOLS", tools, 1).replace("LINE", line, 1)
+        return load_text("opencode.js").replace("TOOLS", tools, 1).replace("LINE", line, 1)
 
     return SettingsEdit(add=add, remove=lambda _text: "")
 

@@ -14,9 +14,9 @@ from fumehood.core.report import short as brief
 from fumehood.core.request import loopback_of
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.commands import REACH, RUN, Context, argument, command, flag, option, several
-from fumehood.faces.cli.output import Paint, here, whole_number, width
-from fumehood.faces.cli.run_text import draft_or_session, numbered, tell_run
+from fumehood.faces.cli.commands import REACH_OPTIONS, RUN, Context, argument, command, flag, option, repeated_option
+from fumehood.faces.cli.output import Paint, terminal_width, whole_number, working_dir
+from fumehood.faces.cli.run_text import draft_or_session, print_run, run_label
 from fumehood.faces.cli.screen import terminal
 from fumehood.service import checkpoint, loopback
 from fumehood.service.ask import Desk
@@ -28,7 +28,7 @@ from fumehood.store.history import RunFilter
 
 
 @command(
-    "ps", "show what runs now", "fumehood ps\nfumehood ps --all", flag("--all", "in every project"), *REACH
+    "ps", "show what runs now", "fumehood ps\nfumehood ps --all", flag("--all", "in every project"), *REACH_OPTIONS
 )  # fmt: skip
 def _ps(context: Context) -> int:
     reach = RunFilter() if context.options.all else RunFilter(project=context.project.id)
@@ -39,26 +39,26 @@ def _ps(context: Context) -> int:
         line = draft_or_session(run, printable)
         where = f"  {printable(run.project)}" if context.options.all else ""
         since = elapsed(time.time() - run.started_at)
-        lines.append(f"{numbered(run):5}  {since:>8}  {brief(run.command)}{'  ' if line else ''}{line}{where}")
-    return context.say({"runs": [picked(run, fields) for run in runs]}, lines or "nothing runs")
+        lines.append(f"{run_label(run):5}  {since:>8}  {brief(run.command)}{'  ' if line else ''}{line}{where}")
+    return context.print_result({"runs": [picked(run, fields) for run in runs]}, lines or "nothing runs")
 
 
-@command("stop", "end a command that runs; what it wrote is held", "fumehood stop last", RUN, *REACH)
+@command("stop", "end a command that runs; what it wrote is held", "fumehood stop last", RUN, *REACH_OPTIONS)
 def _stop(context: Context) -> int:
     run = checkpoint.stop(context.store, context.run(context.options.run))
-    return context.say(run.as_dict, lambda: tell_run(run, sys.stdout))
+    return context.print_result(run.as_dict, lambda: print_run(run, sys.stdout))
 
 
 @command(
     "checkpoint", "settle what a command that runs has finished writing; it goes on", "fumehood checkpoint last",
-    RUN, *REACH,
+    RUN, *REACH_OPTIONS,
 )  # fmt: skip
 def _checkpoint(context: Context) -> int:
     run = checkpoint.checkpoint(context.store, context.run(context.options.run))
-    if not context.printed(run.as_dict):
+    if not context.print_if_json(run.as_dict):
         if not run.changed:
             print(f"fumehood: nothing was settled{f': {printable(run.reason)}' if run.reason else ''}")
-        tell_run(run, sys.stdout)
+        print_run(run, sys.stdout)
     return 125 if run.state == FAILED else 0
 
 
@@ -86,16 +86,24 @@ def _forward(context: Context) -> int:
     if networks == {FULL}:
         message = f"what runs in session {session} has the whole network: it listens on this machine itself"
         raise BadRequest(message, hint=f"http://127.0.0.1:{options.port}/ needs nothing to lead there")
-    here = options.to or options.port
+    local_port = options.to or options.port
     try:
-        listener = socket.create_server(("127.0.0.1", here))
+        listener = socket.create_server(("127.0.0.1", local_port))
     except OSError as error:
         another = f"another one: fumehood forward {options.port} --to …"
-        raise BadRequest(f"port {here} can't be opened here: {error.strerror}", hint=another) from error
-    answer = {"address": "127.0.0.1", "port": here, "session": session, "to": options.port, "draft": options.draft}
+        raise BadRequest(f"port {local_port} can't be opened here: {error.strerror}", hint=another) from error
+    answer = {
+        "address": "127.0.0.1",
+        "port": local_port,
+        "session": session,
+        "to": options.port,
+        "draft": options.draft,
+    }
     whose = f"session {printable(session)}" if options.draft is None else f"draft {printable(options.draft)}"
     with listener:
-        context.say(answer, f"http://127.0.0.1:{here}/ is port {options.port} of {whose}; Ctrl-C ends it")
+        context.print_result(
+            answer, f"http://127.0.0.1:{local_port}/ is port {options.port} of {whose}; Ctrl-C ends it"
+        )
         sys.stdout.flush()
         try:
             loopback.serve(context.store, session, options.port, listener, lambda text: print(text, file=sys.stderr))
@@ -116,30 +124,31 @@ _MISSED = 5  # questions that found nobody that are shown
     "ask", "let an agent's commands reach a host, see a path of the home, or write a directory",
     "fumehood ask example.org --session claude-1\nfumehood ask --show ~/.npmrc",
     argument("hosts", nargs="*", metavar="HOST"),
-    several("--show", "PATH", "a path of the home, to be read", default=[]),
-    several("--write", "DIR", "a directory, to be written", default=[]),
-    several("--host", "HOST", "as HOST", default=[]),
+    repeated_option("--show", "PATH", "a path of the home, to be read", default=[]),
+    repeated_option("--write", "DIR", "a directory, to be written", default=[]),
+    repeated_option("--host", "HOST", "as HOST", default=[]),
     option("--reason", "TEXT", "why, for whoever is asked", default=""),
-    option("--session", "NAME", "for this session only"), *REACH,
+    option("--session", "NAME", "for this session only"), *REACH_OPTIONS,
 )  # fmt: skip
 def _ask(context: Context) -> int:
     """Ask whoever is at this terminal; an agent that asks from inside the hood has none."""
     options, store = context.options, context.store
     words = [*options.hosts, *options.host, *(f"--show={path}" for path in options.show)]
     words += [*(f"--write={path}" for path in options.write), f"--reason={options.reason}"]
-    asked = widenings(words, lambda path: os.path.join(here(), os.path.expanduser(path)))
+    asked = widenings(words, lambda path: os.path.join(working_dir(), os.path.expanduser(path)))
     project = store.projects.open(context.project.path)
     named = options.only_session or options.session
     session = _known_session(context, named) if named else ""
     may_ask = () if options.only_session else terminal
     permissions = Permissions(store, may_ask, patience_s=store.policy_of(project).ask_timeout)
     said = settle_access(store, project, session, asked, permissions.decide)
-    return context.say({"asked": [each.fields() for each in asked], "said": said}, said)
+    return context.print_result({"asked": [each.fields() for each in asked], "said": said}, said)
 
 
 @command(
     "status", "show what runs, what waits, what was taken back last, and what commands may do here",
-    "fumehood status\nfumehood status --session claude-1", option("--session", "NAME", "for this session only"), *REACH,
+    "fumehood status\nfumehood status --session claude-1", option("--session", "NAME", "for this session only"),
+    *REACH_OPTIONS,
 )  # fmt: skip
 def _status(context: Context) -> int:
     options, store = context.options, context.store
@@ -166,15 +175,15 @@ def _status(context: Context) -> int:
         "taken_back": None if undone is None else {**_named(undone), "in_part": is_part},
         "questions": [each.as_dict() for each in questions], "missed": [each.fields() for each in missed],
     }  # fmt: skip
-    now_s, colour, room = time.time(), Paint(), width()
+    now_s, colour, room = time.time(), Paint(), terminal_width()
     rows: list[tuple[str, str]] = [("project", project.path)]
     rows += [("session", session)] if session else []
-    rows += [("running", f"{numbered(run)}  {elapsed(now_s - run.started_at)}  {run.command}") for run in running]
-    rows += [("waiting", f"{numbered(run)}  {run.command}") for run in held]
+    rows += [("running", f"{run_label(run)}  {elapsed(now_s - run.started_at)}  {run.command}") for run in running]
+    rows += [("waiting", f"{run_label(run)}  {run.command}") for run in held]
     rows += [("", "fumehood review")] if held and not is_agent else []
     rows += [("draft", f"{draft.name}  (fumehood draft diff {draft.name})") for draft in drafts]
     if undone is not None and undo is not None:
-        rows += [("undone", f"{numbered(undone)}{'  in part:' if is_part else ''}  {undone.command}")]
+        rows += [("undone", f"{run_label(undone)}{'  in part:' if is_part else ''}  {undone.command}")]
         rows += [("", "fumehood redo" if has_backups(undo) else "its backups were cleaned away")]
     rows += [("question", f"{each.question.lines[0]}  (fumehood watch)") for each in questions]
     for each in missed[:_MISSED]:
@@ -187,7 +196,7 @@ def _status(context: Context) -> int:
     rows += [("network", network)]
     said = [(name, fitted(printable(text), room - 10) if room else brief(text)) for name, text in rows]
     lines = (f"{colour(f'{name:9}', 'dim')} {text if name else colour(text, 'dim')}" for name, text in said)
-    return context.say(answer, lines)
+    return context.print_result(answer, lines)
 
 
 def _named(run: Run) -> dict[str, object]:

@@ -21,7 +21,7 @@ from fumehood.core.report import Run, printable, shown_path
 from fumehood.core.value import Value
 from fumehood.core.wording import by_kind, fitted, listed, quoted
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.run_text import SIGNS, STATES, place_of
+from fumehood.faces.cli.run_text import SIGNS, STATES, absolute_path
 from fumehood.faces.terminal.widgets import Acting, Lines, Pieces, both, shown
 from fumehood.service import decide
 from fumehood.service.differences import contents, difference_of
@@ -267,7 +267,7 @@ def _add_run(top: TreeNode[Branch], each: ReadRun, opened: dict[_Key, bool]) -> 
     node = top.add(label, branch, expand=opened.get(branch.key, len(each.changes) <= _EXPANDED))
     directories: dict[str, TreeNode[Branch]] = {run.roots[0]: node} if run.roots else {}
     for change in sorted(each.changes, key=lambda one: (one.root, one.path)):
-        place = place_of(run, change)
+        place = absolute_path(run, change)
         parent, _, name = place.rpartition("/")
         if parent not in directories:
             below = parent.removeprefix(f"{run.roots[0]}/")
