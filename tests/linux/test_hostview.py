@@ -52,7 +52,7 @@ def test_a_mount_point_inside_a_mask_is_made_and_the_rest_stays_hidden(home):
 
 
 def test_a_look_at_the_host_holds_until_something_it_looked_at_changes(home):
-    watched = looked_over(f"{home}/.ssh/id_rsa", home=home).watched
+    watched = looked_over(f"{home}/.ssh/id_rsa", home=home).snapshot
     # Others may be at work in the directories above.
     mine = Snapshot(*({path: part[path] for path in part if path.startswith(str(home))} for part in watched.parts))
     assert len(mine)

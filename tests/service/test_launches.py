@@ -277,7 +277,7 @@ def settle(sandbox, surveys, *lines):
         return not surveys
 
     assert eventually(is_settled)
-    for kept in Path(places().cache).glob(f"{hostview.KEPT}*"):
+    for kept in Path(places().cache).glob(f"{hostview.CACHE_PREFIX}*"):
         kept.unlink()
 
 

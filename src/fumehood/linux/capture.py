@@ -20,7 +20,7 @@ from fumehood.core.report import printable, typed
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
 from fumehood.linux.libc import Closing, Descriptors
-from fumehood.linux.mounts import Bind, Layered, Narrowed, Operation
+from fumehood.linux.mounts import Bind, Operation, Overlay, ReadOnlyRoot
 from fumehood.linux.namespaces import Layer, mounts_are_locked, mounts_inside, possible_roots
 from fumehood.linux.nofollow import LISTING, Parents, join, open_below, open_top, split
 
@@ -341,14 +341,14 @@ class Capture:
             if self.way in (KERNEL, BWRAP) or layer.is_overlaid:
                 upper, work = layer.upper, layer.work
                 operations.append(
-                    Layered(target=target, lowers=layer.lowers, upper=upper, work=work, is_judged=True, why="a root")
+                    Overlay(target=target, lowers=layer.lowers, upper=upper, work=work, is_judged=True, why="a root")
                 )
             else:
                 operations.append(Bind(target=target, source=layer.merged, is_writable=True, why="a root"))
             if self._write is not None and not is_in(layer.root, self._write):
                 below = [path[len(layer.root) + 1 :] for path in self._write if is_below(path, layer.root)]
                 own = tuple(path for path in below if not is_in(path, layer.inner))
-                operations.append(Narrowed(target=target, directories=own, why="asked for"))
+                operations.append(ReadOnlyRoot(target=target, writable_directories=own, why="asked for"))
         return operations
 
     def _trees(self) -> list[tuple[TreeWay, Layer]]:

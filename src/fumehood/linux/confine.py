@@ -18,7 +18,7 @@ _CPU, _FSIZE, _CORE, _NPROC, _NOFILE, _SIGPENDING = 0, 1, 4, 6, 7, 11
 _PARTS = 4  # of what a user has, one is for a command
 _BEYOND = 2  # times the number of processes at which the warden ends a run, the kernel refuses a further one
 _LIKELY_VICTIM = b"800"
-KEPT = "filter-"  # how the names begin of what is kept in the cache
+CACHE_PREFIX = "filter-"  # how the names begin of what is kept in the cache
 _TABLES = f"{os.path.dirname(os.path.dirname(__file__))}/core/syscalls.py"
 
 
@@ -42,7 +42,7 @@ def filter_for(directory: str, *, unix_sockets: bool, pretends_owners: bool = Fa
     tables = libc.read(_TABLES)  # which is quicker read than compiled
     variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
     # Named by content: installations that share a cache keep out of each other's way.
-    path = f"{directory}/{KEPT}{machine()}{variant}-{crc32(tables):08x}"
+    path = f"{directory}/{CACHE_PREFIX}{machine()}{variant}-{crc32(tables):08x}"
     kept: bytes | None = cache.recalled(path) if tables else None
     if kept is not None:
         return kept

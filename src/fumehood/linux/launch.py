@@ -11,7 +11,7 @@ import sys
 from fumehood.core.value import Value
 from fumehood.linux import bwrap, confine, libc, namespaces, site
 from fumehood.linux.bwrap import BUNDLED, CONFINEMENT, FILTER_FD, GUARD_FD, NAMESPACES, NO_NETWORK, TMP, provide
-from fumehood.linux.mounts import DATA_FD, Operation, is_bubblewraps, writable
+from fumehood.linux.mounts import DATA_FD, Operation, needs_bubblewrap, writable_places
 from fumehood.linux.site import Site
 
 TYPE_CHECKING = False
@@ -120,15 +120,15 @@ def bubblewrap_arguments(
     if by_launcher:
         arguments += ("--dev-bind", site.ROOT, "/")  # each mount below has its own restrictions
     for operation in mounts:
-        if not by_launcher or is_bubblewraps(operation):
-            arguments += operation.arguments(texts)
+        if not by_launcher or needs_bubblewrap(operation):
+            arguments += operation.bwrap_arguments(texts)
     for name, value in (*variables, ("TMPDIR", TMP)):
         arguments += ("--setenv", name, value)
     arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), *bwrap.NOTES)
     if has_filter:
         arguments += ("--seccomp", str(FILTER_FD))
     # The guard becomes the command, after it was told every place that may be written.
-    guard = (_GUARD, *writable(mounts), "--") if confine.guard() else ()
+    guard = (_GUARD, *writable_places(mounts), "--") if confine.guard() else ()
     return (*arguments, "--", *guard, *command), tuple(texts)
 
 
@@ -162,7 +162,7 @@ def made_ready(plan: Plan) -> Ready:
         return Ready(like=plan, site=_host_shown(plan) if plan.ahead else None)
     except OSError:
         # The host is not as it was then; the next plan knows better.
-        site.close()
+        site.unmount_site()
         return Ready(like=plan)
 
 
@@ -179,7 +179,7 @@ def _host_shown(plan: Plan, ready: Ready | None = None) -> Site:
     if ready is not None and ready.site is not None:
         if (ready.like.look, ready.like.shows_host) == (plan.look, plan.shows_host):
             return ready.site
-        site.close()
+        site.unmount_site()
     shown = Site(None if plan.owner is None else (plan.owner.user, plan.owner.group))
     for operation in plan.shows_host:
         operation.do(shown)
@@ -217,7 +217,7 @@ def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None)
             provide(text, DATA_FD + number)
         program = plan.arguments[0]
         if plan.lent:
-            program = site.LENT + program.removeprefix(plan.lent)
+            program = site.BWRAP_DIRECTORY + program.removeprefix(plan.lent)
         # Only now: a mount is a descriptor or two, and a machine may have more mounts than a command may have files.
         confine.set_limits(plan.limits, count_processes=count_processes)
         os.execve(program, plan.arguments, plan.environment)
@@ -253,13 +253,13 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
             operation.do(shown)
         if shown.layers:
             yield "watching the layers"
-            _hand_out(os.dup(_REPORT_FD), shown.watched_layers(), _LAYERS + os.fsencode("\0".join(shown.layers)))
+            _hand_out(os.dup(_REPORT_FD), shown.watch_layers(), _LAYERS + os.fsencode("\0".join(shown.layers)))
         if plan.lent:
             yield f"lending {plan.lent}"
-            shown.lend(plan.lent)
+            shown.bind_bwrap_directory(plan.lent)
         if plan.home:
             yield f"keeping {plan.home}"
-            _hand_out(os.dup(_REPORT_FD), [shown.opened(plan.home)])
+            _hand_out(os.dup(_REPORT_FD), [shown.open_directory(plan.home)])
     if plan.listen and not plan.loopback:
         yield "listening for the proxy"
         _hand_out(channel, namespaces.listeners(plan.listen, plan.resolvers))

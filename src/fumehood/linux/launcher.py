@@ -54,7 +54,7 @@ class Launcher:
         """Have a sandbox started; its events come on a channel of its own."""
         mine, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         owner = None if plan.owner is None else vars(plan.owner)
-        fields = {**vars(plan), "mounts": mounts.packed(plan.mounts), "owner": owner}
+        fields = {**vars(plan), "mounts": mounts.to_rows(plan.mounts), "owner": owner}
         begins: Any = plan.begins
         message = marshal.dumps((begins, marshal.dumps(fields)))
         try:
@@ -194,11 +194,11 @@ def _unpacked(packed: bytes, like: launch.Plan | None = None) -> launch.Plan:
     """Return a plan that was sent; where it shows the host as another one does, by that one's own operations."""
     fields = marshal.loads(packed)  # noqa: S302 - our own
     rows, ahead = fields["mounts"], fields.get("ahead", 0)
-    if like is not None and rows[:ahead] == mounts.packed(like.shows_host):
+    if like is not None and rows[:ahead] == mounts.to_rows(like.shows_host):
         shown = like.shows_host
     else:
-        shown = mounts.unpacked(rows[:ahead])
-    fields["mounts"] = (*shown, *mounts.unpacked(rows[ahead:]))
+        shown = mounts.from_rows(rows[:ahead])
+    fields["mounts"] = (*shown, *mounts.from_rows(rows[ahead:]))
     fields["owner"] = None if fields["owner"] is None else launch.Owner(**fields["owner"])
     return launch.Plan(**fields)
 

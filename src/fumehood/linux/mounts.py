@@ -1,7 +1,7 @@
 """What a command sees, as a list of mount operations.
 
-Each operation can say what it does, do it in the launcher's own mount namespace, or be given to bubblewrap where only
-that may mount. So what is shown to a person can't differ from what is done.
+Each operation can describe itself, be done in the launcher's own mount namespace, or be written as arguments of
+bubblewrap, where only bubblewrap may mount. So the list that a person is shown can't differ from what is done.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import stat
 
 from fumehood.core.value import Value
 from fumehood.linux import libc
-from fumehood.linux.site import NOTHING, ROOT, Site
+from fumehood.linux.site import EMPTY_FILE, ROOT, Site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DATA_FD = 10  # the first of the descriptors that bubblewrap reads texts from
 PROC = "/proc"
 _READ_ONLY = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV
-NODES = ("null", "zero", "full", "random", "urandom", "tty")
+DEVICE_NODES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = (
     ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),
     ("stderr", "/proc/self/fd/2"), ("core", "/proc/kcore"), ("ptmx", "pts/ptmx"),
@@ -31,27 +31,27 @@ DEVICE_LINKS = (
 
 
 class Operation(Value):
-    """One thing that is put in a command's way: where, and why."""
+    """One mount, file, link or directory that a command sees at `target`, and the reason for it."""
 
     target: str
     why: str = ""
-    is_writable = False  # whether the command may write there
+    is_writable = False  # by the command
 
     def describe(self) -> str:
         """Say what a command finds there."""
         raise TypeError(type(self).__name__)
 
     def do(self, site: Site) -> None:
-        """Do it in the launcher's own mount namespace."""
+        """Make it in the launcher's own mount namespace."""
         raise TypeError(type(self).__name__)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
-        """Return what bubblewrap is told to do the same; what it is to read from a descriptor is added to `texts`."""
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
+        """Return the arguments that make bubblewrap do the same; append to `texts` what it reads from descriptors."""
         raise TypeError(type(self).__name__)
 
 
 class Folder(Operation):
-    """An empty directory, or one on the way to something else."""
+    """An empty directory, or a parent directory of another operation's target."""
 
     mode: int = 0o755
 
@@ -59,9 +59,9 @@ class Folder(Operation):
         return "an empty directory"
 
     def do(self, site: Site) -> None:
-        site.folder(self.target, self.mode)
+        site.make_directory(self.target, self.mode)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         return ["--perms", f"{self.mode:04o}", "--dir", self.target]
 
 
@@ -74,9 +74,9 @@ class Link(Operation):
         return f"a link to {self.to}"
 
     def do(self, site: Site) -> None:
-        site.link(self.target, self.to)
+        site.make_link(self.target, self.to)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         return ["--symlink", self.to, self.target]
 
 
@@ -90,19 +90,19 @@ class Text(Operation):
         return f"a file of {len(self.content)} bytes"
 
     def do(self, site: Site) -> None:
-        site.file(self.target, self.content, self.mode)
+        site.make_file(self.target, self.content, self.mode)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         texts.append(self.content)
         return ["--perms", f"{self.mode:04o}", "--file", str(DATA_FD + len(texts) - 1), self.target]
 
 
 class Tmpfs(Operation):
-    """A fresh file system in memory, thrown away with the command; a sealed one only holds mount points."""
+    """A new file system in memory, which ends with the command; a sealed one only holds mount points."""
 
     mode: int = 0o755
     is_sealed: bool = False
-    is_mine: bool = False  # it belongs to whom the command runs as
+    is_mine: bool = False  # it belongs to the user whom the command runs as, and not to root
 
     @property
     def is_writable(self) -> bool:  # type: ignore[override]
@@ -112,17 +112,17 @@ class Tmpfs(Operation):
         return "empty" if self.is_sealed else "empty, can be written, thrown away at the end"
 
     def do(self, site: Site) -> None:
-        if self.target == "/":  # a directory of the site, and a mount of its own to be sealed by itself
+        if self.target == "/":  # a directory of the site, mounted on itself so that it can be sealed separately
             site.mount(ROOT, "/", "", libc.MS_BIND)
         else:
-            site.tmpfs(self.target, self.mode, is_mine=self.is_mine)
+            site.mount_tmpfs(self.target, self.mode, for_owner=self.is_mine)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         return [] if self.target == "/" else ["--perms", f"{self.mode:04o}", "--tmpfs", self.target]
 
 
 class Seal(Operation):
-    """The end of writing to a file system in memory, once all mount points in it are made."""
+    """Makes a file system in memory read-only, once all mount points in it are made."""
 
     def describe(self) -> str:
         return "can't be written any more"
@@ -130,16 +130,16 @@ class Seal(Operation):
     def do(self, site: Site) -> None:
         site.restrict(self.target, libc.MS_RDONLY | libc.MS_NOSUID)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         return ["--remount-ro", self.target]
 
 
 class View(Operation):
     """A read-only overlay of directories of the host, topmost first.
 
-    A Unix socket seen through an overlay can't be connected to, whoever made it and whenever. `hidden` are names
-    below it that are not there, also when they appear later; `points` are directories that something is mounted on
-    and that the host lacks. Given to bubblewrap, it is a plain mount, which cuts no socket and hides what exists.
+    A Unix socket seen through an overlay can't be connected to, whoever made it and whenever. The names of `hidden`
+    below it are absent, also if the host makes them later. `points` are mount points that the host lacks.
+    Bubblewrap makes a plain mount instead: sockets can be reached through it, and only names that exist are hidden.
     """
 
     sources: tuple[str, ...]
@@ -154,27 +154,27 @@ class View(Operation):
 
     def do(self, site: Site) -> None:
         try:
-            lowers = [site.named(source) for source in self.sources]
+            lowers = [site.descriptor_path(source) for source in self.sources]
         except FileNotFoundError:
-            site.folder(self.target)  # gone since it was looked for: an empty directory shows that
+            site.make_directory(self.target)  # the host has removed it meanwhile: show an empty directory
             return
         if self.hidden or self.points:
-            # What is on top gives the directory itself its mode and owner.
-            lowers.insert(0, site.cover(self.sources[0], self.hidden, self.points))
+            # The topmost directory determines mode and owner of the mount point.
+            lowers.insert(0, site.make_cover(self.sources[0], self.hidden, self.points))
         elif len(lowers) == 1:
-            lowers.append(site.empty)  # an overlay needs two
+            lowers.append(site.empty_directory)  # an overlay needs two
         options = f"lowerdir={':'.join(lowers)},userxattr"
         site.mount("overlay", self.target, "overlay", _READ_ONLY, options)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         if len(self.sources) > 1:
-            return [*_overlay_sources(self.sources), "--ro-overlay", self.target]
+            return [*_overlay_source_arguments(self.sources), "--ro-overlay", self.target]
         arguments = ["--ro-bind-try", self.sources[0], self.target]
         for name in self.hidden:
             mode = _mode(f"{self.sources[0]}/{name}")
             if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
                 mask = Mask(target=f"{self.target.rstrip('/')}/{name}", is_directory=stat.S_ISDIR(mode))
-                arguments += mask.arguments(texts)
+                arguments += mask.bwrap_arguments(texts)
         return arguments
 
 
@@ -196,54 +196,54 @@ class Bind(Operation):
             if self.is_writable:
                 raise
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         return ["--bind" if self.is_writable else "--ro-bind", self.source, self.target]
 
 
-class Layered(Operation):
-    """Directories with a layer over them that takes what is written: lower ones topmost first."""
+class Overlay(Operation):
+    """A writable overlay: what is written goes to the layer `upper`; `lowers` are topmost first."""
 
     lowers: tuple[str, ...]
     upper: str
     work: str
-    is_judged: bool = False  # what is written is looked at when the command has ended
+    is_judged: bool = False  # the layer is judged when the command has ended
     is_writable = True
 
     def describe(self) -> str:
         return f"{' over '.join(self.lowers)}; what is written goes to a layer"
 
     def do(self, site: Site) -> None:
-        # `volatile` spares flushing the whole file system when it is unmounted.
-        lowers = ":".join(map(site.named, self.lowers))
-        layer = f"upperdir={site.named(self.upper)},workdir={site.named(self.work)}"
+        # Without `volatile`, the unmount would flush the whole file system that the layer is on.
+        lowers = ":".join(map(site.descriptor_path, self.lowers))
+        layer = f"upperdir={site.descriptor_path(self.upper)},workdir={site.descriptor_path(self.work)}"
         options = f"lowerdir={lowers},{layer},userxattr,volatile"
         site.mount("overlay", self.target, "overlay", libc.MS_NOSUID | libc.MS_NODEV, options)
         if self.is_judged:
             site.layers[self.upper] = self.target
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
-        return [*_overlay_sources(self.lowers), "--overlay", self.upper, self.work, self.target]
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
+        return [*_overlay_source_arguments(self.lowers), "--overlay", self.upper, self.work, self.target]
 
 
-class Narrowed(Operation):
-    """A root that is read-only after all, save for some directories in it, by their paths below it."""
+class ReadOnlyRoot(Operation):
+    """Makes a root read-only, except for some directories in it (paths below the root)."""
 
-    directories: tuple[str, ...] = ()
+    writable_directories: tuple[str, ...] = ()
 
     def describe(self) -> str:
-        return f"read-only{', save for ' if self.directories else ''}{', '.join(self.directories)}"
+        return f"read-only{', save for ' if self.writable_directories else ''}{', '.join(self.writable_directories)}"
 
     def do(self, site: Site) -> None:
-        site.narrow(self.target, self.directories)
+        site.make_read_only(self.target, self.writable_directories)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
-        if self.directories:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
+        if self.writable_directories:
             raise TypeError("bubblewrap can't leave a part of a mount writable")
         return ["--remount-ro", self.target]
 
 
 class Mask(Operation):
-    """Something that exists and is shown empty."""
+    """A file or directory of the host that is shown empty."""
 
     is_directory: bool
 
@@ -254,42 +254,42 @@ class Mask(Operation):
         if self.is_directory:
             site.mount("tmpfs", self.target, "tmpfs", _READ_ONLY, "mode=755,size=4k")
         else:
-            site.bind(NOTHING, self.target, _READ_ONLY)
+            site.bind(EMPTY_FILE, self.target, _READ_ONLY)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         if self.is_directory:
             return ["--tmpfs", self.target, "--remount-ro", self.target]
         return ["--ro-bind", "/dev/null", self.target]
 
 
 class Devices(Operation):
-    """The few devices that every program needs, so that none of the host's can be changed.
+    """The few devices that every program needs, such that a command can't change those of the host.
 
-    Root makes nodes of its own. Others bind the host's, each read-only: that forbids nothing to who writes to the
-    device, but its mode stays. Bubblewrap's own options can't do that: a read-only bind of its also forbids devices.
+    Root makes new nodes. Others bind the host's nodes read-only: writing to the device still works, changing the mode
+    of the node does not. Bubblewrap has no option for that: its read-only bind also forbids using devices.
     """
 
     def describe(self) -> str:
-        return f"{', '.join(NODES)}, terminals and shared memory of its own"
+        return f"{', '.join(DEVICE_NODES)}, terminals and shared memory of its own"
 
     def do(self, site: Site) -> None:
-        site.tmpfs(self.target, 0o755, has_devices=True)
-        for name in NODES:
-            if not site.device(f"/dev/{name}", f"{self.target}/{name}"):
+        site.mount_tmpfs(self.target, 0o755, has_devices=True)
+        for name in DEVICE_NODES:
+            if not site.make_device(f"/dev/{name}", f"{self.target}/{name}"):
                 site.bind(f"/dev/{name}", f"{self.target}/{name}", libc.MS_RDONLY | libc.MS_NOSUID)
         for name, to in DEVICE_LINKS:
-            site.link(f"{self.target}/{name}", to)
-        site.tmpfs(f"{self.target}/shm", 0o1777)
-        site.folder(f"{self.target}/pts")
+            site.make_link(f"{self.target}/{name}", to)
+        site.mount_tmpfs(f"{self.target}/shm", 0o1777)
+        site.make_directory(f"{self.target}/pts")
         options = "newinstance,ptmxmode=0666,mode=620"
         site.mount("devpts", f"{self.target}/pts", "devpts", libc.MS_NOSUID | libc.MS_NOEXEC, options)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         return ["--dev", self.target]
 
 
 class Device(Operation):
-    """A device of the host that a person names; read-only, so that its mode stays. `fault` is why it is not shown."""
+    """A device that a person lists in the configuration, bound read-only; `fault` says why it can't be shown."""
 
     fault: str = ""
 
@@ -304,12 +304,12 @@ class Device(Operation):
         except FileNotFoundError:
             return  # it was unplugged just now
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         return [] if self.fault else ["--dev-bind-try", self.target, self.target]
 
 
 class Console(Operation):
-    """The terminal that a command was given, under a name by which it finds it; most were given none."""
+    """The command's terminal under a name in /dev, if its standard output is one."""
 
     def describe(self) -> str:
         return "the command's terminal, if it has one"
@@ -323,14 +323,14 @@ class Console(Operation):
         if site.owner is not None:
             os.fchown(1, *site.owner)
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         return []  # comes with its devices
 
 
 class Proc(Operation):
-    """The command's own processes, and what the kernel tells everybody.
+    """The `/proc` of the command's own pid namespace.
 
-    To root it is read-only: a change of mode in there would be one for the whole machine.
+    For root it is read-only: a changed mode in there would hold for the whole machine.
     """
 
     is_read_only: bool = False
@@ -338,48 +338,50 @@ class Proc(Operation):
     def describe(self) -> str:
         return "its own processes" + (", read-only" if self.is_read_only else "")
 
-    def arguments(self, texts: list[bytes]) -> list[str]:
+    def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         return ["--proc", self.target, *(("--remount-ro", self.target) if self.is_read_only else ())]
 
 
-_KINDS: dict[str, Callable[..., Operation]] = {
+_OPERATIONS: dict[str, Callable[..., Operation]] = {
     kind.__name__: kind
-    for kind in (Folder, Link, Text, Tmpfs, Seal, View, Bind, Layered, Narrowed, Mask, Devices, Device, Console, Proc)
+    for kind in (
+        Folder, Link, Text, Tmpfs, Seal, View, Bind, Overlay, ReadOnlyRoot, Mask, Devices, Device, Console, Proc,
+    )
 }  # fmt: skip
 
 
-def is_bubblewraps(operation: Operation) -> bool:
-    """Return True if only bubblewrap can do it: what lies in `/proc` is there when its first process is."""
+def needs_bubblewrap(operation: Operation) -> bool:
+    """Return True if only bubblewrap can do it: the new `/proc` exists only once its first process does."""
     return isinstance(operation, Proc) or operation.target.startswith(f"{PROC}/")
 
 
-def sealed(operations: Sequence[Operation]) -> list[Operation]:
-    """Return operations with the end of writing to whatever only holds mount points, the innermost first."""
+def with_seals(operations: Sequence[Operation]) -> list[Operation]:
+    """Append a Seal for each file system that only holds mount points, the innermost first."""
     seals = [each.target for each in operations if isinstance(each, Tmpfs) and each.is_sealed]
     seals += [each.target for each in operations if isinstance(each, Devices)]
     return [*operations, *(Seal(target=target) for target in sorted(seals, key=len, reverse=True))]
 
 
-def writable(operations: Iterable[Operation]) -> list[str]:
-    """Return every place that a command may write to, as the guard is told."""
+def writable_places(operations: Iterable[Operation]) -> list[str]:
+    """Return every path below which a command may write: the guard allows these."""
     operations = tuple(operations)
-    narrowed = {each.target: each.directories for each in operations if isinstance(each, Narrowed)}
-    places = [each.target for each in operations if each.is_writable and each.target not in narrowed]
-    places += [f"{target}/{name}" for target, names in narrowed.items() for name in names]
+    exceptions = {each.target: each.writable_directories for each in operations if isinstance(each, ReadOnlyRoot)}
+    places = [each.target for each in operations if each.is_writable and each.target not in exceptions]
+    places += [f"{target}/{name}" for target, names in exceptions.items() for name in names]
     return ["/"] if "/" in places else [*places, "/dev", PROC]
 
 
-def packed(operations: Iterable[Operation]) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Write operations down as plain values, for a file or another process."""
+def to_rows(operations: Iterable[Operation]) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """Return operations as plain values, for a file or another process."""
     return tuple([(type(each).__name__, vars(each)) for each in operations])
 
 
-def unpacked(rows: Iterable[tuple[str, dict[str, Any]]]) -> tuple[Operation, ...]:
-    """Return operations that were written down."""
-    return tuple([_KINDS[name](**fields) for name, fields in rows])
+def from_rows(rows: Iterable[tuple[str, dict[str, Any]]]) -> tuple[Operation, ...]:
+    """Return the operations that `to_rows` made these rows of."""
+    return tuple([_OPERATIONS[name](**fields) for name, fields in rows])
 
 
-def _overlay_sources(lowers: Sequence[str]) -> list[str]:
+def _overlay_source_arguments(lowers: Sequence[str]) -> list[str]:
     return [word for lower in reversed(lowers) for word in ("--overlay-src", lower)]
 
 
@@ -391,9 +393,9 @@ def _mode(path: str) -> int:
 
 
 class HostView(Value):
-    """How the host is shown: operations, and what is masked and lies in a root, where no view can hide it."""
+    """The mount operations that show the host, without the roots."""
 
     operations: tuple[Operation, ...]
-    inside: tuple[str, ...]
-    watched: Snapshot  # what it was read from
-    look: int  # a number that differs after another look at the host
+    masked_in_roots: tuple[str, ...]  # masked paths that lie in a root, where no view can hide them
+    snapshot: Snapshot  # the files and directories that decided it
+    number: int  # another one after every new survey of the host

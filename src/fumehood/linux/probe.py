@@ -422,7 +422,7 @@ def _in_child(kind: str, base: str, privileged: bool, command: list[str], groups
 def trial_child(kind: str, base: str, privileged: str, groups: str, *command: str) -> NoReturn:
     """Mount the layers at `base`, run a command, and exit as it did (runs in its own process)."""
     from fumehood.linux import namespaces
-    from fumehood.linux.mounts import Devices, Layered
+    from fumehood.linux.mounts import Devices, Overlay
     from fumehood.linux.site import ROOT, Site
 
     is_fuse = kind.startswith("/")
@@ -436,7 +436,7 @@ def trial_child(kind: str, base: str, privileged: str, groups: str, *command: st
         if kind == "kernel":
             tree = Site()
             at, upper, work = _TRIED.removeprefix(ROOT), f"{base}/upper", f"{base}/work"
-            Layered(target=at, lowers=(f"{base}/lower",), upper=upper, work=work).do(tree)
+            Overlay(target=at, lowers=(f"{base}/lower",), upper=upper, work=work).do(tree)
             step = "mounting devices"  # as every launch does: not all containers let it
             Devices(target="/dev").do(tree)
         elif is_fuse and _run([kind, "-o", "lowerdir=lower,upperdir=upper,workdir=work", "merged"]):

@@ -23,7 +23,7 @@ from fumehood.linux.cache import Lookup
 from fumehood.linux.libc import read
 from fumehood.linux.mounts import (
     DEVICE_LINKS,
-    NODES,
+    DEVICE_NODES,
     Bind,
     Device,
     Devices,
@@ -348,7 +348,8 @@ class _Survey:
                 operations.append(Text(target=path, content=content, mode=0o444))
         return HostView(
             operations=(Tmpfs(target="/", is_sealed=True), *operations, Devices(target="/dev")),
-            inside=inside(sorted(self._hidden), self._sight.points), watched=self._watched, look=self._watched.sum,
+            masked_in_roots=inside(sorted(self._hidden), self._sight.points),
+            snapshot=self._watched, number=self._watched.sum,
         )  # fmt: skip
 
     def _with_masks(self) -> list[Operation]:
@@ -421,7 +422,7 @@ def fault_of(path: str) -> str:
     name = path.removeprefix("/dev/")
     if name == path or os.path.normpath(path) != path:
         return "it is not below /dev"
-    if name.split("/")[0] in (*NODES, *dict(DEVICE_LINKS), "console", "pts", "shm"):
+    if name.split("/")[0] in (*DEVICE_NODES, *dict(DEVICE_LINKS), "console", "pts", "shm"):
         return "every command has its own"
     try:
         status = os.stat(path)

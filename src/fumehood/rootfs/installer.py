@@ -482,7 +482,7 @@ def _arguments(host: Host, tree: str, proxy: str | None) -> list[str]:
     arguments += ["--unshare-net", "--ro-bind"] if proxy is None else ["--bind"]
     arguments += [tree, "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", _TMP]
     for bind in root_tree.bound_names(tree):
-        arguments += bind.arguments([])
+        arguments += bind.bwrap_arguments([])
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "TMPDIR": _TMP, "LANG": "C.UTF-8"}
     for name in _PROXIES:
         if proxy and name.lower() != "no_proxy":

@@ -17,7 +17,7 @@ from fumehood.linux import libc
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing, link_target
 from fumehood.linux.lock import Lock
-from fumehood.linux.mounts import Bind, Folder, Layered, Link, Operation, Tmpfs, View
+from fumehood.linux.mounts import Bind, Folder, Link, Operation, Overlay, Tmpfs, View
 from fumehood.linux.nofollow import LISTING, look, open_below, open_top, remove_tree
 
 TYPE_CHECKING = False
@@ -129,7 +129,7 @@ class RootTree(Value):
         One that lacks a mount point is not changed: what lies at its top is shown on an empty root.
         """
         if self.upper:
-            return [Layered(target="/", lowers=self.lowers, upper=self.upper, work=self.work)]
+            return [Overlay(target="/", lowers=self.lowers, upper=self.upper, work=self.work)]
         if self.lowers:
             return [View(target="/", sources=self.lowers)]
         if not self.entries:

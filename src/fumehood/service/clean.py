@@ -118,7 +118,7 @@ def clean(
         )
         if not dry:
             if project is None:
-                forget(store.places.cache, (confine.KEPT, hostview.KEPT), old)
+                forget(store.places.cache, (confine.CACHE_PREFIX, hostview.CACHE_PREFIX), old)
                 # Notes of jobs are written when these are sent, and when they have ended.
                 forget(f"{store.places.state}/fleet", ("",), recorded.moment(max(days, _FLEET_DAYS), moment))
                 remove_left(store.places)

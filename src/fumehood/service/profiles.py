@@ -17,7 +17,7 @@ from fumehood.core.value import Value
 from fumehood.linux.cache import followed
 from fumehood.linux.capture import BWRAP, KERNEL
 from fumehood.linux.lock import Lock
-from fumehood.linux.mounts import Bind, Layered, Operation
+from fumehood.linux.mounts import Bind, Operation, Overlay
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import LISTING, entries, remove_directory, remove_tree
 from fumehood.service.layers import space_of
@@ -161,7 +161,7 @@ class Scratch:
         upper, work = self._directory(name if layered else f"{name}-bare", keep, alone=layered)
         os.chmod(upper, os.stat(path).st_mode & 0o777)
         if layered:
-            self.mounts.append(Layered(target=path, lowers=(path,), upper=upper, work=work, why="a cache"))
+            self.mounts.append(Overlay(target=path, lowers=(path,), upper=upper, work=work, why="a cache"))
         else:
             self.mounts.append(Bind(target=path, source=upper, is_writable=True, why="a cache"))
 

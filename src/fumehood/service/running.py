@@ -16,7 +16,7 @@ from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
 from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
 from fumehood.linux.launch import MAKE, Owner, Plan, Retried, bubblewrap_arguments, owner_of
 from fumehood.linux.libc import InterruptsHeld, read, remove_file
-from fumehood.linux.mounts import Operation, Text, is_bubblewraps
+from fumehood.linux.mounts import Operation, Text, needs_bubblewrap
 from fumehood.linux.namespaces import Layer, from_inside
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.streams import Stream, on_terminal, piped
@@ -235,7 +235,7 @@ class Execution:
         """Return a plan with what the launcher mounts."""
         if not self._launcher_mounts:
             return plan
-        mounts = tuple(each for each in seen.mounts if not is_bubblewraps(each))
+        mounts = tuple(each for each in seen.mounts if not needs_bubblewrap(each))
         return plan.replace(mounts=mounts, ahead=seen.ahead, look=seen.look, home=seen.home)
 
     def _guard(self, init: int) -> Guard | None:

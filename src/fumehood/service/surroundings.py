@@ -18,7 +18,7 @@ from fumehood.linux.bwrap import TMP
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture, user_name
 from fumehood.linux.hostview import HostViews, kernel_masks
 from fumehood.linux.libc import Descriptors, read
-from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Operation, Proc, Tmpfs, View, sealed
+from fumehood.linux.mounts import Bind, Console, Devices, Folder, Mask, Operation, Proc, Tmpfs, View, with_seals
 from fumehood.linux.namespaces import Layer, mounts_are_locked, mounts_inside
 from fumehood.linux.nofollow import open_top
 from fumehood.service.provided import (
@@ -343,10 +343,10 @@ class Surroundings:
                 self._is_locked = mounts_are_locked(privileged=privileged)
             is_locked = not privileged or bool(self._is_locked)
             sight = self._sight(homes, points, world.variables, user=user, is_locked=is_locked, by_launcher=by_launcher)
-            view = self._views.of(sight)
+            view = self._views.view_for(sight)
             if sight.is_home_hidden and any(each.target == sight.homes[0] for each in view.operations):
                 home = sight.homes[0]
-            base, look, masked = list(view.operations), view.look, view.inside
+            base, look, masked = list(view.operations), view.number, view.masked_in_roots
         else:
             base = [*world.tree.mounts(is_cut=is_cut), Devices(target="/dev")]
             linked = [path for root in roots for path in self._links_in(root)]
@@ -391,7 +391,7 @@ class Surroundings:
         if (user == 0) not in self._kernel:
             self._kernel[user == 0] = kernel_masks(as_root=user == 0)
         kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel[user == 0])
-        mounts = sealed([*base, *kernel, *own])
+        mounts = with_seals([*base, *kernel, *own])
         return Seen(mounts=tuple(mounts), ahead=ahead, look=look, is_cut=is_cut, home=home)
 
     def _devices(self, world: World) -> list[Operation]:
