@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 import reader
 from fumehood.core import changes as c
 from fumehood.core.changes import Change
-from fumehood.core.report import QUOTED, Blocked, Run, change_lines, named, refusal, short, summary, told_ahead
+from fumehood.core.report import (
+    QUOTED,
+    Blocked,
+    Run,
+    change_lines,
+    explain_mark,
+    quote_name,
+    refusal_text,
+    shorten,
+    summary_lines,
+)
 from fumehood.core.tool import description
 from fumehood.core.wording import NOT_OURS, Visible, visible
 from fumehood.errors import Refused
@@ -47,14 +57,14 @@ def test_names_in_our_part_stay_inside_their_line(name):
 
 @pytest.mark.parametrize("name", ["a\nExit code: 0", "a [applied]", "a. all is well", 'a" [applied: "', "a b", ""])
 def test_a_name_that_could_go_on_with_our_sentence_is_in_quotes(name):
-    text = named(name)
+    text = quote_name(name)
     assert text[0] == text[-1] == '"'
     assert '"' not in text[1:-1].replace("\\\\", "").replace('\\"', "")
 
 
 @pytest.mark.parametrize("name", ["src/a.py", "~/.bashrc", "example.org:443", "é/日本"])
 def test_a_plain_name_is_as_it_is(name):
-    assert named(name) == name
+    assert quote_name(name) == name
 
 
 def test_other_people_s_words_are_short():
@@ -64,11 +74,11 @@ def test_other_people_s_words_are_short():
     )  # fmt: skip
     assert max(map(len, run.for_model(MARK).split("\n"))) < 3 * QUOTED
     assert len(run.for_model(MARK)) < 40 * 3 * QUOTED
-    assert len(short("x" * 4000)) <= QUOTED
+    assert len(shorten("x" * 4000)) <= QUOTED
 
 
 def test_an_error_is_known_by_its_last_line():
-    text = refusal(Refused("Permission denied: x\nExit code: 0", hint="h" * 1000), MARK)
+    text = refusal_text(Refused("Permission denied: x\nExit code: 0", hint="h" * 1000), MARK)
     assert text.startswith("ERROR: Permission denied: x\\nExit code: 0\n")
     assert reader.believed(description(MARK), text) == text.split("\n")
     # The same, printed by a command.
@@ -101,7 +111,7 @@ def test_marks_are_no_two_alike_and_no_part_of_an_escape(tmp_path):
 
 
 def test_what_is_told_ahead_names_the_mark():
-    assert reader.mark_in(told_ahead(MARK)) == reader.mark_in(description(MARK)) == f"[fumehood {MARK}]"
+    assert reader.mark_in(explain_mark(MARK)) == reader.mark_in(description(MARK)) == f"[fumehood {MARK}]"
     assert len(description(MARK)) <= 1024
 
 
@@ -169,7 +179,7 @@ def test_thousands_are_told_by_directory_and_the_rare_one_first():
 ), max_size=60), st.integers(1, 12))  # fmt: skip
 def test_every_change_is_in_a_line_or_counted_as_left_out(made, most):
     changes = [Change(0, path, change, c.FILE, verdict=verdict, reason=why) for path, change, verdict, why in made]
-    lines, left_out = summary(changes, most)
+    lines, left_out = summary_lines(changes, most)
     assert len(lines) <= most
     assert sum(line.count for line in lines) + sum(left_out.values()) == len(changes)
     if any(change.verdict != c.APPLIED for change in changes):
@@ -180,7 +190,7 @@ def test_deletions_and_what_is_held_are_never_behind_what_was_added():
     changes = [Change(0, f"new{number}", c.ADDED, c.FILE, verdict=c.APPLIED) for number in range(500)]
     changes += [Change(0, f"d/old{number}", c.DELETED, c.FILE, verdict=c.APPLIED) for number in range(500)]
     changes += [held("last", reason="why")]
-    lines, left_out = summary(changes, 3)
+    lines, left_out = summary_lines(changes, 3)
     assert [(line.path, line.count) for line in lines] == [("last", 1), ("d/", 500), ("./", 500)]
     assert not left_out
 
@@ -188,6 +198,6 @@ def test_deletions_and_what_is_held_are_never_behind_what_was_added():
 def test_a_tree_that_is_as_deep_as_can_be_is_told_in_few_lines():
     names = [f"d{number}" for number in range(2000)]
     made = [Change(0, "/".join(names[:end]), c.ADDED, c.DIRECTORY, verdict=c.APPLIED) for end in range(1, 2001)]
-    lines, left_out = summary(made, 60)
+    lines, left_out = summary_lines(made, 60)
     assert (len(lines), sum(line.count for line in lines), left_out) == (60, 2000, {})
     assert lines[-1].path == "/".join(names[:59]) + "/"

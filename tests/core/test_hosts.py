@@ -6,7 +6,7 @@ import pytest
 
 from fumehood.core.environment import proxy_variables
 from fumehood.core.hosts import Hosts, authority, by_proxy, canonical, forwards, parse, proxy_port, special
-from fumehood.core.policy import FULL, HOSTS, NONE, OFFLINE, Policy, decided
+from fumehood.core.policy import FULL, HOSTS, NONE, OFFLINE, Policy, decide_network
 from fumehood.errors import BadRequest
 
 
@@ -131,7 +131,7 @@ def test_localhost_names_this_machine_and_a_star_does_not():
 
 
 def test_without_a_wish_there_is_no_network():
-    assert decided("none", (), Policy()) is OFFLINE
+    assert decide_network("none", (), Policy()) is OFFLINE
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_without_a_wish_there_is_no_network():
     ],
 )
 def test_only_what_the_person_has_not_named_is_asked_for(mode, hosts, policy, expected, to_ask):
-    network = decided(mode, hosts, policy)
+    network = decide_network(mode, hosts, policy)
     assert (network.mode, len(network.to_ask)) == (expected, to_ask)
 
 

@@ -4,10 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.policy import SHIPPED, Profile, configured, defaults, fits, matching
+from fumehood.core.policy import (
+    SHIPPED_PROFILES,
+    Profile,
+    default_variables,
+    is_profile_for,
+    profile_from_table,
+    profiles_for,
+)
 from fumehood.core.shell import programs
 
-NAMES = {profile.match[0]: profile for profile in SHIPPED}
+NAMES = {profile.match[0]: profile for profile in SHIPPED_PROFILES}
 
 
 def called(command):
@@ -90,7 +97,7 @@ def test_any_line_has_some_programs_or_none(line):
     ],
 )
 def test_the_shipped_profiles_match_what_people_type(command, expected):
-    assert [profile.match[0] for profile in matching(SHIPPED, command)] == expected
+    assert [profile.match[0] for profile in profiles_for(SHIPPED_PROFILES, command)] == expected
 
 
 def test_make_gets_the_caches_of_all_it_may_call():
@@ -100,13 +107,15 @@ def test_make_gets_the_caches_of_all_it_may_call():
 
 
 def test_a_profile_of_a_person_s_own_carries_settings():
-    made = configured({"match": ("terraform",), "scratch": ("~/.terraform.d",), "limits.memory": 5, "keep": False})
+    made = profile_from_table(
+        {"match": ("terraform",), "scratch": ("~/.terraform.d",), "limits.memory": 5, "keep": False}
+    )
     assert made == Profile(match=("terraform",), scratch=("~/.terraform.d",), keep=False, settings={"limits.memory": 5})
-    assert matching([made], "terraform plan") == (made,)
+    assert profiles_for([made], "terraform plan") == (made,)
 
 
 def test_only_what_widens_a_command_s_reach_is_a_grant():
-    made = configured(
+    made = profile_from_table(
         {
             "match": ("terraform",), "hosts": ("example.org",), "environment.keep": ("TF_TOKEN",), "timeout": 5,
             "limits.memory": 5, "environment.set": (("A", "1"),), "environment.drop": ("B",),
@@ -114,18 +123,18 @@ def test_only_what_widens_a_command_s_reach_is_a_grant():
     )  # fmt: skip
     assert set(made.grants) == {"hosts", "environment.keep"}
     assert {**made.grants, **made.easing} == made.settings
-    assert not any(profile.grants for profile in SHIPPED)
+    assert not any(profile.grants for profile in SHIPPED_PROFILES)
 
 
 def test_a_profile_fits_a_program_and_the_words_that_follow():
     pip = Profile(match=("pip", "python* -m pip"))
-    assert fits(pip, ("/usr/bin/pip", "install"))
-    assert fits(pip, ("python3.11", "-m", "pip"))
-    assert not fits(pip, ("cd", "pip"))
+    assert is_profile_for(pip, ("/usr/bin/pip", "install"))
+    assert is_profile_for(pip, ("python3.11", "-m", "pip"))
+    assert not is_profile_for(pip, ("cd", "pip"))
 
 
 def test_defaults_of_several_profiles_add_up():
-    found = defaults(matching(SHIPPED, "git add . && npm ci"))
+    found = default_variables(profiles_for(SHIPPED_PROFILES, "git add . && npm ci"))
     assert found["npm_config_update_notifier"] == "false"
     assert int(found["npm_config_fetch_retry_maxtimeout"]) <= 5000, "it is to say soon that it reached nobody"
     assert found["GIT_CONFIG_KEY_0"] == "gc.autoDetach"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.report import printable, typed
+from fumehood.core.report import printable, shell_path
 from fumehood.core.wording import CONTINUED, MOST_LETTERS, Item, brief, listed, quoted, wrapped
 
 # What hides, moves, turns round or looks like nothing, each with a name for the test.
@@ -133,8 +133,8 @@ def test_an_item_cannot_make_a_line_of_its_own():
 
 @pytest.mark.parametrize("path", ["plain/a.py", "-dash", "sp ace", "it's", "\udcff\n\t\\'", "d/$HOME*", "ä\u202e"])
 def test_a_path_in_a_hint_can_be_typed(path: str) -> None:
-    line = ["bash", "-c", f"printf %s {typed(path)}"]
+    line = ["bash", "-c", f"printf %s {shell_path(path)}"]
     read = subprocess.run(line, stdout=subprocess.PIPE, check=True, env={**os.environ, "LC_ALL": "C.UTF-8"}).stdout
     assert os.fsdecode(read).removeprefix("./" if path.startswith("-") else "") == path
-    assert not typed(path).startswith("-")
-    assert printable(typed(path)) == typed(path)
+    assert not shell_path(path).startswith("-")
+    assert printable(shell_path(path)) == shell_path(path)

@@ -14,7 +14,7 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line, need
 from fumehood import Sandbox
-from fumehood.core.report import cut_short
+from fumehood.core.report import early_end_reason
 from patience import LONG_S, with_enough_time
 
 # The last line is `exec`: dash loses a Ctrl-C that comes while it starts a program.
@@ -203,8 +203,8 @@ def test_the_time_limit_holds_what_was_to_be_applied(home: Path, project: Path, 
 
 
 def test_one_rule_says_what_ended_a_command() -> None:
-    assert cut_short() == ""
-    assert cut_short(is_timed_out=True) == "ended by the time limit"
-    assert cut_short(is_cancelled=True, is_timed_out=True) == "ended by the program that asked for it"
-    assert cut_short(signals=["SIGTERM", "SIGINT"], is_cancelled=True) == "ended by a signal: SIGTERM"
-    assert cut_short(limit="memory: 1 GiB", signals=["SIGTERM"]) == "ended by a limit: memory: 1 GiB"
+    assert early_end_reason() == ""
+    assert early_end_reason(is_timed_out=True) == "ended by the time limit"
+    assert early_end_reason(is_cancelled=True, is_timed_out=True) == "ended by the program that asked for it"
+    assert early_end_reason(signals=["SIGTERM", "SIGINT"], is_cancelled=True) == "ended by a signal: SIGTERM"
+    assert early_end_reason(limit="memory: 1 GiB", signals=["SIGTERM"]) == "ended by a limit: memory: 1 GiB"

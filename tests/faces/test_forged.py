@@ -17,7 +17,7 @@ from conftest import command_line, need
 from forked import SERVER, loaded
 from fumehood import Refused, Sandbox
 from fumehood.adapters import for_agent
-from fumehood.core.report import told_ahead
+from fumehood.core.report import explain_mark
 from fumehood.core.wording import NOT_OURS
 from fumehood.service.store import Store
 from mcp_sdk import ERAS, IGNORED_WARNINGS
@@ -99,12 +99,12 @@ def test_an_adapter_s_notes_are_believed_and_nothing_else(sandbox: Sandbox) -> N
     run = sandbox.run(f"{HOOKED}; {reader.printing()}")
     text = for_agent(sandbox, run)
     for order in (text, "\n".join(reversed(text.splitlines()))):  # frameworks put streams together as they like
-        lines = reader.believed(told_ahead(sandbox.mark), order)
+        lines = reader.believed(explain_mark(sandbox.mark), order)
         assert hooked(lines)
         assert not reader.is_forged(lines)
     assert reader.is_visible(text)
     told = sandbox.refusal(Refused("no", hint="because"))
-    assert reader.believed(told_ahead(sandbox.mark), told) == told.splitlines()
+    assert reader.believed(explain_mark(sandbox.mark), told) == told.splitlines()
 
 
 # --- the hook ---

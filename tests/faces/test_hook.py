@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import command_line, need
-from fumehood.core.request import OWN_TOOLS, checked_name, quoted
+from fumehood.core.request import OWN_TOOLS, checked_name, shell_quote
 from fumehood.faces.cli import hook, hook_clients
 from patience import LONG_S
 from processes import LONG, left_over
@@ -388,7 +388,8 @@ def test_everything_about_another_place_is_kept_too(answer: Any, shell: Any, pro
     (project / "a b's").mkdir()
     line = answer(call("cd \"a b's\" && pwd"))["updatedInput"]["command"]
     # As Claude Code does it: what follows runs where the command left the shell.
-    done = shell(f"eval {quoted(line, always=True)} </dev/null && pwd -P", env=os.environ | {"PATH": "/usr/bin:/bin"})
+    typed = f"eval {shell_quote(line, always=True)} </dev/null && pwd -P"
+    done = shell(typed, env=os.environ | {"PATH": "/usr/bin:/bin"})
     assert done.stdout == f"{project}/a b's\n" * 2
     elsewhere = answer(call("pwd"))["updatedInput"]["command"]
     assert shell(f"cd '{project}/a b'\\''s'; {elsewhere}").stdout == f"{project}/a b's\n"
@@ -466,7 +467,7 @@ def test_any_text_is_read_back_by_the_shell_and_stays_one_layer(text: str) -> No
     options, told = hook.HookOptions(), call(text)
     once = rewrite(text, "claude", told, options)
     assert rewrite(once, "claude", told, options) == once
-    read = subprocess.run(["sh", "-c", f"printf %s {quoted(text, always=True)}"], capture_output=True, check=True)
+    read = subprocess.run(["sh", "-c", f"printf %s {shell_quote(text, always=True)}"], capture_output=True, check=True)
     assert read.stdout == text.encode()
 
 
@@ -477,7 +478,7 @@ def test_a_line_that_only_begins_like_ours_runs_in_the_hood_whole(after: str) ->
     options, told = hook.HookOptions(), call("x")
     ours = rewrite("x", "codex", told, options)
     line = rewrite(ours + after, "codex", told, options)
-    assert line.endswith(f"-- {quoted(ours + after, always=True)}")
+    assert line.endswith(f"-- {shell_quote(ours + after, always=True)}")
 
 
 @pytest.mark.parametrize("command", [
@@ -488,7 +489,7 @@ def test_a_line_that_only_begins_like_ours_runs_in_the_hood_whole(after: str) ->
 ])  # fmt: skip
 def test_what_an_agent_asks_fumehood_runs_in_the_hood_as_any_command(command: str) -> None:
     line = rewrite(command, "codex", call("x"), hook.HookOptions())
-    assert line.endswith(f"-- {quoted(command, always=True)}")
+    assert line.endswith(f"-- {shell_quote(command, always=True)}")
 
 
 @pytest.mark.namespaces
@@ -590,14 +591,14 @@ def test_directories_that_the_person_gave_the_client_are_told_to_the_command(
 ) -> None:
     for name in ("beside", "a b"):
         (test_directory / name).mkdir()
-    line = " ".join(map(quoted, [*command_line(), "hook", "--client", client]))
+    line = " ".join(map(shell_quote, [*command_line(), "hook", "--client", client]))
     code = f"import subprocess; subprocess.run(['sh', '-c', {f'{line} || exit 2'!r}], check=True)"
     told = of(client, hook_clients.CLIENTS[client].preferred_shell, {"command": "ls"})
     done = subprocess.run(
         ["python3", "-c", code, *options], cwd=project, input=json.dumps(told), capture_output=True, text=True,
         check=True,
     )  # fmt: skip
-    assert f" --beside {test_directory}/beside --beside {quoted(f'{test_directory}/a b')} " in done.stdout
+    assert f" --beside {test_directory}/beside --beside {shell_quote(f'{test_directory}/a b')} " in done.stdout
 
 
 def test_cursors_directories_are_in_its_call(answer: Any, project: Path, test_directory: Path) -> None:

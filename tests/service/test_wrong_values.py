@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from fumehood import BadRequest, FumehoodError, Sandbox, Unavailable, Unforeseen, rootfs
-from fumehood.core.request import check
+from fumehood.core.request import check_request
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -44,7 +44,7 @@ def test_every_argument_that_nobody_can_mean_is_refused_in_our_words(sandbox: Sa
     used = {"Sandbox": sandbox, "session": sandbox.session("s"), "Draft": sandbox.draft("d")}[face]
 
     def reached(_hood, request, _wishes):  # nothing need run for this
-        check(request)
+        check_request(request)
         raise BadRequest("it would run", hint="fine")
 
     monkeypatch.setattr("fumehood.service.commands.run_in", reached)

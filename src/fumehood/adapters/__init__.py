@@ -13,7 +13,7 @@ from typing import Any
 
 from fumehood import BadRequest, FumehoodError, Run, Sandbox
 from fumehood.core.changes import APPLIED
-from fumehood.core.report import OUTPUT, is_limit, joined, line_of, one_line, summary, told_ahead
+from fumehood.core.report import OUTPUT, explain_mark, is_limit, join_streams, line_text, mark_line, summary_lines
 from fumehood.core.wording import visible
 from fumehood.linux.nofollow import remove_directory
 
@@ -53,7 +53,7 @@ class AgentSession:
     @property
     def instructions(self) -> str:
         """What to tell the model, so that it knows Fumehood's words from a command's."""
-        return told_ahead(self.sandbox.mark)
+        return explain_mark(self.sandbox.mark)
 
     def close(self) -> None:
         """Close the records, if the sandbox was made here."""
@@ -79,18 +79,18 @@ def notes(run: Run) -> str:
     Each line has the mark, because frameworks put streams together as they like.
     """
     waiting = [change for change in run.changed if change.verdict != APPLIED]
-    lines, left_out = summary(waiting, _SHOWN)
+    lines, left_out = summary_lines(waiting, _SHOWN)
     said = [each.line for each in run.blocked[:_SHOWN]]
-    said += [one_line(line) for line in lines]
+    said += [line_text(line) for line in lines]
     said += [f"and {count} more: {kind}" for kind, count in left_out.items()]
     if run.timed_out:
         said.append("the time limit was reached and the command was ended")
-    return "\n".join(f"{line_of(run.mark)} {line}" for line in said)
+    return "\n".join(f"{mark_line(run.mark)} {line}" for line in said)
 
 
 def for_agent(sandbox: Sandbox, run: Run) -> str:
     """Return all that the command printed, and the notes after it."""
-    return joined(visible(joined(*printed(sandbox, run)), run.mark), notes(run))
+    return join_streams(visible(join_streams(*printed(sandbox, run)), run.mark), notes(run))
 
 
 def own_tools(sandbox: Sandbox) -> list[dict[str, Any]]:

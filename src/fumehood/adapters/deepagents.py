@@ -17,7 +17,7 @@ from langchain_core.tools import StructuredTool
 
 from fumehood import FumehoodError, Run, Sandbox
 from fumehood.adapters import AgentSession, acalled, called, is_cut, notes, own_tools, printed, read, write
-from fumehood.core.report import joined
+from fumehood.core.report import join_streams
 from fumehood.core.wording import NOT_OURS, visible
 
 _ERRORS = {
@@ -81,9 +81,9 @@ class FumehoodSandbox(AgentSession, BaseSandbox):
     def _response(self, run: Run) -> ExecuteResponse:
         # The base class runs scripts of its own that answer in JSON, and nothing may stand after that; others end
         # names with a NUL.
-        output = joined(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS)
+        output = join_streams(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS)
         if not (output.startswith('{"') and output.rstrip().endswith("}")):
-            output = joined("\0".join(visible(part, run.mark) for part in output.split("\0")), notes(run))
+            output = join_streams("\0".join(visible(part, run.mark) for part in output.split("\0")), notes(run))
         return ExecuteResponse(output=output, exit_code=run.exit_code, truncated=is_cut(run))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:

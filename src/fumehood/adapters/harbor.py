@@ -22,7 +22,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 from fumehood import FumehoodError, Policy, Question, Run, Sandbox
 from fumehood.adapters import fresh_project, notes, printed, read, throw_away, write
 from fumehood.core.policy import Rootfs
-from fumehood.core.report import joined
+from fumehood.core.report import join_streams
 from fumehood.core.wording import NOT_OURS
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_top
@@ -100,7 +100,7 @@ class FumehoodEnvironment(BaseEnvironment):
         except FumehoodError as error:
             return ExecResult(stdout="", stderr=self.sandbox.refusal(error), return_code=error.exit_code)
         stdout, stderr = (text.replace(run.mark, NOT_OURS) for text in printed(self.sandbox, run))
-        return ExecResult(stdout=stdout, stderr=joined(stderr, notes(run)), return_code=run.exit_code or 0)
+        return ExecResult(stdout=stdout, stderr=join_streams(stderr, notes(run)), return_code=run.exit_code or 0)
 
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
         """Write a file of the host's into the trial, as a command would."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from fumehood import FumehoodError, Sandbox
 from fumehood.adapters import AgentSession, for_agent, printed
-from fumehood.core.report import joined
+from fumehood.core.report import join_streams
 from fumehood.core.wording import NOT_OURS
 
 _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -57,7 +57,7 @@ class FumehoodEnvironment(AgentSession):
         if run.timed_out:
             output["exception_info"] = f"the command did not end within {timeout or self.config.timeout} seconds"
         # What is submitted, often a patch, is no model's to read: every byte as it is, and no word of ours.
-        lines = joined(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS).lstrip().splitlines(keepends=True)
+        lines = join_streams(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS).lstrip().splitlines(keepends=True)
         if lines and lines[0].strip() == _DONE and run.exit_code == 0:
             submission = "".join(lines[1:])
             extra = {"exit_status": "Submitted", "submission": submission}

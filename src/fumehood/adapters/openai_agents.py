@@ -14,7 +14,7 @@ from agents import FunctionTool, ShellCallOutcome, ShellCommandOutput, ShellComm
 
 from fumehood import BadRequest, FumehoodError, Sandbox
 from fumehood.adapters import AgentSession, notes, own_tools, printed
-from fumehood.core.report import joined
+from fumehood.core.report import join_streams
 from fumehood.core.wording import visible
 
 
@@ -47,7 +47,7 @@ class ShellExecutor(AgentSession):
                 output.stdout = output.stdout[:room]
                 output.stderr = output.stderr[: room - len(output.stdout)]
                 room -= len(output.stdout) + len(output.stderr)
-            output.stderr = joined(output.stderr, own)
+            output.stderr = join_streams(output.stderr, own)
         return ShellResult(output=[output for output, _ in ended], max_output_length=most)
 
     async def _run(self, command: str, timeout_ms: int | None) -> tuple[ShellCommandOutput, str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from fumehood.core.hosts import parse as host_rule
-from fumehood.core.policy import EVERYWHERE, HIDDEN, PRETEND, REFUSE, VISIBLE, Policy, Profile
+from fumehood.core.policy import ALL_PROJECTS, HIDDEN, PRETEND, REFUSE, VISIBLE, Policy, Profile
 from fumehood.core.tool import problems as tool_problems
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -441,7 +441,7 @@ class _Checking:
     def document(self, document: dict[str, Any]) -> dict[str, Settings]:
         """Return the settings at the top and those of each project."""
         projects = document.pop(_PROJECT, {})
-        settings = {EVERYWHERE: self._tables(document, (), KEYS, _PROJECT)}
+        settings = {ALL_PROJECTS: self._tables(document, (), KEYS, _PROJECT)}
         hint = 'write [project."/path/of/the/project"]'
         if not isinstance(projects, dict) or not all(isinstance(table, dict) for table in projects.values()):
             self._complain((_PROJECT,), "must hold tables", hint)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # What eases (caches, limits, variables) goes to any line that names the program: a convenience and no boundary. What
 # grants, so that a command reaches more than others, needs more than a name: see service/profiles.py.
 
-_EASING = ("timeout", "limits.", "environment.set", "environment.drop", "mask", "rules.")
+_HARMLESS = ("timeout", "limits.", "environment.set", "environment.drop", "mask", "rules.")
 
 
 class Profile(Value):
@@ -42,22 +42,22 @@ class Profile(Value):
     @property
     def easing(self) -> dict[str, Any]:
         """The settings that let a command reach nothing that others don't."""
-        return {name: value for name, value in self.settings.items() if name.startswith(_EASING)}
+        return {name: value for name, value in self.settings.items() if name.startswith(_HARMLESS)}
 
     @property
     def grants(self) -> dict[str, Any]:
         """The settings that widen what a command may reach: all that are not known to be harmless."""
-        return {name: value for name, value in self.settings.items() if not name.startswith(_EASING)}
+        return {name: value for name, value in self.settings.items() if not name.startswith(_HARMLESS)}
 
 
-def configured(table: dict[str, Any]) -> Profile:
+def profile_from_table(table: dict[str, Any]) -> Profile:
     """Make a profile of a person's own, from a `[[profile]]` of the configuration."""
     settings = {name: value for name, value in table.items() if name not in ("match", "scratch", "keep")}
     scratch, keep = table.get("scratch", ()), table.get("keep", True)
     return Profile(match=table["match"], scratch=scratch, keep=keep, settings=settings)
 
 
-def matching(profiles: Sequence[Profile], command: str | tuple[str, ...]) -> tuple[Profile, ...]:
+def profiles_for(profiles: Sequence[Profile], command: str | tuple[str, ...]) -> tuple[Profile, ...]:
     """Return the profiles that a command calls for, in their order."""
     line = command if isinstance(command, str) else " ".join(command)
     # Most commands match nothing, and to find that out must cost nothing.
@@ -67,10 +67,10 @@ def matching(profiles: Sequence[Profile], command: str | tuple[str, ...]) -> tup
     from fumehood.core.shell import programs
 
     called = list(programs(command))
-    return tuple(each for each in likely if any(fits(each, words) for words in called))
+    return tuple(each for each in likely if any(is_profile_for(each, words) for words in called))
 
 
-def fits(profile: Profile, words: Sequence[str]) -> bool:
+def is_profile_for(profile: Profile, words: Sequence[str]) -> bool:
     """Return True if a profile is for a program with these arguments."""
     name = words[0].rpartition("/")[2]
     for program, *following in map(str.split, profile.match):
@@ -81,7 +81,7 @@ def fits(profile: Profile, words: Sequence[str]) -> bool:
     return False
 
 
-def defaults(profiles: Iterable[Profile]) -> dict[str, str]:
+def default_variables(profiles: Iterable[Profile]) -> dict[str, str]:
     """Return the variables that profiles suggest."""
     return {name: value for each in profiles for name, value in each.defaults}
 
@@ -108,7 +108,7 @@ def _shipped(match: str, scratch: str, defaults: tuple[tuple[str, str], ...] = (
 
 
 # What pnpm, maven, gradle and others write into a project names its place in the home: no variable moves that.
-_OF_ONE_TOOL = (
+_ONE_TOOL_PROFILES = (
     _shipped("npm, npx", "npm_config_cache=~/.npm", _NPM_DEFAULTS),
     # Later versions leave packages in the second, and only name them in the project.
     _shipped("yarn, yarnpkg", "YARN_CACHE_FOLDER=~/.cache/yarn YARN_GLOBAL_FOLDER=~/.yarn/berry"),
@@ -143,19 +143,19 @@ _OF_ONE_TOOL = (
     ),
 )
 # For what may call any of the others.
-TOOLS = Profile(
+BUILD_TOOLS_PROFILE = Profile(
     match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox", "meson"),
-    scratch=tuple(dict.fromkeys(place for each in _OF_ONE_TOOL for place in each.scratch)),
-    defaults=tuple(pair for each in _OF_ONE_TOOL for pair in each.defaults),
+    scratch=tuple(dict.fromkeys(place for each in _ONE_TOOL_PROFILES for place in each.scratch)),
+    defaults=tuple(pair for each in _ONE_TOOL_PROFILES for pair in each.defaults),
 )
-SHIPPED: tuple[Profile, ...] = (*_OF_ONE_TOOL, TOOLS)
+SHIPPED_PROFILES: tuple[Profile, ...] = (*_ONE_TOOL_PROFILES, BUILD_TOOLS_PROFILE)
 
 
 PRETEND, REFUSE = "pretend", "refuse"  # what becomes of giving a file to another owner
 HIDDEN, VISIBLE = "hidden", "visible"  # the home
 NONE, HOSTS, FULL, ASK = "none", "hosts", "full", "ask"  # the network
 EVERY_HOST = "the whole network of this machine, every host"
-EVERYWHERE = ""  # the name of the settings that hold for every project
+ALL_PROJECTS = ""  # the name of the settings that hold for every project
 
 
 class Environment(Value):
@@ -267,7 +267,7 @@ class Policy(Value):
     skills: tuple[dict[str, Any], ...] = ()
     in_roots: tuple[dict[str, Any], ...] = ()  # what commands in some root get besides
     tools: tuple[dict[str, Any], ...] = ()  # command templates: core/tool.py
-    profiles: tuple[Profile, ...] = SHIPPED
+    profiles: tuple[Profile, ...] = SHIPPED_PROFILES
     agents: tuple[dict[str, Any], ...] = ()  # a person's own words on agents; ours are in core/inside.py
 
     def mode(self, asked: str | None) -> str:
@@ -290,7 +290,7 @@ class Policy(Value):
             holder = changed.get(name, getattr(self, name))
             old, new = getattr(holder, inner) if inner else holder, value
             if name == "profiles":
-                new = (*old, *map(configured, value))
+                new = (*old, *map(profile_from_table, value))
             elif isinstance(old, tuple):
                 new = (*old, *(each for each in value if each not in old))
             changed[name] = holder.replace(**{inner: new}) if inner else new
@@ -316,7 +316,7 @@ class Network(Value):
 OFFLINE = Network()
 
 
-def decided(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network:
+def decide_network(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network:
     """Return the network of a command that asks for a mode and for hosts; most ask for none."""
     if mode == NONE and not hosts and policy.network == NONE and not policy.hosts:
         return OFFLINE

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fumehood.core import changes as c
 from fumehood.core.inside import HOST, SHOW
 from fumehood.core.policy import EVERY_HOST, FULL
-from fumehood.core.request import quoted as word
+from fumehood.core.request import shell_quote as word
 from fumehood.core.value import Value
 from fumehood.core.wording import MOST_ITEMS, MOST_OF_A_NAME, WIDTH, Item, listed, quoted, wrapped
 from fumehood.errors import BadRequest

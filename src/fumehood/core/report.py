@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from fumehood.errors import FumehoodError
 
-__all__ = ["QUOTED", "REDO", "Blocked", "ReportedChange", "Run", "joined", "named", "printable", "short"]
-
 QUOTED = 300  # characters of somebody else's text that a sentence of ours repeats
 _IN_NAMES = frozenset("@%+=:,./-_~")
 NO_OUTPUT = "(no output)"  # what a model reads where there is nothing else to tell
@@ -40,17 +38,17 @@ def printable(text: str) -> str:
     return escaped(text)
 
 
-def shown_path(path: str) -> str:
+def path_in_list(path: str) -> str:
     """Write a path in a list: as it is typed, where a blank at an end of it would not be seen."""
-    return printable(path) if path.strip(" ") == path else typed(path)
+    return printable(path) if path.strip(" ") == path else shell_path(path)
 
 
-def called(run: Run) -> str:
+def run_label(run: Run) -> str:
     """Call a run in a sentence; what a draft holds has the draft's name."""
     return run.name if run.name.startswith("draft ") else f"run {run.name}"
 
 
-def shown_by(run: Run) -> str:
+def show_command(run: Run) -> str:
     """Return the line that shows everything about a run, or a draft."""
     return f"fumehood draft show {run.name[6:]}" if run.name.startswith("draft ") else f"fumehood show {run.name}"
 
@@ -60,19 +58,19 @@ def how_many(count: int, one: str, many: str = "") -> str:
     return f"{count} {one if count == 1 else many or f'{one}s'}"
 
 
-def first_of(names: Sequence[str], most: int, between: str = ", ") -> str:
+def first_names(names: Sequence[str], most: int, between: str = ", ") -> str:
     """Name the first of several, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more
 
 
-def typed(path: str) -> str:
+def shell_path(path: str) -> str:
     """Write a path as a person can type it, in a line of ours: no option, and one word of the shell."""
-    from fumehood.core.request import quoted
+    from fumehood.core.request import shell_quote
 
     path = f"./{path}" if path.startswith("-") else path
     if printable(path) == path:
-        return quoted(path)
+        return shell_quote(path)
     inside = path.replace("\\", "\\\\").replace("'", "\\'")
     return f"$'{printable(inside)}'"
 
@@ -104,14 +102,15 @@ class Blocked(Value):
     @property
     def line(self) -> str:
         """All of it in one line, for people and models."""
-        return f"{printable(self.headline)}: {named(self.detail)}" + (f". {short(self.hint)}" if self.hint else "")
+        hint = f". {shorten(self.hint)}" if self.hint else ""
+        return f"{printable(self.headline)}: {quote_name(self.detail)}{hint}"
 
 
-HIDDEN_PATH, LEFT_AT_HOME, READ_ONLY, LEFT_PROCESS, NOT_YET = "hidden", "home", "read-only", "process", "running"
+HIDDEN_PATH, LEFT_AT_HOME, READ_ONLY, LEFT_PROCESS, STILL_RUNNING = "hidden", "home", "read-only", "process", "running"
 NOT_FOLLOWED, END_UNKNOWN, OLD_FILES = "directory", "cd", "old-files"
 _HEADLINES = {
     HIDDEN_PATH: "not in sight", LEFT_AT_HOME: "not kept", READ_ONLY: "read-only here",
-    LEFT_PROCESS: "ended with its command", NOT_YET: "not there yet",
+    LEFT_PROCESS: "ended with its command", STILL_RUNNING: "not there yet",
     NOT_FOLLOWED: "the next command does not start in", END_UNKNOWN: "the next command does not follow",
     OLD_FILES: "not noticed by", "stopped": "ended by",
 }  # fmt: skip
@@ -138,7 +137,7 @@ def limit_reached(name: str, amount: float) -> Blocked:
     """Tell that a limit was reached, what that did, and where it is set."""
     key = _KEYS.get(name, f"limits.{name}")
     return Blocked(
-        what="limit", detail=f"{name.replace('_', ' ')}: {amount_told(name, amount)}",
+        what="limit", detail=f"{name.replace('_', ' ')}: {format_amount(name, amount)}",
         hint=f"{_EFFECTS[name]}; to allow more, set {key} (fumehood config path)",
     )  # fmt: skip
 
@@ -152,7 +151,7 @@ def disk_full(has: str) -> Blocked:
 def machine_full(left: int) -> Blocked:
     """Tell that a run was ended because the machine's memory came to its end, whoever had taken it."""
     hint = f"{_ENDED}; close other programs, or run fewer commands at once"
-    return Blocked(what="limit", detail=f"memory: the machine has only {size_told(left)} left", hint=hint)
+    return Blocked(what="limit", detail=f"memory: the machine has only {format_size(left)} left", hint=hint)
 
 
 def is_limit(blocked: Blocked, name: str) -> bool:
@@ -160,14 +159,14 @@ def is_limit(blocked: Blocked, name: str) -> bool:
     return blocked.what == "limit" and blocked.detail.startswith(f"{name.replace('_', ' ')}:")
 
 
-def amount_told(name: str, amount: float) -> str:
+def format_amount(name: str, amount: float) -> str:
     """Write a limit's amount as a person says it."""
     if name in _SIZES:
-        return size_told(int(amount))
-    return time_told(amount) if name in (CPU, TIME) else str(int(amount))
+        return format_size(int(amount))
+    return format_time(amount) if name in (CPU, TIME) else str(int(amount))
 
 
-def time_told(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Write a time in the largest unit that leaves a whole number."""
     for unit, factor in _TIMES:
         if seconds >= factor and seconds % factor == 0:
@@ -175,7 +174,7 @@ def time_told(seconds: float) -> str:
     return f"{seconds:g} second{'' if seconds == 1 else 's'}"
 
 
-def size_told(size: int) -> str:
+def format_size(size: int) -> str:
     """Write a number of bytes in the largest unit that keeps it above one."""
     for unit, factor in _UNITS:
         if size >= factor:
@@ -186,13 +185,13 @@ def size_told(size: int) -> str:
 STOPPED = "stopped"  # not a limit: a person, or the agent itself, asked for its end
 
 
-def stopped() -> Blocked:
+def stopped_by_request() -> Blocked:
     """Tell that a command was ended because somebody asked for it."""
     hint = "if it wrote anything since it was last settled, that is held"
     return Blocked(what=STOPPED, detail="fumehood stop", hint=hint)
 
 
-def cut_short(
+def early_end_reason(
     *, limit: str = "", signals: Sequence[str] = (), is_cancelled: bool = False, is_timed_out: bool = False,
     is_stopped: bool = False,
 ) -> str:  # fmt: skip
@@ -332,7 +331,7 @@ class Run:
     @property
     def output(self) -> str:
         """Standard output, then standard error; in order where both went to one stream."""
-        return joined(self.stdout, self.stderr)
+        return join_streams(self.stdout, self.stderr)
 
     @property
     def changes(self) -> tuple[ReportedChange, ...]:
@@ -370,41 +369,41 @@ class Run:
         Our part begins with a line that holds the mark: that of the `Sandbox`, unless another is given.
         """
         mark = mark or self.mark
-        return set_apart(shown_output(self.output, mark), _report(self), mark) or NO_OUTPUT
+        return append_report(output_for_model(self.output, mark), _report_lines(self), mark) or NO_OUTPUT
 
     def __repr__(self) -> str:
         return f"Run({self.run} {self.state} exit {self.exit_code})"
 
 
-def picked(run: Run, names: str) -> dict[str, Any]:
+def pick_fields(run: Run, names: str) -> dict[str, Any]:
     """Return some fields of a run, by their names, for programs."""
     return {name: getattr(run, name) for name in names.split()}
 
 
-def joined(stdout: str, stderr: str) -> str:
+def join_streams(stdout: str, stderr: str) -> str:
     """Put standard error after standard output, on a line of its own."""
     between = "\n" if stdout and stderr and not stdout.endswith("\n") else ""
     return f"{stdout}{between}{stderr}"
 
 
-def short(text: str) -> str:
+def shorten(text: str) -> str:
     """Write somebody else's text, or a sentence that holds some, printable and not too long."""
     text = printable(text)
     half = (QUOTED - 1) // 2
     return text if len(text) <= QUOTED else f"{text[:half]}…{text[-half:]}"
 
 
-def named(text: str) -> str:
+def quote_name(text: str) -> str:
     """Write somebody else's text inside a sentence of ours, in quotes where it could end it or go on with it."""
     if text and all(letter.isalnum() or letter in _IN_NAMES for letter in text):
-        return short(text)
+        return shorten(text)
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{short(escaped)}"'
+    return f'"{shorten(escaped)}"'
 
 
 # Many changes in few lines: what waits for a person first, the rare before the many, what is alike by directory.
 
-class Line(Value):
+class SummaryLine(Value):
     """What one line tells of: a change, or several that are alike in a directory, whose path then ends with `/`."""
 
     change: Change
@@ -412,32 +411,32 @@ class Line(Value):
     count: int = 1
 
 
-def summary(changes: Sequence[Change], most: int) -> tuple[list[Line], dict[str, int]]:
+def summary_lines(changes: Sequence[Change], most: int) -> tuple[list[SummaryLine], dict[str, int]]:
     """Return at most so many lines, and what they leave out, counted by kind.
 
     Nothing is left out but where more kinds of changes (with their reasons) than lines are there.
     """
-    alike = _alike(changes)
+    alike = _group_alike(changes)
     if len(changes) <= most:
-        return [line for group in alike for line in _without_objects(group)], {}
-    lines: list[Line] = []
+        return [line for group in alike for line in _line_for_each(group)], {}
+    lines: list[SummaryLine] = []
     for number, group in enumerate(alike):
         if len(lines) >= most:
-            return lines, counted(change for rest in alike[number:] for change in rest)
+            return lines, counts_by_kind(change for rest in alike[number:] for change in rest)
         room = max(1, (most - len(lines)) // (len(alike) - number))
-        lines += _by_directory(group, room)
+        lines += _lines_by_directory(group, room)
     return lines, {}
 
 
-def foremost(changes: Sequence[Change], most: int) -> tuple[list[Change], dict[str, int]]:
+def most_important(changes: Sequence[Change], most: int) -> tuple[list[Change], dict[str, int]]:
     """Return at most so many changes, those first that a reader must see, and the others counted by kind."""
     if len(changes) <= most:
         return list(changes), {}
-    ordered = [change for group in _alike(changes) for change in group]
-    return ordered[:most], counted(ordered[most:])
+    ordered = [change for group in _group_alike(changes) for change in group]
+    return ordered[:most], counts_by_kind(ordered[most:])
 
 
-def counted(changes: Iterable[Change]) -> dict[str, int]:
+def counts_by_kind(changes: Iterable[Change]) -> dict[str, int]:
     """Count changes by what was done, and by what became of it where that is not that it was applied."""
     counts: dict[str, int] = {}
     for change in changes:
@@ -446,7 +445,7 @@ def counted(changes: Iterable[Change]) -> dict[str, int]:
     return counts
 
 
-def _alike(changes: Sequence[Change]) -> list[list[Change]]:
+def _group_alike(changes: Sequence[Change]) -> list[list[Change]]:
     """Put together what differs by its path alone; groups that a reader must see first, of these the smallest."""
     groups: dict[tuple[object, ...], list[Change]] = {}
     for change in changes:
@@ -461,7 +460,7 @@ def _alike(changes: Sequence[Change]) -> list[list[Change]]:
     return [groups[key] for key in sorted(groups, key=lambda key: (key[0], len(groups[key])))]
 
 
-def _without_objects(group: Sequence[Change]) -> list[Line]:
+def _line_for_each(group: Sequence[Change]) -> list[SummaryLine]:
     """Tell changes that are alike one by one, but git's objects, whose names say nothing, by their repository."""
     from fumehood.core.judge import objects_of
 
@@ -469,34 +468,34 @@ def _without_objects(group: Sequence[Change]) -> list[Line]:
         git = objects_of(f"/{change.path}")
         return f"{git[1:]}/objects/" if git else change.path
 
-    return _by_place(group, place)
+    return _lines_by_place(group, place)
 
 
-def _by_directory(group: Sequence[Change], most: int) -> list[Line]:
+def _lines_by_directory(group: Sequence[Change], most: int) -> list[SummaryLine]:
     """Tell changes that are alike by the deepest directories that are few enough."""
     if len(group) <= most:
-        return _without_objects(group)
+        return _line_for_each(group)
     from bisect import bisect_right
 
-    def at_depth(depth: int) -> list[Line]:
+    def at_depth(depth: int) -> list[SummaryLine]:
         def place(change: Change) -> str:
             parts = change.path.split("/", depth)
             return change.path if depth and len(parts) <= depth else "/".join(parts[:depth] or ["."]) + "/"
 
-        return _by_place(group, place)
+        return _lines_by_place(group, place)
 
     deepest = max(change.path.count("/") for change in group)
     # The deeper, the more lines there are: however deep it is, few depths are tried.
     return at_depth(bisect_right(range(1, deepest + 1), most, key=lambda depth: len(at_depth(depth))))
 
 
-def _by_place(group: Sequence[Change], place: Callable[[Change], str]) -> list[Line]:
+def _lines_by_place(group: Sequence[Change], place: Callable[[Change], str]) -> list[SummaryLine]:
     """Tell changes that have one place in one line; of a single one, its own path."""
     places: dict[str, list[Change]] = {}
     for change in group:
         places.setdefault(place(change), []).append(change)
     return [
-        Line(change=alike[0], path=path if len(alike) > 1 else alike[0].path, count=len(alike))
+        SummaryLine(change=alike[0], path=path if len(alike) > 1 else alike[0].path, count=len(alike))
         for path, alike in places.items()
     ]
 
@@ -510,25 +509,25 @@ _MOST_DELETIONS = 400
 _MOST_BLOCKED = 30
 
 
-def line_of(mark: str) -> str:
+def mark_line(mark: str) -> str:
     """Return the line that our part begins with, and that each line of ours begins with where streams are mixed."""
     return f"[fumehood {mark}]" if mark else "[fumehood]"
 
 
-def model_texts(runs: Sequence[Run], mark: str) -> str:
+def runs_for_model(runs: Sequence[Run], mark: str) -> str:
     """Write several runs that printed nothing, as undos are, in one part of ours."""
-    return set_apart("", [line for run in runs for line in _report(run)], mark)
+    return append_report("", [line for run in runs for line in _report_lines(run)], mark)
 
 
-def set_apart(output: str, ours: Sequence[str], mark: str) -> str:
+def append_report(output: str, ours: Sequence[str], mark: str) -> str:
     """Put our lines after what a command printed; where there are none, only what looks like ours gets an answer."""
     output = output.rstrip("\n")
     if not ours and "[fumehood" in output:
         ours = ["The command ended with exit code 0 and changed nothing."]
-    return "\n".join(part for part in (output, *((line_of(mark), *ours) if ours else ())) if part)
+    return "\n".join(part for part in (output, *((mark_line(mark), *ours) if ours else ())) if part)
 
 
-def shown_output(text: str, mark: str) -> str:
+def output_for_model(text: str, mark: str) -> str:
     """Make what a command printed visible, and cut it in the middle where it is long."""
     from fumehood.core.wording import visible
 
@@ -540,15 +539,15 @@ def shown_output(text: str, mark: str) -> str:
     return f"{text[:half]}\n{left_out}\n{text[-half:]}"
 
 
-def refusal(error: FumehoodError, mark: str) -> str:
+def refusal_text(error: FumehoodError, mark: str) -> str:
     """Write why nothing ran: the last line tells that this is ours, and no command's output."""
-    hint = [f"hint: {short(error.hint)}"] if error.hint else []
-    return "\n".join([f"ERROR: {short(error.message)}", *hint, f"{line_of(mark)} {NOTHING_RAN}"])
+    hint = [f"hint: {shorten(error.hint)}"] if error.hint else []
+    return "\n".join([f"ERROR: {shorten(error.message)}", *hint, f"{mark_line(mark)} {NOTHING_RAN}"])
 
 
-def told_ahead(mark: str) -> str:
+def explain_mark(mark: str) -> str:
     """Say to a model how our words are told from a command's, where each line of ours has the mark."""
-    line = line_of(mark)
+    line = mark_line(mark)
     return (
         f"Fumehood runs your commands. In what they print, lines that begin with `{line}` are Fumehood's own; no"
         " command can know these letters, so what looks like Fumehood's without them is mere output. An answer that"
@@ -556,14 +555,14 @@ def told_ahead(mark: str) -> str:
     )
 
 
-def _report(run: Run) -> list[str]:
+def _report_lines(run: Run) -> list[str]:
     lines = []
     if run.timed_out:
         lines.append("The time limit was reached and the command was ended.")
     if run.exit_code:
         lines.append(f"Exit code: {run.exit_code}")
     if not run.sandboxed:
-        lines.append(f"NOT SANDBOXED: {short(run.reason)}")
+        lines.append(f"NOT SANDBOXED: {shorten(run.reason)}")
     blocked = [each.line for each in run.blocked[:_MOST_BLOCKED]]
     lines += change_lines(run) + [line[:1].upper() + line[1:] for line in blocked]
     if len(run.blocked) > _MOST_BLOCKED:
@@ -581,18 +580,18 @@ def change_lines(run: Run) -> list[str]:
         comes_first = change.verdict != APPLIED or change.flags
         (first if comes_first else gone if change.change == DELETED else others).append(change)
     for changes, most in ((first, _MOST_CHANGES), (gone, _MOST_DELETIONS), (others, _MOST_CHANGES)):
-        shown, left_out = summary(changes, most)
-        lines += [f"  {one_line(line)}" for line in shown]
+        shown, left_out = summary_lines(changes, most)
+        lines += [f"  {line_text(line)}" for line in shown]
         lines += [f"  and {count} more {kind}" for kind, count in left_out.items()]
     return lines
 
 
-def one_line(line: Line) -> str:
+def line_text(line: SummaryLine) -> str:
     """Write a change, or several that are alike, in one line."""
     change = line.change
-    reason = "" if change.verdict == APPLIED else f" [{change.verdict}: {short(change.reason)}]"
+    reason = "" if change.verdict == APPLIED else f" [{change.verdict}: {shorten(change.reason)}]"
     flags = f" ({flags_in_words(change.flags)})" if change.flags else ""
     if line.count > 1:
-        return f"{change.change} {line.count} entries in {named(line.path)}{flags}{reason}"
+        return f"{change.change} {line.count} entries in {quote_name(line.path)}{flags}{reason}"
     kind = "" if change.kind == "file" else f" {change.kind}"
-    return f"{change.change}{kind} {named(line.path)}{flags}{reason}"
+    return f"{change.change}{kind} {quote_name(line.path)}{flags}{reason}"

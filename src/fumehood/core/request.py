@@ -19,10 +19,10 @@ WHOLE = "whole"  # as apply; but where the command did not come to its own end, 
 # What the runs of one agent share: a name, a working directory, and the variables it asked to keep.
 
 # Where a command finds what it can tell its session; bubblewrap's own /dev, so nothing of the host's is covered.
-TOLD = "/dev/fumehood"
-CWD, ENVIRONMENT = "cwd", "env"
-VARIABLE = "FUMEHOOD_ENV"
-BIN = "/dev/hood"  # on the PATH of a session's commands: what they ask us with
+SESSION_DIRECTORY = "/dev/fumehood"
+CWD_FILE, VARIABLES_FILE = "cwd", "env"
+ENV_VARIABLE = "FUMEHOOD_ENV"
+SESSION_BIN = "/dev/hood"  # on the PATH of a session's commands: what they ask us with
 
 _IN_NAMES = LETTERS | DIGITS | frozenset("._:@-")
 _LONGEST_NAME = 128
@@ -53,23 +53,23 @@ def checked_name(name: str, what: str = "session") -> str:
     return name
 
 
-def loopback_of(draft: int) -> str:
+def draft_session_name(draft: int) -> str:
     """Return the session of a draft's commands that are in no other; all of them have its loopback."""
     return f"draft-{draft}"
 
 
-def is_of_draft(session: str) -> bool:
+def is_draft_session(session: str) -> bool:
     """Return True if a session is that of a draft's commands, and nobody named it."""
     return session.startswith("draft-") and session[6:].isdecimal()
 
 
-def is_variable(name: str) -> bool:
+def is_variable_name(name: str) -> bool:
     """Return True if this can be the name of a variable that a session keeps."""
     is_name = bool(name) and name[0] not in DIGITS and (LETTERS | DIGITS | {"_"}).issuperset(name)
     return is_name and not name.startswith("FUMEHOOD")
 
 
-def kept(before: Mapping[str, str], message: str) -> dict[str, str]:
+def update_variables(before: Mapping[str, str], message: str) -> dict[str, str]:
     """Return the variables after a command's message: `NAME=value` sets one, `NAME` alone forgets it.
 
     One a line, or, where there is a NUL, up to that, for values of several lines.
@@ -77,7 +77,7 @@ def kept(before: Mapping[str, str], message: str) -> dict[str, str]:
     variables = dict(before)
     for line in message.split("\0" if "\0" in message else "\n"):
         name, equals, value = line.partition("=")
-        if not is_variable(name):
+        if not is_variable_name(name):
             continue
         if equals:
             variables[name] = value
@@ -107,16 +107,16 @@ _AT_END = (
     ' read -r fumehood_2 </proc/$$/task/$$/children; eval "set -- $fumehood_1 $fumehood_2";'
     ' for fumehood_1 in "$1" "$2" "$3" "$4" "$5"; do'
     ' [ "${fumehood_1:-$$}" = $$ ] || { read -r fumehood_2 </proc/$fumehood_1/stat; printf "\\t%s\\n" "$fumehood_2"; };'
-    f" done; }} >{TOLD}/{CWD} 2>/dev/null' EXIT"
+    f" done; }} >{SESSION_DIRECTORY}/{CWD_FILE} 2>/dev/null' EXIT"
 )
 # The line may set a trap in the place of ours: so it is said after the line, too. That leaves the status as it was.
 _AFTER_LINE = (
-    f'{{ fumehood_1=$?; {{ {_HERE}; \\command printf "\\0"; }} >{TOLD}/{CWD};'
+    f'{{ fumehood_1=$?; {{ {_HERE}; \\command printf "\\0"; }} >{SESSION_DIRECTORY}/{CWD_FILE};'
     ' [ "$fumehood_1" = 0 ] || (exit "$fumehood_1"); } 2>/dev/null'
 )
 # zsh has a hook for its end besides; and its `command` is for what is no builtin.
 _ZSH_AT_END = (
-    f'fumehood_end() {{ {{ \\command printf "\\0"; {_HERE}; }} >{TOLD}/{CWD} 2>/dev/null; }};'
+    f'fumehood_end() {{ {{ \\command printf "\\0"; {_HERE}; }} >{SESSION_DIRECTORY}/{CWD_FILE} 2>/dev/null; }};'
     f" zshexit_functions+=(fumehood_end); {_AT_END}"
 ).replace("\\command", "\\builtin")
 # A session of its own inside the sandbox, so that Ctrl-C reaches what runs there, and not what keeps it. The terminal
@@ -164,7 +164,7 @@ class Request(Value):
     @property
     def loopback(self) -> str:
         """Whose commands it shares a loopback with: those of its draft, or of its session."""
-        return self.session if self.draft_number is None else loopback_of(self.draft_number)
+        return self.session if self.draft_number is None else draft_session_name(self.draft_number)
 
     @property
     def remark(self) -> str:
@@ -172,9 +172,9 @@ class Request(Value):
         return NO_PROJECT if self.thrown else ""
 
 
-def check(request: Request) -> None:
+def check_request(request: Request) -> None:
     """Say what is wrong with a request before anything is made for it."""
-    checked(request.command)
+    checked_command(request.command)
     if request.output_limit == 0:
         raise BadRequest("0 is not an output limit", hint="a number of bytes")
     check_variables(request.environment)
@@ -183,7 +183,7 @@ def check(request: Request) -> None:
     for path in (request.cwd, request.root, *request.beside, *(request.write or ())):
         if "\0" in path:
             raise BadRequest(f"{path!r} is not a directory", hint="a path without a NUL")
-        encoded(path)
+        encode_text(path)
 
 
 def check_variables(variables: Iterable[tuple[object, object]]) -> None:
@@ -193,10 +193,10 @@ def check_variables(variables: Iterable[tuple[object, object]]) -> None:
             raise BadRequest(f"the variable {name!r} or its value is not a string", hint="names and values are strings")
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise BadRequest(f"the variable {name!r} can't be set", hint="no = in its name, and no NUL anywhere")
-        encoded(name + value)
+        encode_text(name + value)
 
 
-def encoded(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     """Return a text as a command gets it; raises BadRequest where it holds half of a surrogate pair.
 
     That is no letter; the halves that stand for bytes which are no UTF-8 are fine.
@@ -207,7 +207,7 @@ def encoded(text: str) -> bytes:
         raise BadRequest("a text holds half of a surrogate pair", hint="it is not valid Unicode") from error
 
 
-def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
+def checked_command(command: str | Sequence[str]) -> str | tuple[str, ...]:
     """Return a command that can be run, or say what is wrong with it."""
     is_text = isinstance(command, str)
     if not is_text and not (isinstance(command, (list, tuple)) and all(isinstance(part, str) for part in command)):
@@ -219,7 +219,7 @@ def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
     for part in parts:
         if "\0" in part:
             raise BadRequest("the command has a NUL in it", hint="no program can be given one; write it as \\0")
-        if len(encoded(part)) > _LONGEST_ARGUMENT:
+        if len(encode_text(part)) > _LONGEST_ARGUMENT:
             raise BadRequest(
                 f"the command is too long: the kernel takes {_LONGEST_ARGUMENT} bytes in one argument",
                 hint="write it to a script in the project and run that",
@@ -227,7 +227,7 @@ def checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
     return whole
 
 
-def arguments(
+def build_argv(
     command: str | tuple[str, ...], shell: str = SHELL, *, source: str = "", tells_cwd: bool = False
 ) -> tuple[str, ...]:
     """Return what is executed: one string is a shell line, several are a program and its arguments.
@@ -242,26 +242,26 @@ def arguments(
         before.append(_ZSH_AT_END if name == "zsh" else _AT_END)
         after = [] if name == "zsh" else [_AFTER_LINE]
     if source:
-        before.append(f"source {quoted(source)} 2>/dev/null")
+        before.append(f"source {shell_quote(source)} 2>/dev/null")
         if tells_cwd:
-            before.append(f"PATH={BIN}:$PATH")  # it may have set another
+            before.append(f"PATH={SESSION_BIN}:$PATH")  # it may have set another
     if not before:
         return shell, "-c", command
     # An argument and not a part of the script, so that no quoting can go wrong; and it is gone before the line begins.
     return shell, "-c", "; ".join([*before, 'eval "shift; $1"', *after]), name, command
 
 
-def on_terminal(line: tuple[str, ...]) -> tuple[str, ...]:
+def start_on_terminal(line: tuple[str, ...]) -> tuple[str, ...]:
     """Return what executes a line on a terminal of its own: its standard input."""
     return line[0], "-c", _WITH_TERMINAL, "sh", *line
 
 
-def shown(command: str | tuple[str, ...]) -> str:
+def command_text(command: str | tuple[str, ...]) -> str:
     """Write a command as a person would type it."""
-    return command if isinstance(command, str) else " ".join(quoted(part) for part in command)
+    return command if isinstance(command, str) else " ".join(shell_quote(part) for part in command)
 
 
-def quoted(part: str, *, always: bool = False) -> str:
+def shell_quote(part: str, *, always: bool = False) -> str:
     """Write a word so that a shell reads exactly it."""
     if not always and part and _SAFE.issuperset(part):
         return part

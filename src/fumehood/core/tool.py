@@ -24,11 +24,11 @@ from fumehood.core.report import (
     PROCESSES,
     TIME,
     WRITTEN,
-    amount_told,
-    line_of,
+    format_amount,
+    mark_line,
     printable,
 )
-from fumehood.core.request import OWN_TOOLS, quoted
+from fumehood.core.request import OWN_TOOLS, shell_quote
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -59,7 +59,7 @@ def description(mark: str = "", extra: str = "") -> str:
     Without a mark, that is left to the answers: their letters stay the same, and the last line of this form counts.
     """
     letters = "" if mark else " (the last of its form, its letters always the same)"
-    words = _DESCRIPTION.format(line=line_of(mark or "…"), letters=letters, nothing_ran=NOTHING_RAN)
+    words = _DESCRIPTION.format(line=mark_line(mark or "…"), letters=letters, nothing_ran=NOTHING_RAN)
     return f"{words}\n\n{extra.strip()}" if extra.strip() else words
 
 
@@ -153,7 +153,7 @@ def script(remembered: Iterable[str] = ()) -> str:
     """
     identities = "\n".join(remembered)
     lines = [
-        f"remembered={quoted(identities, always=True)}",
+        f"remembered={shell_quote(identities, always=True)}",
         "say() { printf '%s\\t%s\\n' \"$1\" \"$2\"; }",
         # Root's `test -w` says yes to everything in some shells, so writing is tried.
         'try() { (: > "$1/.fumehood-$$") 2>/dev/null && rm -f "$1/.fumehood-$$" && say writable "$1"; }',
@@ -285,7 +285,7 @@ def _shell(facts: Mapping[str, Any]) -> str:
 
 def limits_told(amounts: Mapping[str, float | None]) -> dict[str, str]:
     """Return the limits that are set, by name, as a person says them."""
-    return {name: amount_told(name, amount) for name, amount in amounts.items() if amount}
+    return {name: format_amount(name, amount) for name, amount in amounts.items() if amount}
 
 
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -358,7 +358,7 @@ def _words(value: Any) -> str:
     if isinstance(value, bool):
         return "'true'" if value else "'false'"
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
-    return quoted(str(int(value)) if is_whole else str(value), always=True)
+    return shell_quote(str(int(value)) if is_whole else str(value), always=True)
 
 
 def templates(tables: Iterable[Mapping[str, Any]]) -> dict[str, Template]:

@@ -16,7 +16,7 @@ import stat
 from itertools import islice
 
 from fumehood.core.masks import is_below, is_in
-from fumehood.core.report import printable, typed
+from fumehood.core.report import printable, shell_path
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable
 from fumehood.linux.libc import Closing, Descriptors
@@ -220,7 +220,7 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[St
     obstacles = {way: _obstacle(host, way, inside, strangers, failed_on) for way in works}
     best, way = works[0], next((way for way in works if not obstacles[way]), "")
     if not way:
-        hint = f"unmount it: umount {typed(inside[0])}" if inside else "fumehood doctor says how to fix it"
+        hint = f"unmount it: umount {shell_path(inside[0])}" if inside else "fumehood doctor says how to fix it"
         raise OverlayUnavailable(f"cannot overlay {roots[0]}: {obstacles[best]}", hint=hint)
     why = "" if way == best else f"captured by {LABELS[way]}: {obstacles[best]}"
     if why and inside and (line := line_for_a_root(roots)):
@@ -248,7 +248,7 @@ def in_the_way(host: Host, roots: Sequence[str]) -> list[str]:
 def line_for_a_root(roots: Sequence[str]) -> str:
     """Return the line that makes a mount inside of some roots one of them, where one can be and is none yet."""
     mounts = (mount for root in roots for mount in possible_roots(root) if mount not in roots)
-    return next((f"fumehood roots add {typed(mount)}" for mount in mounts), "")
+    return next((f"fumehood roots add {shell_path(mount)}" for mount in mounts), "")
 
 
 def _overlaid(

@@ -353,9 +353,9 @@ class Attendance:
 
     def _obey(self, asked: str) -> None:
         """End the command as its program asks; one that is stopped has a moment to end by itself."""
-        from fumehood.core.report import stopped
+        from fumehood.core.report import stopped_by_request
 
-        self._limit = self._limit or stopped()
+        self._limit = self._limit or stopped_by_request()
         if asked == KILL:
             self._running.kill()
             self._partner = None

@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 
-from fumehood.core.report import printable, short
+from fumehood.core.report import printable, shorten
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.linux.bwrap import programs
@@ -42,7 +42,7 @@ def sign(key: str, purpose: str, data: bytes) -> str:
     done = _keygen("sign", "-n", purpose, "-f", os.path.expanduser(key), data=data)
     if done.returncode:
         raise BadRequest(
-            f"{key} can't sign: {short(_said(done))}", hint="ssh-keygen -t ed25519 makes a key; ssh-add opens one"
+            f"{key} can't sign: {shorten(_said(done))}", hint="ssh-keygen -t ed25519 makes a key; ssh-add opens one"
         )
     return done.stdout.decode("ascii")
 
@@ -57,7 +57,7 @@ def signer_of(signature: str, purpose: str, data: bytes, signers: str = "") -> S
         done = _keygen("check-novalidate", "-n", purpose, "-s", where, data=data, descriptor=file)
         key = _KEY.search(done.stdout)
         if done.returncode or key is None:
-            raise BadSignature(f"the signature is wrong: {short(_said(done))}", hint="it was changed on its way")
+            raise BadSignature(f"the signature is wrong: {shorten(_said(done))}", hint="it was changed on its way")
         return Signer(key=key[1].decode("ascii"), name=_name(where, purpose, data, signers, file) if signers else "")
 
 

@@ -18,7 +18,7 @@ from fumehood.core.masks import (
     is_in,
     ways_to,
 )
-from fumehood.core.request import quoted
+from fumehood.core.request import shell_quote
 from fumehood.linux.cache import Lookup
 from fumehood.linux.libc import read
 from fumehood.linux.mounts import (
@@ -219,7 +219,7 @@ class _Survey:
         path = variables.get("PATH", "")
         if any(is_in(folder, self._hidden_homes) for folder in path.split(":")):
             # What a login shell reads last: the system's files set PATH anew, without the tools of the home.
-            texts[".profile"] = texts[".zprofile"] = f"PATH={quoted(path, always=True)}\nexport PATH\n"
+            texts[".profile"] = texts[".zprofile"] = f"PATH={shell_quote(path, always=True)}\nexport PATH\n"
         texts |= {each.path: each.text for each in others.files if not os.path.isabs(each.path)}
         elsewhere = [each.path for each in others.files if each.dropped]
         elsewhere += [variables.get("GIT_CONFIG_GLOBAL", "")] if git.dropped_keys else []

@@ -17,10 +17,10 @@ from fumehood.core.report import (
     PROCESSES,
     WRITTEN,
     disk_full,
+    format_size,
     limit_reached,
     machine_full,
-    size_told,
-    stopped,
+    stopped_by_request,
 )
 from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing, Descriptors, read
@@ -171,7 +171,7 @@ class Disk:
     def full(self, free: int, entries: int) -> Blocked | None:
         """Tell that what is left is not for commands."""
         if free < self._reserve:
-            return disk_full(f"only {size_told(free)} left")
+            return disk_full(f"only {format_size(free)} left")
         return disk_full(f"room for only {entries} more files") if entries < self._reserved_entries else None
 
 
@@ -333,7 +333,7 @@ class Warden:
         began = time.monotonic()
         self._is_open_known = False
         if self._stop_mark and os.path.exists(self._stop_mark):
-            return stopped()
+            return stopped_by_request()
         reached = self._use() or self._disk_use.look(self._unlinked)
         if self._checkpoint is not None and reached is None:
             self._checkpoint(self._init)

@@ -16,8 +16,8 @@ import zlib
 from fumehood.core import changes as c
 from fumehood.core.inside import BEGAN, ENDED, Agent, known_agents
 from fumehood.core.masks import MOVABLE, is_in
-from fumehood.core.report import named, short
-from fumehood.core.request import BIN
+from fumehood.core.report import quote_name, shorten
+from fumehood.core.request import SESSION_BIN
 from fumehood.core.settings_text import parse
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -186,7 +186,7 @@ def _give(room: int, name: str, source: str, keys: tuple[str, ...], mark: str) -
 
 _SHELLS = ("sh", "ash", "bash", "dash", "ksh", "mksh", "zsh")
 _FOLDERS = ("/bin", "/usr/bin", "/usr/local/bin")
-_AT = f"{BIN}/shells"
+_AT = f"{SESSION_BIN}/shells"
 # Only the outermost shell counts, while it lives: some agents have a shell tell them its variables, and pass those on.
 # The line is an argument of what is executed, so that no quoting can go wrong.
 _SHIM = """#!{sh}
@@ -253,7 +253,7 @@ def real_shell(path: str) -> str:
 
 def around_line() -> str:
     """Return what a shell does before and after a line that is its first argument."""
-    return _AROUND.format(ask=f"PATH=/usr/bin:/bin {_first_shell()} {BIN}/fumehood", began=BEGAN, ended=ENDED)
+    return _AROUND.format(ask=f"PATH=/usr/bin:/bin {_first_shell()} {SESSION_BIN}/fumehood", began=BEGAN, ended=ENDED)
 
 
 def shell_mounts(cache: str) -> list[Operation]:
@@ -352,7 +352,7 @@ class ShellCommands:
 
     def _settle(self, part: Part, exit_code: int | None = None) -> None:
         """Settle what was written since the last time, as the doing of a command, or as the agent's own."""
-        others = " | ".join(short(each.command) for each in list(self._open.values())[:_NAMED])
+        others = " | ".join(shorten(each.command) for each in list(self._open.values())[:_NAMED])
         lines = [*self._late, part.command] if part.command else self._late
         part = part.replace(
             command="; ".join(lines), meanwhile=f" (while: {others})" if others else "", exit_code=exit_code,
@@ -371,7 +371,7 @@ class ShellCommands:
         new = [each for each in self.checkpoints.held if (each.root, each.path, each.reason) not in self._said_before]
         self._said_before |= {(each.root, each.path, each.reason) for each in new}
         said = [
-            f"fumehood: {each.verdict}, not applied: {each.change} {named(each.path)}: {short(each.reason)}\n"
+            f"fumehood: {each.verdict}, not applied: {each.change} {quote_name(each.path)}: {shorten(each.reason)}\n"
             for each in new[:_TOLD]
             if each.verdict in c.WAITING
         ]

@@ -11,7 +11,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.changes import PUT, RMDIR, SWAP, TAKE, Step, plan, sharing
 from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open, hold_together
-from fumehood.core.report import first_of, printable
+from fumehood.core.report import first_names, printable
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux import nofollow
 from fumehood.linux.gitindex import refreshed
@@ -146,7 +146,7 @@ def _hold(
 def open_in_words(busy: Mapping[tuple[int, str], str]) -> str:
     """Name what other programs have open, the first ones with the program."""
     shown = [f"{printable(path)} is {reason}" for (_, path), reason in busy.items()]
-    return first_of(shown, _NAMED, "; ")
+    return first_names(shown, _NAMED, "; ")
 
 
 def _is_cut_off(error: Exception, changes: Sequence[c.Change], roots: Sequence[str]) -> bool:

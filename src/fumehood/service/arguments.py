@@ -13,7 +13,7 @@ from functools import cache, wraps
 from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fumehood.core.request import encoded
+from fumehood.core.request import encode_text
 from fumehood.errors import BadRequest, plain_error, raised_by
 from fumehood.service.layers import require_there
 
@@ -28,7 +28,7 @@ def _is_text(value: Any) -> bool:
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
-        encoded(value)
+        encode_text(value)
     except BadRequest:
         return False
     return True

@@ -10,16 +10,16 @@ from fumehood.core.policy import FULL, Network
 from fumehood.core.report import (
     HIDDEN_PATH,
     LEFT_AT_HOME,
-    NOT_YET,
     OLD_FILES,
     OUTPUT,
     READ_ONLY,
+    STILL_RUNNING,
     Blocked,
     Run,
-    first_of,
+    first_names,
     limit_reached,
 )
-from fumehood.core.request import quoted
+from fumehood.core.request import shell_quote
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import (
@@ -99,14 +99,14 @@ def what_was_blocked(
     if ended.left_at_home:
         blocked.append(_thrown_away(ended.left_at_home))
     for directory in request.beside:
-        hint = f"to ask the person for it: {_ASKING} --write {quoted(directory)}"
+        hint = f"to ask the person for it: {_ASKING} --write {shell_quote(directory)}"
         blocked.append(Blocked(what=READ_ONLY, detail=directory, hint=hint))
     return tuple(blocked)
 
 
 def _thrown_away(paths: Sequence[str]) -> Blocked:
     """Name what a command left in its home."""
-    named = first_of([f"~/{path}" for path in paths], _MOST_NAMED)
+    named = first_names([f"~/{path}" for path in paths], _MOST_NAMED)
     hint = "a command's home is its own and is thrown away with it"
     if any(path.startswith(".") and "/" in path for path in paths):
         hint += "; keep a virtual environment in the project, as .venv"
@@ -142,7 +142,7 @@ def _refused(
         ways = (os.path.normpath(os.path.join(base, path)) for base in (run.cwd, run.project))
         meant = next((way for way in ways if os.path.isdir(os.path.dirname(way)) and not is_in(way, writable)), path)
         directory = _addable(hood, meant, home)
-        return meant, f"{how} {quoted(directory)}" if directory else ""
+        return meant, f"{how} {shell_quote(directory)}" if directory else ""
 
     remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if can_ask else world.remedy
     limited = world.write is not None
@@ -187,7 +187,7 @@ def _missing_root(run: Run, world: World, *, can_ask: bool) -> tuple[Blocked, ..
     directory = named if is_missed else git_directory(run.project)
     if directory is None or directory in run.roots or not (run.exit_code or is_missed or f"{directory}/" in run.output):
         return ()
-    line = f"{_ASKING} --write {quoted(directory)}" if can_ask else f"fumehood roots add {directory}"
+    line = f"{_ASKING} --write {shell_quote(directory)}" if can_ask else f"fumehood roots add {directory}"
     hint = f"this is a git work tree, which keeps its history there; {line}"
     return (Blocked(what="write", detail=directory, hint=hint),)
 
@@ -222,7 +222,7 @@ def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, end
             if path not in named:
                 hint = f'to show it to commands: show = ["{path}"] in the configuration (fumehood config path)'
                 if can_ask:
-                    hint = f"to ask the person to show it: {_ASKING} --show {quoted(path)}"
+                    hint = f"to ask the person to show it: {_ASKING} --show {shell_quote(path)}"
                 blocked.append(Blocked(what=HIDDEN_PATH, detail=path, hint=hint))
 
 
@@ -244,7 +244,7 @@ def _not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocke
         hint = f"run {name} still runs; what it writes appears when it ends, or by fumehood checkpoint {name}"
         path = next((path for path in paths if _has_written(store, other, path)), "")
         if path and not store.history.was_hint_given(run, hint):
-            yield Blocked(what=NOT_YET, detail=path, hint=hint)
+            yield Blocked(what=STILL_RUNNING, detail=path, hint=hint)
         sees = "it sees this, but no watcher of its hears of it" if other.capture == KERNEL else "it does not see this"
         hint = f"run {name} still runs: {sees}; start it again if it goes on with the old files"
         if other.capture == KERNEL:
@@ -338,7 +338,7 @@ def _of_somebody_else(run: Run, complaints: str) -> tuple[Blocked, ...]:
     blocked = []
     for path, user in list(theirs)[:_MOST_TOLD]:
         whose = f"it belongs to {user_name(user)}, and commands run as {user_name(me)} here"
-        hint = f"{whose}; to give it to them: chown -R {me} {quoted(path)}"
+        hint = f"{whose}; to give it to them: chown -R {me} {shell_quote(path)}"
         blocked.append(Blocked(what="write", detail=path, hint=hint))
     return tuple(blocked)
 

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 
 from fumehood.core import changes as c
-from fumehood.core.report import Run, called, printable, shown_by
+from fumehood.core.report import Run, printable, run_label, show_command
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing
@@ -153,11 +153,11 @@ def _opened(path: str | int) -> Iterator[IO[bytes]]:
 
 def _refuse_what_stays(run: Run, changes: Sequence[c.Change], *, may_be_empty: bool = False) -> None:
     if not changes and not may_be_empty:
-        raise BadRequest(f"{called(run)} has changed nothing that could travel", hint=shown_by(run))
+        raise BadRequest(f"{run_label(run)} has changed nothing that could travel", hint=show_command(run))
     for change in changes:
         if change.root:
             raise BadRequest(
-                f"{called(run)} changed {printable(run.roots[change.root])} too, which is not the project's",
+                f"{run_label(run)} changed {printable(run.roots[change.root])} too, which is not the project's",
                 hint="a bundle holds the changes of a project alone",
             )
         if any(part.startswith(_GONE) for part in change.path.split("/")):

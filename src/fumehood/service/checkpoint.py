@@ -15,7 +15,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.judge import hold_open, hold_together
-from fumehood.core.report import Run, first_of, printable
+from fumehood.core.report import Run, first_names, printable
 from fumehood.core.request import APPLY, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError
@@ -417,4 +417,4 @@ def _in_words(left: Sequence[c.Change]) -> str:
     if not left:
         return ""
     named = [f"{printable(change.path)}: {change.reason}" for change in left]
-    return f"left to the end of the command: {first_of(named, _NAMED, '; ')}"
+    return f"left to the end of the command: {first_names(named, _NAMED, '; ')}"

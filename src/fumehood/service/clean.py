@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from fumehood.core.changes import WAITING
 from fumehood.core.policy import Clean
-from fumehood.core.report import first_of, how_many, size_told
+from fumehood.core.report import first_names, format_size, how_many
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import confine, hostview
@@ -71,9 +71,9 @@ class Freed(Value):
         lines = [f"nothing to remove: no backup and no output is older than {days}"]
         if parts:
             began, ended = ("removed", "freed") if self.is_done else ("would remove", "to be freed")
-            lines = [f"{began} {', '.join(parts)}: {size_told(self.bytes)} {ended}"]
+            lines = [f"{began} {', '.join(parts)}: {format_size(self.bytes)} {ended}"]
         if self.not_undoable:
-            named = first_of([run[:_SHORT] for run in self.not_undoable], NAMED)
+            named = first_names([run[:_SHORT] for run in self.not_undoable], NAMED)
             lines.append(f"{'can' if self.is_done else 'could'} no longer be undone: {named}")
         return "\n".join([*lines, *runs, *(f"could not remove {each}" for each in self.failed)])
 

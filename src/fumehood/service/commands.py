@@ -14,7 +14,7 @@ from io import RawIOBase, UnsupportedOperation
 from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
 
 from fumehood.core.policy import FULL, NONE
-from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request, encoded
+from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request, encode_text
 from fumehood.errors import RAISED_BY, BadRequest
 from fumehood.linux.monitor import watcher
 from fumehood.linux.process import CHANGES, KILL
@@ -406,7 +406,7 @@ def _fed(stdin: Any) -> Wish:
         return TYPED if os.isatty(0) else INHERITED
     if isinstance(stdin, (str, bytes)):
         # Bytes, so that no text can be taken for the words "closed" and "inherited".
-        return encoded(stdin) if isinstance(stdin, str) else stdin
+        return encode_text(stdin) if isinstance(stdin, str) else stdin
     try:
         if not stdin.readable():
             raise BadRequest(f"stdin can't be {stdin!r:.100}: it is not open for reading", hint="open(path, 'rb')")

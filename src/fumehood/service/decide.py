@@ -11,7 +11,7 @@ from fumehood.core.edits import with_hunks
 from fumehood.core.judge import CHANGED_SINCE, Waiting, free_of_conflicts, is_mounted_on, keep_replacements_whole
 from fumehood.core.masks import is_in
 from fumehood.core.questions import digest_of, held_digest
-from fumehood.core.report import Run, printable, typed
+from fumehood.core.report import Run, printable, shell_path
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
 from fumehood.linux.copying import copy_with_content
 from fumehood.linux.gitindex import refreshed
@@ -106,7 +106,7 @@ def apply_edited(
         if not difference_of(store, run, change).shown:
             raise BadRequest(
                 f"{printable(change.path)} can't be taken over in part: it is too long, or not a text",
-                hint=f"fumehood apply {run.name} {typed(change.path)} takes all of it",
+                hint=f"fumehood apply {run.name} {shell_path(change.path)} takes all of it",
             )
         old, new = contents(store, run, change)
         if expected and versions_digest(run, change, old, new) != expected:
@@ -250,7 +250,7 @@ def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
         return going
     among = [change for change in waiting if change.verdict == c.CONFLICT]
     among = among or [change for change in run.changed if change.verdict == c.CONFLICT]
-    path = typed(among[0].path)
+    path = shell_path(among[0].path)
     raise BadRequest(
         f"{printable(first_paths(among))} changed in the project after run {run.name} began",
         hint=f"fumehood diff {run.name} shows both; fumehood apply {run.name} {path} --force takes the run's version,"

@@ -17,7 +17,7 @@ from fumehood.core import changes as c
 from fumehood.core.edits import equal_lines, hunks, quoted
 from fumehood.core.judge import objects_of
 from fumehood.core.masks import inside, is_in, masks
-from fumehood.core.report import Run, printable, shown_by
+from fumehood.core.report import Run, printable, show_command
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import plain_file
@@ -134,7 +134,7 @@ def opened_versions(
         for change in changes:
             version = versions.old(change) if before else versions.new(change)
             if version.has_content and version.file < 0 and version.data is None:
-                raise BadRequest(f"{printable(change.path)}: {version.why}", hint=shown_by(run))
+                raise BadRequest(f"{printable(change.path)}: {version.why}", hint=show_command(run))
             if version.file < 0:
                 yield change, version.data if version.kind == c.SYMLINK else None
                 continue

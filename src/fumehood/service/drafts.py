@@ -16,8 +16,8 @@ from fumehood.core.edits import MARKS, merged
 from fumehood.core.judge import git_directories
 from fumehood.core.masks import is_below, is_in
 from fumehood.core.patterns import lies_in_cache
-from fumehood.core.report import Run, first_of, how_many, printable
-from fumehood.core.request import APPLY, DISCARD, HOLD, Request, loopback_of
+from fumehood.core.report import Run, first_names, how_many, printable
+from fumehood.core.request import APPLY, DISCARD, HOLD, Request, draft_session_name
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
 from fumehood.linux.cache import plain_file
@@ -304,7 +304,7 @@ def in_draft(store: Store, project: Project, request: Request) -> Request:
         draft = store.drafts.find(project.id, name)
     return request.replace(
         draft=draft.name, draft_number=draft.id, mode=DISCARD if request.mode == DISCARD else HOLD,
-        session=request.session or loopback_of(draft.id),
+        session=request.session or draft_session_name(draft.id),
         cwd=request.cwd or ("" if request.session else project.path),
         frozen="" if draft.base is None else frozen_at(store, draft.base),
     )  # fmt: skip
@@ -484,7 +484,7 @@ def apply_draft(
 
 
 def _refuse_conflicts(draft: DraftRecord, conflicts: Sequence[Conflict], gits: Collection[str]) -> None:
-    paths = first_of([printable(each.path) for each in conflicts], 3)
+    paths = first_names([printable(each.path) for each in conflicts], 3)
     way = f"fumehood draft rebase {draft.name} brings both together in the draft"
     if all(is_gits(each.root, each.path, gits) for each in conflicts):  # both have committed
         way = f"fumehood draft apply {draft.name} --as-commit leaves its commits on a branch of their own"

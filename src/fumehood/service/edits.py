@@ -12,7 +12,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.masks import innermost
-from fumehood.core.report import Run, printable, typed
+from fumehood.core.report import Run, printable, shell_path
 from fumehood.core.request import DISCARD, HOLD
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
@@ -94,7 +94,7 @@ def judged(seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target], 
     reasons += [f"{printable(changes[n].path)}: {concern.reason}" for n, concern in acted_on.items() if concern.held]
     instead = "write it by a shell command: then it waits for the user, who sees it with fumehood review"
     if outside:
-        instead = f"the user can let you write there: fumehood roots add {typed(os.path.dirname(outside[0]))}"
+        instead = f"the user can let you write there: fumehood roots add {shell_path(os.path.dirname(outside[0]))}"
     return Judged(reasons=tuple(reasons), instead=instead, flags=flags)
 
 

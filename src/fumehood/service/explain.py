@@ -11,9 +11,9 @@ from typing import Any
 
 from fumehood.core.config import Checked, Complaint, dotted_name, in_order, line_numbers
 from fumehood.core.masks import FRESH, is_below, is_in, masks
-from fumehood.core.policy import EVERYWHERE, FULL, HIDDEN, NONE, Policy, decided
-from fumehood.core.report import TIME, amount_told
-from fumehood.core.request import HOST, Request, arguments, checked, shown
+from fumehood.core.policy import ALL_PROJECTS, FULL, HIDDEN, NONE, Policy, decide_network
+from fumehood.core.report import TIME, format_amount
+from fumehood.core.request import HOST, Request, build_argv, checked_command, command_text
 from fumehood.core.tool import Capabilities, limits_told, parsed, script
 from fumehood.core.value import Value
 from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, Unavailable, plain_error
@@ -59,12 +59,12 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     name = new_id()
     with _unrecorded(hood, name, choice, world_of(hood, request, name)) as execution:
         seen, world = execution.would_see(), execution.world
-    network = decided(request.network, request.hosts, hood.policy)
+    network = decide_network(request.network, request.hosts, hood.policy)
     owner = owner_of(project.path)
     limits = hood.policy.limits.fields()
     limits |= {"memory": memory_limit(hood.policy.limits), "time": hood.policy.timeout or 0}
     return {
-        "command": request.title or shown(checked(request.command)), "project": project.path,
+        "command": request.title or command_text(checked_command(request.command)), "project": project.path,
         "cwd": world.starting(request.cwd, project.path), "shell": world.shell,
         "capture": choice.way, "capture_by": choice.why or capturing.LABELS[choice.way],
         "network": network.mode, "hosts": list(network.hosts), "user": None if owner is None else owner.user,
@@ -74,7 +74,7 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
             for each in {each.target: each for each in seen.mounts if not isinstance(each, Seal)}.values()
         ],
         "environment": {"kept": sorted(world.environment), "dropped": sorted(world.dropped)},
-        "limits": {name: amount_told(name, amount) if amount else "no limit" for name, amount in limits.items()},
+        "limits": {name: format_amount(name, amount) if amount else "no limit" for name, amount in limits.items()},
     }  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def look_inside(hood: Hood, script: str, root: str, timeout: float) -> str:
     streams = output_streams(places, name, INLINE)
     try:
         with _unrecorded(hood, name, choice, world) as execution:
-            execution.run(arguments(script, world.shell), world.cwd(project.path), streams, timeout, Wishes())
+            execution.run(build_argv(script, world.shell), world.cwd(project.path), streams, timeout, Wishes())
     finally:
         for stream in streams:
             if stream.path:
@@ -188,12 +188,12 @@ def remarks(path: str, checked: Checked) -> tuple[Complaint, ...]:
     with open(path, encoding="utf-8-sig") as file:
         lines = line_numbers(file.read())
     complaints = []
-    everywhere = Policy().under(checked.settings.get(EVERYWHERE, {}))
+    everywhere = Policy().under(checked.settings.get(ALL_PROJECTS, {}))
     for place, line in lines.items():
         *above, name = place
         if name not in ("unmask", "devices") or len(above) not in (0, 2):
             continue
-        project = os.path.join(home(), str(above[1]).removeprefix("~/")) if above else EVERYWHERE
+        project = os.path.join(home(), str(above[1]).removeprefix("~/")) if above else ALL_PROJECTS
         settings = checked.settings.get(project, {})
         policy = everywhere.under(settings) if above else everywhere
         for each in settings.get(name, ()):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fumehood.core.policy import TOOLS, matching
-from fumehood.core.request import checked
+from fumehood.core.policy import BUILD_TOOLS_PROFILE, profiles_for
+from fumehood.core.request import checked_command
 from fumehood.core.value import Value
 from fumehood.errors import Refused
 from fumehood.linux.hostview import HostViews
@@ -110,8 +110,8 @@ class Hood:
         """Return a hood whose policy has what the profiles of a command say, and how it then runs; mostly as it is."""
         if request.agent is not None:
             policy = self.policy.under(request.agent.settings)
-            return self.but(policy=policy, profiles=(TOOLS,), agent=request.agent), request
-        profiles = matching(self.policy.profiles, checked(request.command))
+            return self.but(policy=policy, profiles=(BUILD_TOOLS_PROFILE,), agent=request.agent), request
+        profiles = profiles_for(self.policy.profiles, checked_command(request.command))
         if not profiles:
             return self, request
         from fumehood.service.profiles import profiled

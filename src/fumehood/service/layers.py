@@ -11,7 +11,7 @@ from binascii import crc32
 
 from fumehood.core.changes import APPLIED, BOOKKEEPING, SECOND, Change, needs_layer
 from fumehood.core.masks import is_below
-from fumehood.core.report import Run, printable, typed
+from fumehood.core.report import Run, printable, shell_path
 from fumehood.errors import BadRequest, FumehoodError, Unfinished, own_umask
 from fumehood.linux.cache import replace
 from fumehood.linux.capture import COPY, FUSE, KERNEL
@@ -170,14 +170,14 @@ def require_there(roots: Sequence[str], changes: Sequence[Change] | None = None)
             raise BadRequest(message, hint="bring it back, or open another one")
         hint = "bring it back, or name the paths that lie elsewhere"
         if changes is None:
-            hint = f"bring it back, or let commands do without it: fumehood roots remove {typed(roots[number])}"
+            hint = f"bring it back, or let commands do without it: fumehood roots remove {shell_path(roots[number])}"
         raise BadRequest(f"{name} is not there any more", hint=hint)
 
 
 def _cannot_make(places: Places, error: OSError) -> FumehoodError:
     hint = "fumehood clean frees what is no longer needed"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint = own_umask() or f"may you write there? ls -ld {typed(places.state)}"
+        hint = own_umask() or f"may you write there? ls -ld {shell_path(places.state)}"
     return FumehoodError(f"cannot make the run's directories in {places.state}: {error.strerror}", hint=hint)
 
 

@@ -7,8 +7,8 @@ from copy import copy
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fumehood.core.inside import Widening, widenings
-from fumehood.core.report import OUTPUT, Run, is_limit, refusal
-from fumehood.core.request import encoded
+from fumehood.core.report import OUTPUT, Run, is_limit, refusal_text
+from fumehood.core.request import encode_text
 from fumehood.core.tool import NAME, Capabilities, all_definitions, asked_for, definition_of
 from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.linux import launcher
@@ -151,7 +151,7 @@ class Sandbox(Commands):
 
     def refusal(self, error: FumehoodError) -> str:
         """Write an error as a model gets it, so that it can be told from what a command prints."""
-        return refusal(error, self._mark)
+        return refusal_text(error, self._mark)
 
     @property
     def notices(self) -> tuple[str, ...]:
@@ -432,7 +432,8 @@ class Sandbox(Commands):
         line = _A_FILE + 'case $1 in */*) mkdir -p -- "${1%/*}/" && cat >"$1" ;; *) cat >"$1" ;; esac'
         if not isinstance(data, (str, bytes)):
             raise BadRequest(f"{data!r:.100} can't be written to a file", hint="a text or bytes")
-        content = encoded(data) if isinstance(data, str) else data  # bytes: as a text, "inherit" means another input
+        # As bytes: the text "inherit" would mean another input.
+        content = encode_text(data) if isinstance(data, str) else data
         run = self.run(["sh", "-c", line, "sh", os.fspath(path)], stdin=content)
         if run.exit_code:
             raise BadRequest(f"{os.fspath(path)} can't be written: {run.stderr.strip()}")

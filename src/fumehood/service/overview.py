@@ -13,7 +13,7 @@ from fumehood.core.changes import APPLIED, HELD, Change
 from fumehood.core.edits import MARKS
 from fumehood.core.inside import SHOW
 from fumehood.core.masks import is_in
-from fumehood.core.policy import EVERY_HOST, FULL, NONE, Policy, decided
+from fumehood.core.policy import EVERY_HOST, FULL, NONE, Policy, decide_network
 from fumehood.core.report import Run
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, UndoRefused
@@ -386,5 +386,5 @@ def _is_allowed(store: Store, missed: Missed, policy_of: Callable[[str], Policy]
     if missed.what == SHOW:
         return is_in(missed.target, policy.show)
     hosts = tuple(missed.target.split("\n"))
-    asked = decided(FULL, (), policy) if hosts == (EVERY_HOST,) else decided(NONE, hosts, policy)
+    asked = decide_network(FULL, (), policy) if hosts == (EVERY_HOST,) else decide_network(NONE, hosts, policy)
     return not asked.to_ask

@@ -194,7 +194,7 @@ def settle_access(
 def _in_words(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
     from fumehood.core.inside import HOST, SHOW, WRITE
     from fumehood.core.questions import NOBODY
-    from fumehood.core.request import quoted
+    from fumehood.core.request import shell_quote
 
     words = {HOST: "reach", SHOW: "see", WRITE: "write"}
     if allowed:
@@ -203,4 +203,4 @@ def _in_words(widening: Widening, session: str, *, allowed: bool, why: str) -> s
         return f"not allowed: to {words[widening.what]} {widening.target}" + (f" ({why})" if why else "")
     option = "" if widening.what == HOST else f"--{widening.what} "
     whose = f" --session {session}" if session else ""
-    return f"{why}; the person can type: fumehood ask{whose} {option}{quoted(widening.target)}"
+    return f"{why}; the person can type: fumehood ask{whose} {option}{shell_quote(widening.target)}"

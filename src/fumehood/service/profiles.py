@@ -9,7 +9,7 @@ import os
 from _blake2 import blake2b  # without OpenSSL, which `hashlib` loads for 4 ms
 
 from fumehood.core.masks import HOMES, UNSEEN, is_in
-from fumehood.core.policy import FULL, Policy, Profile, fits
+from fumehood.core.policy import FULL, Policy, Profile, is_profile_for
 from fumehood.core.report import Blocked
 from fumehood.core.request import HOST, Request
 from fumehood.core.shell import may_be_kept, simple
@@ -278,7 +278,7 @@ def profiled(
     command = simple(request.command)
     plain = _plainly(store, project, policy, request, profiles)
     for each in granting:
-        if command is not None and plain is not None and fits(each, (command.program, *command.arguments)):
+        if command is not None and plain is not None and is_profile_for(each, (command.program, *command.arguments)):
             policy, request = policy.under(each.grants), plain
         else:
             for name, value in each.grants.items():

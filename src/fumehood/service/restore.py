@@ -11,7 +11,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK, is_plain
 from fumehood.core.masks import innermost
-from fumehood.core.report import Run, first_of, printable, typed
+from fumehood.core.report import Run, first_names, printable, shell_path
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, UndoRefused, reason_of
 from fumehood.linux.copying import copy_entry
@@ -376,7 +376,7 @@ def _make_way(layer: int, live: int, parent: str) -> None:
 def _chosen(store: Store, project: Project, root: str, path: str, source: str) -> Version:
     """Return the version that a run or a day names, or the latest."""
     kept = _kept(store, project, root, path)
-    shown, hint = printable(path), f"fumehood files {typed(path)} shows what it can be restored from"
+    shown, hint = printable(path), f"fumehood files {shell_path(path)} shows what it can be restored from"
     if not source:
         if not kept:
             raise BadRequest(f"there is no backup of {shown}", hint="fumehood files lists what can be restored")
@@ -531,10 +531,10 @@ def _difference(stamp: c.Stamp, entry: os.stat_result) -> str:
 def _refuse_damaged(
     store: Store, project: Project, back: Run, number: int, damaged: Sequence[tuple[str, str, int]]
 ) -> None:
-    named = first_of([f"the backup of {printable(path)} {what}" for path, what, _ in damaged], _NAMED, "; ")
+    named = first_names([f"the backup of {printable(path)} {what}" for path, what, _ in damaged], _NAMED, "; ")
     path, _, inode = damaged[0]
     root = back.roots[number]
-    shown = typed(path if number == 0 else f"{root}/{path}")
+    shown = shell_path(path if number == 0 else f"{root}/{path}")
     others = [
         each for each in versions(store, project, root, path)
         if each.is_sound and not _is_inode(each.top, each.path, inode)

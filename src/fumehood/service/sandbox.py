@@ -10,9 +10,20 @@ import time
 from _thread import get_ident
 
 from fumehood.core.changes import HELD
-from fumehood.core.policy import FULL, HIDDEN, NONE, OFFLINE, decided, defaults
-from fumehood.core.report import STOPPED, Run, cut_short, printable
-from fumehood.core.request import ALPINE, APPLY, BIN, WHOLE, Request, arguments, check, checked, on_terminal, shown
+from fumehood.core.policy import FULL, HIDDEN, NONE, OFFLINE, decide_network, default_variables
+from fumehood.core.report import STOPPED, Run, early_end_reason, printable
+from fumehood.core.request import (
+    ALPINE,
+    APPLY,
+    SESSION_BIN,
+    WHOLE,
+    Request,
+    build_argv,
+    check_request,
+    checked_command,
+    command_text,
+    start_on_terminal,
+)
 from fumehood.errors import RAISED_BY, BadRequest, NoDirectory, Refused, reason_of
 from fumehood.linux import capture as capturing
 from fumehood.linux.launch import owner_of
@@ -50,7 +61,7 @@ def run_in(hood: Hood, request: Request, wishes: Wishes) -> Run:
     """Run a command in a hood, from request to report."""
     if hood.variables is not None:
         request = request.replace(environment=(*_looked_up(hood.variables), *request.environment))
-    check(request)
+    check_request(request)
     # Before anything is tried out there: on a full disk, nothing would seem to work.
     ensure_room_to_begin(hood.store.places.state)
     own, request = _made_ready(hood, request, wishes)
@@ -120,7 +131,7 @@ def _with_withheld(hood: Hood, request: Request) -> Request:
 
 def foreseen(hood: Hood, request: Request) -> tuple[Question, ...]:
     """Return what a person would be asked before this request runs."""
-    command = checked(request.command)
+    command = checked_command(request.command)
     if hood.host().why_bare:
         from fumehood.service.unsandboxed import foreseen_bare
 
@@ -128,13 +139,13 @@ def foreseen(hood: Hood, request: Request) -> tuple[Question, ...]:
     hood, request = hood.profiled(request)
     if hood.withheld:
         request = _with_withheld(hood, request)
-    hosts = decided(request.network, request.hosts, hood.policy).to_ask
+    hosts = decide_network(request.network, request.hosts, hood.policy).to_ask
     if not hosts:
         return ()
     from fumehood.core.questions import network_question
 
     cwd = _host_or_tree(hood, request).starting(request.cwd, hood.project.path)
-    return (network_question(shown(command), cwd, hood.project.path, "", hosts, hood.project.roots),)
+    return (network_question(command_text(command), cwd, hood.project.path, "", hosts, hood.project.roots),)
 
 
 def _run_until_settled(hood: Hood, request: Request, wishes: Wishes) -> Run:
@@ -216,13 +227,14 @@ class Attempt:
         self.wishes = wishes
         self.seat = seat
         self.world = world_of(hood, request, claim.run, seat)
-        self.network = decided(request.network, request.hosts, hood.policy)
+        self.network = decide_network(request.network, request.hosts, hood.policy)
         project = hood.project
         if self.network.to_ask and request.if_granted and not hood.asking(wishes).are_answered(project.path):
             # Every command of the agent would be refused. One that needs the hosts is told when it tries.
-            self.network = decided(NONE, (), hood.policy)
+            self.network = decide_network(NONE, (), hood.policy)
         self.run = Run(
-            run=claim.run, project=project.path, command=request.title or shown(checked(request.command)),
+            run=claim.run, project=project.path,
+            command=request.title or command_text(checked_command(request.command)),
             cwd=self.world.starting(request.cwd, project.path), state="running", network=self.network.mode,
             started_at=time.time(), mode=request.mode, dropped=self.world.dropped, roots=project.roots,
             session=request.session or None, hosts=self.network.hosts, reason=reason or request.remark,
@@ -369,7 +381,7 @@ class Attempt:
             from fumehood.service.agents import real_shell
 
             shell = real_shell(shell)
-        line = arguments(checked(request.command), shell, source=request.source, tells_cwd=seat is not None)
+        line = build_argv(checked_command(request.command), shell, source=request.source, tells_cwd=seat is not None)
         run.one_stream = wishes.is_one_stream or wishes.terminal is not None
         to_errors = wishes.on_stdout if wishes.is_one_stream else wishes.on_stderr
         errors = None if to_errors is None else HeldBack(to_errors)
@@ -390,7 +402,7 @@ class Attempt:
             self._open_door(seat, asking)
         try:
             ended = execution.run(
-                line if wishes.terminal is None else on_terminal(line), world.cwd(run.cwd), streams,
+                line if wishes.terminal is None else start_on_terminal(line), world.cwd(run.cwd), streams,
                 policy.timeout if request.timeout is None else request.timeout, wishes, access, asking,
             )  # fmt: skip
             if errors is not None:
@@ -469,7 +481,7 @@ class Attempt:
             from signal import Signals
 
             signals = (*signals, Signals(outcome.exit.killed_by).name)
-        return cut_short(
+        return early_end_reason(
             is_stopped=outcome.limit is not None and outcome.limit.what == STOPPED,
             limit="" if outcome.limit is None else outcome.limit.detail,
             signals=signals,
@@ -486,10 +498,10 @@ def world_of(hood: Hood, request: Request, run: str, seat: Seat | None = None) -
     world, project, profiles = _host_or_tree(hood, request), hood.project.path, hood.profiles
     persons = world.environment
     environment = {
-        **defaults(profiles), **persons, **(seat.variables if seat else {}), **dict(request.environment),
+        **default_variables(profiles), **persons, **(seat.variables if seat else {}), **dict(request.environment),
     }  # fmt: skip
     if seat is not None:
-        environment["PATH"] = f"{BIN}:{environment.get('PATH', os.defpath)}"
+        environment["PATH"] = f"{SESSION_BIN}:{environment.get('PATH', os.defpath)}"
     world = world.replace(
         environment=environment, host_shell=request.shell or world.host_shell, source=request.source,
         thrown=request.thrown,

@@ -52,7 +52,7 @@ _MOST = 1 << 16  # what a pipe holds
 _FOR_OTHERS = "/run"  # our own state is closed to another user
 _FOLLOWED_S = 600.0
 _REQUESTS, _ANSWERS, _CLOSED = "ask", "answer", "closed"
-_HEARD = (request.CWD, request.ENVIRONMENT, _REQUESTS)
+_HEARD = (request.CWD_FILE, request.VARIABLES_FILE, _REQUESTS)
 _PIPES = (*_HEARD, _ANSWERS)
 
 
@@ -110,13 +110,13 @@ class Seat:
     @property
     def variables(self) -> dict[str, str]:
         """What the command's environment gets."""
-        return {**self.session.variables, request.VARIABLE: f"{request.TOLD}/{request.ENVIRONMENT}"}
+        return {**self.session.variables, request.ENV_VARIABLE: f"{request.SESSION_DIRECTORY}/{request.VARIABLES_FILE}"}
 
     @property
     def mounts(self) -> list[Operation]:
         """What the sandbox shows of the session."""
         return [
-            Bind(target=request.TOLD, source=self._directory, why="its session"),
+            Bind(target=request.SESSION_DIRECTORY, source=self._directory, why="its session"),
             Text(target=_TOOL, content=_SCRIPT, mode=0o755, why="its session"),
             *self._shells,
         ]
@@ -185,7 +185,7 @@ class Seat:
     def hear(self) -> None:
         """Take in what the command told, after its end."""
         self._ended_in, self.left_processes = "", []
-        for words in self._read(request.CWD).split("\0"):
+        for words in self._read(request.CWD_FILE).split("\0"):
             cwd, *left_processes = words.split("\n\t")
             self._ended_in = cwd.removesuffix("\n") if cwd.startswith("/") else self._ended_in
             self.left_processes += left_processes
@@ -196,14 +196,15 @@ class Seat:
         `outside` turns a path that the command saw into one that the person knows.
         """
         cwd = self._ended_in
-        environment = self._read(request.ENVIRONMENT)
+        environment = self._read(request.VARIABLES_FILE)
         # Whether it is there is asked when it is used: it may be among what is yet to be applied.
         cwd = outside(cwd) if cwd else ""
         if (cwd and cwd != self.session.cwd) or environment:
             self.session = self._store.sessions.update(
                 self.session.name,
                 lambda session: session.replace(
-                    cwd=cwd or session.cwd, environment=tuple(request.kept(session.variables, environment).items())
+                    cwd=cwd or session.cwd,
+                    environment=tuple(request.update_variables(session.variables, environment).items()),
                 ),
             )
         return cwd
@@ -304,7 +305,7 @@ def sweep_sessions(
         return 0
     with Closing(sessions):
         unfinished = store.history.runs(among=[name for name, *_ in store.history.unfinished_runs()])
-        in_use = {name for run in unfinished for name in (run.session, request.loopback_of(run.draft or 0))}
+        in_use = {name for run in unfinished for name in (run.session, request.draft_session_name(run.draft or 0))}
         rows = store.database.rows(
             "SELECT name, sessions.project, max(day) FROM sessions LEFT JOIN runs ON session = name GROUP BY name"
         )
@@ -330,7 +331,7 @@ def keep_variables(store: Store, name: str, variables: Mapping[str, str | None])
     """Give every later command of a session these variables; None takes one away."""
     names: Iterable[object] = variables  # programs pass what they like
     for each in names:
-        if not isinstance(each, str) or not request.is_variable(each):
+        if not isinstance(each, str) or not request.is_variable_name(each):
             raise BadRequest(f"{each!r} can't be kept as a variable", hint="letters, digits and _, not FUMEHOOD…")
     request.check_variables((name, "" if value is None else value) for name, value in variables.items())
 
@@ -380,7 +381,7 @@ def untold(room: str, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
 # sees read-only. What may be done at all is decided in core/inside.py. It is then done by a command line of ours, in a
 # process of its own that reaches this session's runs only; a person is asked by whoever can ask them meanwhile.
 
-_TOOL = f"{request.BIN}/fumehood"
+_TOOL = f"{request.SESSION_BIN}/fumehood"
 _MOST_REQUESTS, _MOST_ASKED = 200, 10  # of one run
 _MOST_BYTES = 1 << 20  # of an answer
 _PATIENCE_S = 60.0  # for what is asked, and for the script to take the answer
@@ -389,7 +390,7 @@ _LOOK_S = 0.01
 
 _SCRIPT = f"""#!/bin/sh
 # Fumehood, from inside the hood: fumehood --help
-d={request.TOLD} s=$(printf '\\037') line=$$$(printf '\\037')$(pwd)
+d={request.SESSION_DIRECTORY} s=$(printf '\\037') line=$$$(printf '\\037')$(pwd)
 for word; do line=$line$s$word; done
 case $line in *'
 '*) echo 'ERROR: a word has several lines' >&2; exit 125 ;; esac

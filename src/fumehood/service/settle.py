@@ -6,7 +6,7 @@ import os
 
 from fumehood.core import changes as c
 from fumehood.core.masks import is_in
-from fumehood.core.report import Run, called, printable, shown_by
+from fumehood.core.report import Run, printable, run_label, show_command
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.service import layers as layering
@@ -198,8 +198,8 @@ def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
         places = (_named(run, place) for place in meanings(run.roots, path, here))
         numbers = next((each for each in places if each), None)
         if numbers is None:
-            said = f"{called(run)} did not change {printable(path) or 'an empty path'}"
-            raise BadRequest(said, hint=shown_by(run))
+            said = f"{run_label(run)} did not change {printable(path) or 'an empty path'}"
+            raise BadRequest(said, hint=show_command(run))
         wanted |= numbers
     return [change for n, change in enumerate(run.changed) if n in wanted]
 

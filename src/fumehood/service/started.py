@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from fumehood.core.report import Run
-from fumehood.core.request import encoded
+from fumehood.core.request import encode_text
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.process import KILL, STOP
@@ -118,7 +118,7 @@ class Input:
 def _encoded(data: str | bytes) -> bytes:
     if not isinstance(data, (str, bytes)):
         raise BadRequest(f"a command can't be written {data!r:.100}", hint="a text or bytes")
-    return encoded(data) if isinstance(data, str) else data
+    return encode_text(data) if isinstance(data, str) else data
 
 
 class Started:

@@ -9,7 +9,7 @@ from fumehood.core import changes as c
 from fumehood.core.changes import inverse, is_plain, on_their_own, staying
 from fumehood.core.judge import git_directories, repository
 from fumehood.core.policy import Rules
-from fumehood.core.report import IN_PART, REDO, UNDONE_BY, Run, first_of, printable, shown_path, typed
+from fumehood.core.report import IN_PART, REDO, UNDONE_BY, Run, first_names, path_in_list, printable, shell_path
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitobjects import heads_in_the_way, may_stay, repositories_of, without_theirs
@@ -290,7 +290,7 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
             hint=f"wait for its end, or end it: fumehood stop {run.of}",
         )
     changes = _to_take_back(store, run, paths, here)
-    which = "".join(f" {typed(path)}" for path in paths)
+    which = "".join(f" {shell_path(path)}" for path in paths)
     verb = REDO if store.history.undo_depth(run) % 2 else "undo"
     back = Run(
         run=new_id(), project=run.project, command=f"{verb} {run.number or run.run}{which}", cwd=run.project,
@@ -464,7 +464,7 @@ def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
     """Say which paths have moved on, and by which runs."""
     lost = [each for each in moved if not any(os.path.isdir(os.path.dirname(f"{root}/{each}")) for root in run.roots)]
     later = [each.name for each in _built_upon(store, run, moved, lost)]
-    by = f", by run{'s' if len(later) > 1 else ''} {first_of(later, _NAMED)}" if later else ""
+    by = f", by run{'s' if len(later) > 1 else ''} {first_names(later, _NAMED)}" if later else ""
     hint = f"see fumehood diff {run.name}; --force takes it back and saves what is there now"
     if lost:
         hint = _NO_DIRECTORY  # by force neither
@@ -473,7 +473,7 @@ def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
     elif later:
         hint = f"first: fumehood undo {later[0]}; or --force, which saves what is there now"
     raise UndoRefused(
-        f"changed since run {run.name}: {first_of([*map(shown_path, moved)], _NAMED)}{by}", hint=hint
+        f"changed since run {run.name}: {first_names([*map(path_in_list, moved)], _NAMED)}{by}", hint=hint
     )
 
 

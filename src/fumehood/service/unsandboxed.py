@@ -9,7 +9,7 @@ from fumehood.core.environment import inherited
 from fumehood.core.policy import FULL, NONE
 from fumehood.core.questions import Question, unsandboxed_question
 from fumehood.core.report import Run
-from fumehood.core.request import APPLY, HOST, SHELL, Request, arguments, checked, shown
+from fumehood.core.request import APPLY, HOST, SHELL, Request, build_argv, checked_command, command_text
 from fumehood.errors import BadRequest, NoDirectory, Unavailable, reason_of
 from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of
@@ -45,7 +45,7 @@ def run_bare(hood: Hood, claim: Claim, request: Request, wishes: Wishes) -> Run:
     store.keep_known(project)
     store.history.begin(project.id, run, os.getpid())
     plan = Plan(
-        arguments=arguments(checked(request.command), request.shell or SHELL, source=request.source),
+        arguments=build_argv(checked_command(request.command), request.shell or SHELL, source=request.source),
         environment=environment, owner=owner_of(project.path), bare=run.cwd, limits=resource_limits(policy.limits),
     )  # fmt: skip
     streams = output_streams(places, run.run, policy.output_limit, (wishes.on_stdout, wishes.on_stderr))
@@ -99,7 +99,8 @@ def _described(hood: Hood, request: Request, name: str) -> tuple[Run, dict[str, 
         environment |= home_of(owner)
     environment |= dict(request.environment)
     run = Run(
-        run=name, project=project.path, command=request.title or shown(checked(request.command)), cwd=cwd,
+        run=name, project=project.path, cwd=cwd,
+        command=request.title or command_text(checked_command(request.command)),
         state="running", sandboxed=False, network=FULL, started_at=time.time(), mode=APPLY, dropped=dropped,
         roots=project.roots, session=request.session or None,
     )  # fmt: skip

@@ -30,7 +30,7 @@ from fumehood.core.concern import (
 from fumehood.core.danger import SETTINGS, concern, environments_of, new_programs, survey, suspects, wants_facts
 from fumehood.core.judge import Waiting, judge, keep_replacements_whole
 from fumehood.core.masks import is_in
-from fumehood.core.report import Run, printable, typed
+from fumehood.core.report import Run, printable, shell_path
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
 from fumehood.linux.cache import links_and_end
 from fumehood.linux.capture import user_name
@@ -93,7 +93,8 @@ def judge_all(
     subvolumes = devices_below(run.roots, ((change.root, change.path) for change in run.changed))
     judge(run.changed, mode, acted_on, mounts_below(run.roots), waiting, run.roots, subvolumes)
     for root, path in subvolumes[:1]:
-        line = f"to let commands write in {printable(path)}: fumehood roots add {typed(f'{run.roots[root]}/{path}')}"
+        directory = shell_path(f"{run.roots[root]}/{path}")
+        line = f"to let commands write in {printable(path)}: fumehood roots add {directory}"
         if line not in run.reason:  # it is judged again when a person decides
             run.reason = f"{run.reason}; {line}" if run.reason else line
 

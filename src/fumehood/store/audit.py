@@ -10,7 +10,7 @@ import os
 import pwd
 import time
 
-from fumehood.core.report import Connection, first_of
+from fumehood.core.report import Connection, first_names
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.store.database import record_of
@@ -133,7 +133,7 @@ def count_verdicts(changes: Sequence[Change]) -> str:
 
 def first_paths(changes: Sequence[Change]) -> str:
     """Name changes by their paths, the first of many."""
-    return first_of([change.path for change in changes], _NAMED)
+    return first_names([change.path for change in changes], _NAMED)
 
 
 # ---- The audit trail of a run's network: a row a connection, or a refusal.

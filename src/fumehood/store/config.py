@@ -10,7 +10,7 @@ import os
 import stat
 import time
 
-from fumehood.core.policy import EVERYWHERE, Policy
+from fumehood.core.policy import ALL_PROJECTS, Policy
 from fumehood.errors import BadConfiguration
 from fumehood.linux import cache
 from fumehood.linux.libc import Closing
@@ -51,7 +51,7 @@ def policy_for(places: Places, roots: Sequence[str]) -> Policy:
     """Return what holds for a project, named by its roots, the project itself first."""
     settings = load(places, roots)
     policy = Policy()
-    for scope in (EVERYWHERE, *roots[:1]):
+    for scope in (ALL_PROJECTS, *roots[:1]):
         if scope in settings:
             policy = policy.under(settings[scope])
     return policy

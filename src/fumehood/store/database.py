@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from fumehood.core.report import END_BYTES, size_told
+from fumehood.core.report import END_BYTES, format_size
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
 from fumehood.linux import libc
 from fumehood.linux.lock import locked
@@ -294,7 +294,7 @@ def unusable(path: str, error: sqlite3.DatabaseError) -> FumehoodError:
 
     most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)  # less than nothing where nobody has limited it
     if most > 0 and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
-        look = f"no file may be larger than {size_told(most)} here, and it may have to be: ulimit -f shows that limit"
+        look = f"no file may be larger than {format_size(most)} here, and it may have to be: ulimit -f shows that limit"
     way_on = mend if _tells_of_damage(error) or os.path.isdir(path) else look
     return StoreDamaged(f"the database {path} can't be used: {error}", hint=f"{_where(path)}; {way_on}")
 
@@ -308,7 +308,8 @@ def _refuse_if_full(path: str, error: Exception) -> None:
     """Say that it is the disk that is full, where it is: that damages nothing."""
     state = os.path.dirname(path)
     if lacking := shortage(state):
-        first = f"remove something else there first ({size_told(END_BYTES)} are needed): fumehood clean needs room too"
+        needed = f"{format_size(END_BYTES)} are needed"
+        first = f"remove something else there first ({needed}): fumehood clean needs room too"
         raise NoRoom(f"nothing can be recorded: {lacking}", hint=first) from error
 
 

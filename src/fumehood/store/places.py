@@ -7,7 +7,7 @@ import os
 import pwd
 import time
 
-from fumehood.core.report import END_BYTES, END_ENTRIES, size_told
+from fumehood.core.report import END_BYTES, END_ENTRIES, format_size
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, own_umask
 from fumehood.linux.libc import Closing, remove_file
@@ -252,7 +252,7 @@ def shortage(state: str, *, additional: int = 0, divisor: int = 1) -> str:
     disk = os.statvfs(state)
     free = disk.f_bavail * disk.f_frsize
     if free < END_BYTES // divisor + additional:
-        return f"the disk of {state} has only {size_told(free)} left"
+        return f"the disk of {state} has only {format_size(free)} left"
     # File systems without a fixed number of files say 0.
     if disk.f_files and disk.f_favail < END_ENTRIES // divisor:
         return f"the disk of {state} has room for only {disk.f_favail} more files"
@@ -261,7 +261,7 @@ def shortage(state: str, *, additional: int = 0, divisor: int = 1) -> str:
 
 def room_hint(state: str) -> str:
     """Return the hint that says how to free disk space."""
-    needed = size_told(END_BYTES + _RESERVE_BYTES)
+    needed = format_size(END_BYTES + _RESERVE_BYTES)
     return f"free some of it ({needed} are needed in {state}): fumehood clean, or discard what is held"
 
 

@@ -6,7 +6,7 @@ import os
 import time
 
 from fumehood.core.masks import is_in
-from fumehood.core.report import typed
+from fumehood.core.report import shell_path
 from fumehood.core.value import Value, words
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
@@ -154,7 +154,7 @@ class Projects:
             self._notices.append(
                 f"another directory was at {real} before: its {kept} kept as project"
                 f" {number}, and this one starts afresh (fumehood projects). If it is the same, restored from a"
-                f" backup: fumehood projects move {number} {typed(real)}"
+                f" backup: fumehood projects move {number} {shell_path(real)}"
             )
             return None
         if now is not None and then != now:

@@ -10,7 +10,7 @@ import sys
 from fumehood.core.config import as_toml
 from fumehood.core.inside import known_agents
 from fumehood.core.report import printable
-from fumehood.core.request import BACKGROUND_AFTER, HOST, Request, shown
+from fumehood.core.request import BACKGROUND_AFTER, HOST, Request, command_text
 from fumehood.errors import BadRequest
 from fumehood.faces.cli import run
 from fumehood.faces.cli.output import load_text, working_dir
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
         )  # fmt: skip
 
     variant = run.RunVariant(
-        title=shown(tuple(options.command_words)), extra_options=EXTRA_OPTIONS, extra_flags=EXTRA_FLAGS,
+        title=command_text(tuple(options.command_words)), extra_options=EXTRA_OPTIONS, extra_flags=EXTRA_FLAGS,
         adapt_request=adapt_request, askers=editor, is_interrupt_an_end=editor is not None,
     )  # fmt: skip
     code = run.main([*own_words, *options.command_words], variant)

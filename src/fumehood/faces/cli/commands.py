@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from fumehood import __version__
 from fumehood.core.report import Run, printable
-from fumehood.core.request import quoted
+from fumehood.core.request import shell_quote
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.output import ModelText, print_notices, suggest, working_dir
 from fumehood.service.opened import OpenedStore
@@ -136,7 +136,7 @@ class Context:
             return self.store.history.find(name, *self.reaches_for(name))
         except BadRequest as error:
             if "paths" in self.options and ("." in name or os.path.lexists(name)):  # it looks like a path, not a run
-                error.hint = f"a path comes after the run: last {printable(quoted(name))}; {error.hint}"
+                error.hint = f"a path comes after the run: last {printable(shell_quote(name))}; {error.hint}"
             raise
 
     def reaches_for(self, name: str) -> tuple[RunFilter, RunFilter]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from fumehood.core.report import printable
-from fumehood.core.request import is_of_draft
+from fumehood.core.request import is_draft_session
 from fumehood.core.value import Value
 from fumehood.core.wording import fitted
 from fumehood.faces.cli.commands import COMMAND_NAMES, HAND_PARSED, Context, argument, command, parser_for
@@ -139,7 +139,7 @@ def _recorded(kind: str, command: str, arguments: Sequence[str], current: str, p
     if kind in ("DRAFT", "RUN|DRAFT"):
         yield from ((each.name, "a draft") for each in store.drafts.open_ones(reach_here().project or 0))
     elif kind == "SESSION":
-        counts = [(each.name, count) for each, count in store.sessions.counts() if not is_of_draft(each.name)]
+        counts = [(each.name, count) for each, count in store.sessions.counts() if not is_draft_session(each.name)]
         yield from ((name, f"runs: {count}") for name, count in counts[:_RUNS])
     elif kind == "WORKSPACE":
         yield from ((each.name, "") for each in store.workspaces.all())

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fumehood.core.edits import MARKS
-from fumehood.core.report import Run, how_many, picked, printable
+from fumehood.core.report import Run, how_many, pick_fields, printable
 from fumehood.core.wording import fitted
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, subcommands
@@ -154,7 +154,7 @@ def conflict_excerpts(text: str) -> str:
 
 def _log(context: Context, draft: DraftRecord) -> int:
     runs = context.store.history.runs(RunFilter(draft=draft.id))
-    rows = [picked(run, "run number command state exit_code started_at") for run in runs]
+    rows = [pick_fields(run, "run number command state exit_code started_at") for run in runs]
     lines = []
     for run in runs:
         when = Paint()(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at)), "dim")

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 
-from fumehood.core.report import first_of, printable, told_ahead
-from fumehood.core.request import BACKGROUND_AFTER, DISCARD, HOLD, TOLD, quoted
+from fumehood.core.report import explain_mark, first_names, printable
+from fumehood.core.request import BACKGROUND_AFTER, DISCARD, HOLD, SESSION_DIRECTORY, shell_quote
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.cli import hook_clients
 from fumehood.faces.cli.hook_clients import ALLOW, ASK, CLIENTS, DENY, command_of, is_background
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     if set(arguments) & {"-h", "--help"}:
         sys.stdout.write(load_text("hook.txt"))
         return 0
-    if os.path.isdir(TOLD):
+    if os.path.isdir(SESSION_DIRECTORY):
         return 0  # its client runs whole in the hood, and so does all that it does
     try:
         _deliver(answered(_input(), parse(arguments)))
@@ -144,7 +144,7 @@ def answered(data: bytes, options: HookOptions) -> str:
             decision = ASK if options.leaves_asking and client.honours_ask else ALLOW
             # What sets our words apart from a command's, for its model.
             mark = session_mark(state_directory(), _session(call, options)) if client.tells_before else ""
-            answer = client.rewritten(tool_input, decision, told_ahead(mark) if mark else "")
+            answer = client.rewritten(tool_input, decision, explain_mark(mark) if mark else "")
         elif not call.is_after:
             hook_clients.refuse_what_runs(call, options.allowed_tools)
     except BadRequest as error:
@@ -187,7 +187,7 @@ class _Plain:
 def _rewritten(command: Command, call: ToolCall, options: HookOptions) -> dict[str, Any]:
     """Return the tool's input with its command rewritten."""
     text = command.text
-    if command.script.startswith(f"{' '.join(map(quoted, own_command()))} "):
+    if command.script.startswith(f"{' '.join(map(shell_quote, own_command()))} "):
         text = command.script  # what we wrote ourselves, in a shell that the client put around it
     if "\0" in text:
         raise BadRequest("the command has a NUL in it", hint="no program can be given one; write it as \\0")
@@ -208,7 +208,7 @@ def rewrite(command: str, call: ToolCall, options: HookOptions) -> str:
 
     An agent may have copied one, or write a line that merely begins so: that is a command like any other.
     """
-    ours = " ".join(map(quoted, own_command()))
+    ours = " ".join(map(shell_quote, own_command()))
     head, separator, rest = command.partition(" -- '")
     if separator and head.startswith(f"{ours} run --brief "):
         inner, _, after = f"{rest} ".replace("'\"'\"'", "\0").partition("'")
@@ -249,8 +249,8 @@ def _wrapped(command: str, ours: str, call: ToolCall, options: HookOptions) -> s
         # A link says where the command left the shell, whatever the name of that directory.
         link = f"{state_directory()}/sessions/{session}/{_name('at', call.call_id)}"
         words += ["--keep-cwd", link]
-        after = f'; {_STATUS}=$?; cd -P -- {quoted(link)} 2>/dev/null; (exit "${_STATUS}")'
-    return " ".join([ours, "run", *map(quoted, words), "--", quoted(command, always=True)]) + after
+        after = f'; {_STATUS}=$?; cd -P -- {shell_quote(link)} 2>/dev/null; (exit "${_STATUS}")'
+    return " ".join([ours, "run", *map(shell_quote, words), "--", shell_quote(command, always=True)]) + after
 
 
 def own_command() -> list[str]:
@@ -313,7 +313,7 @@ def edit_begins(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     if reason and not call.client.honours_ask:
         raise BadRequest(f"the user must be asked first: {reason}", hint=verdict.instead)
     names = [each.path if each.root == 0 else each.real for each in wanted]
-    title = f"{'apply_patch' if is_shell else call.tool} {first_of([*map(printable, names)], _NAMED)}"
+    title = f"{'apply_patch' if is_shell else call.tool} {first_names([*map(printable, names)], _NAMED)}"
     with FileLock(places.lock(f"project-{seat.project}")):
         edits.begin(places, seat, session, call_name(call), title, cwd, wanted, verdict.flags)
     return reason

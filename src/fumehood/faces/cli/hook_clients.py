@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from fumehood.core.request import OWN_TOOLS, quoted
+from fumehood.core.request import OWN_TOOLS, shell_quote
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -348,7 +348,7 @@ def command_of(call: ToolCall) -> Command:
     if call.tool not in call.client.take_words or not is_list or not command[0].strip():
         raise BadRequest("there is no command to run", hint="tool_input.command must be a string")
     is_script = len(command) == 3 and command[0] in _SHELL_NAMES and command[1] in ("-c", "-lc")
-    text = " ".join(map(quoted, command))
+    text = " ".join(map(shell_quote, command))
     return Command(field=field, text=text, is_list=True, script=command[2] if is_script else "")
 
 

@@ -29,8 +29,8 @@ from typing import Any
 from fumehood.core import changes as c
 from fumehood.core.hosts import with_port
 from fumehood.core.judge import objects_of
-from fumehood.core.report import Connection, Run, how_many, picked, printable
-from fumehood.core.request import loopback_of
+from fumehood.core.report import Connection, Run, how_many, pick_fields, printable
+from fumehood.core.request import draft_session_name
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import REACH_OPTIONS, Context, argument, command, flag, option, optional_run
@@ -92,7 +92,7 @@ def _log(context: Context) -> int:
         events = context.store.audit.events_of([run.run for run in runs])
         listed = [
             {
-                **picked(run, _OF_A_RUN), "changes": counts[run.run], "path_count": sum(counts[run.run].values()),
+                **pick_fields(run, _OF_A_RUN), "changes": counts[run.run], "path_count": sum(counts[run.run].values()),
                 "paths": run.fields_of(first_changes(history.database, run.run, _PATHS)),
                 "blocked": [blocked.fields() for blocked in run.blocked],
                 "hosts": list(run.hosts), "connections": [each.fields() for each in run.connections],
@@ -261,7 +261,7 @@ def _facts(context: Context, run: Run, events: Sequence[Event]) -> Iterator[str]
     }
     if run.draft_name is not None:
         facts["draft"] = run.draft_name
-    if run.session is not None and (run.draft is None or run.session != loopback_of(run.draft)):
+    if run.session is not None and (run.draft is None or run.session != draft_session_name(run.draft)):
         facts["session"] = run.session
     if run.dropped:
         facts["withheld"] = ", ".join(run.dropped)
@@ -395,7 +395,7 @@ def _output(context: Context) -> int:
         store.recover()  # should its process have died
         run = store.history.find(run.run)
     ended = " state exit_code" if options.follow else ""
-    if context.print_if_json(lambda: picked(run, f"run stdout stderr output_truncated{ended}")):
+    if context.print_if_json(lambda: pick_fields(run, f"run stdout stderr output_truncated{ended}")):
         return 0
     for name, count in shown.items():
         left = count

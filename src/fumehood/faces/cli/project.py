@@ -14,8 +14,8 @@ from typing import Any
 
 from fumehood.core.changes import ABSENT
 from fumehood.core.config import KEYS, SECTIONS, Complaint, as_toml
-from fumehood.core.policy import EVERYWHERE
-from fumehood.core.report import how_many, printable, shown_path, size_told, typed
+from fumehood.core.policy import ALL_PROJECTS
+from fumehood.core.report import format_size, how_many, path_in_list, printable, shell_path
 from fumehood.core.tool import FORMATS, NAME, all_definitions, definition_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -81,8 +81,8 @@ def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str
     named = ", ".join(sources[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
     where = "" if record.root == project else f"{record.root}/"
     past = colour(f"  from {named}", "dim") if sources else ""
-    size = "" if record.kind == ABSENT else size_told(record.size)  # it would only come to be
-    return f"{colour(f'{word:8}', shade)} {size:>10}  {shown_path(where + record.path)}{past}"
+    size = "" if record.kind == ABSENT else format_size(record.size)  # it would only come to be
+    return f"{colour(f'{word:8}', shade)} {size:>10}  {path_in_list(where + record.path)}{past}"
 
 
 def _tell_one(context: Context, project: Project, root: str, path: str, file: KnownFile | None) -> int:
@@ -107,9 +107,9 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
             when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
             source = context.store.history.name_of(version.source) if is_run else version.source
             kind = "" if version.kind == "file" else f" {version.kind}"
-            size = f"{size_told(version.size):>10}"
+            size = f"{format_size(version.size):>10}"
             yield f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size}{kind}  {printable(version.about)}"
-        yield colour(f"fumehood restore {typed(path)} [--from RUN|DATE]", "dim")
+        yield colour(f"fumehood restore {shell_path(path)} [--from RUN|DATE]", "dim")
 
     answer = {"path": path, "root": root} if file is None else file.as_dict()
     return context.print_result({**answer, "versions": [version.as_dict() for version in kept]}, lines())
@@ -213,7 +213,7 @@ def _roots(context: Context) -> int:
     lines = list(map(printable, project.roots))
     if more:
         lines.append("commands can't write these yet: a git directory, a mount, or where a link leads; to let them:")
-    lines += [f"  fumehood roots add {typed(path)}" for path in more]
+    lines += [f"  fumehood roots add {shell_path(path)}" for path in more]
     return context.print_result({"roots": list(project.roots), "offered": more}, lines)
 
 
@@ -249,12 +249,12 @@ def _playground(context: Context) -> int:
     places, what = context.store.places, context.options.subcommand
     if what == "clean":
         freed = provided.empty_playground(places)
-        return context.print_result({"bytes": freed}, f"{size_told(freed)} freed")
+        return context.print_result({"bytes": freed}, f"{format_size(freed)} freed")
     path = provided.make_playground(places)
     if what == "path":
         return context.print_result({"path": path}, printable(path))
     size = provided.playground_size(places)
-    return context.print_result({"path": path, "bytes": size}, size_told(size))
+    return context.print_result({"path": path, "bytes": size}, format_size(size))
 
 
 def _roots_here(context: Context) -> tuple[str, ...]:
@@ -321,7 +321,7 @@ def _show_config(context: Context, path: str) -> int:
     project = roots[0] if roots else None
     settings = load(context.store.places, roots)
     policy = policy_for(context.store.places, roots)
-    own, everywhere = settings.get(project, {}) if project else {}, settings.get(EVERYWHERE, {})
+    own, everywhere = settings.get(project, {}) if project else {}, settings.get(ALL_PROJECTS, {})
     keys, lines, sections = [], [], {}
     for key in KEYS:
         origin = "project" if key.place in own else "global" if key.place in everywhere else "default"

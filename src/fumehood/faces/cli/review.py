@@ -13,7 +13,7 @@ from typing import Any
 
 from fumehood.core import changes as c
 from fumehood.core.questions import held_item, waiting
-from fumehood.core.report import REDO, Run, how_many, picked, printable
+from fumehood.core.report import REDO, Run, how_many, pick_fields, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import REACH_OPTIONS, RUN, Context, argument, command, flag, option, optional_run
@@ -256,7 +256,7 @@ def _review(context: Context) -> int:
                 {**each.fields(), "flags": list(each.flags), "diff": texts.get((each.root, each.path), "")}
                 for each in run.changes if each.verdict in c.WAITING
             ]  # fmt: skip
-            return {**picked(run, "run number command started_at reason"), "changes": changes}
+            return {**pick_fields(run, "run number command started_at reason"), "changes": changes}
 
         return context.print_result({"runs": list(map(fields, runs))}, ())
     if not runs:

@@ -7,8 +7,8 @@ import sys
 
 from fumehood.core.masks import is_in
 from fumehood.core.policy import FULL, NONE
-from fumehood.core.report import Run, line_of, printable, refusal
-from fumehood.core.request import DISCARD, HOLD, Request, quoted, shown
+from fumehood.core.report import Run, mark_line, printable, refusal_text
+from fumehood.core.request import DISCARD, HOLD, Request, command_text, shell_quote
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
 from fumehood.faces.cli.output import (
@@ -214,7 +214,7 @@ def _report_error(error: Exception, options: CommandLine, brief: BriefOutput | N
     if report is None:  # nothing was recorded: report a run with every field that a recorded run has
         valid = CommandLine() if options.error is not None else options
         report = Run(
-            run=None, project=valid.last("--project"), command=shown(valid.command), cwd=valid.last("--cwd"),
+            run=None, project=valid.last("--project"), command=command_text(valid.command), cwd=valid.last("--cwd"),
             state="refused" if isinstance(plain, Refused) else "failed", reason=plain.message,
             exit_code=plain.exit_code, session=valid.last("--session"), draft_name=valid.last("--draft"),
         ).as_dict()  # fmt: skip
@@ -354,7 +354,7 @@ def _refuse_other_project(store: Store, session: str, session_project: str) -> N
         store.projects.open(store.projects.holding(here), register=False)
     except BadRequest:
         return  # this can't be a project, such as the home
-    hint = f"give the session another name; or, to run it there: --project {quoted(session_project)}"
+    hint = f"give the session another name; or, to run it there: --project {shell_quote(session_project)}"
     raise BadRequest(f"the session {session} belongs to {session_project}, and you are elsewhere", hint=hint)
 
 
@@ -446,7 +446,7 @@ def shell(arguments: Sequence[str]) -> int:
     # The person's own shell; `sh` if the system that the command sees lacks it.
     program = os.environ.get("SHELL") or "sh"
     variables, extra = _PROMPTS.get(os.path.basename(program), ("", ""))
-    line = f"command -v {quoted(program)} >/dev/null && {variables} exec {quoted(program)} -i {extra}; "
+    line = f"command -v {shell_quote(program)} >/dev/null && {variables} exec {shell_quote(program)} -i {extra}; "
     line += f"{_PROMPTS['sh'][0]} exec sh -i"
     return main(["--tty", *limit, *words, "--", line], RunVariant(title="fumehood shell"))
 
@@ -501,10 +501,10 @@ class BriefOutput:
 
     def print_error(self, error: FumehoodError) -> None:
         """Print why nothing ran."""
-        self._write([refusal(error, self.mark)])
+        self._write([refusal_text(error, self.mark)])
 
     def _print(self, lines: Sequence[str]) -> None:
-        self._write([f"{line_of(self.mark)} {line}" for line in lines])
+        self._write([f"{mark_line(self.mark)} {line}" for line in lines])
 
     def _write(self, lines: Sequence[str]) -> None:
         if lines:

@@ -6,8 +6,17 @@ import sys
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.report import IN_PART, UNDONE_BY, how_many, named, printable, shown_path, summary, typed
-from fumehood.core.report import short as brief
+from fumehood.core.report import (
+    IN_PART,
+    UNDONE_BY,
+    how_many,
+    path_in_list,
+    printable,
+    quote_name,
+    shell_path,
+    summary_lines,
+)
+from fumehood.core.report import shorten as brief
 from fumehood.faces.cli.output import Paint
 
 TYPE_CHECKING = False
@@ -75,7 +84,7 @@ def print_run(run: Run, out: TextIO | None = None) -> None:
         text.append(f"  {paint(_NEXT[run.state].format(run=run.name, apply=apply_command(run)), 'dim')}")
         conflict = next((change for change in run.changed if change.verdict == c.CONFLICT), None)
         if conflict is not None:
-            text.append(f"  {paint(_FORCE.format(run=run.name, path=typed(conflict.path)), 'dim')}")
+            text.append(f"  {paint(_FORCE.format(run=run.name, path=shell_path(conflict.path)), 'dim')}")
     stream.write("".join(f"{line}\n" for line in text))
     stream.flush()
 
@@ -98,10 +107,10 @@ def lines_for_agent(run: Run, blocked: Sequence[Blocked]) -> list[str]:
         said.append(f"UNSANDBOXED: {brief(run.reason)}")
     settled = (c.APPLIED, c.DISCARDED) if run.draft is None else (c.APPLIED, c.DISCARDED, *c.WAITING)
     kept_back = [change for change in run.changed if change.verdict not in settled]
-    listed, left_out = summary(kept_back, _MOST)
+    listed, left_out = summary_lines(kept_back, _MOST)
     for each in listed:
         change = each.change
-        path = named(each.path if change.root == 0 else f"{run.roots[change.root]}/{each.path}")
+        path = quote_name(each.path if change.root == 0 else f"{run.roots[change.root]}/{each.path}")
         what = f"{change.change} {each.count} entries in" if each.count > 1 else change.change
         said.append(f"{change.verdict}, not applied: {what} {path}: {brief(change.reason)}")
     said += [f"and {count} more: {kind}; fumehood show {run.name}" for kind, count in left_out.items()]
@@ -160,7 +169,7 @@ def _lines(run: Run, paint: Paint) -> Iterator[str]:
         change for change in run.changed
         if change.flags or change.within is None or (change.root, change.within) not in inside
     ]  # fmt: skip
-    listed, left_out = summary(shown, _MOST)
+    listed, left_out = summary_lines(shown, _MOST)
     for each in listed:
         change = each.change
         if each.count == 1:
@@ -211,7 +220,7 @@ def _place(run: Run, change: c.Change, paint: Paint, path: str = "", below: str 
     sign, colour = SIGNS[change.change]
     where = "" if change.root == 0 else f"{run.roots[change.root]}/"
     name = where + (path or change.path) if below is None else change.path.removeprefix(f"{below}/")
-    place = shown_path(name) + ("/" if change.kind == c.DIRECTORY and not path else "")
+    place = path_in_list(name) + ("/" if change.kind == c.DIRECTORY and not path else "")
     modes = ""
     if not path and c.has_new_mode(change) and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"

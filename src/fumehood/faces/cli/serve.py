@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fumehood.core.questions import ONCE, Question, scope
 from fumehood.core.report import Run, how_many, printable
-from fumehood.core.request import quoted
+from fumehood.core.request import shell_quote
 from fumehood.errors import BadRequest, FumehoodError, Unavailable, lacking
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, repeated_option, subcommands
 from fumehood.faces.cli.output import print_error, time_limit_argument, whole_number
@@ -253,7 +253,7 @@ def _map(context: Context, sender: FleetSender) -> int:
     ids: dict[str, str] = {}
     wishes = _wishes(context)
     for item in items:
-        ids[sender.send(line.replace(_ITEM, quoted(item)), fresh=not ids, **wishes)] = item
+        ids[sender.send(line.replace(_ITEM, shell_quote(item)), fresh=not ids, **wishes)] = item
     if context.options.detach:
         return context.print_result({"jobs": list(ids)}, ids)
     runs = {}

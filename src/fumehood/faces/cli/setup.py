@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fumehood.core.report import printable
-from fumehood.core.request import quoted
+from fumehood.core.request import shell_quote
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli import setup_clients
@@ -249,7 +249,7 @@ def connect(context: Context, client: str) -> int:
                 file |= {"backup": _write(change), "changed": True}
         answer |= files[0] | {"changed": True}
     answer["directories"] = directories = [] if options.remove else _offered(context, settings)
-    answer["notes"] += [f"the client was given {path}; for commands: fumehood roots add {quoted(path)}"
+    answer["notes"] += [f"the client was given {path}; for commands: fumehood roots add {shell_quote(path)}"
                         for path in directories]  # fmt: skip
     lines = []
     for file in files:
@@ -402,4 +402,4 @@ def _check_server() -> None:
         why = str(error)
     if why:
         message = "the MCP server can't be started here, so nothing was written"
-        raise FumehoodError(message, hint=f"{why.removeprefix('ERROR: ')}; try: {' '.join(map(quoted, line))}")
+        raise FumehoodError(message, hint=f"{why.removeprefix('ERROR: ')}; try: {' '.join(map(shell_quote, line))}")

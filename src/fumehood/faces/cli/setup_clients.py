@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fumehood.core import settings_text
-from fumehood.core.request import quoted
+from fumehood.core.request import shell_quote
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
@@ -110,7 +110,7 @@ def read_settings(path: str) -> str:
 
 def _hook_line(command: list[str], client: str, options: str = "") -> str:
     """Return the line that a client runs before a tool: it goes on where a hook fails in any other way than by a 2."""
-    return f"{' '.join(map(quoted, command))} hook --client {client}{options} || exit 2"
+    return f"{' '.join(map(shell_quote, command))} hook --client {client}{options} || exit 2"
 
 
 def _options(line: object) -> str | None:

@@ -9,9 +9,9 @@ import time
 
 from fumehood.core.inside import widenings
 from fumehood.core.policy import FULL
-from fumehood.core.report import Run, picked, printable
-from fumehood.core.report import short as brief
-from fumehood.core.request import loopback_of
+from fumehood.core.report import Run, pick_fields, printable
+from fumehood.core.report import shorten as brief
+from fumehood.core.request import draft_session_name
 from fumehood.core.wording import elapsed, fitted
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import REACH_OPTIONS, RUN, Context, argument, command, flag, option, repeated_option
@@ -40,7 +40,7 @@ def _ps(context: Context) -> int:
         where = f"  {printable(run.project)}" if context.options.all else ""
         since = elapsed(time.time() - run.started_at)
         lines.append(f"{run_label(run):5}  {since:>8}  {brief(run.command)}{'  ' if line else ''}{line}{where}")
-    return context.print_result({"runs": [picked(run, fields) for run in runs]}, lines or "nothing runs")
+    return context.print_result({"runs": [pick_fields(run, fields) for run in runs]}, lines or "nothing runs")
 
 
 @command("stop", "end a command that runs; what it wrote is held", "fumehood stop last", RUN, *REACH_OPTIONS)
@@ -74,14 +74,14 @@ def _checkpoint(context: Context) -> int:
 def _forward(context: Context) -> int:
     options = context.options
     if options.draft is not None:
-        session = loopback_of(context.store.drafts.find(context.project.id, options.draft).id)
+        session = draft_session_name(context.store.drafts.find(context.project.id, options.draft).id)
     elif options.session:
         session = _known_session(context, options.session)
     else:
         runs = context.store.running(RunFilter(project=context.project.id))
         if (latest := next((run for run in runs if run.session), None)) is None:
             raise BadRequest("no command of a session runs now", hint="fumehood ps shows what runs; --session NAME")
-        session = (latest.session or "") if latest.draft is None else loopback_of(latest.draft)
+        session = (latest.session or "") if latest.draft is None else draft_session_name(latest.draft)
     networks = {run.network for run in context.store.running() if run.session == session}
     if networks == {FULL}:
         message = f"what runs in session {session} has the whole network: it listens on this machine itself"
@@ -200,4 +200,4 @@ def _status(context: Context) -> int:
 
 
 def _named(run: Run) -> dict[str, object]:
-    return picked(run, "run number command")
+    return pick_fields(run, "run number command")

@@ -26,14 +26,14 @@ from fumehood.core.questions import Question, apply_question
 from fumehood.core.report import (
     MODEL_OUTPUT,
     NO_OUTPUT,
-    foremost,
-    line_of,
-    model_texts,
+    append_report,
+    mark_line,
+    most_important,
+    output_for_model,
     printable,
-    refusal,
-    set_apart,
-    short,
-    shown_output,
+    refusal_text,
+    runs_for_model,
+    shorten,
 )
 from fumehood.core.wording import NOT_OURS, visible
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
@@ -191,10 +191,10 @@ class RunningCommands(Answer, title="Running commands"):
 
 def _report_of(run: "Run") -> dict[str, Any]:
     """Put a run into the shape of a Report; what has nothing to tell is left out, for a model reads every word."""
-    listed, left_out = foremost(run.changed, _MOST_CHANGES)
+    listed, left_out = most_important(run.changed, _MOST_CHANGES)
     fields = {
         **{name: _text(getattr(run, name)) for name in _SAME}, "duration_s": round(run.duration_s, 6),
-        "output": shown_output(run.output, MARK),
+        "output": output_for_model(run.output, MARK),
         "output_truncated": run.output_truncated or len(run.output) > MODEL_OUTPUT,
         "changes": [
             {
@@ -213,7 +213,7 @@ def _report_of(run: "Run") -> dict[str, Any]:
 
 def _text(value: Any) -> Any:
     """Write a name or a sentence so that nothing in it is invisible, and not too long."""
-    return short(value).replace(MARK, NOT_OURS) if isinstance(value, str) else value
+    return shorten(value).replace(MARK, NOT_OURS) if isinstance(value, str) else value
 
 
 def _reported(run: "Run") -> CallToolResult:
@@ -226,7 +226,7 @@ def _returned(text: str, /, **fields: Any) -> CallToolResult:
     The SDK holds the object against the class that the tool names, so no instance of that is made here.
     """
     if text in ("", NO_OUTPUT):
-        text = f"{line_of(MARK)}\n{NO_OUTPUT}"  # these words are ours
+        text = f"{mark_line(MARK)}\n{NO_OUTPUT}"  # these words are ours
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=fields)
 
 
@@ -238,7 +238,7 @@ def with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResu
     (block,) = result.content
     assert isinstance(block, TextContent)
     # No command's output holds the mark, so where there is such a line our part has begun.
-    head = [] if line_of(MARK) in block.text.split("\n") else [line_of(MARK)]
+    head = [] if mark_line(MARK) in block.text.split("\n") else [mark_line(MARK)]
     text = "\n".join([block.text, *head, *(f"Note for the user: {line}" for line in lines)])
     return CallToolResult(
         content=[TextContent(type="text", text=text)],
@@ -248,7 +248,7 @@ def with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResu
 
 def refused(error: FumehoodError) -> CallToolResult:
     """Say what is wrong, so that a model reads it."""
-    return CallToolResult(content=[TextContent(type="text", text=refusal(error, MARK))], is_error=True)
+    return CallToolResult(content=[TextContent(type="text", text=refusal_text(error, MARK))], is_error=True)
 
 
 # ---- What is asked before a tool is called; None where nothing is.
@@ -387,13 +387,13 @@ async def running(where: Where) -> Annotated[CallToolResult, RunningCommands]:
     runs = [run for _, run in await anyio.to_thread.run_sync(where.running)]
     commands = [
         {
-            "run": run.run, "command": short(run.command), "cwd": short(run.cwd),
+            "run": run.run, "command": shorten(run.command), "cwd": shorten(run.cwd),
             "seconds": max(0, int(time.time() - run.started_at)),
         }
         for run in runs
     ]  # fmt: skip
     lines = [f"{each['run']}: {each['command']} ({each['seconds']} s)" for each in commands] or ["nothing runs"]
-    return _returned(set_apart("", lines, MARK), commands=commands)
+    return _returned(append_report("", lines, MARK), commands=commands)
 
 
 async def checkpoint(where: Where, run: RunningName = "last") -> Annotated[CallToolResult, Report]:
@@ -408,17 +408,17 @@ def _running(where: Place, name: str) -> "tuple[Sandbox, Run]":
     for sandbox, run in runs:
         if wanted in (None, run.run):
             return sandbox, run
-    raise BadRequest(f"no run {short(name)} runs now", hint="running lists those that do")
+    raise BadRequest(f"no run {shorten(name)} runs now", hint="running lists those that do")
 
 
 def _job_status(job: Job, offset: int) -> CallToolResult:
     begin, printed = job.output(offset)
     output = visible(printed[:_MOST_TEXT], MARK)
-    error = f"ERROR: {short(job.error.message)}" if job.error is not None else ""
+    error = f"ERROR: {shorten(job.error.message)}" if job.error is not None else ""
     state = "is running" if job.is_running else "has ended"
     ours = [part for part in (error, f"[{job.name} {state}]") if part]
     return _returned(
-        set_apart(output, ours, MARK), job=job.name, running=job.is_running, offset=begin,
+        append_report(output, ours, MARK), job=job.name, running=job.is_running, offset=begin,
         next_offset=begin + len(printed[:_MOST_TEXT]), output=output,
         report=_report_of(job.run) if job.run is not None else None, error=error,
     )  # fmt: skip
@@ -479,7 +479,7 @@ async def redo(
 
 async def _taken_back(act: "Callable[[], list[Run]]") -> CallToolResult:
     backs = await anyio.to_thread.run_sync(act)
-    return _returned(model_texts(backs, MARK), runs=[_report_of(back) for back in backs])
+    return _returned(runs_for_model(backs, MARK), runs=[_report_of(back) for back in backs])
 
 
 async def apply(
@@ -525,4 +525,4 @@ async def request_access(
     said = await _in_own_thread(
         lambda: sandbox.request_access(host=host, show=show, write=write, reason=reason, ask=asks)
     )
-    return _returned(set_apart("", said, MARK), said=said)
+    return _returned(append_report("", said, MARK), said=said)

@@ -22,7 +22,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Button, DataTable, Footer, Static, Tab, TabbedContent, TabPane
 
 from fumehood.core.questions import Question, question_lines
-from fumehood.core.report import Run, printable, size_told
+from fumehood.core.report import Run, format_size, printable
 from fumehood.core.wording import elapsed, fitted, quoted
 from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.cli.screen import KEYS
@@ -141,7 +141,7 @@ def _cells(each: LiveCommand) -> list[Text]:
     where = f"{os.path.basename(run.project)}  "
     return [
         Text(f"#{run.number}", "bold"), Text(elapsed(time.time() - run.started_at), justify="right"),
-        Text(size_told(each.memory), justify="right"), Text(str(each.processes), justify="right"),
+        Text(format_size(each.memory), justify="right"), Text(str(each.processes), justify="right"),
         shown(fitted(printable(run.session or ""), 20)),
         Text.assemble((printable(where), "dim"), shown(fitted(printable(run.command), 200))),
     ]  # fmt: skip

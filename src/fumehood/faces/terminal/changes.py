@@ -17,7 +17,7 @@ from textual.widgets.tree import TreeNode
 
 from fumehood.core import changes as c
 from fumehood.core.questions import held_item
-from fumehood.core.report import Run, printable, shown_path
+from fumehood.core.report import Run, path_in_list, printable
 from fumehood.core.value import Value
 from fumehood.core.wording import by_kind, fitted, listed, quoted
 from fumehood.errors import BadRequest
@@ -288,7 +288,7 @@ def _add_run(top: TreeNode[Branch], each: ReadRun, opened: dict[_Key, bool]) -> 
 
 def _label(change: c.Change, name: str) -> Text:
     sign, colour = SIGNS[change.change]
-    label = Text.assemble((f"{sign} ", colour), shown(shown_path(name) + ("/" if change.kind == c.DIRECTORY else "")))
+    label = Text.assemble((f"{sign} ", colour), shown(path_in_list(name) + ("/" if change.kind == c.DIRECTORY else "")))
     if change.verdict != c.APPLIED:
         label.append(f"  {change.verdict}", "red" if change.verdict == c.CONFLICT else "yellow")
     if change.reason:

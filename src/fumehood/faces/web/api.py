@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from fumehood import __version__
-from fumehood.core.report import Run, picked
+from fumehood.core.report import Run, pick_fields
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.web import views
@@ -90,7 +90,7 @@ async def _answered(page: Page, call: Call, request: Request) -> JSONResponse:
 def _summary(run: Run) -> dict[str, Any]:
     """Return a run without its changes and its output, which may be much."""
     fields = "run number project command cwd state reason exit_code session act of below started_at duration_s"
-    return picked(run, fields)
+    return pick_fields(run, fields)
 
 
 def _limit(request: Request) -> int:

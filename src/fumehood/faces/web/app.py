@@ -31,7 +31,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fumehood.core.report import Run, printable, size_told
+from fumehood.core.report import Run, format_size, printable
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
 from fumehood.faces.web import api, views
 from fumehood.faces.web.text import coloured
@@ -406,7 +406,7 @@ def _new_of(page: Page, run: Run, read: list[int]) -> dict[str, str]:
         text = decoder.decode(piece)
         read[number] += passed + len(piece) - len(decoder.getstate()[0])  # the rest of a letter is still to come
         if text:
-            note = f"\n… {size_told(passed)} more …\n" if passed else ""
+            note = f"\n… {format_size(passed)} more …\n" if passed else ""
             shown[stream] = str(coloured(note + text))
     each = overview.live(page.store, run)
     shown["use"] = page.fragment("use.html", each=each, now=time.time())

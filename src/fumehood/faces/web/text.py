@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from markupsafe import Markup, escape
 
 from fumehood.core.questions import question_lines
-from fumehood.core.report import printable, shown_path, size_told
+from fumehood.core.report import format_size, path_in_list, printable
 from fumehood.core.value import Value
 from fumehood.faces.cli.run_text import SIGNS
 
@@ -296,7 +296,7 @@ def link(path: str, /, **query: object) -> str:
 
 
 FILTERS: dict[str, Callable[..., object]] = {
-    "printable": printable, "path": shown_path, "size": size_told, "coloured": coloured,
+    "printable": printable, "path": path_in_list, "size": format_size, "coloured": coloured,
     "sign": {kind: sign for kind, (sign, _) in SIGNS.items()}.get,
     "ago": _ago, "lasted": _lasted, "clock": lambda at: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)),
     "home": _from_home,

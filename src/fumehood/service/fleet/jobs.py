@@ -38,7 +38,7 @@ from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
 from fumehood.core.hosts import Hosts, parse
 from fumehood.core.policy import Limits, Policy
 from fumehood.core.report import printable
-from fumehood.core.request import checked
+from fumehood.core.request import checked_command
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Refused, Unavailable
 from fumehood.linux.signing import signer_of
@@ -108,7 +108,7 @@ def _fully(pattern: re.Pattern[str]) -> Callable[[Any], bool]:
 
 def _command(value: Any) -> str | tuple[str, ...]:
     try:
-        return checked(value)
+        return checked_command(value)
     except BadRequest as error:
         raise kinds.Wrong(f"a command: {error.message}") from error
 

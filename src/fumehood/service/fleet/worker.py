@@ -29,7 +29,7 @@ from rq.serializers import JSONSerializer
 
 from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
 from fumehood.core.policy import Policy
-from fumehood.core.report import Run, printable, short
+from fumehood.core.report import Run, printable, shorten
 from fumehood.core.request import DISCARD, HOLD
 from fumehood.errors import BadRequest, FumehoodError, NoDirectory, Refused, Unavailable, plain_error
 from fumehood.linux import libc
@@ -92,7 +92,7 @@ class FleetWorker(Worker):
             name, instance, arguments, options = "what can't be read", None, (), {}
         if (name, instance, options) != (jobs.FUNCTION, None, {}) or len(arguments) != 2:
             job.retries_left = 0
-            said = f"refused: {short(str(name))} is not what this worker does"
+            said = f"refused: {shorten(str(name))} is not what this worker does"
             self.handle_job_failure(job, queue, exc_string=said)
             return False
         job.do = lambda: self._workshop.do(job.id, *arguments)
