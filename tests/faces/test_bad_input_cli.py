@@ -447,7 +447,7 @@ def test_what_was_undone_in_another_project_is_brought_back_by_the_line_that_is_
     cli("run", "--", "echo x > mine", cwd=other)
     cli("undo", cwd=other)
     shown = cli("undo", applied, cwd=other).stdout
-    line = shown.rpartition("to have it back: fumehood ")[2].split()
+    line = shown.rpartition("to redo it: fumehood ")[2].split()
     assert not (project / "b").exists()
     assert cli(*line, cwd=other).returncode == 0
     assert ((project / "b").exists(), (other / "mine").exists()) == (True, False)

@@ -659,7 +659,7 @@ def test_undo_brings_back_what_was_there(told: Any, cli: Cli, project: Path) -> 
     run = told("run", "--", "echo new > file")["run"]
     done = cli("undo")
     assert (project / "file").read_text() == "old"
-    assert "to have it back: fumehood redo" in done.stdout
+    assert "to redo it: fumehood redo" in done.stdout
     assert told("show", run)["state"] == "undone"
     back = told("log")["runs"][0]
     assert (back["act"], back["of"]) == ("undo", run)

@@ -90,7 +90,7 @@ def test_a_draft_is_shown_with_modes_and_an_empty_one_is_gone_once_applied(
     assert lines[0] == "ERROR: draft one did not change nope\nhint: fumehood draft show one\n"
     assert lines[1] == "ERROR: draft empty has changed nothing that could travel\nhint: fumehood draft show empty\n"
     assert cli("draft", "log", "empty").stdout.startswith("nothing has run in draft empty yet; fumehood run --draft")
-    assert cli("draft", "apply", "empty").stdout == "the project has it all already; draft empty is gone\n"
+    assert cli("draft", "apply", "empty").stdout == "the project has all of it already; draft empty is removed\n"
     assert "there is no draft empty" in cli("draft", "show", "empty").stderr
 
 
@@ -157,9 +157,9 @@ def test_a_draft_is_exported_imported_and_discarded(cli: Any, project: Path, tes
     cli("draft", "new", "one")
     cli("run", "--draft", "one", "--", "echo b > b")
     assert told(cli, "export", "one", "-o", str(test_directory / "it.tar"))["changes"] == 1
-    assert cli("draft", "discard", "one").stdout == "draft one is gone, with what 1 run wrote\n"
+    assert cli("draft", "discard", "one").stdout == "draft one is removed, with what 1 run wrote\n"
     cli("draft", "new", "two")
-    assert cli("draft", "discard", "two").stdout == "draft two is gone\n"
+    assert cli("draft", "discard", "two").stdout == "draft two is removed\n"
     assert told(cli, "import", str(test_directory / "it.tar"), "--draft", "taken")["draft"] == "taken"
     assert os.listdir(project) == []
     assert cli("draft", "apply", "taken").returncode == 0
@@ -297,7 +297,7 @@ def test_the_best_of_several_is_told_in_a_table(cli: Any, project: Path) -> None
     assert "← the best" in done.stdout
     assert (project / "made").read_text().startswith("good")
     assert cli("best", "-n", "2", "--check", "false", "--json", "--", "true").returncode == 1
-    assert cli("best", "-n", "1", "--", "true").stdout.endswith("\nit changes nothing: nothing was applied\n")
+    assert cli("best", "-n", "1", "--", "true").stdout.endswith("\nit changes nothing, so nothing was applied\n")
 
 
 def test_a_candidates_own_status_is_told_beside_that_of_its_check(cli: Any) -> None:

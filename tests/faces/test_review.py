@@ -125,7 +125,7 @@ def test_an_undo_says_what_came_later_and_waits(project, cli):
     cli("run", "--hold", "--", "echo 3 > late")
     told = cli("undo").stdout
     assert "that was run 2;" in told
-    assert told.endswith("  run 3 came later, and waits; to throw it away: fumehood discard 3\n")
+    assert told.endswith("  run 3 came later and is held; to throw it away: fumehood discard 3\n")
     assert "run 1 " not in told
 
 

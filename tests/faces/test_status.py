@@ -172,7 +172,7 @@ def test_an_undo_says_that_what_was_settled_before_stands(cli: Any, begun: Any, 
     Path(cli("playground", "path").stdout.strip(), "go").touch()
     process.communicate(timeout=LONG_S)
     told = cli("undo").stdout
-    (earlier,) = re.findall(r"what was settled while it ran stands; to take that back: fumehood undo (\w+)", told)
+    (earlier,) = re.findall(r"what was applied while it ran is still there; to undo that: fumehood undo (\w+)", told)
     assert [path.name for path in project.iterdir()] == ["first"]
     assert "stands" not in cli("undo", earlier).stdout
     assert list(project.iterdir()) == []

@@ -396,8 +396,8 @@ def test_the_command_line_has_sessions(cli: Cli, project: Path) -> None:
     assert runs == [
         "fumehood: run 5: 1 change taken back (1 deletion)", "fumehood: run 1: 2 changes taken back (2 deletions)",
     ]  # fmt: skip
-    assert last == "  to have it back: fumehood redo --session s1"
-    assert cli("redo", "--session", "s1").stdout.endswith("  to take it back again: fumehood undo --session s1\n")
+    assert last == "  to redo it: fumehood redo --session s1"
+    assert cli("redo", "--session", "s1").stdout.endswith("  to undo it again: fumehood undo --session s1\n")
     assert "no session s2" in cli("undo", "--session", "s2").stderr
 
 

@@ -160,7 +160,7 @@ def test_the_command_line_says_taken_back_and_how_to_have_it_again(cli: Cli, pro
     cli("run", "--", "true")
     back = cli("undo")
     assert back.stdout.startswith("fumehood: 2 changes taken back (2 deletions)\n")
-    assert "to have it back: fumehood redo" in back.stdout
+    assert "to redo it: fumehood redo" in back.stdout
     assert "taken back" in cli("log").stdout
     forth = cli("redo")
     assert forth.stdout.startswith("fumehood: 2 changes brought back\n")
@@ -300,7 +300,7 @@ def test_what_a_redo_offers_takes_back_just_what_it_brought(cli: Cli, project: P
     cli("run", "--", "echo 1 > a; echo 1 > b")
     cli("run", "--", "echo 2 > c")
     cli("undo", "1")
-    assert "that was run 1; to take it back again: fumehood undo 4\n" in cli("undo", "3", "a").stdout
+    assert "that was run 1; to undo it again: fumehood undo 4\n" in cli("undo", "3", "a").stdout
     assert cli("undo", "4").returncode == 0
     assert [path.name for path in project.iterdir()] == ["c"]
     for names in (["a", "c"], ["a", "b", "c"]):  # what was taken back last comes first
@@ -313,7 +313,7 @@ def test_runs_are_called_by_their_numbers_in_what_is_said_of_an_undo(cli: Cli, p
     cli("undo", "1", "a")
     again = cli("undo", "1", "a").stderr
     assert "what run 1 did to a is undone already, by run 2\n" in again
-    assert "to have it back: fumehood redo 2\n" in again
+    assert "to redo it: fumehood redo 2\n" in again
     shown = cli("show", "1").stdout
     assert "[undone by run 2]\n" in shown
     assert "by run 2  (" in shown

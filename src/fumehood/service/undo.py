@@ -378,10 +378,10 @@ def _to_take_back(store: Store, run: Run, paths: Sequence[str], here: str) -> li
             what = "had no project: there is nothing to take back"
         if taken_back := next((each.reason for each in meant if each.reason.startswith(TAKEN_BACK)), ""):
             last = taken_back.removeprefix(TAKEN_BACK)
-            raise UndoRefused(f"run {run.name} was {taken_back}", hint=f"to have it back: fumehood redo {last}")
+            raise UndoRefused(f"run {run.name} was {taken_back}", hint=f"to redo it: fumehood redo {last}")
         if paths and meant and meant[0].reason.startswith(UNDONE_BY):
             last = store.history.name_of(meant[0].reason.removeprefix(UNDONE_BY))
-            shown, hint = printable(meant[0].path), f"to have it back: fumehood redo {last}"
+            shown, hint = printable(meant[0].path), f"to redo it: fumehood redo {last}"
             raise BadRequest(f"what run {run.name} did to {shown} is undone already, by run {last}", hint=hint)
         if paths and meant:
             what = f"has not changed {printable(meant[0].path)} in the project: {meant[0].reason or meant[0].verdict}"

@@ -78,8 +78,10 @@ def main(arguments: Sequence[str], editor: Callable[[], Sequence[Ask]] | None = 
         # If some of its changes were applied before its end, one undo of the run is not enough.
         store = OpenedStore(face=CLI)
         session = store.sessions.find(sessions[0])
-        reach = None if session is None else RunFilter(project=session.project, sessions=(sessions[0],))
-        if reach is not None and any(each.act == CHECKPOINT for each in store.history.not_taken_back(reach)):
+        session_runs = None if session is None else RunFilter(project=session.project, sessions=(sessions[0],))
+        if session_runs is not None and any(
+            each.act == CHECKPOINT for each in store.history.not_taken_back(session_runs)
+        ):
             line = f"fumehood undo --session {sessions[0]}"
             sys.stderr.write(f"fumehood: all that it did can be undone: {line}\n")
     return code

@@ -122,7 +122,7 @@ class Context:
             return None
 
     @property
-    def reach(self) -> RunFilter:
+    def run_filter(self) -> RunFilter:
         """Which runs may be named: all of them, unless --only-session or --only-project narrows that."""
         session = self.options.only_session
         if session is None and not self.options.only_project:
@@ -133,15 +133,15 @@ class Context:
     def run(self, name: str) -> Run:
         """Find the run with this name; `last` and `last~1` count in this project."""
         try:
-            return self.store.history.find(name, *self.reaches_for(name))
+            return self.store.history.find(name, *self.run_filters(name))
         except BadRequest as error:
             if "paths" in self.options and ("." in name or os.path.lexists(name)):  # it looks like a path, not a run
                 error.hint = f"a path comes after the run: last {printable(shell_quote(name))}; {error.hint}"
             raise
 
-    def reaches_for(self, name: str) -> tuple[RunFilter, RunFilter]:
+    def run_filters(self, name: str) -> tuple[RunFilter, RunFilter]:
         """Return where a run of this name is looked for."""
-        return self.reach, RunFilter(project=self.project.id if is_relative_to_project(name) else None)
+        return self.run_filter, RunFilter(project=self.project.id if is_relative_to_project(name) else None)
 
     def project_of(self, run: Run) -> Project:
         """Return the project that a run belongs to."""
@@ -242,7 +242,7 @@ def optional_run(default: str | None) -> Argument:
 
 
 # Options that limit a command to some runs. An agent's own requests get them.
-REACH_OPTIONS = (
+RUN_FILTER_OPTIONS = (
     option("--only-session", "NAME", "see this session's runs only"),
     flag("--only-project", "see this project's runs only"),
     # The run inside the hood that asks: it is left out of the runs that it asks about.

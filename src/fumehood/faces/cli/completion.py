@@ -126,18 +126,18 @@ def _recorded(kind: str, command: str, arguments: Sequence[str], current: str, p
     """Yield what of a kind is recorded; it is only read, and only if it is asked for."""
     store = Store()
 
-    def reach_here() -> RunFilter:
+    def project_filter() -> RunFilter:
         where = project or store.projects.holding(os.getcwd())
         return RunFilter(project=store.projects.number_at(os.path.realpath(where)) or 0)
 
     if kind in ("RUN", "RUN|DRAFT"):
         yield "last", "the latest"
-        for run in store.history.runs(reach_here(), limit=_RUNS):
+        for run in store.history.runs(project_filter(), limit=_RUNS):
             if run.state in _STATES.get(command, (run.state,)):
                 # No number begins with 0, and all ids do.
                 yield run.run if current.startswith("0") else str(run.number), f"{run.outcome}: {run.command}"
     if kind in ("DRAFT", "RUN|DRAFT"):
-        yield from ((each.name, "a draft") for each in store.drafts.open_ones(reach_here().project or 0))
+        yield from ((each.name, "a draft") for each in store.drafts.open_ones(project_filter().project or 0))
     elif kind == "SESSION":
         counts = [(each.name, count) for each, count in store.sessions.counts() if not is_draft_session(each.name)]
         yield from ((name, f"runs: {count}") for name, count in counts[:_RUNS])
@@ -151,9 +151,9 @@ def _recorded(kind: str, command: str, arguments: Sequence[str], current: str, p
     elif kind == "PROJECT":
         yield from ((each.path, f"runs: {each.runs}") for each in store.projects.listed())
     elif kind == "A RUN'S PATH" and arguments:
-        reach = reach_here()
-        store.history.current_project = reach.project
-        run = store.history.find(arguments[0], reach)
+        project_runs = project_filter()
+        store.history.current_project = project_runs.project
+        run = store.history.find(arguments[0], project_runs)
         changes, _ = page_of_changes(store.database, run.run, most=_PATHS)
         yield from ((each.path, f"{each.change}, {each.verdict}") for each in changes if each.root == 0)
 

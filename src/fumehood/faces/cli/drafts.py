@@ -1,8 +1,7 @@
-"""The command `draft`: copies of a project that cost nothing, know what they changed, and can be merged or dropped.
+"""Commands about drafts: draft, best; and about changes as files: export, import.
 
-The command `best`: one command run several times, each in a draft, and the best of them applied.
-
-Commands about changes that travel: export, import.
+A draft is a copy of a project that costs nothing, and whose changes can be applied or discarded together. `best` runs
+one command several times, each in a draft, and applies the best.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, subcommands
 from fumehood.faces.cli.log import print_difference, print_differences
 from fumehood.faces.cli.output import COMMAND_WIDTH, Paint, print_error, whole_number
-from fumehood.faces.cli.run_text import deletions, lines_by_directory, print_run
+from fumehood.faces.cli.run_text import deletions_note, lines_by_directory, print_run
 from fumehood.faces.cli.screen import ticking
 from fumehood.service import bundles, drafts
 from fumehood.service.drafting import MOST, Best, Candidate
@@ -29,7 +28,7 @@ from fumehood.service.drafts import Conflict, Preview
 from fumehood.store.history import RunFilter
 from fumehood.store.named import DraftRecord
 
-_AROUND = 3  # lines that are shown before and after a conflict
+_CONTEXT_LINES = 3  # lines that are shown before and after a conflict
 
 
 @command(
@@ -70,8 +69,8 @@ def _draft(context: Context) -> int:
 
 
 def _diff(context: Context, draft: DraftRecord) -> int:
-    with Preview(context.store, context.project, draft) as whole:
-        return print_differences(context, whole.run, context.options.rest, {"draft": draft.name})
+    with Preview(context.store, context.project, draft) as preview:
+        return print_differences(context, preview.run, context.options.rest, {"draft": draft.name})
 
 
 def _new(context: Context) -> int:
@@ -80,11 +79,11 @@ def _new(context: Context) -> int:
         project = context.store.projects.open(context.project.path)
         draft = drafts.new_draft(context.store, project, options.name, frozen=options.frozen)
     return context.print_result(
-        _fields(context, draft), f"draft {draft.name} begins; fumehood run --draft {draft.name} -- COMMAND"
+        _draft_fields(context, draft), f"draft {draft.name} begins; fumehood run --draft {draft.name} -- COMMAND"
     )
 
 
-def _fields(context: Context, draft: DraftRecord) -> dict[str, Any]:
+def _draft_fields(context: Context, draft: DraftRecord) -> dict[str, Any]:
     runs = context.store.history.held_runs(draft.project, draft.id)
     return {
         "name": draft.name, "project": context.project.path, "created_at": draft.created_at,
@@ -94,40 +93,40 @@ def _fields(context: Context, draft: DraftRecord) -> dict[str, Any]:
 
 def _list(context: Context) -> int:
     open_ones = context.store.drafts.open_ones(context.project.id)
-    rows = [_fields(context, draft) for draft in open_ones]
-    wide = max((len(row["name"]) for row in rows), default=0)
+    rows = [_draft_fields(context, draft) for draft in open_ones]
+    name_width = max((len(row["name"]) for row in rows), default=0)
     lines = []
     for row in rows:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["created_at"]))
         notes = [f"{how_many(row['runs'], 'run')} with changes"]
         notes += ["frozen"] if row["frozen"] else []
         notes += ["a command runs in it"] if row["running"] else []
-        lines.append(f"{row['name']:{wide}}  {Paint()(when, 'dim')}  {', '.join(notes)}")
+        lines.append(f"{row['name']:{name_width}}  {Paint()(when, 'dim')}  {', '.join(notes)}")
     return context.print_result({"drafts": rows}, lines or "there is no draft here; fumehood draft new NAME")
 
 
 def _show(context: Context, draft: DraftRecord) -> int:
-    with Preview(context.store, context.project, draft) as whole:
-        run = whole.run
+    with Preview(context.store, context.project, draft) as preview:
+        run = preview.run
         shown = run.fields_of(run.changed)
-        merges, conflicts = drafts.compared(context.store, draft, whole)
+        merges, conflicts = drafts.compared(context.store, draft, preview)
     merged = [merge.change.path for merge in merges if not merge.places]
     answer = {
-        **_fields(context, draft), "changes": shown, "merged": merged,
+        **_draft_fields(context, draft), "changes": shown, "merged": merged,
         "conflicts": [conflict.as_dict() for conflict in conflicts],
     }  # fmt: skip
 
     if not context.print_if_json(answer):
-        colour = Paint()
-        print(f"draft {colour(printable(draft.name), 'bold')}: {how_many(len(shown), 'change')}{deletions(run)}")
+        paint = Paint()
+        print(f"draft {paint(printable(draft.name), 'bold')}: {how_many(len(shown), 'change')}{deletions_note(run)}")
         notes = dict.fromkeys(merged, "  merged with the project's")
-        for text in lines_by_directory(run, colour, lambda change: notes.get(change.path, "")):
+        for text in lines_by_directory(run, paint, lambda change: notes.get(change.path, "")):
             print(f"  {text}")
-        _tell_conflicts(conflicts)
+        _print_conflicts(conflicts)
     return 0
 
 
-def _tell_conflicts(conflicts: Sequence[Conflict]) -> None:
+def _print_conflicts(conflicts: Sequence[Conflict]) -> None:
     for conflict in conflicts:
         print(f"  {Paint()('conflict', 'red')}: {printable(conflict.path)}: {conflict.reason}")
         if conflict.text:
@@ -135,16 +134,16 @@ def _tell_conflicts(conflicts: Sequence[Conflict]) -> None:
 
 
 def conflict_excerpts(text: str) -> str:
-    """Return only what a person must choose between in a merged text, with a few lines around each place."""
+    """Return the conflicts in a merged text, each with a few lines around it."""
     lines = text.splitlines(keepends=True)
-    shown: set[int] = set()
-    begun = None
+    shown: set[int] = set()  # numbers of lines
+    start = None
     for number, line in enumerate(lines):
         if line.startswith(MARKS[0]):
-            begun = number
-        elif line.startswith(MARKS[2]) and begun is not None:
-            shown.update(range(max(0, begun - _AROUND), min(len(lines), number + _AROUND + 1)))
-            begun = None
+            start = number
+        elif line.startswith(MARKS[2]) and start is not None:
+            shown.update(range(max(0, start - _CONTEXT_LINES), min(len(lines), number + _CONTEXT_LINES + 1)))
+            start = None
     pieces = [
         line if number - 1 in shown or number == 0 else f"[line {number + 1}]\n{line}"
         for number, line in enumerate(lines) if number in shown
@@ -169,30 +168,30 @@ def _apply(context: Context, draft: DraftRecord) -> int:
         with ticking("applying", options):
             if options.as_commit:
                 with context.sandbox() as sandbox:
-                    done = sandbox.draft(draft.name).commit(
+                    run = sandbox.draft(draft.name).commit(
                         options.branch or "", message=options.message or "", author=options.author or "",
                         force=options.force,
                     )  # fmt: skip
             else:
-                done = drafts.apply_draft(context.store, context.project, draft, force=options.force)
+                run = drafts.apply_draft(context.store, context.project, draft, force=options.force)
     except DraftConflict as error:
         conflicts: Sequence[Any] = error.conflicts
         answer = {"error": error.message, "hint": error.hint, "conflicts": [each.as_dict() for each in conflicts]}
         if not context.print_if_json(answer):
-            _tell_conflicts(conflicts)
+            _print_conflicts(conflicts)
             sys.stdout.flush()
             print_error(error)
-        return 1  # as those do who merge
-    if not context.print_if_json(done.as_dict):
-        if not done.changed:
-            print(f"the project has it all already; draft {draft.name} is gone")
-        print_run(done, sys.stdout)
-    return int(done.state == "held")
+        return 1  # as `git merge` does
+    if not context.print_if_json(run.as_dict):
+        if not run.changed:
+            print(f"the project has all of it already; draft {draft.name} is removed")
+        print_run(run, sys.stdout)
+    return int(run.state == "held")
 
 
 def _discard(context: Context, draft: DraftRecord) -> int:
     count = drafts.discard_draft(context.store, context.project, draft)
-    message = f"draft {draft.name} is gone" + (f", with what {how_many(count, 'run')} wrote" if count else "")
+    message = f"draft {draft.name} is removed" + (f", with what {how_many(count, 'run')} wrote" if count else "")
     return context.print_result({"draft": draft.name, "runs": count}, message)
 
 
@@ -200,7 +199,7 @@ def _rename(context: Context, draft: DraftRecord) -> int:
     if len(context.options.rest) != 1:
         raise BadRequest("draft rename needs a new name", hint=f"fumehood draft rename {draft.name} NAME")
     renamed = context.store.drafts.rename(draft, context.options.rest[0])
-    return context.print_result(_fields(context, renamed), f"draft {draft.name} is draft {renamed.name} now")
+    return context.print_result(_draft_fields(context, renamed), f"draft {draft.name} is draft {renamed.name} now")
 
 
 def _rebase(context: Context, draft: DraftRecord) -> int:
@@ -210,13 +209,13 @@ def _rebase(context: Context, draft: DraftRecord) -> int:
     if not context.print_if_json(answer):
         for path in merged:
             print(f"  {printable(path)} has both the draft's and the project's changes now")
-        _tell_conflicts(conflicts)
+        _print_conflicts(conflicts)
         if conflicts:
             apply = f"fumehood draft apply {draft.name}"
             print(f"choose in the draft: fumehood run --draft {draft.name} -- COMMAND   then: {apply}")
-            print(f"or take what it has where nothing is marked: {apply} --force")
+            print(f"or let the draft's version win, where no conflict is marked: {apply} --force")
         if not merged and not conflicts:
-            print("nothing that the draft has changed was changed in the project")
+            print("the project did not change what the draft has changed")
     return int(bool(conflicts))
 
 
@@ -240,15 +239,15 @@ def _best(context: Context) -> int:
     options = context.options
     line = options.command[0] if len(options.command) == 1 else options.command
     is_silent = context.as_json or options.quiet
-    ended_by = [signal.SIGINT]
+    end_signals = [signal.SIGINT]
 
-    def end(number: int, _frame: object) -> None:
-        ended_by[:] = [signal.Signals(number)]
+    def interrupt(number: int, _frame: object) -> None:
+        end_signals[:] = [signal.Signals(number)]
         raise KeyboardInterrupt
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # and not what nohup had ignored
-            signal.signal(number, end)
+        if signal.getsignal(number) == signal.SIG_DFL:  # not if it is ignored, as under nohup
+            signal.signal(number, interrupt)
     with context.sandbox() as sandbox:
         result = sandbox.best(
             line, options.count, jobs=options.jobs, check=options.check, score=options.score, keep=options.keep,
@@ -256,43 +255,44 @@ def _best(context: Context) -> int:
         )  # fmt: skip
     context.print_result(result.as_dict, lambda: print_best(result))
     if result.is_interrupted:
-        return 128 + ended_by[0]
+        return 128 + end_signals[0]
     return int(result.best is None or (result.run is None and not options.hold))
 
 
 def print_candidate(candidate: Candidate) -> None:
-    """Say how a candidate ended, while others still run."""
+    """Print how a candidate ended, while others still run."""
     codes = {"exit": candidate.exit_code, "check": candidate.check_code}
-    said = "".join(f", {name} {code}" for name, code in codes.items() if code is not None)
-    sys.stderr.write(f"candidate {candidate.number}: {_status(candidate)}{said}, {candidate.duration_s:.1f} s\n")
+    code_text = "".join(f", {name} {code}" for name, code in codes.items() if code is not None)
+    status = _status_text(candidate)
+    sys.stderr.write(f"candidate {candidate.number}: {status}{code_text}, {candidate.duration_s:.1f} s\n")
     sys.stderr.flush()
 
 
-def _status(candidate: Candidate) -> str:
+def _status_text(candidate: Candidate) -> str:
     status = f"same as {candidate.same_as}" if candidate.same_as is not None else candidate.status
     return f"{status}: {printable(candidate.reason)}" if candidate.reason else status
 
 
 def print_best(result: Best) -> None:
-    """Show the candidates as a table, and what became of the best."""
-    colour = Paint()
+    """Print the candidates as a table, and what was done with the best."""
+    paint = Paint()
     rows: list[tuple[str, ...]] = [("", "", "exit", "check", "score", "files", "lines", "time", "")]
     for each in result.candidates:
         codes = ("" if code is None else str(code) for code in (each.exit_code, each.check_code))
         score = "" if each.score is None else f"{each.score:g}"
         mark = "← the best" if each is result.best else ""
         rows.append((
-            str(each.number), _status(each), *codes, score, str(each.files), f"+{each.added} -{each.removed}",
+            str(each.number), _status_text(each), *codes, score, str(each.files), f"+{each.added} -{each.removed}",
             f"{each.duration_s:.1f} s", mark,
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for at, row in enumerate(rows):
-        text = "  ".join(f"{cell:{wide}}" for cell, wide in zip(row, widths, strict=True)).rstrip()
-        print(colour(text, "bold") if row[-1] else colour(text, "dim") if at == 0 else text)
+    for number, row in enumerate(rows):
+        text = "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+        print(paint(text, "bold") if row[-1] else paint(text, "dim") if number == 0 else text)
     if result.reason:
         print(printable(result.reason))
     if result.run is not None and not result.run.changed:
-        print("it changes nothing: nothing was applied")
+        print("it changes nothing, so nothing was applied")
     if result.run is not None:
         print_run(result.run, sys.stdout)
     if result.kept:
@@ -311,45 +311,45 @@ def _export(context: Context) -> int:
     draft = context.store.drafts.at(context.project.id, context.options.run)
     if draft is None:
         run = context.run(context.options.run)
-        return _written(context, run, {"run": run.run, "number": run.number}, f"run {run.name}")
-    with Preview(context.store, context.project, draft) as whole:
-        return _written(context, whole.run, {"draft": draft.name}, f"draft {draft.name}")
+        return _export_run(context, run, {"run": run.run, "number": run.number}, f"run {run.name}")
+    with Preview(context.store, context.project, draft) as preview:
+        return _export_run(context, preview.run, {"draft": draft.name}, f"draft {draft.name}")
 
 
-def _written(context: Context, run: Run, answer: dict[str, object], what: str) -> int:
+def _export_run(context: Context, run: Run, answer: dict[str, object], what: str) -> int:
     path, options = context.options.output, context.options
     try:
-        is_ours = path == "-" or os.path.samestat(os.stat(path), os.fstat(1))  # as /dev/stdout does
+        is_stdout = path == "-" or os.path.samestat(os.stat(path), os.fstat(1))  # /dev/stdout, for example
     except OSError:
-        is_ours = False
-    if is_ours and context.as_json:
+        is_stdout = False
+    if is_stdout and context.as_json:
         raise BadRequest("both the object and the export would go to standard output", hint="name a file: -o FILE")
-    place = 1 if is_ours else os.path.abspath(path)
+    target = 1 if is_stdout else os.path.abspath(path)
     if options.patch and options.key:
         raise BadRequest("a patch is not signed", hint="leave out --key, or --patch")
     if options.patch:
-        key, count = "", bundles.export_patch(context.store, run, place)
+        key, count = "", bundles.export_patch(context.store, run, target)
     else:
         key = options.key or context.store.policy_of(context.project_of(run)).sign.key
-        count = bundles.export(context.store, run, place, key=key)
-    if is_ours:
+        count = bundles.export(context.store, run, target, key=key)
+    if is_stdout:
         return 0
     signed = f", signed with {printable(key)}" if key else ""
     message = f"{how_many(count, 'change')} of {what} written to {printable(path)}{signed}"
-    return context.print_result({**answer, "file": place, "changes": count, "key": key}, message)
+    return context.print_result({**answer, "file": target, "changes": count, "key": key}, message)
 
 
 @command(
-    "import", "take up what export wrote, as a run that is held",
+    "import", "import what export wrote, as a run that is held",
     "fumehood import fix.tar\nfumehood import --patch fix.patch", argument("file", metavar="FILE"),
     option("--draft", "NAME", "into this draft, which begins if there is none"),
     flag("--patch", "it is a patch, as git writes them"),
 )  # fmt: skip
 def _import(context: Context) -> int:
     with context.sandbox() as sandbox:
-        into = sandbox if context.options.draft is None else sandbox.draft(context.options.draft)
-        take = into.import_patch if context.options.patch else into.import_bundle
-        run = take(context.options.file)
+        target = sandbox if context.options.draft is None else sandbox.draft(context.options.draft)
+        import_file = target.import_patch if context.options.patch else target.import_bundle
+        run = import_file(context.options.file)
         if not run.changed:
             return context.print_result(run.as_dict, "nothing is held: the project has all of it already")
         return context.print_result(run.as_dict, lambda: print_run(run, sys.stdout))

@@ -58,20 +58,20 @@ def _files(context: Context) -> int:
 
 
 def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -> int:
-    listed, colour = [each for each in files if context.options.all or each.was_touched], Paint()
+    listed, paint = [each for each in files if context.options.all or each.was_touched], Paint()
 
     def lines() -> Iterator[str]:
-        yield from (_line(context, project.path, each, colour) for each in listed)
+        yield from (_line(context, project.path, each, paint) for each in listed)
         if not files:
             yield "no files are known yet; fumehood scan reads the project"
         elif len(listed) < len(files):
             left_out = len(files) - len(listed)
-            yield colour(f"{left_out} more that no run changed; fumehood files --all lists them", "dim")
+            yield paint(f"{left_out} more that no run changed; fumehood files --all lists them", "dim")
 
     return context.print_result(lambda: {"files": [each.as_dict() for each in listed]}, lines())
 
 
-def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str:
+def _line(context: Context, project: str, file: KnownFile, paint: Paint) -> str:
     """Write a file in one line: its state, size, path, and where it can be had from."""
     record = file.record
     word, shade = ("deleted", "red") if record.is_deleted else ("", "dim")
@@ -80,9 +80,9 @@ def _line(context: Context, project: str, file: KnownFile, colour: Paint) -> str
     count = len(file.days) + file.run_count
     named = ", ".join(sources[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
     where = "" if record.root == project else f"{record.root}/"
-    past = colour(f"  from {named}", "dim") if sources else ""
+    past = paint(f"  from {named}", "dim") if sources else ""
     size = "" if record.kind == ABSENT else format_size(record.size)  # it would only come to be
-    return f"{colour(f'{word:8}', shade)} {size:>10}  {path_in_list(where + record.path)}{past}"
+    return f"{paint(f'{word:8}', shade)} {size:>10}  {path_in_list(where + record.path)}{past}"
 
 
 def _tell_one(context: Context, project: Project, root: str, path: str, file: KnownFile | None) -> int:
@@ -92,11 +92,11 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
         raise BadRequest(
             f"nothing is known about {printable(path)}", hint="no run changed it; fumehood scan reads the project"
         )
-    colour = Paint()
+    paint = Paint()
 
     def lines() -> Iterator[str]:
         if file is not None:
-            yield _line(context, project.path, file.replace(days=(), runs=()), colour)
+            yield _line(context, project.path, file.replace(days=(), runs=()), paint)
         if not kept:
             last = f"no earlier version is kept; run {context.store.history.name_of(by)} changed it last"
             yield f"it can't be restored: {last if by else 'no run changed it'}"
@@ -108,8 +108,8 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
             source = context.store.history.name_of(version.source) if is_run else version.source
             kind = "" if version.kind == "file" else f" {version.kind}"
             size = f"{format_size(version.size):>10}"
-            yield f"  {source:16}  {colour(f'{when:19}', 'dim')}  {size}{kind}  {printable(version.about)}"
-        yield colour(f"fumehood restore {shell_path(path)} [--from RUN|DATE]", "dim")
+            yield f"  {source:16}  {paint(f'{when:19}', 'dim')}  {size}{kind}  {printable(version.about)}"
+        yield paint(f"fumehood restore {shell_path(path)} [--from RUN|DATE]", "dim")
 
     answer = {"path": path, "root": root} if file is None else file.as_dict()
     return context.print_result({**answer, "versions": [version.as_dict() for version in kept]}, lines())

@@ -1,6 +1,7 @@
-"""Commands that decide what becomes of what a run changed: apply, discard, undo, redo, review, watch.
+"""Commands that decide about the changes of a run: apply, discard, undo, redo, review, watch.
 
-`watch` draws what runs, what is asked and what waits on the terminal; `review` begins with what waits.
+`watch` draws four views on the terminal: what runs, open questions, what waits, the history. `review` starts with the
+view of what waits; if views can't be drawn, it asks line by line.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fumehood.core.questions import held_item, waiting
 from fumehood.core.report import REDO, Run, how_many, pick_fields, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
-from fumehood.faces.cli.commands import REACH_OPTIONS, RUN, Context, argument, command, flag, option, optional_run
+from fumehood.faces.cli.commands import RUN, RUN_FILTER_OPTIONS, Context, argument, command, flag, option, optional_run
 from fumehood.faces.cli.log import print_difference
 from fumehood.faces.cli.output import Paint, working_dir
 from fumehood.faces.cli.run_text import absolute_path, apply_command, headline, print_run, run_label
@@ -54,23 +55,23 @@ def _is_drawable() -> bool:
 
 
 def _draw(context: Context, **options: Any) -> None:
-    """Draw the views until the person leaves; raises ModuleNotFoundError where the extra that does is not there."""
+    """Draw the views until the person leaves; raises ModuleNotFoundError if the extra `terminal` is not installed."""
     from fumehood.faces.terminal.app import watch
 
-    with turn(0) as mine:
-        mine.wait()  # nobody else asks on this terminal meanwhile
+    with turn(0) as terminal_turn:
+        terminal_turn.wait()  # until no other process asks a question on this terminal
         watch(context.store, **options)
 
 
-_LOOKED_AT = 20  # runs, for a checkpoint of one that was taken back
+_MAX_SEARCHED = 20  # latest runs that are searched for a checkpoint of the run that was undone
 _PATHS = argument("paths", nargs="*", default=(), metavar="PATH", help="only these, and what is in them")
 
 
-# Without a run, the last one is meant; one that is named can be told from none.
-_BACK_AND_FORTH = (
+# The default run is None, not "last", to know whether the person named one.
+_UNDO_ARGUMENTS = (
     optional_run(None), _PATHS,
     flag("--force", "also bring back what was changed since; what is there now is saved first"),
-    option("--session", "NAME", "all runs of this session at once, or none"), *REACH_OPTIONS,
+    option("--session", "NAME", "all runs of this session at once, or none"), *RUN_FILTER_OPTIONS,
 )  # fmt: skip
 
 
@@ -84,19 +85,19 @@ def _apply(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
     with ticking("applying", options):
         project = context.project_of(run)
-        done = decide.apply_held(context.store, project, run, options.paths, here=working_dir(), force=options.force)
-    _tell_decided(context, done)
-    # As those do who merge: what was asked for is not all done.
-    return int(any(change.verdict in c.WAITING for change in chosen(done, options.paths, here=working_dir())))
+        result = decide.apply_held(context.store, project, run, options.paths, here=working_dir(), force=options.force)
+    _report_decision(context, result)
+    # 1 if something still waits, as `git merge` exits with 1 on a conflict.
+    return int(any(change.verdict in c.WAITING for change in chosen(result, options.paths, here=working_dir())))
 
 
-def _tell_decided(context: Context, done: Run) -> int:
+def _report_decision(context: Context, result: Run) -> int:
     def show() -> None:
-        # Which run it was: `last` may be another than the one that the person had looked at.
-        print(f"run {done.name}: {quoted(done.command, MOST_OF_A_NAME)}")
-        print_run(done, sys.stdout)
+        # Name the run: `last` may be another one than the person has looked at.
+        print(f"run {result.name}: {quoted(result.command, MOST_OF_A_NAME)}")
+        print_run(result, sys.stdout)
 
-    return _say(context, done, show)
+    return _report_and_clean_up(context, result, show)
 
 
 @command(
@@ -106,138 +107,141 @@ def _tell_decided(context: Context, done: Run) -> int:
 def _discard(context: Context) -> int:
     run = context.run(context.options.run)
     with ticking("throwing away", context.options):
-        done = decide.discard_held(
+        result = decide.discard_held(
             context.store, context.project_of(run), run, context.options.paths, here=working_dir()
         )
-    return _tell_decided(context, done)
+    return _report_decision(context, result)
 
 
 @command(
     "undo", "undo a run: bring back what was there before it (default: the last run that is not undone yet)",
-    "fumehood undo\nfumehood undo 214\nfumehood undo last src/main.py", *_BACK_AND_FORTH,
+    "fumehood undo\nfumehood undo 214\nfumehood undo last src/main.py", *_UNDO_ARGUMENTS,
 )  # fmt: skip
 def _undo(context: Context) -> int:
     options, store = context.options, context.store
     if options.session is not None:
-        return _whole_session(context, undo_session)
+        return _act_on_session(context, undo_session)
     is_last, by = options.run in (None, LAST), options.only_session or ""
     is_whole = not is_last and not options.paths
-    run = last_to_undo(store, *context.reaches_for(LAST)) if is_last else context.run(options.run)
+    run = last_to_undo(store, *context.run_filters(LAST)) if is_last else context.run(options.run)
     with ticking("taking back", options):
         project, force = context.project_of(run), options.force
         if is_whole:
-            backs = undo_command(store, project, run, by=by, force=force)
+            undo_runs = undo_command(store, project, run, by=by, force=force)
         else:
-            backs = [undo(store, project, run, options.paths, here=working_dir(), force=force, by=by)]
+            undo_runs = [undo(store, project, run, options.paths, here=working_dir(), force=force, by=by)]
 
-    def tell_what_stands() -> None:
-        # Those of a command come right after it.
-        latest = islice(store.history.not_taken_back(*context.reaches_for(LAST)), _LOOKED_AT)
+    def print_what_remains() -> None:
+        # A command's checkpoints come right after it.
+        latest = islice(store.history.not_taken_back(*context.run_filters(LAST)), _MAX_SEARCHED)
         earlier = next((each for each in latest if each.act == CHECKPOINT and each.of == run.run), None)
         if earlier is not None:
-            print(f"  what was settled while it ran stands; to take that back: fumehood undo {earlier.name}")
+            print(f"  what was applied while it ran is still there; to undo that: fumehood undo {earlier.name}")
         names = set(store.history.held_runs(project.id)) if is_last else set()
-        for each in store.history.runs(*context.reaches_for(LAST), among=names):
+        for each in store.history.runs(*context.run_filters(LAST), among=names):
             if each.number > run.number:
-                print(f"  run {each.name} came later, and waits; to throw it away: fumehood discard {each.name}")
+                print(f"  run {each.name} came later and is held; to throw it away: fumehood discard {each.name}")
 
-    return _say_taken_back(context, backs, None if is_whole else tell_what_stands)
+    return _report_undone(context, undo_runs, None if is_whole else print_what_remains)
 
 
 @command(
     "redo", "redo what was undone (default: the last undo)",
-    "fumehood redo\nfumehood redo 214\nfumehood redo last src/main.py", *_BACK_AND_FORTH,
+    "fumehood redo\nfumehood redo 214\nfumehood redo last src/main.py", *_UNDO_ARGUMENTS,
 )  # fmt: skip
 def _redo(context: Context) -> int:
     options = context.options
     if options.session is not None:
-        return _whole_session(context, redo_session)
+        return _act_on_session(context, redo_session)
     name, by = LAST if options.run is None else options.run, options.only_session or ""
-    reaches = context.reaches_for(name)
-    run = to_redo(context.store, name, *reaches) if name == LAST else context.run(name)
+    run_filters = context.run_filters(name)
+    run = to_redo(context.store, name, *run_filters) if name == LAST else context.run(name)
     with ticking("bringing back", options):
-        backs = redo_command(
-            context.store, context.project_of(run), name, *reaches, paths=options.paths, here=working_dir(), by=by,
+        undo_runs = redo_command(
+            context.store, context.project_of(run), name, *run_filters, paths=options.paths, here=working_dir(), by=by,
             force=options.force,
         )  # fmt: skip
-    return _say_taken_back(context, backs)
+    return _report_undone(context, undo_runs)
 
 
-def _say_taken_back(context: Context, backs: Sequence[Run], tell_more: Callable[[], None] | None = None) -> int:
-    """Tell what was taken back, or brought back: a run, and what was settled while it ran."""
-    first, *others = backs
-    if first.of is None:  # what waited in a draft was thrown away
-        return _tell_decided(context, first)
+def _report_undone(context: Context, undo_runs: Sequence[Run], print_more: Callable[[], None] | None = None) -> int:
+    """Report an undo or redo: of a run, and of the checkpoints that were made while it ran."""
+    first, *others = undo_runs
+    if first.of is None:  # the run was held in a draft, and was thrown away
+        return _report_decision(context, first)
 
     def show() -> None:
-        originals = [_acted_on(context, back) for back in backs]
-        # What was settled while a command ran goes with it again.
+        originals = [_find_target(context, undo_run) for undo_run in undo_runs]
+        # With checkpoints, the next redo or undo must name the command, so that they go with it again.
         command = next((run.name for run in originals if run.act == "run"), "") if others else ""
-        for back, run in zip(backs, originals, strict=True):
-            _tell_undo(back, run, command)
-        if tell_more is not None:
-            tell_more()
+        for undo_run, run in zip(undo_runs, originals, strict=True):
+            _print_undone(undo_run, run, command)
+        if print_more is not None:
+            print_more()
 
-    return _say(context, first, show, **({"also": [back.as_dict() for back in others]} if others else {}))
+    also = {"also": [undo_run.as_dict() for undo_run in others]} if others else {}
+    return _report_and_clean_up(context, first, show, **also)
 
 
-def _say(context: Context, done: Run, show: Callable[[], None], **more: object) -> int:
-    """Tell what was done, and `more` as JSON, then do what can wait until that is told."""
-    context.print_result(lambda: {**done.as_dict(), **more}, show)
+def _report_and_clean_up(context: Context, result: Run, show: Callable[[], None], **more: object) -> int:
+    """Print a result (`more` has further fields of its JSON), then do the upkeep, which can wait until then."""
+    context.print_result(lambda: {**result.as_dict(), **more}, show)
     sys.stdout.flush()
-    upkeep(context.store, context.project_of(done).id)
+    upkeep(context.store, context.project_of(result).id)
     return 0
 
 
-def _whole_session(context: Context, act: Callable[..., list[Run]]) -> int:
+def _act_on_session(context: Context, act: Callable[..., list[Run]]) -> int:
     options, name = context.options, context.options.session
     if options.run is not None or options.paths:
         raise BadRequest("--session means all runs of a session, so a run or a path can't be named", hint="choose one")
-    path, reach = project_of(context.store, name), context.reach
-    is_in_reach = name in (reach.sessions or (name,)) and (reach.project is None or path == context.project.path)
-    if path is None or not is_in_reach:
+    path, run_filter = project_of(context.store, name), context.run_filter
+    is_allowed = name in (run_filter.sessions or (name,)) and (
+        run_filter.project is None or path == context.project.path
+    )
+    if path is None or not is_allowed:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
     with ticking("going through the session", options):
         project = context.store.projects.open(path)
-        backs = act(context.store, project, name, by=options.only_session or "", force=options.force)
+        undo_runs = act(context.store, project, name, by=options.only_session or "", force=options.force)
 
     def lines() -> Iterator[str]:
-        yield from (f"fumehood: run {_acted_on(context, back).name}: {headline(back)}" for back in backs)
-        yield f"  {_way_back(backs[-1], f'--session {printable(name)}')}"
+        yield from (f"fumehood: run {_find_target(context, each).name}: {headline(each)}" for each in undo_runs)
+        yield f"  {_reverse_hint(undo_runs[-1], f'--session {printable(name)}')}"
 
-    return context.print_result(lambda: {"runs": [back.as_dict() for back in backs]}, lines())
-
-
-def _acted_on(context: Context, back: Run) -> Run:
-    """Return the run that was taken back, or brought back: a redo undoes an undo."""
-    run = context.store.history.find(back.of or "")
-    return context.store.history.find(run.of) if back.command.startswith(f"{REDO} ") and run.of else run
+    return context.print_result(lambda: {"runs": [undo_run.as_dict() for undo_run in undo_runs]}, lines())
 
 
-def _tell_undo(back: Run, run: Run, whole: str = "") -> None:
-    """Tell what was taken back, or brought back, of a run; `whole` names all that went with it."""
-    print_run(back, sys.stdout)
+def _find_target(context: Context, undo_run: Run) -> Run:
+    """Return the run that an undo or a redo is about; a redo is recorded as the undo of an undo."""
+    run = context.store.history.find(undo_run.of or "")
+    return context.store.history.find(run.of) if undo_run.command.startswith(f"{REDO} ") and run.of else run
+
+
+def _print_undone(undo_run: Run, run: Run, target: str = "") -> None:
+    """Print an undo or redo of a run; `target` is what the command that reverses it must name, if not the run."""
+    print_run(undo_run, sys.stdout)
     held = len(waiting(run))
     if held and run.state != "held":
         print(f"  {how_many(held, 'change')} that it held: no longer waiting")
-    elif held and back.command.startswith(f"{REDO} "):
+    elif held and undo_run.command.startswith(f"{REDO} "):
         print(f"  {how_many(held, 'change')} that it holds: waiting again")
-    # A run of another project is named: what is the last undo here is another one.
-    is_elsewhere = run.name == run.run and not back.command.startswith(f"{REDO} ")
-    print(f"  that was run {run.name}; {_way_back(back, whole or (run.name if is_elsewhere else ''))}")
+    # A run of another project must be named: the last undo of this project is another one.
+    is_elsewhere = run.name == run.run and not undo_run.command.startswith(f"{REDO} ")
+    print(f"  that was run {run.name}; {_reverse_hint(undo_run, target or (run.name if is_elsewhere else ''))}")
 
 
-def _way_back(back: Run, whole: str) -> str:
-    if back.command.startswith(f"{REDO} "):
-        # By its name: the last run that stands may be another one than was brought back.
-        return f"to take it back again: fumehood undo {whole or back.name}"
-    return f"to have it back: fumehood redo {whole}".rstrip()
+def _reverse_hint(undo_run: Run, target: str) -> str:
+    if undo_run.command.startswith(f"{REDO} "):
+        # It must be named: the last run in force may be another one.
+        return f"to undo it again: fumehood undo {target or undo_run.name}"
+    return f"to redo it: fumehood redo {target}".rstrip()
 
 
-_ONE, _ALL = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
-_CONFLICT = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
-_MOST_CHANGED = 3  # times that a person is shown anew what changes while they look
-_END = "q\x03\x04\x1b"
+_CHANGE_KEYS, _RUN_KEYS = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
+_CONFLICT_KEYS = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
+_MAX_CHANGED = 3  # times that a person is asked again because the run has changed meanwhile
+_QUIT_KEYS = "q\x03\x04\x1b"
 
 
 @command(
@@ -245,12 +249,13 @@ _END = "q\x03\x04\x1b"
     optional_run(""), flag("--lines", "ask line by line, also where the views can be drawn"),
 )  # fmt: skip
 def _review(context: Context) -> int:
-    """Without a terminal, tell what waits; with one, ask for each."""
-    runs = _held(context)
+    """With a terminal, ask about each change that waits; without one, only list them."""
+    runs = _find_held_runs(context)
     if context.as_json:
 
         def fields(run: Run) -> dict[str, Any]:
-            differences = each_difference(context.store, run, [absolute_path(run, change) for change in _waiting(run)])
+            paths = [absolute_path(run, change) for change in _changes_to_decide(run)]
+            differences = each_difference(context.store, run, paths)
             texts = {(each.root, each.path): each.text for each in differences}
             changes = [
                 {**each.fields(), "flags": list(each.flags), "diff": texts.get((each.root, each.path), "")}
@@ -263,36 +268,36 @@ def _review(context: Context) -> int:
         print("nothing is held")
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         for run in runs:
-            print(_title(run))
-            for change in _waiting(run):
-                _say_change(context, run, change)
+            print(_run_title(run))
+            for change in _changes_to_decide(run):
+                _print_change(context, run, change)
             print(f"{apply_command(run)}   or   fumehood discard {run.name}\n")
         return 0
     if runs and not context.options.lines and _is_drawable():
 
         def still_held() -> list[Run]:
-            """Return as they are now those that hold something, and what else is held by then."""
+            """Return the runs that hold something now: of the named run, else of the whole project."""
             if context.options.run:
                 now = context.store.history.runs(among=[run.run for run in runs])
                 return [run for run in now if run.state == "held"]
-            return _held(context)
+            return _find_held_runs(context)
 
         try:
             _draw(context, view="waiting", project=context.project.id, held=still_held)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.partition(".")[0] not in _TERMINAL_EXTRA:
-                raise  # else the person is asked line by line
+                raise  # any other module is missing by mistake; without the extra, the person is asked line by line
         else:
             return 0
     for run in runs:
-        if not _go_through(context, run):
+        if not _review_run(context, run):
             break
     upkeep(context.store, context.project.id)
     return 0
 
 
-def _held(context: Context) -> list[Run]:
-    """Return the runs to be looked at, the earliest first, for later ones may build on it."""
+def _find_held_runs(context: Context) -> list[Run]:
+    """Return the runs to review, the earliest first, because later ones may build on it."""
     if context.options.run:
         run = context.run(context.options.run)
         if run.state != "held":
@@ -301,107 +306,107 @@ def _held(context: Context) -> list[Run]:
     return [context.store.history.find(name) for name in reversed(context.store.history.held_runs(context.project.id))]
 
 
-def _waiting(run: Run) -> list[c.Change]:
-    """Return the changes to be decided: what lies in a directory that waits is decided with it."""
+def _changes_to_decide(run: Run) -> list[c.Change]:
+    """Return the changes to ask about: what is inside a directory that waits is decided with the directory."""
     held = waiting(run)
     tops = {(change.root, change.path) for change in held if change.within is None}
     return [change for change in held if change.within is None or (change.root, change.within) not in tops]
 
 
-def _title(run: Run) -> str:
+def _run_title(run: Run) -> str:
     return f"{Paint()(run_label(run), 'bold')}  {quoted(run.command)}"
 
 
-def _conflicts(run: Run) -> set[tuple[int, str]]:
+def _conflict_paths(run: Run) -> set[tuple[int, str]]:
     return {(change.root, change.path) for change in run.changed if change.verdict == c.CONFLICT}
 
 
-def _lies_in(place: tuple[int, str], change: c.Change) -> bool:
-    """Return True for the place of a change, and for one in the tree that it moves."""
+def _is_within(place: tuple[int, str], change: c.Change) -> bool:
+    """Return True if a place (root and path) is that of a change, or inside the directory that it adds or deletes."""
     root, path = place
     is_inside = path.startswith(f"{change.path}/") and not c.is_mode_alone(change)
     return root == change.root and (path == change.path or is_inside)
 
 
-def _go_through(context: Context, run: Run) -> bool:
-    """Ask for every change of one run; returns whether to go on with the next."""
-    run = context.store.history.find(run.run)  # as it is now: the person took their time for those before it
-    print(_title(run))
-    _say_all(run)
+def _review_run(context: Context, run: Run) -> bool:
+    """Ask about every change of one run; returns False if the person quits."""
+    run = context.store.history.find(run.run)  # read again: it may have changed while the person decided earlier runs
+    print(_run_title(run))
+    _print_all_items(run)
     seen: set[tuple[int, str]] = set()
     times_changed = 0
-    while left := [change for change in _waiting(run) if (change.root, change.path) not in seen]:
-        change = left[0]
+    while undecided := [change for change in _changes_to_decide(run) if (change.root, change.path) not in seen]:
+        change = undecided[0]
         seen.add((change.root, change.path))
-        conflicts = _conflicts(run)
-        with turn(0) as mine:
-            mine.wait()
-            _say_change(context, run, change)
-            # What can't stay behind when this change is applied, and so goes with it.
+        conflicts = _conflict_paths(run)
+        with turn(0) as terminal_turn:
+            terminal_turn.wait()
+            _print_change(context, run, change)
+            # Changes that this one needs, and that are therefore applied with it.
             affected = decide.meant(run, [absolute_path(run, change)])
-            others = [each for each in affected if not _lies_in((each.root, each.path), change)]
-            if others:
+            companions = [each for each in affected if not _is_within((each.root, each.path), change)]
+            if companions:
                 print("applying it also applies:")
-                _say_items([held_item(run, each) for each in others], run)
-            key = _key(is_conflict=any(_lies_in(each, change) for each in conflicts))
-        if key in _END:
+                _print_items([held_item(run, each) for each in companions], run)
+            key = _read_key(is_conflict=any(_is_within(each, change) for each in conflicts))
+        if key in _QUIT_KEYS:
             return False
         if key == "s":
             continue
         try:
             paths = [] if key in "AD" else [absolute_path(run, change)]
-            # The key is for what was shown: another process may have changed what the run holds since.
+            # The answer holds only for what was shown: another process may have changed the run since.
             expected = decide.shown_digest(run, paths, forth=key not in "dD")
-            about = context.store, context.project_of(run), run, paths
+            arguments = context.store, context.project_of(run), run, paths
             if key in "dD":
-                run = decide.discard_held(*about, expected=expected)
+                run = decide.discard_held(*arguments, expected=expected)
             else:
-                run = decide.apply_held(*about, force=key == "f", expected=expected)
+                run = decide.apply_held(*arguments, force=key == "f", expected=expected)
         except FumehoodError as error:
             print(f"{printable(error.message)}\n  {printable(error.hint)}")
             run = context.store.history.find(run.run)
             times_changed += isinstance(error, ChangedMeanwhile)
-            if isinstance(error, ChangedMeanwhile) and times_changed <= _MOST_CHANGED:
+            if isinstance(error, ChangedMeanwhile) and times_changed <= _MAX_CHANGED:
                 seen.discard((change.root, change.path))
-                _say_all(run)
+                _print_all_items(run)
         else:
             print(headline(run))
-            # What turned out to be a conflict is asked for once more, as that.
-            seen -= _conflicts(run) - conflicts
+            # Ask again about changes that have become conflicts.
+            seen -= _conflict_paths(run) - conflicts
     return True
 
 
-def _say_all(run: Run) -> None:
-    """Name all that one key applies or throws away with the whole run, what is dangerous first."""
+def _print_all_items(run: Run) -> None:
+    """List everything that the keys for the whole run apply or throw away, the dangerous first."""
     items = [held_item(run, change) for change in waiting(run)]
     if len(items) > 1:
         print(f"the whole run holds {by_kind(items, are_all=True)}:")
-        _say_items(items, run)
+        _print_items(items, run)
 
 
-def _say_items(items: Sequence[Item], run: Run) -> None:
+def _print_items(items: Sequence[Item], run: Run) -> None:
     for each in listed(items, seen_by=f"fumehood show {run.name}"):
         for line in wrapped(each, columns(1) - 2):
             print(f"  {line}")
 
 
-def _say_change(context: Context, run: Run, change: c.Change) -> None:
-    colour = Paint()
+def _print_change(context: Context, run: Run, change: c.Change) -> None:
+    paint = Paint()
     place = quoted(change.path if change.root == 0 else absolute_path(run, change))
     why = quoted(change.reason, MOST_OF_A_NAME)
-    print(f"{colour(change.verdict, 'yellow')} {change.change} {colour(place, 'bold')}: {why}")
+    print(f"{paint(change.verdict, 'yellow')} {change.change} {paint(place, 'bold')}: {why}")
     for each in each_difference(context.store, run, [absolute_path(run, change)]):
         print_difference(each.text)
     sys.stdout.flush()
 
 
-def _key(*, is_conflict: bool) -> str:
-    """Wait for a key that means something."""
-    allowed_keys = ("f" if is_conflict else "a") + "dsAD" + _END
+def _read_key(*, is_conflict: bool) -> str:
+    """Wait for one of the keys that answer, and return it."""
+    allowed_keys = ("f" if is_conflict else "a") + "dsAD" + _QUIT_KEYS
     with Keys(0):
         wait_for_quiet(0)
-        # Only now: what is typed from here on is an answer, and is not thrown away.
-        sys.stdout.write(f"{_CONFLICT if is_conflict else _ONE}   {_ALL} > ")
+        # Printed only now: keys that were typed earlier are thrown away, later ones are answers.
+        sys.stdout.write(f"{_CONFLICT_KEYS if is_conflict else _CHANGE_KEYS}   {_RUN_KEYS} > ")
         sys.stdout.flush()
         while (key := os.read(0, 1).decode("latin-1") or "q") not in allowed_keys:
             pass

@@ -1,4 +1,4 @@
-"""What a person or an agent is told about a run: what it changed, what was blocked, and the next step."""
+"""The report on a run as text, for a person or an agent: what it changed, what was blocked, and the next step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fumehood.core.report import (
     printable,
     quote_name,
     shell_path,
+    shorten,
     summary_lines,
 )
-from fumehood.core.report import shorten as brief
 from fumehood.faces.cli.output import Paint
 
 TYPE_CHECKING = False
@@ -27,172 +27,177 @@ if TYPE_CHECKING:
     from fumehood.core.report import Blocked, Run
     from fumehood.store.audit import Event
 
-_MOST = 12  # lines about changes; what is alike is then told by directory
-_SAME = ("root", "verdict", "change", "reason", "flags")  # what changes in one line have in common
-_LARGE = 4  # entries of a tree that comes or goes whole that get lines of their own
+_MAX_LINES = 12  # about changes; more changes than that are grouped by directory
+_GROUPED_BY = ("root", "verdict", "change", "reason", "flags")  # the fields in which the changes of a group are equal
+_MIN_TREE_ENTRIES = 4  # in an added or deleted directory; with more, its entries are only counted
 STATES = {"applied": "green", "held": "yellow", "failed": "red", "refused": "red", "undone": "cyan"}
 SIGNS = {
     c.ADDED: ("+", "green"), c.MODIFIED: ("~", "yellow"), c.DELETED: ("-", "red"), c.MODE: ("m", "cyan"),
     c.TYPE: ("t", "cyan"),
 }  # fmt: skip
-_VERDICTS = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
-_NEXT = {
+_VERDICTS_IN_ORDER = (c.APPLIED, c.HELD, c.CONFLICT, c.UNSUPPORTED, c.DISCARDED)
+_NEXT_STEPS = {
     "applied": "undo: fumehood undo {run}",
     "held": "look: fumehood diff {run}   then: {apply}  or  fumehood discard {run}   or: fumehood review",
 }
-_IN_DRAFT = "look: fumehood draft diff {draft}   then: fumehood draft apply {draft}   or: fumehood undo {run}"
-_FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version, and saves what is there now"
+_NEXT_STEPS_IN_DRAFT = (
+    "look: fumehood draft diff {draft}   then: fumehood draft apply {draft}   or: fumehood undo {run}"
+)
+_HOW_TO_FORCE = "conflict: fumehood apply {run} {path} --force  takes the run's version, and saves what is there now"
 
 
 def run_label(run: Run) -> str:
-    """Write a run's number as people know numbers of this kind; the id of one that has none here."""
+    """Return "#" and the run's number; its id if it has no number here, because it belongs to another project."""
     return run.name if run.name == run.run else f"#{run.name}"
 
 
 def absolute_path(run: Run, change: c.Change) -> str:
-    """Name a path as an act on it does."""
+    """Return the absolute path of a change."""
     root = run.roots[change.root]
     return root if change.path == "." else f"{root}/{change.path}"
 
 
 def draft_or_session(run: Run, shown: Callable[[str], str]) -> str:
-    """Write to which line of runs one belongs: a draft, or else a session, or none."""
+    """Return the draft that a run belongs to, else its session, else ""; `shown` formats the name."""
     if run.draft_name is not None:
         return f"draft {shown(run.draft_name)}"
     return "" if run.session is None else f"session {shown(run.session)}"
 
 
 def print_run(run: Run, out: TextIO | None = None) -> None:
-    """Write what a run changed, what was blocked, and the next step."""
+    """Print what a run changed, what was blocked, and the next step."""
     stream = sys.stderr if out is None else out
     paint = Paint(stream.fileno())
-    ours = paint("fumehood:", "bold")
-    text = []
+    prefix = paint("fumehood:", "bold")
+    lines = []
     if run.timed_out:
-        text.append(f"{ours} the time limit was reached; the command was ended")
+        lines.append(f"{prefix} the time limit was reached; the command was ended")
     if not run.sandboxed:
-        text.append(f"{ours} {paint('UNSANDBOXED', 'red')}: {printable(run.reason)}")
+        lines.append(f"{prefix} {paint('UNSANDBOXED', 'red')}: {printable(run.reason)}")
     if run.changed:
-        text.append(f"{ours} {headline(run)}")
-        text += [f"  {line}" for line in _lines(run, paint)]
+        lines.append(f"{prefix} {headline(run)}")
+        lines += [f"  {line}" for line in _change_lines(run, paint)]
     for blocked in run.blocked:
-        text.append(f"  {paint(blocked.headline, 'red')}{blocked.line.removeprefix(blocked.headline)}")
+        lines.append(f"  {paint(blocked.headline, 'red')}{blocked.line.removeprefix(blocked.headline)}")
     if run.changed and run.draft is not None:
         if run.state == "held":
-            text.append(f"  {paint(_IN_DRAFT.format(run=run.name, draft=run.draft_name), 'dim')}")
-    elif run.changed and run.state in _NEXT and run.act == "run":
-        text.append(f"  {paint(_NEXT[run.state].format(run=run.name, apply=apply_command(run)), 'dim')}")
+            lines.append(f"  {paint(_NEXT_STEPS_IN_DRAFT.format(run=run.name, draft=run.draft_name), 'dim')}")
+    elif run.changed and run.state in _NEXT_STEPS and run.act == "run":
+        lines.append(f"  {paint(_NEXT_STEPS[run.state].format(run=run.name, apply=apply_command(run)), 'dim')}")
         conflict = next((change for change in run.changed if change.verdict == c.CONFLICT), None)
         if conflict is not None:
-            text.append(f"  {paint(_FORCE.format(run=run.name, path=shell_path(conflict.path)), 'dim')}")
-    stream.write("".join(f"{line}\n" for line in text))
+            lines.append(f"  {paint(_HOW_TO_FORCE.format(run=run.name, path=shell_path(conflict.path)), 'dim')}")
+    stream.write("".join(f"{line}\n" for line in lines))
     stream.flush()
 
 
 def apply_command(run: Run) -> str:
-    """Return the line that applies what waits: where all of it is conflicts, by force."""
+    """Return the command that applies what a run holds: with --force if everything that waits is a conflict."""
     force = "" if any(change.verdict == c.HELD for change in run.changed) else " --force"
     return f"fumehood apply {run.name}{force}"
 
 
 def lines_for_agent(run: Run, blocked: Sequence[Blocked]) -> list[str]:
-    """Return only what an agent can't know from the command itself: what did not happen, and how to take it back.
+    """Return only what an agent can't know from the command's output: what did not happen, and how to undo the rest.
 
-    `blocked` is what of the run's it must be told.
+    `blocked` is the part of `run.blocked` that the agent was not told before.
     """
-    said = []
+    lines = []
     if run.timed_out:
-        said.append("the time limit was reached; the command was ended")
+        lines.append("the time limit was reached; the command was ended")
     if not run.sandboxed:
-        said.append(f"UNSANDBOXED: {brief(run.reason)}")
-    settled = (c.APPLIED, c.DISCARDED) if run.draft is None else (c.APPLIED, c.DISCARDED, *c.WAITING)
-    kept_back = [change for change in run.changed if change.verdict not in settled]
-    listed, left_out = summary_lines(kept_back, _MOST)
-    for each in listed:
-        change = each.change
-        path = quote_name(each.path if change.root == 0 else f"{run.roots[change.root]}/{each.path}")
-        what = f"{change.change} {each.count} entries in" if each.count > 1 else change.change
-        said.append(f"{change.verdict}, not applied: {what} {path}: {brief(change.reason)}")
-    said += [f"and {count} more: {kind}; fumehood show {run.name}" for kind, count in left_out.items()]
-    said += [each.line for each in blocked]
+        lines.append(f"UNSANDBOXED: {shorten(run.reason)}")
+    expected = (c.APPLIED, c.DISCARDED) if run.draft is None else (c.APPLIED, c.DISCARDED, *c.WAITING)
+    kept_back = [change for change in run.changed if change.verdict not in expected]
+    groups, left_out = summary_lines(kept_back, _MAX_LINES)
+    for group in groups:
+        change = group.change
+        path = quote_name(group.path if change.root == 0 else f"{run.roots[change.root]}/{group.path}")
+        what = f"{change.change} {group.count} entries in" if group.count > 1 else change.change
+        lines.append(f"{change.verdict}, not applied: {what} {path}: {shorten(change.reason)}")
+    lines += [f"and {count} more: {kind}; fumehood show {run.name}" for kind, count in left_out.items()]
+    lines += [each.line for each in blocked]
     if kept_back:
-        said.append(f"a person decides: {apply_command(run)}  or  fumehood discard {run.name}")
+        lines.append(f"a person decides: {apply_command(run)}  or  fumehood discard {run.name}")
     if any(change.verdict == c.APPLIED for change in run.changed):
-        said.append(f"undo: fumehood undo {run.name}")
-    return said
+        lines.append(f"undo: fumehood undo {run.name}")
+    return lines
 
 
-_AS_SAID = {c.CONFLICT: "in conflict", c.UNSUPPORTED: "not supported"}
+_VERDICT_WORDS = {c.CONFLICT: "in conflict", c.UNSUPPORTED: "not supported"}
 
 
 def headline(run: Run) -> str:
-    """Sum up a run's changes in a few words."""
+    """Sum up a run's changes in a few words, such as "3 changes applied, 1 held"."""
     verdicts = ["undone" if change.reason.startswith(UNDONE_BY) else change.verdict for change in run.changed]
-    counts = {verdict: verdicts.count(verdict) for verdict in (*_VERDICTS, "undone") if verdict in verdicts}
+    counts = {verdict: verdicts.count(verdict) for verdict in (*_VERDICTS_IN_ORDER, "undone") if verdict in verdicts}
     if run.state in ("undone", "failed"):
         counts = {run.state: len(verdicts)}
     if run.draft is not None and run.state == "applied":
-        counts = {"taken over": len(verdicts)}
+        counts = {"taken over": len(verdicts)}  # its draft was applied
     if run.act == "undo" and c.APPLIED in counts:
         counts = {run.outcome if verdict == c.APPLIED else verdict: count for verdict, count in counts.items()}
-    (first, count), *others = ((_AS_SAID.get(verdict, verdict), count) for verdict, count in counts.items())
+    (first, count), *others = ((_VERDICT_WORDS.get(verdict, verdict), count) for verdict, count in counts.items())
     text = f"{how_many(count, 'change')} {first}"
-    text += "".join(f", {count} {verdict}" for verdict, count in others) + deletions(run)
-    reason = run.reason or _said_once(run)
+    text += "".join(f", {count} {verdict}" for verdict, count in others) + deletions_note(run)
+    reason = run.reason or _common_reason(run)
     return f"{text}: {printable(reason)}" if reason not in ("", IN_PART) else text
 
 
-def _said_once(run: Run) -> str:
-    """Return the reason that all changes of a run have, where none is applied: the headline says it for all."""
-    fates = {(change.verdict, change.reason) for change in run.changed}
-    verdict, reason = fates.pop() if fates else ("", "")
-    return reason if not fates and len(run.changed) > 1 and verdict != c.APPLIED and not run.reason else ""
+def _common_reason(run: Run) -> str:
+    """Return the reason that all changes of a run share if none is applied: then only the headline says it."""
+    outcomes = {(change.verdict, change.reason) for change in run.changed}
+    verdict, reason = outcomes.pop() if outcomes else ("", "")
+    return reason if not outcomes and len(run.changed) > 1 and verdict != c.APPLIED and not run.reason else ""
 
 
-def deletions(run: Run) -> str:
-    """Count what a run deletes, for the end of a headline."""
+def deletions_note(run: Run) -> str:
+    """Return the number of deletions in brackets, for the end of a headline, or ""."""
     count = sum(change.change == c.DELETED for change in run.changed)
     return f" ({how_many(count, 'deletion')})" if count else ""
 
 
-def _lines(run: Run, paint: Paint) -> Iterator[str]:
-    """Write one line a change; where they are too many, a tree that comes or goes whole, and what is alike, in one.
+def _change_lines(run: Run, paint: Paint) -> Iterator[str]:
+    """Yield one line for each change; if they are too many, one for each whole tree and each group of similar changes.
 
-    The numbers in the lines, and one for each line without, are those of the headline.
+    The counts in the lines, with 1 for each line that has none, add up to the number in the headline.
     """
-    said = _said_once(run)
-    if len(run.changed) <= _MOST and not any(".git/objects/" in change.path for change in run.changed):
-        yield from (_place(run, change, paint) + _fate(run, change, said) for change in run.changed)
+    common_reason = _common_reason(run)
+    if len(run.changed) <= _MAX_LINES and not any(".git/objects/" in change.path for change in run.changed):
+        yield from (
+            _change_text(run, change, paint) + _verdict_text(run, change, common_reason) for change in run.changed
+        )
         return
-    inside = _whole_trees(run.changed)
+    inside = _count_in_whole_trees(run.changed)
     shown = [
         change for change in run.changed
         if change.flags or change.within is None or (change.root, change.within) not in inside
     ]  # fmt: skip
-    listed, left_out = summary_lines(shown, _MOST)
-    for each in listed:
-        change = each.change
-        if each.count == 1:
+    groups, left_out = summary_lines(shown, _MAX_LINES)
+    for group in groups:
+        change = group.change
+        if group.count == 1:
             count = inside.get((change.root, change.path), 0)
-            more = f"  {paint(f'and {count} in it', 'dim')}" if count else ""
-            yield _place(run, change, paint) + _fate(run, change, said) + more
+            note = f"  {paint(f'and {count} in it', 'dim')}" if count else ""
+            yield _change_text(run, change, paint) + _verdict_text(run, change, common_reason) + note
         else:
-            top = "" if each.path == "./" else each.path
+            top = "" if group.path == "./" else group.path
             count = sum(
                 1 + inside.get((other.root, other.path), 0) for other in shown
-                if other.path.startswith(top) and all(getattr(other, part) == getattr(change, part) for part in _SAME)
+                if other.path.startswith(top)
+                and all(getattr(other, field) == getattr(change, field) for field in _GROUPED_BY)
             )  # fmt: skip
-            place = _place(run, change, paint, path=f"{each.path}…")
-            yield f"{place}{_fate(run, change, said)}  {paint(f'{count} of them', 'dim')}"
-    if left_out or inside or any(each.count > 1 for each in listed):
-        more = "".join(f"{count} more {kind}; " for kind, count in left_out.items())
-        yield paint(f"{more}all of them: fumehood show {run.name}", "dim")
+            path_text = _change_text(run, change, paint, path=f"{group.path}…")
+            yield f"{path_text}{_verdict_text(run, change, common_reason)}  {paint(f'{count} of them', 'dim')}"
+    if left_out or inside or any(group.count > 1 for group in groups):
+        note = "".join(f"{count} more {kind}; " for kind, count in left_out.items())
+        yield paint(f"{note}all of them: fumehood show {run.name}", "dim")
 
 
-def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
-    """Return the directories that come or go whole and hold many entries, with how many need no look.
+def _count_in_whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
+    """Return the directories that are added or deleted whole, each with the number of entries that need no own line.
 
-    Not where something in it became of otherwise: that is told one by one.
+    A directory in which one entry has another change, verdict or reason is left out: its entries are listed.
     """
     tops = {
         (change.root, change.path): change
@@ -209,57 +214,57 @@ def _whole_trees(changes: Sequence[c.Change]) -> dict[tuple[int, str], int]:
             mixed.add((top.root, top.path))
         else:
             counts[top.root, top.path] = counts.get((top.root, top.path), 0) + 1
-    return {top: count for top, count in counts.items() if count > _LARGE and top not in mixed}
+    return {top: count for top, count in counts.items() if count > _MIN_TREE_ENTRIES and top not in mixed}
 
 
-def _place(run: Run, change: c.Change, paint: Paint, path: str = "", below: str | None = None) -> str:
-    """Write what was changed and how; or several that are alike, in the directory at a path.
+def _change_text(run: Run, change: c.Change, paint: Paint, path: str = "", inside: str | None = None) -> str:
+    """Return a change as text: sign, path, new mode, flags.
 
-    `below` a directory, it is written without that.
+    `path` replaces the path, for a group of changes. `inside` is a directory that is left out of the path.
     """
     sign, colour = SIGNS[change.change]
     where = "" if change.root == 0 else f"{run.roots[change.root]}/"
-    name = where + (path or change.path) if below is None else change.path.removeprefix(f"{below}/")
-    place = path_in_list(name) + ("/" if change.kind == c.DIRECTORY and not path else "")
+    name = where + (path or change.path) if inside is None else change.path.removeprefix(f"{inside}/")
+    path_text = path_in_list(name) + ("/" if change.kind == c.DIRECTORY and not path else "")
     modes = ""
     if not path and c.has_new_mode(change) and change.before is not None and change.after is not None:
         modes = f" {change.before.mode:04o} → {change.after.mode:04o}"
     flags = f"  ({c.flags_in_words(change.flags)})" if change.flags else ""
-    return f"{paint(sign, colour)} {place}{modes}{flags}"
+    return f"{paint(sign, colour)} {path_text}{modes}{flags}"
 
 
-def _fate(run: Run, change: c.Change, said: str) -> str:
-    """Write what became of a change, where that needs a word; not for a reason that is `said` already."""
-    why = printable(change.reason)
-    if not why.startswith(UNDONE_BY):
-        why = f"{change.verdict}: {why}" if why else change.verdict
-    is_over = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied") or bool(said)
-    return "" if is_over else f"  [{why}]"
+def _verdict_text(run: Run, change: c.Change, common_reason: str) -> str:
+    """Return the verdict and reason of a change in brackets; "" if it was applied or the headline said it for all."""
+    text = printable(change.reason)
+    if not text.startswith(UNDONE_BY):
+        text = f"{change.verdict}: {text}" if text else change.verdict
+    is_said = change.verdict == c.APPLIED or (run.draft is not None and run.state == "applied") or bool(common_reason)
+    return "" if is_said else f"  [{text}]"
 
 
 def lines_by_directory(run: Run, paint: Paint, note: Callable[[c.Change], str] | None = None) -> Iterator[str]:
-    """Write every change in a line; where they are many, below the directory that they are in.
+    """Yield one line for each change; if they are many, indented below a line for their directory.
 
-    `note` says something of each, instead of what became of it.
+    `note` returns the end of a change's line, in place of its verdict.
     """
-    said = _said_once(run)
-    note = note or (lambda change: _fate(run, change, said))
+    common_reason = _common_reason(run)
+    note = note or (lambda change: _verdict_text(run, change, common_reason))
     groups: dict[tuple[int, str], list[c.Change]] = {}
     for change in run.changed:
         groups.setdefault((change.root, change.path.rpartition("/")[0]), []).append(change)
-    is_long = len(run.changed) > _MOST and len(groups) < len(run.changed)
+    is_long = len(run.changed) > _MAX_LINES and len(groups) < len(run.changed)
     for (root, directory), group in groups.items():
         where = "" if root == 0 else f"{run.roots[root]}/"
         if not is_long or len(group) == 1:
-            yield from (_place(run, change, paint) + note(change) for change in group)
+            yield from (_change_text(run, change, paint) + note(change) for change in group)
             continue
         yield f"{printable(where + (directory or '.'))}/  {paint(f'{len(group)} of them', 'dim')}"
-        yield from (f"  {_place(run, change, paint, below=directory)}{note(change)}" for change in group)
+        yield from (f"  {_change_text(run, change, paint, inside=directory)}{note(change)}" for change in group)
 
 
-def event_line(event: Event, colour: Callable[[str, str], str]) -> str:
-    """Write one event in a line: when, what, by whom."""
+def event_line(event: Event, paint: Callable[[str, str], str]) -> str:
+    """Return one event as a line: when, what, by whom."""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
     by = f"{event.user or event.uid}, {event.face}" + (f", {event.agent}" if event.agent else "")
     detail = f"  {printable(event.detail)}" if event.detail else ""
-    return f"{colour(when, 'dim')}  {event.act:9}{detail}  {colour(f'({printable(by)})', 'dim')}"
+    return f"{paint(when, 'dim')}  {event.act:9}{detail}  {paint(f'({printable(by)})', 'dim')}"
