@@ -165,7 +165,7 @@ def hardening(room: Path) -> Iterator[Figure]:
     from fumehood.linux import confine
     from fumehood.linux.mounts import Bind, Devices, Proc, Tmpfs
     from fumehood.service import running
-    from fumehood.service.surroundings import Seen
+    from fumehood.service.surroundings import VisibleMounts
 
     if os.geteuid() != 0:
         return
@@ -174,11 +174,12 @@ def hardening(room: Path) -> Iterator[Figure]:
     with Sandbox(project) as sandbox:
 
         def without() -> None:
-            def look(self: running.Execution) -> Seen:
-                return Seen(mounts=(*bare, *self._capture.mounts), ahead=2, look=0, is_cut=True)
+            def look(self: running.Execution) -> VisibleMounts:
+                mounts = (*bare, *self._capture.mounts)
+                return VisibleMounts(mounts=mounts, ahead=2, look=0, blocks_sockets=True)
 
             with (
-                mock.patch.object(running.Execution, "_look", look),
+                mock.patch.object(running.Execution, "_find_visible", look),
                 mock.patch.object(running, "filter_for", return_value=b""),
                 mock.patch.object(confine, "guard", return_value=b""),
             ):

@@ -67,7 +67,7 @@ class Checkout:
             text=True,
         )
 
-    def run(self, *arguments: str, program: str = "", cwd: Path | None = None, **more: str) -> "Ended":
+    def run(self, *arguments: str, program: str = "", cwd: Path | None = None, **more: str) -> "CommandResult":
         return ended(self.start(*arguments, program=program, cwd=cwd, **more))
 
     def environments(self) -> list[str]:
@@ -75,7 +75,7 @@ class Checkout:
 
 
 @dataclass(frozen=True)
-class Ended:
+class CommandResult:
     status: int
     stdout: str
     stderr: str
@@ -86,9 +86,9 @@ class Ended:
         return dict(json.loads(self.stdout))
 
 
-def ended(process: subprocess.Popen[str]) -> Ended:
+def ended(process: subprocess.Popen[str]) -> CommandResult:
     stdout, stderr = process.communicate("typed\n", timeout=400)
-    return Ended(process.returncode, stdout, stderr)
+    return CommandResult(process.returncode, stdout, stderr)
 
 
 def copy_of_the_checkout(copy: Path) -> None:
@@ -123,7 +123,7 @@ def wheels() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def first_uses(wheels: Path) -> Iterator[tuple[Checkout, list[Ended]]]:
+def first_uses(wheels: Path) -> Iterator[tuple[Checkout, list[CommandResult]]]:
     """A checkout with a blank in its name, used for the first time by two at once."""
     top = fresh_directory(scratch())
     made = Checkout(top, top / "a checkout", top / "home", wheels)
@@ -135,13 +135,13 @@ def first_uses(wheels: Path) -> Iterator[tuple[Checkout, list[Ended]]]:
 
 
 @pytest.fixture
-def checkout(first_uses: tuple[Checkout, list[Ended]]) -> Checkout:
+def checkout(first_uses: tuple[Checkout, list[CommandResult]]) -> Checkout:
     return first_uses[0]
 
 
 @pytest.mark.long
 def test_two_first_uses_at_once_make_one_environment_and_both_run(
-    first_uses: tuple[Checkout, list[Ended]],
+    first_uses: tuple[Checkout, list[CommandResult]],
 ) -> None:
     checkout, both = first_uses
     for one in both:
@@ -151,7 +151,7 @@ def test_two_first_uses_at_once_make_one_environment_and_both_run(
 
 
 def test_a_first_use_installs_what_is_locked_for_running_and_counts_it(
-    first_uses: tuple[Checkout, list[Ended]],
+    first_uses: tuple[Checkout, list[CommandResult]],
 ) -> None:
     checkout, both = first_uses
     packages = next((checkout.cache / checkout.environments()[0]).glob("lib/python*/site-packages"))
@@ -433,7 +433,7 @@ def test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_word(real_checkout
         process = real_checkout.start("run", "--", "echo new > f", cwd=project)
         with open(bundle, "wb"):  # when it is open at both ends, it is being read
             process.send_signal(signal.SIGINT)
-            assert ended(process) == Ended(-signal.SIGINT, "", "")
+            assert ended(process) == CommandResult(-signal.SIGINT, "", "")
     finally:
         bundle.unlink()
     assert not (project / "f").exists()
@@ -500,7 +500,7 @@ def test_a_project_may_be_changed_that_fumehood_is_developed_in(real_checkout: C
 
 @pytest.mark.namespaces
 def test_the_wrapper_makes_nothing_in_the_hood_and_says_what_the_hoods_own_door_says(real_checkout: Checkout) -> None:
-    def typed(line: str, *options: str) -> Ended:
+    def typed(line: str, *options: str) -> CommandResult:
         return real_checkout.run("run", "--quiet", *options, "--", line, cwd=real_checkout.copy)
 
     typed("true")  # the first use may tell that another directory was here before

@@ -10,7 +10,7 @@ from fumehood.faces.cli import hook
 from fumehood.linux.launch import start
 from fumehood.linux.streams import CLOSED
 from fumehood.service.decide import apply_edited
-from fumehood.service.hood import Hood, Wishes
+from fumehood.service.hood import Caller, Hood
 from fumehood.service.opened import OpenedStore
 from fumehood.service.sandbox import run_in
 
@@ -23,7 +23,7 @@ def main(act: str, project: str, told: str = "", *paths: str) -> None:
         # In this process, as the command line does it: a launcher would not be traced.
         store = OpenedStore()
         hood = Hood(store, store.projects.open(project), Policy(), start)
-        run = run_in(hood, Request(command=told), Wishes(stdin=CLOSED))
+        run = run_in(hood, Request(command=told), Caller(stdin=CLOSED))
         if run.exit_code:
             sys.exit(run.output)
     elif act in ("begin", "edit"):

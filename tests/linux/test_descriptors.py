@@ -12,7 +12,7 @@ from fumehood.linux.monitor import WatchedLayer
 from fumehood.linux.namespaces import Layer, mount_table
 from fumehood.linux.warden import DiskUse
 from fumehood.service.held import fold_root
-from fumehood.service.layers import scanned
+from fumehood.service.layers import scan_layers
 
 # Each opens `there` first, and then what is missing.
 OPENING: dict[str, Callable[[str, str], object]] = {
@@ -20,7 +20,7 @@ OPENING: dict[str, Callable[[str, str], object]] = {
     "watched": lambda there, missing: WatchedLayer(missing, there),
     "folded": lambda there, missing: fold_root(f"{there}/new", [there, missing]),
     "normalised": lambda there, missing: finish(_layer(there, missing)),
-    "scanned": lambda there, missing: scanned([_layer(there, missing)]),
+    "scanned": lambda there, missing: scan_layers([_layer(there, missing)]),
 }
 
 

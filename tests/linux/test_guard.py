@@ -16,7 +16,7 @@ from fumehood.errors import Unavailable
 from fumehood.linux import confine, doctor, libc
 from fumehood.linux.bwrap import provide
 from fumehood.linux.guards import COMPILER, GUARDS, SOURCE
-from fumehood.service.network import Access
+from fumehood.service.network import NetworkAccess
 from patience import LONG_S
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -134,7 +134,7 @@ def test_doctor_says_where_the_guard_lets_files_be_cut_short(version, is_lacking
 def test_the_whole_network_is_refused_where_landlock_has_no_scopes(version, monkeypatch):
     monkeypatch.setattr(libc, "landlock_version", lambda: version)
     with pytest.raises(Unavailable, match=r"Linux 6\.12"):
-        Access(Network(mode=FULL))
+        NetworkAccess(Network(mode=FULL))
 
 
 def test_the_status_of_the_command_is_its_own(program, test_directory):

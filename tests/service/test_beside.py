@@ -10,7 +10,7 @@ from fumehood.core.report import READ_ONLY
 from fumehood.core.request import Request
 from fumehood.linux.launch import start
 from fumehood.service.ask import Callback
-from fumehood.service.hood import Hood, Wishes
+from fumehood.service.hood import Caller, Hood
 from fumehood.service.opened import OpenedStore
 from fumehood.service.permission import Permissions
 from fumehood.service.sandbox import run_in
@@ -48,10 +48,10 @@ def test_a_yes_makes_it_a_root_from_that_command_on(hood: Callable[..., Hood], b
         return True
 
     working = hood(yes)
-    assert run_in(working, asked_for(beside), Wishes()).state == "applied"
+    assert run_in(working, asked_for(beside), Caller()).state == "applied"
     assert (beside / "f").exists()
     assert [question.target for question in questions] == [str(beside)]
-    again = run_in(working, asked_for(beside, "touch g", session="other"), Wishes())
+    again = run_in(working, asked_for(beside, "touch g", session="other"), Caller())
     assert (again.state, again.blocked, len(questions)) == ("applied", (), 1)
     assert hood().project.extra == (str(beside),)
 
@@ -66,7 +66,7 @@ def test_a_no_is_asked_once_in_a_session_and_the_command_runs_read_only(
         return False
 
     for session, count in (("s", 1), ("s", 1), ("t", 2)):
-        run = run_in(hood(no), asked_for(beside, session=session), Wishes())
+        run = run_in(hood(no), asked_for(beside, session=session), Caller())
         assert "Read-only file system" in run.stderr
         assert len(questions) == count
     assert not (beside / "f").exists()
@@ -77,7 +77,7 @@ def test_where_nobody_is_the_agent_is_told_once_and_only_of_what_it_uses(
     hood: Callable[..., Hood], beside: Path
 ) -> None:
     def told(request: Request) -> list[str]:
-        return [each.detail for each in run_in(hood(), request, Wishes()).blocked if each.what == READ_ONLY]
+        return [each.detail for each in run_in(hood(), request, Caller()).blocked if each.what == READ_ONLY]
 
     assert told(asked_for(beside, "true", there=False)) == []
     assert told(asked_for(beside, f"ls {beside}", there=False)) == [str(beside)]
@@ -92,7 +92,7 @@ def test_what_can_be_no_root_is_not_offered(hood: Callable[..., Hood], home: Pat
 
     (project / "sub").mkdir()
     for path in (Path("/"), home, Path("/usr"), project, project / "sub", project.parent, home / "gone"):
-        run = run_in(hood(never), asked_for(path, f"ls {path}", there=False), Wishes())
+        run = run_in(hood(never), asked_for(path, f"ls {path}", there=False), Caller())
         assert not [each for each in run.blocked if each.what == READ_ONLY], path
 
 
@@ -107,5 +107,5 @@ def test_of_a_link_the_person_is_asked_about_what_it_leads_to(
         questions.append(question)
         return False
 
-    run_in(hood(no), asked_for(link, f"ls {link}", there=False), Wishes())
+    run_in(hood(no), asked_for(link, f"ls {link}", there=False), Caller())
     assert f"{link} → {beside}" in questions[0].text

@@ -397,8 +397,8 @@ def test_what_is_due_is_recorded_before_its_original_goes(
 
 
 def test_a_run_that_its_process_still_claims_is_not_set_aside(store: Store) -> None:
-    with layers.Claim(store.places, "01CLAIMED") as claim:
-        claim.take()
+    with layers.RunDirectory(store.places, "01CLAIMED") as directory:
+        directory.create()
         assert cleaned(store, 31).leftovers == 1
         assert kept(store) == {"01CLAIMED"}
     cleaned(store, 31)

@@ -17,7 +17,7 @@ from fumehood.linux.ways_in import ProjectTree
 from fumehood.service import layers as layering
 from fumehood.service import overview
 from fumehood.service.files import scan_project
-from fumehood.service.layers import space_of
+from fumehood.service.layers import disk_usage
 from fumehood.service.profiles import sweep
 from fumehood.service.store import Store
 from fumehood.store.places import new_id
@@ -206,7 +206,7 @@ def all_that_only_look(tree: Path) -> dict[str, Callable[[], object]]:
     above = open_top(str(tree.parent))
     room = DiskUse([str(tree)], 1 << 40, empty=True)
     return {
-        "the space that a layer takes": lambda: space_of(above, tree.name),
+        "the space that a layer takes": lambda: disk_usage(above, tree.name),
         "what a command has written": lambda: sum(room._sizes()),
         "whose files there are": lambda: everywhere([str(tree)]),
         "what leads into a root": lambda: ProjectTree(str(tree), lambda _: None, lambda _: False),
@@ -233,7 +233,7 @@ def test_to_look_through_twice_the_depth_takes_twice_the_work(
 def test_what_lies_beyond_any_limit_is_looked_at_too(test_directory: Path) -> None:
     make_deep(test_directory / "tree", DEEPEST + 300)
     above = open_top(str(test_directory))
-    assert space_of(above, "tree") >= (DEEPEST + 300) * os.stat(test_directory / "tree").st_blocks * 512
+    assert disk_usage(above, "tree") >= (DEEPEST + 300) * os.stat(test_directory / "tree").st_blocks * 512
     assert sum(DiskUse([str(test_directory / "tree")], 1 << 40, empty=True)._sizes()) > 2 * (DEEPEST + 300)
     remove_tree(above, "tree")
     os.close(above)

@@ -341,7 +341,7 @@ def test_a_session_of_commands_and_edits_is_taken_back_and_brought_back(
     from fumehood.core.request import Request
     from fumehood.linux.launch import start
     from fumehood.linux.streams import CLOSED
-    from fumehood.service.hood import Hood, Wishes
+    from fumehood.service.hood import Caller, Hood
     from fumehood.service.sandbox import run_in
 
     (project / "a").write_text("0\n")
@@ -350,7 +350,7 @@ def test_a_session_of_commands_and_edits_is_taken_back_and_brought_back(
     hood = Hood(store, client.project, Policy(), start)
 
     def command(line: str) -> None:
-        assert run_in(hood, Request(command=line, session=SESSION), Wishes(stdin=CLOSED)).state == "applied"
+        assert run_in(hood, Request(command=line, session=SESSION), Caller(stdin=CLOSED)).state == "applied"
 
     client.edit("a", "0\n1\n")
     command("echo 2 >>a; mkdir -p src; echo x >src/x")

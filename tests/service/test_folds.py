@@ -10,7 +10,7 @@ import pytest
 from fumehood import Policy, Sandbox
 from fumehood.core.request import Request
 from fumehood.linux import launcher
-from fumehood.service.hood import Hood, Wishes
+from fumehood.service.hood import Caller, Hood
 from fumehood.service.sandbox import run_in
 from fumehood.service.store import Store
 from snapshots import entries, heard, snapshot, told
@@ -156,7 +156,7 @@ def test_a_run_that_has_begun_stands_although_what_it_was_to_see_is_settled(
             return launcher.shared().start(plan, given)
 
         hood = Hood(store, store.projects.open(str(furnished)), policy, settling_first)
-        run = run_in(hood, Request(command="cat h; echo free > free"), Wishes())
+        run = run_in(hood, Request(command="cat h; echo free > free"), Caller())
     assert settled
     assert run.state == "applied", run.reason
     # Before or after: a copy was made before, fuse-overlayfs has read before what it shows.

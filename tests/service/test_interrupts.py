@@ -32,13 +32,13 @@ LINE = """
 import os, signal, sys
 from fumehood.faces.cli.main import main
 from fumehood.service import layers, settle
-look = layers.scanned
+look = layers.scan_layers
 
 def interrupted(*arguments):
     os.kill(os.getpid(), signal.SIGINT)
     return look(*arguments)
 
-layers.scanned = interrupted
+layers.scan_layers = interrupted
 settle._LONG_S = {long_s}
 sys.exit(main(["run", *sys.argv[1:], "--", "echo printed; echo new > a"]))
 """
@@ -75,7 +75,7 @@ def line(project, *options, long_s):
 
 
 def test_what_a_command_wrote_is_kept_and_held_by_the_next_one(sandbox, project, interrupted):
-    interrupted(layering, "scanned")
+    interrupted(layering, "scan_layers")
     with pytest.raises(KeyboardInterrupt):
         sandbox.run("echo printed; echo new > a; exit 3")
     assert (project / "a").read_text() == "old\n"
@@ -89,7 +89,7 @@ def test_what_a_command_wrote_is_kept_and_held_by_the_next_one(sandbox, project,
 
 def test_it_can_be_interrupted_again_when_it_is_looked_at_once_more(sandbox, project, interrupted):
     for act in (lambda: sandbox.run("echo new > a"), lambda: sandbox.run("true"), lambda: Sandbox(project)):
-        interrupted(layering, "scanned")
+        interrupted(layering, "scan_layers")
         with pytest.raises(KeyboardInterrupt):
             act()
     with Sandbox(project) as later:

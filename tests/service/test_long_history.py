@@ -88,11 +88,11 @@ def test_a_cleaning_measures_only_what_was_settled_since_the_last_one(
 ) -> None:
     measured: list[str] = []
 
-    def space_of(directory: int, name: str, *, freed: bool = False) -> int:
+    def disk_usage(directory: int, name: str, *, freed: bool = False) -> int:
         measured.append(name)
-        return layers.space_of(directory, name, freed=freed)
+        return layers.disk_usage(directory, name, freed=freed)
 
-    monkeypatch.setattr("fumehood.service.clean.space_of", space_of)
+    monkeypatch.setattr("fumehood.service.clean.disk_usage", disk_usage)
     clean(store, budget=1 << 40)
     assert sorted(measured) == [each.run for each in runs]
     another = run("echo three >> a")

@@ -16,8 +16,8 @@ from fumehood.core.changes import Change
 from fumehood.core.policy import Again
 from fumehood.errors import ChangedMeanwhile
 from fumehood.service import layers
-from fumehood.service.conflicts import let_pass
-from fumehood.service.layers import Overtaken
+from fumehood.service.conflicts import yield_to_waiting_runs
+from fumehood.service.layers import RunAgain
 from fumehood.service.settle import settle
 from fumehood.service.store import Store
 from fumehood.store import records
@@ -165,10 +165,10 @@ def test_who_writes_in_a_directory_lets_pass_whatever_is_run_again_for_it(
     with Sandbox(project) as sandbox:
         run = sandbox.run(f"echo x > {path}", apply="hold")
         if passes:
-            with pytest.raises(Overtaken):
-                let_pass(store, run, f"{project}/src")
+            with pytest.raises(RunAgain):
+                yield_to_waiting_runs(store, run, f"{project}/src")
         else:
-            let_pass(store, run, f"{project}/src")
+            yield_to_waiting_runs(store, run, f"{project}/src")
         assert bool(sandbox.history()) is not passes
 
 

@@ -21,7 +21,7 @@ from fumehood.core.questions import Question
 from fumehood.core.report import Blocked
 from fumehood.linux.probe import CAPTURES
 from fumehood.service import overview
-from fumehood.service.hood import Wishes
+from fumehood.service.hood import Caller
 from fumehood.service.sandbox import run_in
 from fumehood.service.session import leave_link
 from passing_days import pass_days
@@ -81,7 +81,7 @@ def test_whatever_a_command_does_to_its_shell_its_directory_and_its_output_are_k
     ):
         plain = subprocess.run([path, "-c", line], cwd=project, capture_output=True, text=True, check=False)
         request = agent._request(line, cwd=project).replace(shell=path)
-        run = run_in(agent._hood, request, Wishes())
+        run = run_in(agent._hood, request, Caller())
         assert (run.exit_code, run.stdout) == (plain.returncode, plain.stdout) == (plain.returncode, printed), line
         assert (agent.cwd, run.blocked) == (f"{project}/d", ()), line
         agent.run("true", cwd=project)
@@ -90,8 +90,8 @@ def test_whatever_a_command_does_to_its_shell_its_directory_and_its_output_are_k
 @pytest.mark.parametrize("line", ["[ 1 ] || :; cd d; exec true", "trap true EXIT; cd d; exit 3", "cd d; kill -KILL $$"])
 def test_a_command_that_cannot_say_where_it_ended_is_told_so(agent: Sandbox, project: Path, line: str) -> None:
     (project / "d").mkdir()
-    (untold,) = agent.run(line).blocked
-    assert untold.line.startswith("the next command does not follow: cd. where this ended is not known ")
+    (unreported,) = agent.run(line).blocked
+    assert unreported.line.startswith("the next command does not follow: cd. where this ended is not known ")
     assert agent.run("pwd").stdout == f"{project}\n"
     assert agent.run("exec true").blocked == ()
 

@@ -28,7 +28,7 @@ from fumehood.linux.nofollow import LISTING, remove_tree
 from fumehood.linux.process import number_in
 from fumehood.linux.usage import NotYet, inside_of
 from fumehood.service.checkpoint import Checkpoints, Part
-from fumehood.service.profiles import Conditions, Scratch, Wanted, agents_directory, digest_of
+from fumehood.service.profiles import Scratch, ScratchConditions, ScratchRequest, agents_directory, digest_of
 from fumehood.store.places import Places, new_id
 from fumehood.store.places import home as user_home
 
@@ -65,14 +65,14 @@ class OwnDirectory(Value):
     name: str  # of its own directory among the agent's
 
 
-class AgentRoom(Scratch):
+class AgentScratch(Scratch):
     """The scratch of one run of an agent, and the directories that are kept for it."""
 
     def __init__(
-        self, places: Places, project: str, run: str, asked: Sequence[Wanted], *, keeps_tmp: bool, agent: Agent,
-        environment: Mapping[str, str], roots: Sequence[str],
+        self, places: Places, project: str, run: str, requests: Sequence[ScratchRequest], *, keeps_tmp: bool,
+        agent: Agent, environment: Mapping[str, str], roots: Sequence[str],
     ) -> None:  # fmt: skip
-        super().__init__(places, project, run, asked, keeps_tmp=keeps_tmp)
+        super().__init__(places, project, run, requests, keeps_tmp=keeps_tmp)
         self._agent = agent
         self._kept = []
         for text in agent.state:
@@ -91,7 +91,7 @@ class AgentRoom(Scratch):
                 )
         self.points = [each.target for each in self._kept]
 
-    def make(self, conditions: Conditions) -> None:
+    def make(self, conditions: ScratchConditions) -> None:
         """Make the directories ready, with the newest credentials in them."""
         super().make(conditions)
         self.points = [each.target for each in self._kept]
@@ -301,7 +301,7 @@ class ShellCommands:
         self._said_before: set[tuple[int, str, str]] = set()
         self._around = around_line()
 
-    def hear(self, said: Sequence[str], cwd: str) -> str:
+    def handle_message(self, said: Sequence[str], cwd: str) -> str:
         """Take note of what a shell says; returns what the agent is told."""
         verb, *numbers = said
         if len(numbers) != (1 if verb == BEGAN else 2) or not all(
@@ -310,7 +310,7 @@ class ShellCommands:
             raise BadRequest(f"{verb} can't be understood", hint="only a shell says that")
         shell = numbers[0]
         if verb == BEGAN:
-            self.look()
+            self.settle_dead_shells()
             with Closing(self._processes()) as processes:
                 words = os.fsdecode(read(f"{shell}/cmdline", processes)).split("\0")
             line = ""
@@ -325,7 +325,7 @@ class ShellCommands:
             self._settle(self._open.pop(shell), int(numbers[1]))
         return self._to_tell()
 
-    def look(self) -> bool:
+    def settle_dead_shells(self) -> bool:
         """See to commands that ended without a word; returns whether some run."""
         if self._open:
             try:

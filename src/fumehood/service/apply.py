@@ -21,7 +21,7 @@ from fumehood.linux.namespaces import OVERLAYS, file_system
 from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
 from fumehood.linux.staging import Staging, can_rename, open_elsewhere
 from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
-from fumehood.service.layers import let_second_pass, note_refs
+from fumehood.service.layers import record_refs, wait_for_next_second
 from fumehood.store.history import APPLYING, SETTLING
 
 TYPE_CHECKING = False
@@ -123,7 +123,7 @@ def _settle(between: Between, steps: Sequence[Step], changes: Sequence[c.Change]
     new = next((change for change in changes if change.verdict == c.APPLIED and change.after is not None), None)
     if new is not None:
         try:
-            let_second_pass(os.lstat(f"{roots[new.root]}/{new.path}"))
+            wait_for_next_second(os.lstat(f"{roots[new.root]}/{new.path}"))
         except OSError:
             return  # somebody else has changed it, or it lies too deep
 
@@ -337,7 +337,7 @@ class Between:
         if repositories := repositories_of(self._roots, changes):
             refs_by_git = [(number, refs_of(self._roots[number], git)) for number, git in repositories]
             refs = {(number, path): says for number, refs in refs_by_git for path, says in refs.items()}
-            note_refs(self._uppers[0], refs)
+            record_refs(self._uppers[0], refs)
 
     def _open(self, number: int) -> tuple[int, int]:
         self._descriptors += map(open_top, (self._uppers[number], self._roots[number]))

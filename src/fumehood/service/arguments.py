@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fumehood.core.request import encode_text
 from fumehood.errors import BadRequest, plain_error, raised_by
-from fumehood.service.layers import require_there
+from fumehood.service.layers import require_roots_exist
 
 if TYPE_CHECKING:
     Check = Callable[[Any], bool]
@@ -107,7 +107,7 @@ def in_our_words(face: object) -> Iterator[None]:
             raise
         project = getattr(face, "_project", None)
         if project is not None:
-            require_there((project.path,))
+            require_roots_exist((project.path,))
         raise plain_error(error) from error
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fumehood.core.request import Request
     from fumehood.linux.probe import Host
     from fumehood.service.hood import Hood
-    from fumehood.service.running import Ended, Execution
+    from fumehood.service.running import CommandResult, Execution
     from fumehood.service.store import Store
     from fumehood.service.surroundings import World
     from fumehood.store.places import Places
@@ -67,44 +67,44 @@ _ASKING = "fumehood ask"  # what a command of a session can type
 
 
 def what_was_blocked(
-    run: Run, execution: Execution, network: Network, request: Request, ended: Ended
+    run: Run, execution: Execution, network: Network, request: Request, result: CommandResult
 ) -> tuple[Blocked, ...]:
     """Return what a command was refused, what it may have missed where it failed, and what was thrown away."""
-    hood, world, seat = execution.hood, execution.world, execution.seat
-    store, policy, can_ask = hood.store, hood.policy, seat is not None
+    hood, world, session_run = execution.hood, execution.world, execution.session_run
+    store, policy, can_ask = hood.store, hood.policy, session_run is not None
     blocked = list(run.blocked)  # connections
-    if ended.outcome.limit is not None:
-        blocked.append(ended.outcome.limit)
-    if any(stream.size > stream.saved > 0 for stream in (ended.stdout, ended.stderr)):
+    if result.outcome.limit is not None:
+        blocked.append(result.outcome.limit)
+    if any(stream.size > stream.saved > 0 for stream in (result.stdout, result.stderr)):
         blocked.append(limit_reached(OUTPUT, policy.output_limit))
-    home = "" if ended.seen is None else ended.seen.home
+    home = "" if result.visible is None else result.visible.home
     complaints = run.stdout if run.one_stream else run.stderr
     blocked += _refused(hood, run, complaints, world, home, can_ask=can_ask)
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
-        blocked += _unreached(run, network, request.hosts, ended.outcome.exit.tries, _ASKING if can_ask else "")
+        blocked += _unreached(run, network, request.hosts, result.outcome.exit.tries, _ASKING if can_ask else "")
     blocked += world.blocked
-    if seat is not None:
-        blocked += seat.lacking(run)
+    if session_run is not None:
+        blocked += session_run.missing(run)
         if (run.exit_code or run.changed) and len(store.history.unfinished_runs(hood.project.id)) > 1:
             blocked += _not_seen_by_all(store, run, complaints)
     if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
         blocked += _refused_by_owners(store.places, hood.project, run, hood.host(), policy.capture)
-    if run.exit_code and hood.withheld:
-        from fumehood.service.profiles import missed as missed_profiles
+    if run.exit_code and hood.withheld_grants:
+        from fumehood.service.profiles import report_withheld_grants
 
-        blocked += missed_profiles(hood.withheld)
+        blocked += report_withheld_grants(hood.withheld_grants)
     if run.exit_code:
         blocked += _of_somebody_else(run, complaints)
-        _suspect(blocked, run, policy, world, ended, can_ask=can_ask)
-    if ended.left_at_home:
-        blocked.append(_thrown_away(ended.left_at_home))
+        _suspect(blocked, run, policy, world, result, can_ask=can_ask)
+    if result.written_to_home:
+        blocked.append(_lost_with_home(result.written_to_home))
     for directory in request.beside:
         hint = f"to ask the person for it: {_ASKING} --write {shell_quote(directory)}"
         blocked.append(Blocked(what=READ_ONLY, detail=directory, hint=hint))
     return tuple(blocked)
 
 
-def _thrown_away(paths: Sequence[str]) -> Blocked:
+def _lost_with_home(paths: Sequence[str]) -> Blocked:
     """Name what a command left in its home."""
     named = first_names([f"~/{path}" for path in paths], _MOST_NAMED)
     hint = "a command's home is its own and is thrown away with it"
@@ -144,7 +144,7 @@ def _refused(
         directory = _addable(hood, meant, home)
         return meant, f"{how} {shell_quote(directory)}" if directory else ""
 
-    remedy = f"{world.remedy}; to ask the person for more: {_ASKING} --write DIR" if can_ask else world.remedy
+    remedy = f"{world.write_hint}; to ask the person for more: {_ASKING} --write DIR" if can_ask else world.write_hint
     limited = world.write is not None
     return refused_writes(complaints, writable, remedy, home, is_limited=limited, helping=helping)
 
@@ -192,7 +192,9 @@ def _missing_root(run: Run, world: World, *, can_ask: bool) -> tuple[Blocked, ..
     return (Blocked(what="write", detail=directory, hint=hint),)
 
 
-def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, ended: Ended, *, can_ask: bool) -> None:
+def _suspect(
+    blocked: list[Blocked], run: Run, policy: Policy, world: World, result: CommandResult, *, can_ask: bool
+) -> None:
     """Add which mask, socket or limit a failed command seems to have met, and what of the home it named and missed."""
     from fumehood.core.hints import missed_devices, suspected, unseen_paths
 
@@ -210,15 +212,15 @@ def _suspect(blocked: list[Blocked], run: Run, policy: Policy, world: World, end
         from fumehood.service.provided import secrets_elsewhere
 
         home = world.environment.get("HOME", "/")
-        views = [] if ended.seen is None else [each for each in ended.seen.mounts if isinstance(each, View)]
+        views = [] if result.visible is None else [each for each in result.visible.mounts if isinstance(each, View)]
         hidden = (f"{each.target}/{name}" for each in views for name in each.hidden)
         closed = [path for path in hidden if is_in(path, SERVICES)]
         suspects = suspected(output, run.exit_code, policy, home, secrets_elsewhere(), closed)
         is_explained = bool(blocked)
         blocked += [each for each in suspects if each not in blocked and not (each.what == "limit" and is_explained)]
-    if ended.seen is not None and ended.seen.home:
+    if result.visible is not None and result.visible.home:
         named = {each.detail for each in blocked}
-        for path in unseen_paths(output, (ended.seen.home,), ended.seen.hides, run.cwd):
+        for path in unseen_paths(output, (result.visible.home,), result.visible.hides, run.cwd):
             if path not in named:
                 hint = f'to show it to commands: show = ["{path}"] in the configuration (fumehood config path)'
                 if can_ask:

@@ -143,12 +143,12 @@ class Checkpoints:
     """The checkpoints of one running command; `targets` are where it sees the roots."""
 
     def __init__(
-        self, hood: Hood, run: Run, layers: Sequence[Layer], claim: layering.Claim, targets: Sequence[str]
+        self, hood: Hood, run: Run, layers: Sequence[Layer], directory: layering.RunDirectory, targets: Sequence[str]
     ) -> None:
         self._hood = hood
         self._run = run
         self._layers = layers
-        self._claim = claim
+        self._run_directory = directory
         self._targets = targets
         self._note = f"{os.path.dirname(layers[0].upper)}/{layering.SETTLED}"
         self._looked_at_ns = 0  # what was changed later is new
@@ -161,7 +161,7 @@ class Checkpoints:
         is_changed, count, size = False, 0, 0
         for layer in self._layers:
             with Closing(open_top(os.path.dirname(layer.upper))) as above:
-                for entry in layering.entries_in(above, os.path.basename(layer.upper)):
+                for entry in layering.stat_tree(above, os.path.basename(layer.upper)):
                     count += 1
                     if entry.st_ctime_ns > self._looked_at_ns:
                         is_changed = True
@@ -218,8 +218,8 @@ class Checkpoints:
 
     def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
         """Find out what can be settled, and do so; the processes stand still."""
-        checkpoint.changed = layering.scanned(self._layers, self._claim.indexes, is_in_use=True)
-        self._claim.refuse_elsewhere(checkpoint.changed)
+        checkpoint.changed = layering.scan_layers(self._layers, self._run_directory.indexes, is_in_use=True)
+        self._run_directory.refuse_replaced_roots(checkpoint.changed)
         give_verdicts(self._hood.store, checkpoint, self._layers, APPLY, self._hood.policy.rules)
         unfinished = self._unfinished(checkpoint, stopped)
         if unfinished:
@@ -275,8 +275,8 @@ class Checkpoints:
             if change.before is not None and (change.before.kind != c.DIRECTORY or change.change == c.MODE)
         ]
         note(self._note, [], originals)
-        with layering.Claim(store.places, checkpoint.run) as claim:
-            claim.take()
+        with layering.RunDirectory(store.places, checkpoint.run) as directory:
+            directory.create()
             store.history.begin(self._hood.project.id, checkpoint, os.getpid())
             self._is_recorded = True
             try:

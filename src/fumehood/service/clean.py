@@ -22,7 +22,7 @@ from fumehood.linux.nofollow import entries, look, open_top
 from fumehood.service import apply
 from fumehood.service import layers as layering
 from fumehood.service.files import LiveFiles, catch_up, forget_file
-from fumehood.service.layers import entries_in, space_of
+from fumehood.service.layers import disk_usage, stat_tree
 from fumehood.service.profiles import sweep
 from fumehood.service.projects import remove_left
 from fumehood.service.session import sweep_sessions
@@ -179,7 +179,7 @@ class _Cleaning:
             ]
             if self._is_dry:
                 # What a daily backup has too is counted here: that is not younger, and goes as well.
-                self._bytes += sum(space_of(runs, name) for name in [each.name for each in going] + strays)
+                self._bytes += sum(disk_usage(runs, name) for name in [each.name for each in going] + strays)
             else:
                 going = self._retire(going, runs)
                 self._set_aside(strays, runs)
@@ -218,7 +218,7 @@ class _Cleaning:
             " AND state NOT IN ('running', 'applying', 'settling')"
         )
         sizes = [
-            (-1 if look(runs, name) is None else space_of(runs, name), name) for (name,) in database.rows(unmeasured)
+            (-1 if look(runs, name) is None else disk_usage(runs, name), name) for (name,) in database.rows(unmeasured)
         ]
         with database.transaction() as connection:
             connection.executemany("UPDATE runs SET space = -1 WHERE layer = ?", [(name,) for _, name in sizes])
@@ -277,13 +277,13 @@ class _Cleaning:
         if any(records.read_records(self._store.places, name)) or os.path.exists(f"{self._store.places.edits}/{name}"):
             return False
         limit = self._recorded.moment(max(self._days, 1), self._now)
-        newest = max((entry.st_ctime for entry in entries_in(runs, name)), default=0.0)
+        newest = max((entry.st_ctime for entry in stat_tree(runs, name)), default=0.0)
         return not name.endswith(_GONE) and newest < limit
 
     def _set_aside(self, names: Iterable[str], runs: int) -> None:
         for name in names:
             try:
-                claim = layering.take_up(self._store.places, name)
+                claim = layering.lock_dead_run(self._store.places, name)
             except (FileNotFoundError, BlockingIOError):
                 continue  # its own run removed it, because nothing was left in it, or is at it
             with claim:
@@ -295,7 +295,7 @@ class _Cleaning:
         apply.note_progress(done, len(names))
         for name in names:
             done.append(name)
-            size = space_of(runs, name, freed=True)
+            size = disk_usage(runs, name, freed=True)
             try:
                 layering.drop(self._store.places, name)
             except OSError as error:

@@ -24,9 +24,9 @@ from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
 from fumehood.service.dialogue import Dialogue, LoopListener
-from fumehood.service.hood import Wishes
+from fumehood.service.hood import Caller
 from fumehood.service.opened import OpenedStore, is_cleaning_due, upkeep
-from fumehood.service.sandbox import foreseen, run_in
+from fumehood.service.sandbox import questions_for, run_in
 from fumehood.service.started import Started, Underway, terminal_of
 
 if TYPE_CHECKING:
@@ -115,24 +115,24 @@ class Commands:
             command, cwd=cwd, network=network, timeout=timeout, apply=apply, root=root, env=env, background=background,
             write=write, output_limit=output_limit,
         )  # fmt: skip
-        return self._perform(request, _wishes(on_output, on_change, _fed(stdin), cancelled, channels(ask)))
+        return self._perform(request, _caller(on_output, on_change, _fed(stdin), cancelled, channels(ask)))
 
     def questions(
         self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False
     ) -> tuple[Question, ...]:
         """Return what a person would be asked before this command runs."""
-        return foreseen(self._hood, self._request(command, cwd=cwd, network=network))
+        return questions_for(self._hood, self._request(command, cwd=cwd, network=network))
 
-    def _perform(self, request: Request, wishes: Wishes) -> Run:
+    def _perform(self, request: Request, caller: Caller) -> Run:
         with in_our_words(self):
             upkeep(self._store, self._project.id)
-            if isinstance(wishes.partner, Dialogue):  # it has a thread of ours, and is ended by its handle
-                run = run_in(self._hood, request, wishes)
+            if isinstance(caller.partner, Dialogue):  # it has a thread of ours, and is ended by its handle
+                run = run_in(self._hood, request, caller)
             else:
-                underway = Underway(self._store, wishes)
+                underway = Underway(self._store, caller)
                 try:
-                    with underway as all_wishes:
-                        run = run_in(self._hood, request, all_wishes)
+                    with underway as cancellable:
+                        run = run_in(self._hood, request, cancellable)
                 finally:
                     underway.leave()  # again: Ctrl-C may have come just before it was left
         if is_cleaning_due(self._store):
@@ -160,11 +160,11 @@ class Commands:
         asks = channels(rest.pop("ask", self._ask), loop)
         request, fed = self._request_with(command, rest, "arun"), _fed(stdin)
         listener = LoopListener(loop)
-        wishes = _wishes(on_output, on_change, fed, lambda: cancelled.is_set() or is_unwanted(), asks, listener)
+        caller = _caller(on_output, on_change, fed, lambda: cancelled.is_set() or is_unwanted(), asks, listener)
 
         def work() -> None:
             try:
-                ended.set_result(self._perform(request, wishes))
+                ended.set_result(self._perform(request, caller))
             except BaseException as error:  # noqa: BLE001 - handed on to whoever awaits
                 ended.set_result(error)  # a future refuses a StopIteration, and takes a cancellation for its own
             finally:
@@ -235,12 +235,12 @@ class Commands:
                     dialogue.fail(error)  # to whoever waits: the command is attended in another thread
 
             on_news = partial(loop.call_soon_threadsafe, in_loop)
-        wishes = Wishes(
+        caller = Caller(
             stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
             watch=None if on_news is None else watcher(on_news), cancelled=cancelled, asks=asks,
             terminal=own, partner=dialogue,
         )  # fmt: skip
-        dialogue.attend(lambda: self._perform(request, wishes))
+        dialogue.attend(lambda: self._perform(request, caller))
         return dialogue
 
     def import_bundle(self, path: str | os.PathLike[str]) -> Run:
@@ -274,7 +274,7 @@ class Commands:
     def _taken_in(self, command: Sequence[str], source: IO[bytes], title: str) -> Run:
         """Have a command in the hood lay out what came from elsewhere: that is held, or nothing is kept."""
         request = self._request(command, cwd=self._project.path, apply=HOLD, root="host").replace(title=title)
-        run = self._perform(request, _wishes(None, None, _fed(source), None, ()))
+        run = self._perform(request, _caller(None, None, _fed(source), None, ()))
         if run.exit_code:
             if run.state == "held":
                 discard_held(self._store, self._project, run)
@@ -331,10 +331,10 @@ def _writable(write: Writable) -> tuple[str, ...] | None:
     return tuple(map(os.fspath, paths))
 
 
-def _wishes(
+def _caller(
     on_output: OnOutput | None, on_change: OnChange | None, fed: Wish, cancelled: Callable[[], bool] | None,
     asks: tuple[Ask, ...], listener: LoopListener | None = None,
-) -> Wishes:  # fmt: skip
+) -> Caller:  # fmt: skip
     to_output = naming("on_output", on_output, awaits=listener is not None)
     to_change = naming("on_change", on_change, awaits=listener is not None)
 
@@ -349,7 +349,7 @@ def _wishes(
 
     if to_change is not None and listener is not None:
         to_change = listener.telling(CHANGES, to_change)
-    return Wishes(
+    return Caller(
         stdin=fed, on_stdout=telling("stdout"), on_stderr=telling("stderr"),
         watch=None if to_change is None else watcher(to_change), cancelled=naming("cancelled", cancelled), asks=asks,
         partner=listener,

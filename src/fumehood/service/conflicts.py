@@ -153,7 +153,7 @@ def _taken_back(store: Store, run: Run) -> set[c.Change]:
     return {each for place, each in places.items() if place in moved and repository(place, gits)}
 
 
-def leave_groundless(store: Store, run: Run) -> c.Change | None:
+def drop_changes_without_base(store: Store, run: Run) -> c.Change | None:
     """Leave out what a run did to repositories on top of what was held, and thrown away while it ran; return one of it.
 
     A commit on top of that lacks its objects.
@@ -194,13 +194,13 @@ def _thrown_away(store: Store, run: Run) -> dict[str, str]:
 # did has left the hood: it reached no network, and what it wrote was not applied.
 
 
-def give_way(store: Store, run: Run) -> None:
-    """Forget a run that has conflicts if all that it conflicts with was made by other runs; raises Overtaken then.
+def yield_to_other_runs(store: Store, run: Run) -> None:
+    """Forget a run that has conflicts if all that it conflicts with was made by other runs; raises RunAgain then.
 
     The project's lock is held. What a person changed after such a run is a conflict with the person.
     """
     first = place = ""
-    makers = Makers(store, run)
+    makers = ChangeAuthors(store, run)
     for number, root in enumerate(run.roots):
         conflicts = [change for change in run.changed if change.root == number and change.verdict == c.CONFLICT]
         if not conflicts:
@@ -217,10 +217,10 @@ def give_way(store: Store, run: Run) -> None:
         forget(store, run, first, place)
 
 
-def meet_in_draft(store: Store, project: int, run: Run, *, may_run_again: bool) -> None:
+def check_conflicts_in_draft(store: Store, project: int, run: Run, *, may_run_again: bool) -> None:
     """Forget a run that changed what others of its draft changed meanwhile: one version would hide the other.
 
-    Raises Overtaken then; where it can't be run again, it says so. The project's lock is held.
+    Raises RunAgain then; where it can't be run again, it says so. The project's lock is held.
     """
     from fumehood.core.patterns import lies_in_cache
     from fumehood.service.held import unseen
@@ -235,8 +235,8 @@ def meet_in_draft(store: Store, project: int, run: Run, *, may_run_again: bool) 
             change.reason += f"; run {others.name(by)} changed it meanwhile, and one of both versions is hidden"
 
 
-def let_pass(store: Store, run: Run, place: str) -> None:
-    """Forget a run that changes the place, or something in it, for which another is run again; raises Overtaken then.
+def yield_to_waiting_runs(store: Store, run: Run, place: str) -> None:
+    """Forget a run that changes the place, or something in it, for which another is run again; raises RunAgain then.
 
     Else that one would be overtaken each time, and in the end be held, with all that builds on it.
     """
@@ -246,10 +246,10 @@ def let_pass(store: Store, run: Run, place: str) -> None:
 
 
 def forget(store: Store, run: Run, reason: str, place: str) -> NoReturn:
-    """Leave nothing of a run that is to be run again: what it met, and where, is told by Overtaken."""
+    """Leave nothing of a run that is to be run again: what it met, and where, is told by RunAgain."""
     store.history.withdraw(run, reason)
     layering.drop(store.places, run.run)
-    raise layering.Overtaken(reason, place)
+    raise layering.RunAgain(reason, place)
 
 
 def _in_the_way(
@@ -277,7 +277,7 @@ def _in_the_way(
                     yield c.Change(number, path, c.ADDED, kind_of(entry.st_mode), within=change.path), entry, True
 
 
-class Makers:
+class ChangeAuthors:
     """Which runs left paths as they are now; what was applied in a directory is read once for all paths in it."""
 
     def __init__(self, store: Store, run: Run) -> None:
@@ -309,11 +309,11 @@ class Makers:
 
 # ---- What of a project is no longer as a run left it, or as a held one has seen it.
 
-def moved_on(roots: Sequence[str], changes: Sequence[c.Change]) -> list[tuple[int, str]]:
+def paths_changed_since(roots: Sequence[str], changes: Sequence[c.Change]) -> list[tuple[int, str]]:
     """Return the places that are not as the changes expect to find them; the others are stamped anew."""
     moved = []
     tops, inside = apart(changes)
-    for live, change, entry, is_reached in looked_at(roots, tops):
+    for live, change, entry, is_reached in stat_changes(roots, tops):
         before = change.before
         if before is None or entry is None:
             if not is_reached or before is not None or entry is not None:
@@ -337,7 +337,7 @@ def apart(changes: Sequence[c.Change]) -> tuple[list[c.Change], dict[tuple[int, 
     return [change for change in changes if change.within is None], inside
 
 
-def looked_at(
+def stat_changes(
     roots: Sequence[str], changes: Sequence[c.Change]
 ) -> Iterator[tuple[int, c.Change, os.stat_result | None, bool]]:
     """Yield the open root of each change, the change, what lies there now, and if its directory could be reached."""

@@ -22,7 +22,7 @@ from fumehood.linux.nofollow import is_version, open_below, open_top, split, sta
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.service.apply import mark_conflict, take_over
-from fumehood.service.conflicts import looked_at, moved_on
+from fumehood.service.conflicts import paths_changed_since, stat_changes
 from fumehood.service.differences import contents, difference_of
 from fumehood.service.restore import put_in_place
 from fumehood.service.settle import (
@@ -30,12 +30,12 @@ from fumehood.service.settle import (
     FAILED,
     HELD,
     chosen,
-    conclude,
     hold_all,
     outcomes,
     record_files,
+    record_outcome,
     state_of,
-    with_companions,
+    with_dependent_changes,
 )
 from fumehood.store.audit import first_paths
 from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
@@ -66,7 +66,7 @@ def apply_held(
     with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
         unmounted = _unmounted(store, recorded(store, project, run), paths, here)
         run, waiting = _waiting(store, project, run, paths, here, expected, forth=True)
-        layering.require_there(run.roots, waiting)
+        layering.require_roots_exist(run.roots, waiting)
         if not force:
             waiting = _without_conflicts(run, waiting)
         _refuse_before_others(store, run, waiting)
@@ -210,7 +210,7 @@ def _unmounted(store: Store, run: Run, paths: Sequence[str], here: str) -> set[t
         for change in free:
             change.verdict, change.reason = c.HELD, "something was mounted there"
         run.state = HELD
-        conclude(store, run, is_otherwise=True)
+        record_outcome(store, run, outcome_changed=True)
     return {(change.root, change.path) for change in free}
 
 
@@ -240,7 +240,7 @@ def meant(run: Run, paths: Sequence[str], *, here: str = "", forth: bool = True)
             f"run {run.name} does not hold {printable(first.path)}: it is {first.verdict}",
             hint=f"fumehood show {run.name}",
         )
-    return with_companions(run, waiting, forth=forth) if paths else waiting
+    return with_dependent_changes(run, waiting, forth=forth) if paths else waiting
 
 
 def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
@@ -319,16 +319,16 @@ def _apply(
         hold_all(run, error)
         for change, verdict, reason in reasons:
             change.verdict, change.reason = verdict, reason or error.message
-    is_otherwise = bool(earlier) or outcomes(run.changed) != expected
+    outcome_changed = bool(earlier) or outcomes(run.changed) != expected
     for change in earlier:
         change.verdict = c.APPLIED
     for change in run.changed:
         if change.reason == BY_FORCE:
-            change.reason, is_otherwise = "", True
+            change.reason, outcome_changed = "", True
     run.state = state_of(run.changed)
     if failure is None:
         run.reason = ""
-    conclude(store, run, is_otherwise=is_otherwise, decided_at=time.time())
+    record_outcome(store, run, outcome_changed=outcome_changed, decided_at=time.time())
     record_files(store, project.id, run)
     return failure
 
@@ -343,7 +343,7 @@ def _keep_edited_trees(run: Run) -> None:
     }  # fmt: skip
     inside = c.Inside(trees)
     mine = [each for each in run.changed if (each.root, each.within or each.path) in trees]
-    edited = {(number, inside.topmost(number, path) or path) for number, path in moved_on(run.roots, mine)}
+    edited = {(number, inside.topmost(number, path) or path) for number, path in paths_changed_since(run.roots, mine)}
     for place in edited:
         mark_conflict(trees[place], run.changed)
 
@@ -365,13 +365,13 @@ def _count_links(store: Store, run: Run, *, others: bool) -> None:
     """
     going = [change for change in run.changed if change.verdict == c.APPLIED]
     leaving = [change for change in going if change.before is not None and not is_plain(change)]
-    for _, change, entry, _ in looked_at(run.roots, leaving):
+    for _, change, entry, _ in stat_changes(run.roots, leaving):
         if change.before is not None and entry is not None:
             change.before.links = entry.st_nlink
     if others:
         trees = [store.places.layer(run.run, number, "held") for number in range(len(run.roots))]
         coming = [change for change in going if os.path.isdir(trees[change.root])]
-        for _, change, entry, _ in looked_at(trees, coming):
+        for _, change, entry, _ in stat_changes(trees, coming):
             if change.after is not None and entry is not None:
                 change.after.links = entry.st_nlink
 
@@ -383,7 +383,7 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
     """
     is_anew = False
     mine = [change for change in waiting if change.before is not None and (run.below or change.before.meaning)]
-    for live, change, entry, _ in looked_at(run.roots, mine):
+    for live, change, entry, _ in stat_changes(run.roots, mine):
         if change.before is None or entry is None or change.before.same(stamp_of(entry)):
             continue
         if is_version(change.before, entry):
@@ -395,7 +395,7 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
 
 def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[list[c.Change], list[c.Change]]:
     """Compare what is held with the project as it is now; what the project has already is not needed any more."""
-    scanned = layering.scanned(held_runs.layers(store, run), whole=False)
+    scanned = layering.scan_layers(held_runs.layers(store, run), whole=False)
     fresh = {(change.root, change.path): change for change in scanned}
     was_held = {(change.root, change.path): change for change in run.changed if change.verdict in c.WAITING}
     meant = {(change.root, change.path) for change in waiting}
@@ -477,7 +477,7 @@ def _discard(store: Store, project: Project, run: Run, waiting: Sequence[c.Chang
 def _discard_unseen(store: Store, run: Run) -> Run:
     """Throw away what a run wrote whose end could not be recorded, without a look: for that, there may be no room."""
     try:
-        claim = layering.take_up(store.places, run.run)
+        claim = layering.lock_dead_run(store.places, run.run)
     except FileNotFoundError:
         claim = None
     except BlockingIOError as error:

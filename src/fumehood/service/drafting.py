@@ -288,7 +288,7 @@ class BestOf:
         for draft in self.drafts:
             # What they may use is for all that run at once together.
             policy, limits = sandbox._hood.policy, sandbox._hood.policy.limits
-            draft._hood = sandbox._hood.but(policy=policy.replace(limits=limits.replace(
+            draft._hood = sandbox._hood.replace(policy=policy.replace(limits=limits.replace(
                 memory=memory_limit(limits) // jobs, processes=limits.processes and max(1, limits.processes // jobs),
                 written=limits.written and max(1, limits.written // jobs),
             )))  # fmt: skip

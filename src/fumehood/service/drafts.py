@@ -349,7 +349,7 @@ def _keep_base(target: str, root: str, changes: Sequence[c.Change]) -> None:
                             remove_tree(to, name)  # it may be half of one version, or of two
 
 
-def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: layering.Claim) -> WholeDraft:
+def folded_draft(store: Store, project: Project, draft: DraftRecord, directory: layering.RunDirectory) -> WholeDraft:
     """Fold all that a draft holds into a layer over the project as it is now; the stack is ours.
 
     Whoever called drops the layer, also where this fails.
@@ -357,12 +357,12 @@ def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: laye
     members = store.history.held_runs(project.id, draft.id)
     roots = tuple(dict.fromkeys(root for name in reversed(members) for root in store.history.roots(name)))
     roots = roots or project.roots
-    layering.require_there(roots)
+    layering.require_roots_exist(roots)
     run = Run(
-        run=claim.run, project=project.path, command=f"draft apply {draft.name}", cwd=project.path, state=HELD,
+        run=directory.run, project=project.path, command=f"draft apply {draft.name}", cwd=project.path, state=HELD,
         started_at=time.time(), mode=DRAFT, roots=roots, name=f"draft {draft.name}",
     )  # fmt: skip
-    claim.take()
+    directory.create()
     layers = layering.layers_of(store.places, run.run, roots)
     for number, trees in enumerate(held_runs.trees(store, members, roots)):
         upper = layers[number].upper
@@ -371,8 +371,8 @@ def folded_draft(store: Store, project: Project, draft: DraftRecord, claim: laye
             held_runs.fold_root(upper, trees, goes=True)
         else:
             os.mkdir(upper, 0o700)
-            layering.resemble(upper, roots[number])
-    run.changed = layering.scanned(layers, whole=False)
+            layering.copy_metadata(upper, roots[number])
+    run.changed = layering.scan_layers(layers, whole=False)
     return WholeDraft(run=run, layers=layers, members=tuple(members))
 
 
@@ -383,12 +383,12 @@ class Preview:
         self._store = store
         self._project = project
         self._draft = draft
-        self._claim = layering.Claim(store.places, new_id())
+        self._run_directory = layering.RunDirectory(store.places, new_id())
 
     def __enter__(self) -> WholeDraft:
         try:
             with self._store.stack(self._project.id, settling=True):
-                whole = folded_draft(self._store, self._project, self._draft, self._claim)
+                whole = folded_draft(self._store, self._project, self._draft, self._run_directory)
                 _judge(self._store, self._project, whole)  # for its flags: until it is applied, all of it waits
         except BaseException:
             self.__exit__()
@@ -398,8 +398,8 @@ class Preview:
         return whole
 
     def __exit__(self, *_error: object) -> None:
-        layering.drop(self._store.places, self._claim.run)
-        self._claim.__exit__()
+        layering.drop(self._store.places, self._run_directory.run)
+        self._run_directory.__exit__()
 
 
 def new_draft(store: Store, project: Project, name: str, *, frozen: bool = False) -> DraftRecord:
@@ -425,7 +425,7 @@ def _freeze(target: str, roots: Sequence[str]) -> None:
     os.makedirs(target, 0o700)
     try:
         for number, root in enumerate(roots):
-            copy = layering.name_of_frozen(target, number, root)
+            copy = layering.frozen_copy_path(target, number, root)
             os.mkdir(copy, 0o700)
             with Closing(open_top(root)) as source, Closing(open_top(copy)) as to:
                 copy_whole(source, to, is_never_written=_is_never_written)
@@ -452,12 +452,12 @@ def apply_draft(
     `only` are paths: nothing else of it is taken over then, and the rest is thrown away. `seen` names the state that
     the person was shown (`Drafts.shown_at`), a run `besides` left out; any other raises ChangedMeanwhile.
     """
-    claim = layering.Claim(store.places, new_id())
-    with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld(), claim:
+    directory = layering.RunDirectory(store.places, new_id())
+    with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld(), directory:
         _refuse_running(store, draft)
         refuse_another(store, draft, seen, besides)
         try:
-            whole = folded_draft(store, project, draft, claim)
+            whole = folded_draft(store, project, draft, directory)
             refuse_marks(store, draft, whole)
             run = whole.run
             gits = git_directories(run.roots, run.changed)
@@ -471,7 +471,7 @@ def apply_draft(
                     write_merge(whole, merge)
             _judge(store, project, whole)
         except BaseException:
-            layering.drop(store.places, claim.run)
+            layering.drop(store.places, directory.run)
             raise
         if not run.changed:
             run.state = "empty"

@@ -273,7 +273,7 @@ def _close(store: Store, edit: OpenEdit) -> None:
             _forget(places, edit, keeps_files=False)
         return
     from fumehood.linux.gitindex import note_contents
-    from fumehood.service.layers import show_to_running
+    from fumehood.service.layers import refresh_running_commands
 
     for number, root in enumerate(edit.roots):
         if os.path.isdir(root):
@@ -287,7 +287,7 @@ def _close(store: Store, edit: OpenEdit) -> None:
         session=edit.session or None, changed=changes,
     )  # fmt: skip
     store.history.add_finished(edit.project, run)
-    show_to_running(store, edit.project, run)
+    refresh_running_commands(store, edit.project, run)
     keeps_files = any(map(c.needs_layer, changes))
     if is_told:
         _forget(places, edit, keeps_files=keeps_files)

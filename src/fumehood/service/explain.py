@@ -28,11 +28,11 @@ from fumehood.linux.streams import INLINE
 from fumehood.linux.survey import fault_of
 from fumehood.service import layers as layering
 from fumehood.service.blocked import failed_on
-from fumehood.service.hood import Hood, Wishes
+from fumehood.service.hood import Caller, Hood
 from fumehood.service.running import Execution, output_streams
-from fumehood.service.sandbox import world_of
+from fumehood.service.sandbox import build_world
 from fumehood.service.store import Store
-from fumehood.service.surroundings import World, around
+from fumehood.service.surroundings import World, host_or_tree_world
 from fumehood.store.config import policy_for
 from fumehood.store.places import home, new_id, places, release_reserve_if_full, room_hint, shortage, shortage_to_begin
 from fumehood.store.projects import Project
@@ -46,7 +46,7 @@ _OWNERS = {True: "not changed: giving a file to somebody else does nothing", Fal
 
 def explained(hood: Hood, request: Request) -> dict[str, Any]:
     """Return everything that decides how a request would run; nothing is run, and nothing is kept."""
-    hood, request = hood.profiled(request)
+    hood, request = hood.with_profiles(request)
     host = hood.host()
     if host.why_bare:
         raise Unavailable(f"there is no sandbox here: {host.why_bare}", hint="fumehood doctor says what is missing")
@@ -57,21 +57,21 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     project = hood.project
     choice = capturing.choose(host, hood.policy.capture, project.roots, failed_on(hood.store.places, project))
     name = new_id()
-    with _unrecorded(hood, name, choice, world_of(hood, request, name)) as execution:
-        seen, world = execution.would_see(), execution.world
+    with _unrecorded(hood, name, choice, build_world(hood, request, name)) as execution:
+        visible, world = execution.would_see(), execution.world
     network = decide_network(request.network, request.hosts, hood.policy)
     owner = owner_of(project.path)
     limits = hood.policy.limits.fields()
     limits |= {"memory": memory_limit(hood.policy.limits), "time": hood.policy.timeout or 0}
     return {
         "command": request.title or command_text(checked_command(request.command)), "project": project.path,
-        "cwd": world.starting(request.cwd, project.path), "shell": world.shell,
+        "cwd": world.start_directory(request.cwd, project.path), "shell": world.shell,
         "capture": choice.way, "capture_by": choice.why or capturing.LABELS[choice.way],
         "network": network.mode, "hosts": list(network.hosts), "user": None if owner is None else owner.user,
         "owners": _OWNERS[world.pretends_owners(execution.user)],
         "mounts": [
             {"path": each.target, "what": each.describe(), "why": each.why, "writable": each.is_writable}
-            for each in {each.target: each for each in seen.mounts if not isinstance(each, Seal)}.values()
+            for each in {each.target: each for each in visible.mounts if not isinstance(each, Seal)}.values()
         ],
         "environment": {"kept": sorted(world.environment), "dropped": sorted(world.dropped)},
         "limits": {name: format_amount(name, amount) if amount else "no limit" for name, amount in limits.items()},
@@ -81,13 +81,13 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
 def look_inside(hood: Hood, script: str, root: str, timeout: float) -> str:
     """Return what a script of our own prints in the sandbox; it is not recorded, and changes nothing."""
     places, project, policy = hood.store.places, hood.project, hood.policy
-    world = around(places, policy, root or policy.root, project.roots, owner_of(project.path), project.id)
+    world = host_or_tree_world(places, policy, root or policy.root, project.roots, owner_of(project.path), project.id)
     choice = capturing.choose(hood.host(), policy.capture, project.roots)
     name = new_id()
     streams = output_streams(places, name, INLINE)
     try:
         with _unrecorded(hood, name, choice, world) as execution:
-            execution.run(build_argv(script, world.shell), world.cwd(project.path), streams, timeout, Wishes())
+            execution.run(build_argv(script, world.shell), world.inside(project.path), streams, timeout, Caller())
     finally:
         for stream in streams:
             if stream.path:
@@ -99,13 +99,13 @@ def look_inside(hood: Hood, script: str, root: str, timeout: float) -> str:
 def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -> Iterator[Execution]:
     """Have layers for a command that no record will tell of; they are dropped at the end."""
     places, roots = hood.store.places, hood.project.roots
-    with layering.Claim(places, name) as claim:
-        claim.take()
+    with layering.RunDirectory(places, name) as directory:
+        directory.create()
         try:
             layers = layering.make(places, name, roots, choice.way, overlaid=choice.overlaid)
             capture = capturing.Capture(choice.way, layers, world.targets, choice.groups, world.write)
-            with world.entered(choice.way) as entered:
-                yield Execution(hood, entered, capture)
+            with world.lock_tree(choice.way) as locked_world:
+                yield Execution(hood, locked_world, capture)
         finally:
             if world.scratch is not None:
                 world.scratch.remove()
@@ -129,8 +129,9 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
     """Return what a project's commands find in a root: programs with versions, what they can write, network, limits."""
     store, policy = hood.store, hood.policy
     root = root or policy.root
-    layering.require_there(hood.project.roots)
-    world = around(store.places, policy, root, hood.project.roots, owner_of(hood.project.path), hood.project.id)
+    layering.require_roots_exist(hood.project.roots)
+    project = hood.project
+    world = host_or_tree_world(store.places, policy, root, project.roots, owner_of(project.path), project.id)
     path = f"{store.places.cache}/capabilities/{_key(world, hood)}"
     remembered: dict[str, str] = {} if fresh else cache.recalled(path) or {}
     asked_at = time.time()
@@ -222,9 +223,10 @@ def _of_unmask(path: str, policy: Policy, project: str) -> tuple[str, str]:
     if policy.root != HOST and not (project and is_in(own, (project,))):
         return f"no path of the host's is in the root {policy.root}", "run with --root host"
     hidden = masks([home()], (), policy.mask, policy.unmask, root=os.geteuid() == 0).hidden
-    around = next((each for each in hidden if is_below(own, each) and project and is_in(each, (project,))), "")
-    if around:
-        return f"{around} is masked whole, and lies in the project", f"unmask {around}, or mask less of it"
+    masked_parent = next((each for each in hidden if is_below(own, each) and project and is_in(each, (project,))), "")
+    if masked_parent:
+        hint = f"unmask {masked_parent}, or mask less of it"
+        return f"{masked_parent} is masked whole, and lies in the project", hint
     if os.path.exists(own) and stat.S_ISSOCK(os.stat(own).st_mode):
         return "a socket of the host's can't be connected to, masked or not", "start the service in the command"
     # What is not there may come.
@@ -232,11 +234,11 @@ def _of_unmask(path: str, policy: Policy, project: str) -> tuple[str, str]:
 
 
 def _of_relative(path: str, masked: list[str]) -> tuple[str, str]:
-    around = next((each for each in masked if is_below(path, each)), "")
+    masked_parent = next((each for each in masked if is_below(path, each)), "")
     if path in masked:
         return "", ""
-    if around:
-        return f"{around} is masked whole in every root", f"unmask {around}, or mask less of it"
+    if masked_parent:
+        return f"{masked_parent} is masked whole in every root", f"unmask {masked_parent}, or mask less of it"
     return "nothing of this name is masked", "a relative path takes back one of `mask`"
 
 

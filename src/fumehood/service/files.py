@@ -19,7 +19,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import Parents, kind_of, look, open_top, split, stamp_of
-from fumehood.service.layers import show_to_running
+from fumehood.service.layers import refresh_running_commands
 from fumehood.store.database import day_of
 from fumehood.store.files import GONE, PREFIX, Daily, Files, Slots, ToRecord, backup_name, backup_parts, seal
 from fumehood.store.places import has_entries
@@ -50,7 +50,7 @@ def record(store: Store, project: int, run: Run) -> None:
     due, and is done again.
     """
     try:
-        show_to_running(store, project, run)
+        refresh_running_commands(store, project, run)
         if has_entries(store.places.edits):
             from fumehood.service.edits import renew
 

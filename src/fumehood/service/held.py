@@ -126,7 +126,7 @@ def set_apart(store: Store, run: Run) -> None:
         for part in (upper, held):
             if not os.path.isdir(part):
                 os.mkdir(part, 0o700)
-                layering.resemble(part, run.roots[number])
+                layering.copy_metadata(part, run.roots[number])
         # Among directories that stay in the layer, some may be full of what waits.
         with Closing(open_top(upper)) as source, Closing(open_top(held)) as target:
             held_layers.carry(source, target, waits, ())

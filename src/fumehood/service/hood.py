@@ -1,4 +1,4 @@
-"""A hood: one project with its policy, what its commands see, and who may be asked; and what a caller wishes."""
+"""A hood: one project with its policy, what its commands see, and who may be asked; and what a caller caller."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
             """All that was printed is told; raises what the program's own functions raised."""
 
 
-class Wishes(Value):
+class Caller(Value):
     """How the caller wants to take part while the command runs."""
 
     stdin: Wish = CLOSED
@@ -70,7 +70,7 @@ class Wishes(Value):
         return self.cancelled if partner is None or self.cancelled is not None else lambda: bool(partner.asked)
 
     @property
-    def can_be_met_again(self) -> bool:
+    def can_run_twice(self) -> bool:
         """Return True if a command that is run twice is given the same."""
         return self.terminal is None and can_be_given_again(self.stdin)
 
@@ -88,12 +88,12 @@ class Hood:
         self.permissions = Permissions(store) if permissions is None else permissions
         self.surroundings = Surroundings(store.places, policy, HostViews(store.places.cache, store.projects.paths))
         self.profiles: tuple[Profile, ...] = ()
-        self.withheld: dict[str, Any] = {}  # what profiles would grant a plain command
+        self.withheld_grants: dict[str, Any] = {}  # what profiles would grant a plain command
         self.agent: Agent | None = None  # who runs whole in the hood
         self.variables: Variables | None = None  # a program's own, asked for at each run and kept nowhere
         self._host: Host | None = None
 
-    def but(self, **changed: Any) -> Self:
+    def replace(self, **changed: Any) -> Self:
         """Return a hood that differs in this; what was found out about the host is known to it too."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__, **changed)
@@ -106,33 +106,33 @@ class Hood:
             self._host = host(self.store.places.cache, self.store.places.state)
         return self._host
 
-    def profiled(self, request: Request) -> tuple[Self, Request]:
+    def with_profiles(self, request: Request) -> tuple[Self, Request]:
         """Return a hood whose policy has what the profiles of a command say, and how it then runs; mostly as it is."""
         if request.agent is not None:
             policy = self.policy.under(request.agent.settings)
-            return self.but(policy=policy, profiles=(BUILD_TOOLS_PROFILE,), agent=request.agent), request
+            return self.replace(policy=policy, profiles=(BUILD_TOOLS_PROFILE,), agent=request.agent), request
         profiles = profiles_for(self.policy.profiles, checked_command(request.command))
         if not profiles:
             return self, request
-        from fumehood.service.profiles import profiled
+        from fumehood.service.profiles import apply_profiles
 
-        policy, request, withheld = profiled(self.store, self.project, self.policy, request, profiles)
-        return self.but(policy=policy, profiles=profiles, withheld=withheld), request
+        policy, request, withheld_grants = apply_profiles(self.store, self.project, self.policy, request, profiles)
+        return self.replace(policy=policy, profiles=profiles, withheld_grants=withheld_grants), request
 
-    def asking(self, wishes: Wishes) -> Permissions:
+    def permissions_for(self, caller: Caller) -> Permissions:
         """Return who may be asked for a run: those it names, or those who usually are."""
-        return self.permissions.among(wishes.asks) if wishes.asks else self.permissions
+        return self.permissions.among(caller.asks) if caller.asks else self.permissions
 
-    def permit(self, run: Run, question: Question, wishes: Wishes) -> None:
+    def require_permission(self, run: Run, question: Question, caller: Caller) -> None:
         """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
         try:
-            self.note_decision(run, question, self.asking(wishes).require(question, wishes.given_up))
+            self.record_decision(run, question, self.permissions_for(caller).require(question, caller.given_up))
         except Refused as error:
-            note_refusal(run, error)
+            mark_refused(run, error)
             self.store.history.refuse(self.project.id, run)
             raise
 
-    def note_decision(self, run: Run, question: Question, decision: Decision) -> None:
+    def record_decision(self, run: Run, question: Question, decision: Decision) -> None:
         """Leave in the audit trail what a person said."""
         from fumehood.core.questions import NETWORK
 
@@ -141,7 +141,7 @@ class Hood:
         self.store.audit.add_event(run.run, DECIDED, detail, project=self.project.id)
 
 
-def note_refusal(run: Run, error: Refused) -> None:
+def mark_refused(run: Run, error: Refused) -> None:
     """Write down that a run was refused, and by what."""
     from fumehood.service.settle import REFUSED
 

@@ -46,7 +46,7 @@ GONE = ".gone"  # ends the name of a run's directory that only waits to be remov
 MEND = "fumehood doctor --mend"  # takes up again what no record names
 
 
-class Overtaken(Exception):
+class RunAgain(Exception):
     """Other runs changed what this one changed, at a place; it left nothing, neither layers nor a record."""
 
     def __init__(self, reason: str, place: str) -> None:
@@ -65,7 +65,7 @@ def make(
     layers = []
     try:
         for root in roots:
-            let_second_pass(os.stat(root))
+            wait_for_next_second(os.stat(root))
         for number, layer in enumerate(layers_of(places, run, roots, below, frozen)):
             is_overlaid = layer.root in overlaid
             os.mkdir(f"{places.run(run)}/{number}", 0o700)
@@ -73,7 +73,7 @@ def make(
                 os.mkdir(places.layer(run, number, part), 0o700)
             # Under another name until then: what differs from the root would be a change.
             os.mkdir(f"{layer.upper}{_NEW}", 0o700)
-            mode = resemble(f"{layer.upper}{_NEW}", layer.lowers[0])
+            mode = copy_metadata(f"{layer.upper}{_NEW}", layer.lowers[0])
             layers.append(layer.replace(mode=mode, is_overlaid=is_overlaid))
             os.rename(f"{layer.upper}{_NEW}", layer.upper)
         if any(below) or frozen:
@@ -86,7 +86,7 @@ def make(
     return tuple(layers)
 
 
-def let_second_pass(status: os.stat_result) -> None:
+def wait_for_next_second(status: os.stat_result) -> None:
     """Where files have times of whole seconds, wait for the next one.
 
     A command begins with a second, and what it leaves in the project is there when one ends: else nothing would tell
@@ -112,30 +112,30 @@ def layers_of(
 
 def frozen_copy(frozen: str, number: int, root: str) -> str:
     """Return the copy of a root among frozen ones; nothing for one that came later. A project may be moved."""
-    copy = name_of_frozen(frozen, number, root)
+    copy = frozen_copy_path(frozen, number, root)
     return copy if os.path.isdir(copy) else ""
 
 
-def name_of_frozen(frozen: str, number: int, root: str) -> str:
+def frozen_copy_path(frozen: str, number: int, root: str) -> str:
     """Return where the copy of a root lies, or is to lie, among frozen ones."""
     return f"{frozen}/{crc32(os.fsencode(root)):08x}" if number else f"{frozen}/0"
 
 
-def below_of(places: Places, run: str) -> tuple[list[tuple[str, ...]], str]:
+def recorded_trees_below(places: Places, run: str) -> tuple[list[tuple[str, ...]], str]:
     """Return which trees a command that did not end saw below its layers, and which frozen copies, if any."""
     below: tuple[list[tuple[str, ...]], str] | None = _noted(f"{places.run(run)}/0/{_BELOW}")
     return ([], "") if below is None else below
 
 
-def note_refs(upper: str, refs: Refs) -> None:
+def record_refs(upper: str, refs: Refs) -> None:
     """Keep what refs say before objects come into a repository; what a layer has noted before counts where it is so."""
-    before = noted_refs(upper)
+    before = recorded_refs(upper)
     kept = refs if before is None else {place: says for place, says in refs.items() if before.get(place) == says}
     if kept != before:
         replace(f"{os.path.dirname(upper)}/{_REFS}", marshal.dumps(kept))
 
 
-def noted_refs(upper: str) -> Refs | None:
+def recorded_refs(upper: str) -> Refs | None:
     """Return what was noted of refs; None where nothing was."""
     refs: Refs | None = _noted(f"{os.path.dirname(upper)}/{_REFS}")
     return refs
@@ -149,14 +149,14 @@ def _noted(path: str) -> Any:
         return None
 
 
-def may_be_written(places: Places, run: Run, layers: Sequence[Layer]) -> bool:
+def may_have_written(places: Places, run: Run, layers: Sequence[Layer]) -> bool:
     """Return True if a command was started and may have written something; in a copy, only a comparison would tell."""
     if not os.path.exists(places.layer(run.run, 0, INIT)):
         return False
     return run.capture == COPY or any(has_entries(layer.upper) for layer in layers)
 
 
-def require_there(roots: Sequence[str], changes: Sequence[Change] | None = None) -> None:
+def require_roots_exist(roots: Sequence[str], changes: Sequence[Change] | None = None) -> None:
     """Refuse where the project, or another directory that commands write, was moved or removed.
 
     With changes, only those count that some of them lie in.
@@ -181,7 +181,7 @@ def _cannot_make(places: Places, error: OSError) -> FumehoodError:
     return FumehoodError(f"cannot make the run's directories in {places.state}: {error.strerror}", hint=hint)
 
 
-class Claim:
+class RunDirectory:
     """A run's directory, locked for as long as its process lives and its record is not final.
 
     It is made before the record is, so a record of a running run whose directory is not locked tells of a death.
@@ -194,7 +194,7 @@ class Claim:
         self._lock: Lock | None = None
         self._began_in: list[tuple[str, Identity | None]] = []
 
-    def take(self) -> None:
+    def create(self) -> None:
         """Make the directory, and lock it."""
         path = self._places.run(self.run)
         try:
@@ -206,11 +206,11 @@ class Claim:
             raise _cannot_make(self._places, error) from error
         self._lock.take()
 
-    def begin_in(self, roots: Sequence[str]) -> None:
+    def note_roots(self, roots: Sequence[str]) -> None:
         """Take note of which directories a command begins in."""
         self._began_in = [(root, identity_of(root)) for root in roots]
 
-    def refuse_elsewhere(self, changes: Sequence[Change]) -> None:
+    def refuse_replaced_roots(self, changes: Sequence[Change]) -> None:
         """Raise Unfinished where there are changes and a root is another directory than when the command began."""
         for root, then in self._began_in if changes else ():
             now = identity_of(root)
@@ -224,7 +224,7 @@ class Claim:
                     " fumehood projects list shows both",
                 )
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> RunDirectory:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -236,7 +236,7 @@ class Claim:
             self._lock.close()
 
 
-def take_up(places: Places, run: str) -> Lock:
+def lock_dead_run(places: Places, run: str) -> Lock:
     """Lock the directory of a run whose process is dead; raises BlockingIOError where it lives."""
     lock = Lock(os.open(places.run(run), LISTING | os.O_NOFOLLOW | os.O_CLOEXEC))
     try:
@@ -246,10 +246,10 @@ def take_up(places: Places, run: str) -> Lock:
         raise
 
 
-def is_claimed(places: Places, run: str) -> bool:
+def is_process_alive(places: Places, run: str) -> bool:
     """Return True if the process of a run lives, and is not done with it."""
     try:
-        take_up(places, run).close()
+        lock_dead_run(places, run).close()
     except FileNotFoundError:
         return False
     except BlockingIOError:
@@ -266,7 +266,7 @@ def unknown(store: Store) -> list[str]:
         if name in recorded or name.endswith(GONE) or os.path.exists(f"{store.places.edits}/{name}"):
             continue
         try:
-            take_up(store.places, name).close()
+            lock_dead_run(store.places, name).close()
         except (FileNotFoundError, BlockingIOError):
             continue
         directory = store.places.run(name)
@@ -282,7 +282,7 @@ def unknown(store: Store) -> list[str]:
     return unnamed
 
 
-def resemble(upper: str, root: str) -> int:
+def copy_metadata(upper: str, root: str) -> int:
     """Give a directory of ours what belongs to the one it stands for, as far as we may; returns the mode."""
     like = os.stat(root)
     if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
@@ -310,14 +310,14 @@ def _is_own(attribute: str) -> bool:
     return attribute.startswith("user.") and not attribute.startswith(BOOKKEEPING)
 
 
-def scanned(
+def scan_layers(
     layers: Sequence[Layer], indexes: SeenIndexes | None = None, *, whole: bool = True, is_in_use: bool = False
 ) -> list[Change]:
     """Return what a command changed, root by root; `whole` with the other names of the files that it wrote.
 
     What checkpoints have settled is left out. The layers of a command that goes on, `is_in_use`, stay as they are.
     """
-    settled = settled_of(layers)
+    settled = settled_by_checkpoints(layers)
     scanned_changes: list[Change] = []
     for number, layer in enumerate(layers):
         if _is_untouched(layer):
@@ -368,7 +368,7 @@ def is_checkpointed(layers: Sequence[Layer]) -> bool:
     return os.path.exists(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")
 
 
-def settled_of(layers: Sequence[Layer]) -> Settled | None:
+def settled_by_checkpoints(layers: Sequence[Layer]) -> Settled | None:
     """Return what checkpoints of a command have put into the project; None where there was none."""
     if not is_checkpointed(layers):
         return None
@@ -377,7 +377,7 @@ def settled_of(layers: Sequence[Layer]) -> Settled | None:
     return noted(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")
 
 
-def drop_scratch(layers: Sequence[Layer]) -> None:
+def remove_work_directories(layers: Sequence[Layer]) -> None:
     """Remove what only the mount needed, and what was noted of the command while it ran."""
     above = os.path.dirname(layers[0].upper)
     remove_file(f"{above}/{INIT}")
@@ -430,11 +430,11 @@ def drop_if_empty(places: Places, run: str, changes: Iterable[Change]) -> None:
         drop(places, run)
 
 
-def space_of(directory: int, name: str, *, freed: bool = False) -> int:
+def disk_usage(directory: int, name: str, *, freed: bool = False) -> int:
     """Return the bytes that an entry takes, each file counted once; `freed`: not those that a daily backup keeps."""
     blocks = 0
     linked: dict[int, int] = {}
-    for entry in entries_in(directory, name):
+    for entry in stat_tree(directory, name):
         if entry.st_nlink > 1 and not stat.S_ISDIR(entry.st_mode):
             linked[entry.st_ino] = linked.get(entry.st_ino, 0) + 1
             if linked[entry.st_ino] != (entry.st_nlink if freed else 1):
@@ -443,12 +443,12 @@ def space_of(directory: int, name: str, *, freed: bool = False) -> int:
     return blocks * 512
 
 
-def entries_in(directory: int, name: str) -> Iterator[os.stat_result]:
+def stat_tree(directory: int, name: str) -> Iterator[os.stat_result]:
     """Yield the stat result of an entry and of everything below it that may be listed; follows nothing."""
-    return (entry for _, entry in paths_in(directory, name))
+    return (entry for _, entry in walk_tree(directory, name))
 
 
-def paths_in(directory: int, name: str) -> Iterator[tuple[str, os.stat_result]]:
+def walk_tree(directory: int, name: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the path and the stat result of an entry and of everything below it, however deep it is nested."""
     entry = look(directory, name)
     if entry is not None:
@@ -470,7 +470,7 @@ def paths_in(directory: int, name: str) -> Iterator[tuple[str, os.stat_result]]:
                         waiting.append(path)
 
 
-def show_to_running(store: Store, project: int, run: Run) -> None:
+def refresh_running_commands(store: Store, project: int, run: Run) -> None:
     """Have the commands of a project that run see what another one changed there.
 
     The kernel's overlay goes on showing what it has looked up once, even that something was not there.

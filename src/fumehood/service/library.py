@@ -22,10 +22,10 @@ from fumehood.service.differences import each_difference
 from fumehood.service.hood import Hood
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.overview import redo_command, redo_session, undo_command, undo_session
-from fumehood.service.permission import Permissions, question_for, settle_access, settled_before
+from fumehood.service.permission import Permissions, decide_access, question_for, settled_before
 from fumehood.service.projects import ThrownDirectory, add_root, reset
 from fumehood.service.restore import known_file, known_files, place_of, restore
-from fumehood.service.session import keep_variables, session_of, untold
+from fumehood.service.session import keep_variables, session_of, unreported
 from fumehood.service.started import end_underway
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
@@ -166,7 +166,7 @@ class Sandbox(Commands):
     def only_news(self, run: Run) -> Run:
         """Leave out of what a run was refused what this session's agent was told before, for a model's sake."""
         if run.blocked and self._session:
-            run.blocked = untold(self._store.places.session(self._session), run.blocked)
+            run.blocked = unreported(self._store.places.session(self._session), run.blocked)
         return run
 
     def require(self, question: Question, ask: Answering | Ask | Sequence[Answering | Ask] | None = None) -> None:
@@ -212,7 +212,7 @@ class Sandbox(Commands):
         """
         permissions = self._hood.permissions.among(channels(self._ask if ask is None else ask))
         widening = self._widening(host, show, write, reason)
-        return settle_access(self._store, self._project, self._session, [widening], permissions.decide)
+        return decide_access(self._store, self._project, self._session, [widening], permissions.decide)
 
     def _widening(
         self, host: str, show: str | os.PathLike[str], write: str | os.PathLike[str], reason: str

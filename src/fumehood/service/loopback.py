@@ -19,7 +19,7 @@ from fumehood.linux.lock import locked
 from fumehood.linux.namespaces import join_network
 from fumehood.linux.probe import host
 from fumehood.proxy.relay import carry
-from fumehood.service.layers import INIT, is_claimed
+from fumehood.service.layers import INIT, is_process_alive
 from fumehood.store.places import Places, make_private
 
 TYPE_CHECKING = False
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Plan, Starter, Streams
     from fumehood.linux.process import Running
     from fumehood.proxy.neighbours import Neighbours
-    from fumehood.service.network import Access
+    from fumehood.service.network import NetworkAccess
     from fumehood.service.store import Store
 
 
@@ -51,7 +51,7 @@ class Loopback:
         self._network = -1
         self.why_alone = ""  # why this run has a loopback of its own
 
-    def launched(self, start: Starter, plan: Plan, streams: Streams, access: Access | None) -> Running:
+    def launch(self, start: Starter, plan: Plan, streams: Streams, access: NetworkAccess | None) -> Running:
         """Start a sandbox in the session's network: in that of a command that runs, or in a new one.
 
         Its proxy, if it has one, shares the listeners of those that are there.
@@ -137,7 +137,7 @@ def _network(places: Places, room: int, groups: tuple[int, ...] = ()) -> int:
     for name in os.listdir(room):
         if not name.endswith(_MARK):
             continue
-        if not is_claimed(places, name.removesuffix(_MARK)):
+        if not is_process_alive(places, name.removesuffix(_MARK)):
             os.unlink(name, dir_fd=room)
             continue
         with Closing(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=room)) as mark:

@@ -28,7 +28,7 @@ _MOST_BLOCKED = 20
 _TOO_MANY = f"the command asked for more than {MOST_ITEMS} hosts, which is more than a person can judge"
 
 
-class Asking:
+class LiveQuestions:
     """Puts what a command asks for while it runs to a person, one question after the other; the command waits.
 
     Each connection has a thread of its own, which calls `refusal`. The thread that attends the command calls the rest.
@@ -73,7 +73,7 @@ class Asking:
 
         decision = Decision(allowed=False, reason=CANCELLED)
         try:
-            decision = self.waited_for(decide)
+            decision = self.decide_in_turn(decide)
         except BaseException as error:  # noqa: BLE001 - handed on to the thread that attends the command
             self._error = error
         with self._changed:
@@ -81,7 +81,7 @@ class Asking:
             self._changed.notify_all()
             self._wake()
 
-    def waited_for(self, decide: Callable[[Callable[[], bool]], Decision]) -> Decision:
+    def decide_in_turn(self, decide: Callable[[Callable[[], bool]], Decision]) -> Decision:
         """Have something decided, once it is its turn; from now on the command waits for a person."""
         with self._changed:
             if not self._waiting:
@@ -151,18 +151,18 @@ class Asking:
             return tuple(place for place, answer in self._answers.items() if answer is not None and answer.allowed)
 
 
-class Access:
+class NetworkAccess:
     """The network of one command; with `asking`, what nobody granted is asked for while the connection waits.
 
     In a session, its proxy is one among others that share their listeners.
     """
 
     def __init__(
-        self, network: Network, *, asking: Asking | None = None, resolvers: tuple[str, ...] = (),
+        self, network: Network, *, questions: LiveQuestions | None = None, resolvers: tuple[str, ...] = (),
         in_session: bool = False,
     ) -> None:  # fmt: skip
         self.network = network
-        self.asking = asking
+        self.questions = questions
         self._in_session = in_session
         self._neighbours: Neighbours | None = None
         self._shared: list[socket.socket] = []  # listeners, until they are served
@@ -197,7 +197,7 @@ class Access:
         )  # fmt: skip
         self._proxy = Proxy(
             hosts, [(each.host, each.port) for each in inside],
-            None if self.asking is None else self.asking.refusal, direct=len(direct), resolvers=len(self.resolvers),
+            None if questions is None else questions.refusal, direct=len(direct), resolvers=len(self.resolvers),
         )  # fmt: skip
 
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
@@ -211,7 +211,7 @@ class Access:
         """True if the command shares the host's network."""
         return self.network.mode == FULL
 
-    def launched(self, start: Starter, plan: Plan, streams: Streams) -> Running:
+    def launch(self, start: Starter, plan: Plan, streams: Streams) -> Running:
         """Start a sandbox, and serve what it asks for once its listeners come."""
         if self._proxy is None or self._in_session:
             return start(plan, streams)
@@ -268,8 +268,8 @@ class Access:
             run.connections = self._proxy.stop()
             self._proxy = None
         run.blocked = (*_blocked(run), *self._taken())
-        if self.asking is not None and self.asking.granted:
-            run.network, run.hosts = HOSTS, (*self.network.hosts, *self.asking.granted)
+        if self.questions is not None and self.questions.granted:
+            run.network, run.hosts = HOSTS, (*self.network.hosts, *self.questions.granted)
 
     def _taken(self) -> list[Blocked]:
         """Return the ports of this machine that were granted, and that a command of the session has taken."""
@@ -285,15 +285,15 @@ def _blocked(run: Run) -> tuple[Blocked, ...]:
     from fumehood.core.hosts import with_port
 
     refused: dict[str, Blocked] = {}
-    asking = "ask for it: fumehood run --allow-host {} -- …"
+    how_to_ask = "ask for it: fumehood run --allow-host {} -- …"
     if run.session:  # whose commands have one of ours
-        asking = "to ask the person for it: fumehood ask {}"
+        how_to_ask = "to ask the person for it: fumehood ask {}"
     for each in run.connections:
         if each.allowed:
             continue
         name = with_port(each.host, each.port) if each.port else each.host or "a request to the proxy"
         after = f"{max(0.0, each.started_at - run.started_at):.1f} s after the start: {each.reason}"
-        advice = _advice(each, asking.format(name))
+        advice = _advice(each, how_to_ask.format(name))
         hint = f"{after}; {advice}" if advice else after
         refused.setdefault(name, Blocked(what="network", detail=name, hint=hint))
     listed = tuple(refused.values())
@@ -304,11 +304,11 @@ def _blocked(run: Run) -> tuple[Blocked, ...]:
     return listed
 
 
-def _advice(refused: Connection, asking: str) -> str:
+def _advice(refused: Connection, how_to_ask: str) -> str:
     if refused.reason == SAID_NO:
         return "that was for this run only"
     if refused.reason in (NOT_GRANTED, NOBODY, TOO_LATE, CANCELLED, _TOO_MANY):
-        return asking
+        return how_to_ask
     if refused.address and "which was not named" in refused.reason:
         place = f"[{refused.address}]" if ":" in refused.address else refused.address
         return f"if you mean it, name the address too: --allow-host {place}:{refused.port}"

@@ -22,8 +22,8 @@ from fumehood.linux.nofollow import is_whiteout, open_top
 from fumehood.linux.process import first_inside
 from fumehood.linux.usage import descendants
 from fumehood.service import checkpoint, decide
-from fumehood.service.layers import INIT, paths_in
-from fumehood.service.permission import widened
+from fumehood.service.layers import INIT, walk_tree
+from fumehood.service.permission import add_granted_access
 from fumehood.service.store import Store
 from fumehood.service.undo import in_turn, on_top, to_redo, undo
 from fumehood.store.audit import Missed
@@ -94,7 +94,7 @@ def written(store: Store, run: Run, most: int) -> tuple[list[Written], bool]:
         except FileNotFoundError:
             continue  # it is not made yet, or the command has just ended
         with Closing(top):  # by descriptors, since the command moves what it likes
-            for path, status in islice(paths_in(top, name), _MOST_LOOKED_AT):
+            for path, status in islice(walk_tree(top, name), _MOST_LOOKED_AT):
                 if not stat.S_ISDIR(status.st_mode):
                     below = path.removeprefix(f"{name}/")
                     shown = below if number == 0 else f"{root}/{below}"
@@ -367,7 +367,7 @@ def missed_questions(store: Store, project: str = "") -> list[Missed]:
     @cache  # one project may have missed many, and views look twice a second
     def policy_of(path: str) -> Policy:
         project = store.projects.open(path, register=False)
-        return widened(store.policy_of(project), store.grants.allowed(project.path, ""))
+        return add_granted_access(store.policy_of(project), store.grants.allowed(project.path, ""))
 
     return [each for each in store.grants.missed(project) if not _is_allowed(store, each, policy_of)]
 

@@ -48,7 +48,7 @@ class Permissions:
             self._askable = self._askable()
         return tuple(self._askable)
 
-    def are_answered(self, project: str) -> bool:
+    def somebody_can_answer(self, project: str) -> bool:
         """Return True if there is somebody to ask about a project."""
         if self._others:
             return True
@@ -73,7 +73,7 @@ class Permissions:
             return questions.Decision(allowed=before == questions.ALLOW, reason=f"answered before: {before}")
         if question.unaskable:
             return questions.Decision(allowed=False, answer=questions.DENY_ONCE, reason=question.unaskable)
-        if not self.are_answered(question.project):
+        if not self.somebody_can_answer(question.project):
             self._store.grants.note_missed(question)
             return questions.Decision(allowed=False, answer=questions.DENY_ONCE, reason=questions.NOBODY)
         from fumehood.service.ask import Desk, ask_all
@@ -118,8 +118,8 @@ class Permissions:
         return questions.settled(question, self._session or {}, {} if kept is None else {question.key: kept})
 
 
-def widened(policy: Policy, granted: Sequence[tuple[str, str]]) -> Policy:
-    """Return a policy with what a person granted."""
+def add_granted_access(policy: Policy, granted: Sequence[tuple[str, str]]) -> Policy:
+    """Return the policy with the hosts and paths that a person granted."""
     from fumehood.core.inside import HOST, SHOW
 
     hosts = [target for what, target in granted if what == HOST and target not in policy.hosts]
@@ -160,7 +160,7 @@ def settled_before(store: Store, session: str, question: Question) -> str | None
     return store.grants.find((question.what, IN_SESSION + session, question.target))
 
 
-def settle_access(
+def decide_access(
     store: Store, project: Project, session: str, asked: Sequence[Widening], decide: Callable[[Question], Decision]
 ) -> list[str]:
     """Have each thing decided, and keep what was; returns what was said. Raises Refused where nothing was allowed."""

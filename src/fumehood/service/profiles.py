@@ -20,7 +20,7 @@ from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind, Operation, Overlay
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import LISTING, entries, remove_directory, remove_tree
-from fumehood.service.layers import space_of
+from fumehood.service.layers import disk_usage
 from fumehood.store.places import Places, home
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ _KEPT, _ONCE, _WORK = "kept", "once-", "work-"
 _ELSEWHERE = "elsewhere"  # the room of what the host has no directory for
 
 
-class Wanted(Value):
+class ScratchRequest(Value):
     """One directory that a profile asks for; `variable` takes the program elsewhere, where there is one."""
 
     path: str
@@ -51,7 +51,7 @@ class Wanted(Value):
     keep: bool
 
 
-class Conditions(Value):
+class ScratchConditions(Value):
     """What decides where scratch can be: `closed` are directories it may neither hold nor lie in."""
 
     way: str  # of capturing
@@ -61,20 +61,22 @@ class Conditions(Value):
     is_ours: bool = True  # False where the command runs as somebody else, who can't reach our directories
 
 
-def wanted(profiles: Iterable[Profile], environment: Mapping[str, str], home: str) -> tuple[Wanted, ...]:
+def scratch_requests(
+    profiles: Iterable[Profile], environment: Mapping[str, str], home: str
+) -> tuple[ScratchRequest, ...]:
     """Return the directories that profiles ask for, each once; a variable that is set says where it is.
 
     One that lies below its own variable (`NAME=$NAME/part`) is that part. The last profile has the last word: a
     person's own come after ours.
     """
-    directories: dict[str, Wanted] = {}
+    directories: dict[str, ScratchRequest] = {}
     for profile in profiles:
         for text in profile.scratch:
             variable, _, path = text.rpartition("=")
             value = environment.get(variable, "") if variable and not path.startswith(f"${variable}/") else ""
             path = value if value.startswith("/") else _written_out(path, environment, home)
             if path:
-                directories[variable or path] = Wanted(path=path, variable=variable, keep=profile.keep)
+                directories[variable or path] = ScratchRequest(path=path, variable=variable, keep=profile.keep)
     return tuple(directories.values())
 
 
@@ -94,14 +96,14 @@ class Scratch:
     """The scratch directories of one run: what the launcher and bubblewrap mount, and what the command is told."""
 
     def __init__(
-        self, places: Places, project: str, run: str, asked: Sequence[Wanted], *, keeps_tmp: bool = False
+        self, places: Places, project: str, run: str, requests: Sequence[ScratchRequest], *, keeps_tmp: bool = False
     ) -> None:
         self._room = f"{places.cache}/scratch/{digest_of(project)}"
         self._places = places
         self._run = run
-        self._asked = asked
+        self._requests = requests
         self._keeps_tmp = keeps_tmp
-        self._conditions = Conditions(way=KERNEL)
+        self._conditions = ScratchConditions(way=KERNEL)
         self._forget()
 
     def _forget(self) -> None:
@@ -114,25 +116,25 @@ class Scratch:
         self.variables: dict[str, str] = {}
         self.mounts: list[Operation] = []
 
-    def make(self, conditions: Conditions) -> None:
+    def make(self, conditions: ScratchConditions) -> None:
         """Make the directories ready; a command that is run again has them made again."""
         self._conditions = conditions
         if self._keeps_tmp and conditions.is_ours:
             self.tmp = self._directory("tmp", keep=True, alone=False)[0]
             os.chmod(self.tmp, 0o1777)  # noqa: S103 - as every /tmp; what is above it is closed
-        for asked in self._asked:
-            if asked.variable:
+        for requests in self._requests:
+            if requests.variable:
                 # Without our cache directory a program can still work, and only starts from nothing each time.
-                self.variables[asked.variable] = f"{_IN_MEMORY}/{asked.variable}"
+                self.variables[requests.variable] = f"{_IN_MEMORY}/{requests.variable}"
             if not conditions.is_ours:
                 continue
-            real = os.path.realpath(asked.path)
+            real = os.path.realpath(requests.path)
             try:
                 if conditions.has_host and os.path.isdir(real) and self._is_free(real):
-                    self._in_place(real, asked.keep)
-                    self.variables.pop(asked.variable, None)
-                elif asked.variable:
-                    self.variables[asked.variable] = self._place_for(asked.variable, asked.keep)
+                    self._in_place(real, requests.keep)
+                    self.variables.pop(requests.variable, None)
+                elif requests.variable:
+                    self.variables[requests.variable] = self._place_for(requests.variable, requests.keep)
             except OSError:
                 continue
 
@@ -229,7 +231,7 @@ def sweep(
             for name in entries(lock.file):
                 limit, aged = (before, room) if name == _KEPT else (leftovers_before, f"{room}/{name}")
                 if os.stat(aged, follow_symlinks=False).st_mtime < limit:
-                    count, size = count + 1, size + space_of(lock.file, name)
+                    count, size = count + 1, size + disk_usage(lock.file, name)
                     if not dry:
                         remove_tree(lock.file, name)
             if not dry and not entries(lock.file):
@@ -265,7 +267,7 @@ _ANYBODY_S = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - where anybody may 
 _LOADING = frozenset({"BASH_ENV", "ENV", "ZDOTDIR", "PYTHONPATH", "PYTHONHOME", "NODE_PATH", "PERL5LIB", "RUBYLIB"})
 
 
-def profiled(
+def apply_profiles(
     store: Store, project: Project, policy: Policy, request: Request, profiles: Sequence[Profile]
 ) -> tuple[Policy, Request, dict[str, Any]]:
     """Lay what profiles say over a policy and a request; returns also what they would grant a plain command."""
@@ -287,13 +289,13 @@ def profiled(
     return policy, request, withheld
 
 
-def asking(request: Request, withheld: Mapping[str, Any]) -> Request:
+def request_withheld_grants(request: Request, withheld: Mapping[str, Any]) -> Request:
     """Return the request with what its profiles would grant a plain command, to be asked for."""
     network = FULL if withheld.get("network") == FULL else request.network
     return request.replace(network=network, hosts=(*request.hosts, *withheld.get("hosts", ())))
 
 
-def missed(withheld: Mapping[str, Any]) -> tuple[Blocked, ...]:
+def report_withheld_grants(withheld: Mapping[str, Any]) -> tuple[Blocked, ...]:
     """Return what a failed command would have had as a plain one, for its report."""
     names = [*withheld.get("hosts", ()), *(name for name in withheld if name != "hosts")]
     hint = "a profile grants this to its program alone, run from where commands can't write; else a person is asked"
@@ -329,7 +331,7 @@ def _written(
 ) -> tuple[str, ...]:
     """Return the directories that commands of any project can write."""
     at = home()
-    scratch = [each.path for each in wanted(profiles, environment, environment.get("HOME", at))]
+    scratch = [each.path for each in scratch_requests(profiles, environment, environment.get("HOME", at))]
     own = (*project.roots, *store.written(), f"{at}/playground", *scratch)
     return tuple(dict.fromkeys(path for each in own for path in (each, os.path.realpath(each))))
 

@@ -30,7 +30,7 @@ from fumehood.store.places import FileLock, Places, make_private, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fumehood.service.hood import Hood, Wishes
+    from fumehood.service.hood import Caller, Hood
     from fumehood.service.permission import Permissions
     from fumehood.service.store import Store
     from fumehood.store.named import Workspace
@@ -225,7 +225,7 @@ def forget(store: Store, project: KnownProject) -> None:
     interrupted.
     """
     with store.alone(project.id), store.stack(project.id, settling=True):  # so that none begins meanwhile
-        if any(layering.is_claimed(store.places, run) for run, *_ in store.history.unfinished_runs(project.id)):
+        if any(layering.is_process_alive(store.places, run) for run, *_ in store.history.unfinished_runs(project.id)):
             raise BadRequest(f"a run of {project.path} has not ended yet", hint="wait for it, then forget the project")
         store.projects.set_aside(project.id)
         runs = [run for (run,) in store.database.rows("SELECT id FROM runs WHERE project = ?", (project.id,))]
@@ -309,7 +309,7 @@ def _remove(path: str, lock: Lock) -> None:
 _MARK = "offered-"
 
 
-def offer(hood: Hood, request: Request, wishes: Wishes) -> Request:
+def offer(hood: Hood, request: Request, caller: Caller) -> Request:
     """Ask whether commands may write what this one uses of such directories; the request then has what stays read-only.
 
     Where nobody is there to ask, the command is told, as once as the person would be.
@@ -334,7 +334,7 @@ def offer(hood: Hood, request: Request, wishes: Wishes) -> Request:
         except FileExistsError:
             continue
         question = root_question(real, hood.project.path, None if real == path else path)
-        decision = hood.asking(wishes).decide(question, wishes.cancelled)
+        decision = hood.permissions_for(caller).decide(question, caller.cancelled)
         store.audit.add_event("", DECIDED, f"{decision.text}: {question.text}", project=hood.project.id)
         if decision.allowed:
             hood.project = store.projects.keep_root(hood.project, real)
@@ -364,4 +364,4 @@ def limited(hood: Hood, request: Request) -> tuple[Hood, Request]:
             raise BadRequest(f"{path} can't be what a run may write: it {there}", hint="name a directory that is there")
         directories.append(real)
     besides = project.extra[len(hood.project.extra) :]
-    return hood.but(project=project), request.replace(write=tuple(dict.fromkeys(directories)), besides=besides)
+    return hood.replace(project=project), request.replace(write=tuple(dict.fromkeys(directories)), besides=besides)

@@ -362,12 +362,12 @@ def make_playground(places: Places) -> str:
 
 def playground_size(places: Places) -> int:
     """Return the bytes that the playground takes on disk."""
-    from fumehood.service.layers import space_of
+    from fumehood.service.layers import disk_usage
 
     if not os.path.isdir(_path(places)):
         return 0
     with Closing(open_top(_path(places))) as directory:
-        return sum(space_of(directory, name) for name in entries(directory))
+        return sum(disk_usage(directory, name) for name in entries(directory))
 
 
 def empty_playground(places: Places) -> int:

@@ -28,7 +28,7 @@ from fumehood.linux.staging import APART, HOME, SETTLED
 from fumehood.linux.steps import NO_WAY, Changed, give_back
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between, planned
-from fumehood.service.conflicts import find_conflicts, leave_groundless, meet_in_draft
+from fumehood.service.conflicts import check_conflicts_in_draft, drop_changes_without_base, find_conflicts
 from fumehood.service.decide import BY_FORCE, DONE, STOPPED_RUNNING
 from fumehood.service.drafts import drop_layers
 from fumehood.service.held import bring_back, set_apart, throw_away
@@ -67,7 +67,7 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
         give_back(store.places.modes)
         for run, state, act, project in unfinished:
             if not store.projects.is_in_place(project):
-                if state == RUNNING and not layering.is_claimed(store.places, run):
+                if state == RUNNING and not layering.is_process_alive(store.places, run):
                     store.unsettled[run] = "another directory is there"
                 continue  # and nothing of this run is to be looked for in it
             try:
@@ -104,7 +104,7 @@ def mend(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
 def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> None:
     """Hold what the command of a dead run had written."""
     try:
-        claim = layering.take_up(store.places, name)
+        claim = layering.lock_dead_run(store.places, name)
     except FileNotFoundError:
         claim = None
     try:
@@ -130,7 +130,8 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
 
             clear_seat(store.places, run.session, name)
         with FileLock(store.places.lock(f"project-{project}"), wait=False):
-            layers = layering.layers_of(store.places, name, run.roots, *layering.below_of(store.places, name))
+            below, frozen = layering.recorded_trees_below(store.places, name)
+            layers = layering.layers_of(store.places, name, run.roots, below, frozen)
             _hold(store, project, run, layers, interrupts)
     finally:
         if claim is not None:
@@ -147,13 +148,13 @@ def _hold(store: Store, project: int, run: Run, layers: Sequence[Layer], interru
         store.history.set_state(run.run, FAILED, lost, event=RECOVERED)
         return
     if run.draft is not None:
-        meet_in_draft(store, project, run, may_run_again=False)
+        check_conflicts_in_draft(store, project, run, may_run_again=False)
     state, run.reason = state_of(run.changed), run.reason or STOPPED_RUNNING
     if run.network == HOSTS:
         run.reason += "; which hosts it reached is not known"
     run.state = SETTLING if state == HELD else state
     store.history.write_journal(run, [_printed(store, run, stream) for stream in ("stdout", "stderr")], event=RECOVERED)
-    layering.drop_scratch(layers)
+    layering.remove_work_directories(layers)
     if state != HELD:
         layering.drop(store.places, run.run)
         return
@@ -169,7 +170,7 @@ def _looked_at(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         return lost
     why = run.reason or STOPPED_RUNNING
     try:
-        run.changed = layering.scanned(layers)
+        run.changed = layering.scan_layers(layers)
     except TooDeep as error:
         return f"{why}; {error.message}; what it wrote is in {store.places.run(run.run)}"
     judge(run.changed, DISCARD if run.mode in (DISCARD, WHOLE) else HOLD, _concerns(store, run, layers))
@@ -178,7 +179,7 @@ def _looked_at(store: Store, run: Run, layers: Sequence[Layer]) -> str:
             # What the host would execute by itself says so, here too.
             change.reason = f"{why}; {change.reason}" if change.flags else why
     find_conflicts(store, run, layers)
-    leave_groundless(store, run)
+    drop_changes_without_base(store, run)
     return ""
 
 
@@ -205,13 +206,13 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         return f"{STOPPED_RUNNING}; what it left is in {lost.merged}"
     overlaid = [layer.upper for layer in layers if layer not in trees]
     if overlaid and any(
-        state == RUNNING and name != run.run and layering.is_claimed(store.places, name)
+        state == RUNNING and name != run.run and layering.is_process_alive(store.places, name)
         for name, state, *_ in store.history.unfinished_runs()
     ):
         # One that it has handed something could go on writing that. What checkpoints have settled is told from what is
         # new by the layer's own files, so it is taken out of these before.
         if layering.is_checkpointed(layers):
-            layering.scanned(layers)
+            layering.scan_layers(layers)
         renew(overlaid)
     return ""
 

@@ -1,4 +1,4 @@
-"""One command, from its layers to its end: the sandbox is built, started, attended and cleared away."""
+"""One command, from its layers to its end: the sandbox is built, started, attend_with and cleared away."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from fumehood.linux.streams import Sink, Stdio
     from fumehood.service.agents import ShellCommands
     from fumehood.service.checkpoint import Checkpoints
-    from fumehood.service.hood import Hood, Wishes
+    from fumehood.service.hood import Caller, Hood
     from fumehood.service.loopback import Loopback
-    from fumehood.service.network import Access
-    from fumehood.service.session import Door, Seat
-    from fumehood.service.surroundings import Seen, World
+    from fumehood.service.network import NetworkAccess
+    from fumehood.service.session import RequestServer, SessionRun
+    from fumehood.service.surroundings import VisibleMounts, World
     from fumehood.store.history import Printed
     from fumehood.store.places import Places
 
@@ -46,96 +46,104 @@ if TYPE_CHECKING:
 _SHARE = 20  # of the time that passes, at most a twentieth is spent on checkpoints that nobody asked for
 
 
-class Ended(Value):
+class CommandResult(Value):
     """How a command ended and what it printed."""
 
     outcome: Outcome
     stdout: Stream
     stderr: Stream
     duration_s: float
-    seen: Seen | None = None
-    left_at_home: tuple[str, ...] = ()  # what it wrote to its home, which is thrown away
+    visible: VisibleMounts | None = None
+    written_to_home: tuple[str, ...] = ()  # what it wrote to its home, which is thrown away
 
 
 class Execution:
     """One command in its sandbox: what it sees, and how what it writes is captured."""
 
     def __init__(
-        self, hood: Hood, world: World, capture: Capture, seat: Seat | None = None, *,
+        self, hood: Hood, world: World, capture: Capture, session_run: SessionRun | None = None, *,
         indexes: SeenIndexes | None = None, stop_mark: str = "",
-        checkpoints: Callable[[], Callable[[int], None]] | None = None,
+        make_timer: Callable[[], CheckpointTimer] | None = None,
     ) -> None:  # fmt: skip
         self.hood = hood
         self.world = world
-        self.seat = seat
+        self.session_run = session_run
         self.user = os.geteuid()  # whom the command runs as
         self._host = hood.host()
         self._capture = capture
         self._indexes = indexes
         self._stop_mark = stop_mark
-        self._checkpoints = checkpoints
+        self._make_timer = make_timer
         # Whether our own launcher mounts what the command sees; else bubblewrap does, and less can be hidden.
         self._launcher_mounts = self._host.makes_namespaces and capture.way != BWRAP
         self._owner: Owner | None = None
-        self._access: Access | None = None
-        self._seen: Seen | None = None
+        self._access: NetworkAccess | None = None
+        self._visible: VisibleMounts | None = None
 
     def run(
         self, command: tuple[str, ...], cwd: str, outputs: tuple[Stream, Stream], timeout: float | None,
-        wishes: Wishes, access: Access | None = None, asking: QuestionsOpen | None = None,
-    ) -> Ended:  # fmt: skip
-        """Run a command to its end; raises LaunchFailed where the sandbox itself failed."""
-        capture, seat, self._access = self._capture, self.seat, access
-
-        def look_again(plan: Plan) -> Plan:
-            self.hood.surroundings.look_again()
-            return self._with_mounts(plan, self._look())
-
-        def launch_once(plan: Plan, descriptors: Streams) -> Running:
-            if seat is None or not plan.loopback:
-                return self.hood.start(plan, descriptors)
-            return seat.loopback.launched(self.hood.start, plan, descriptors, access)
-
-        def launch(plan: Plan, descriptors: Streams) -> Running:
-            if not plan.ahead:
-                return launch_once(plan, descriptors)
-            # Where the host's mounts changed just then, it is looked over again.
-            return Retried(launch_once, plan, descriptors, look_again)
-
-        def start(plan: Plan, descriptors: Streams) -> Running:
-            return launch(plan, descriptors) if access is None else access.launched(launch, plan, descriptors)
-
+        caller: Caller, access: NetworkAccess | None = None, questions: QuestionsOpen | None = None,
+    ) -> CommandResult:  # fmt: skip
+        """Run a command to its end; raises LaunchFailed if the sandbox itself failed."""
+        capture, self._access = self._capture, access
         try:
             plan = self._plan(command, cwd)
             if self._indexes is not None:
                 self._indexes.look([layer.root for layer in capture.layers])
             try:
                 capture.begin()
-                # A copied tree tells nothing until it is compared with the project.
-                taking_part = wishes.replace(watch=None) if capture.way == COPY else wishes
-                ended = attend(
-                    start, plan, outputs, timeout, taking_part, capture.layers, self._guard, asking,
-                    None if seat is None else seat.door,
+                if capture.way == COPY:
+                    caller = caller.replace(watch=None)  # only a comparison with the project tells what has changed
+                result = attend(
+                    self._start, plan, outputs, timeout, caller, capture.layers, self._make_warden, questions,
+                    None if self.session_run is None else self.session_run.requests,
                 )  # fmt: skip
                 capture.finish()
             except BaseException:
                 capture.abandon()
                 raise
-            left: tuple[str, ...] = ()
-            if ended.outcome.exit.home >= 0:
-                left = left_at_home(ended.outcome.exit.home, plan.home, plan.mounts)
+            lost_files: tuple[str, ...] = ()
+            if result.outcome.exit.home >= 0:
+                lost_files = files_written_to_home(result.outcome.exit.home, plan.home, plan.mounts)
         finally:
             if self.world.scratch is not None:
                 self.world.scratch.remove()
-        way = ended.outcome.exit
-        if way.status is None and (way.failure or not ended.outcome.was_ended):
-            _raise_failure(ended, cwd, self._seen, capture.layers)
-        return ended.replace(seen=self._seen, left_at_home=left)
+        sandbox_exit = result.outcome.exit
+        if sandbox_exit.status is None and (sandbox_exit.failure or not result.outcome.was_ended):
+            _raise_failure(result, cwd, self._visible, capture.layers)
+        return result.replace(visible=self._visible, written_to_home=lost_files)
 
-    def would_see(self) -> Seen:
+    def _start(self, plan: Plan, descriptors: Streams) -> Running:
+        """Launch the sandbox, and with it the proxy, if the command has one."""
+        if self._access is None:
+            return self._launch(plan, descriptors)
+        return self._access.launch(self._launch, plan, descriptors)
+
+    def _launch(self, plan: Plan, descriptors: Streams) -> Running:
+        """Launch; if the host's mounts changed at that moment, look at the host anew and launch again."""
+        if not plan.ahead:
+            return self._launch_once(plan, descriptors)
+        return Retried(self._launch_once, plan, descriptors, self._plan_anew)
+
+    def _launch_once(self, plan: Plan, descriptors: Streams) -> Running:
+        if self.session_run is not None and plan.loopback:
+            running = self.session_run.loopback.launch(self.hood.start, plan, descriptors, self._access)
+        else:
+            running = self.hood.start(plan, descriptors)
+        # The modules for what comes after the command are loaded while the sandbox is being made: nobody waits now.
+        from fumehood.linux import process  # noqa: F401
+        from fumehood.service import blocked, settle  # noqa: F401
+
+        return running
+
+    def _plan_anew(self, plan: Plan) -> Plan:
+        self.hood.surroundings.look_again()
+        return self._with_mounts(plan, self._find_visible())
+
+    def would_see(self) -> VisibleMounts:
         """Return what a command without a session or a network would see."""
         self._prepare()
-        return self._look()
+        return self._find_visible()
 
     def _plan(self, command: tuple[str, ...], cwd: str) -> Plan:
         """Put together all that a launch needs."""
@@ -159,14 +167,15 @@ class Execution:
                 command = _listening_inside(access, command, world)
         if world.scratch is not None:
             environment = {**environment, **world.scratch.variables}
-        seen = self._look()
+        visible = self._find_visible()
         refused = filter_for(
-            self.hood.surroundings.cache, unix_sockets=seen.is_cut, pretends_owners=world.pretends_owners(self.user)
+            self.hood.surroundings.cache, unix_sockets=visible.blocks_sockets,
+            pretends_owners=world.pretends_owners(self.user),
         )
         environment, variables = split_loading_variables(environment)
-        shares_loopback = self.seat is not None and self._shares_loopback(self.seat.loopback)
+        shares_loopback = self.session_run is not None and self._shares_loopback(self.session_run.loopback)
         arguments, texts = bubblewrap_arguments(
-            command, cwd, seen.mounts, by_launcher=self._launcher_mounts,
+            command, cwd, visible.mounts, by_launcher=self._launcher_mounts,
             has_network=shares_loopback or (access is not None and not listens_inside),
             disable_userns=host.disable_userns,
             is_root=world.tree is not None and world.tree.is_writable, variables=variables, has_filter=bool(refused),
@@ -181,7 +190,7 @@ class Execution:
             limits=resource_limits(self.hood.policy.limits), filter=refused,
             init_file=init_file(self._capture.layers),
         )  # fmt: skip
-        return self._with_mounts(plan, seen)
+        return self._with_mounts(plan, visible)
 
     def _shares_loopback(self, loopback: Loopback) -> bool:
         """Return True if a command is on its session's loopback."""
@@ -210,35 +219,35 @@ class Execution:
                     hint="run fumehood as that user",
                 )
         if world.scratch is not None:
-            from fumehood.service.profiles import Conditions
+            from fumehood.service.profiles import ScratchConditions
 
             homes = surroundings.homes(self.user, world.home)
             hidden = surroundings.masks(homes, as_root=self.user == 0).hidden
             hidden += tuple(map(os.path.realpath, secrets_elsewhere()))
             world.scratch.make(
-                Conditions(
+                ScratchConditions(
                     way=capture.way, closed=(*hidden, *(layer.root for layer in capture.layers)), homes=homes,
                     has_host=world.tree is None, is_ours=owner is None,
                 )
             )  # fmt: skip
 
-    def _look(self) -> Seen:
+    def _find_visible(self) -> VisibleMounts:
         access = self._access
-        self._seen = self.hood.surroundings.seen(
-            self.world, self._capture, self.user, self.seat, by_launcher=self._launcher_mounts,
+        self._visible = self.hood.surroundings.visible_mounts(
+            self.world, self._capture, self.user, self.session_run, by_launcher=self._launcher_mounts,
             privileged=self._host.privileged, shares_network=access is not None and access.shares,
             is_offline=access is None,
         )  # fmt: skip
-        return self._seen
+        return self._visible
 
-    def _with_mounts(self, plan: Plan, seen: Seen) -> Plan:
+    def _with_mounts(self, plan: Plan, visible: VisibleMounts) -> Plan:
         """Return a plan with what the launcher mounts."""
         if not self._launcher_mounts:
             return plan
-        mounts = tuple(each for each in seen.mounts if not needs_bubblewrap(each))
-        return plan.replace(mounts=mounts, ahead=seen.ahead, look=seen.look, home=seen.home)
+        mounts = tuple(each for each in visible.mounts if not needs_bubblewrap(each))
+        return plan.replace(mounts=mounts, ahead=visible.ahead, look=visible.look, home=visible.home)
 
-    def _guard(self, init: int) -> Guard | None:
+    def _make_warden(self, init: int) -> Guard | None:
         """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""
         from fumehood.linux.warden import NotYet, Warden
 
@@ -248,14 +257,14 @@ class Execution:
         places = [each.merged if is_copy and not each.is_overlaid else each.upper for each in capture.layers]
         # It may fill these too.
         besides = [*(world.scratch.directories if world.scratch else ())]
-        besides += [self.seat.tmp] if self.seat and self.seat.tmp else []
+        besides += [self.session_run.tmp] if self.session_run and self.session_run.tmp else []
         besides += [world.thrown] if world.thrown else []
         besides += [world.tree.upper] if world.tree is not None and world.tree.is_writable else []
         besides += [world.playground.source] if world.playground is not None and world.playground.is_writable else []
         try:
             return Warden(
                 self.hood.policy.limits, init, places, empty=not is_copy, besides=besides, stop_mark=self._stop_mark,
-                checkpoint=None if self._checkpoints is None else self._checkpoints(), overlays=overlays,
+                checkpoint=None if self._make_timer is None else self._make_timer().check, overlays=overlays,
             )  # fmt: skip
         except NotYet:
             return None
@@ -278,10 +287,10 @@ class CheckpointTimer:
         self._every = hood.policy.checkpoint if by_itself and run.capture == KERNEL else 0.0
         self._next = time.monotonic() + (background_after or 0.0)
 
-    def look(self, init: int) -> None:
-        """Make a checkpoint where it is time; `init` is the first process of the sandbox."""
+    def check(self, init: int) -> None:
+        """Make a checkpoint if it is time; `init` is the first process of the sandbox."""
         name = read(self._mark).decode("ascii")
-        if self._commands is not None and self._commands.look() and not name:
+        if self._commands is not None and self._commands.settle_dead_shells() and not name:
             return
         if not name and (not self._every or time.monotonic() < self._next):
             return
@@ -291,26 +300,26 @@ class CheckpointTimer:
         is_made = (name or self._checkpoints.is_due()) and self._checkpoints.make(init, name)
         if is_made and name and read(self._mark).decode("ascii") == name:  # somebody else may have asked since
             remove_file(self._mark)
-        ended = time.monotonic()
-        self._next = ended + max(self._every, _SHARE * (ended - began))
+        ended_at = time.monotonic()
+        self._next = ended_at + max(self._every, _SHARE * (ended_at - began))
 
 
 def attend(
-    start: Starter, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, wishes: Wishes,
+    start: Starter, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, caller: Caller,
     layers: Sequence[Layer] = (), guard: Callable[[int], Guard | None] | None = None,
-    asking: QuestionsOpen | None = None, door: Door | None = None,
-) -> Ended:  # fmt: skip
+    asking: QuestionsOpen | None = None, door: RequestServer | None = None,
+) -> CommandResult:  # fmt: skip
     """Start what was planned, and stay with it to its end."""
 
-    def attended(stdio: Stdio) -> Ended:
+    def attend_with(stdio: Stdio) -> CommandResult:
         began = time.monotonic()
         watched = None
-        if wishes.signals is not None:
-            wishes.signals.note()
+        if caller.signals is not None:
+            caller.signals.note()
         try:
             # Before the command starts, or its first writes would not be seen.
-            if wishes.watch is not None:
-                watched = wishes.watch(layers)
+            if caller.watch is not None:
+                watched = caller.watch(layers)
             interrupts = InterruptsHeld()
             interrupts.__enter__()  # until somebody attends what was started
             try:
@@ -321,15 +330,15 @@ def attend(
                     raise
                 finally:
                     stdio.started()  # the command's own ends of its streams are closed here
-                if wishes.partner is not None:
-                    wishes.partner.launched()
+                if caller.partner is not None:
+                    caller.partner.launched()
                 from fumehood.linux.process import Attendance
 
                 attendance = Attendance(
                     running, stdio.outputs,
                     deadline=None if timeout is None else began + timeout,
-                    watched=watched, feeding=stdio.feed, cancelled=wishes.cancelled, guarding=guard,
-                    signals=wishes.signals, asking=asking, door=door, partner=wishes.partner, interrupts=interrupts,
+                    watched=watched, feeding=stdio.feed, cancelled=caller.cancelled, guarding=guard,
+                    signals=caller.signals, asking=asking, door=door, partner=caller.partner, interrupts=interrupts,
                 )  # fmt: skip
             except BaseException:
                 interrupts.__exit__()
@@ -340,16 +349,16 @@ def attend(
                 door.stop()
             if watched is not None:
                 watched.stop()
-        return Ended(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
+        return CommandResult(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
 
-    if wishes.terminal is None:
-        return attended(piped(wishes.stdin, outputs, is_one=wishes.is_one_stream))
+    if caller.terminal is None:
+        return attend_with(piped(caller.stdin, outputs, is_one=caller.is_one_stream))
     # Only now: a person who is asked something answers on a terminal as they know it.
-    with wishes.terminal as terminal:
-        return attended(on_terminal(terminal, outputs[0], wishes.stdin))
+    with caller.terminal as terminal:
+        return attend_with(on_terminal(terminal, outputs[0], caller.stdin))
 
 
-def _listening_inside(access: Access, command: tuple[str, ...], world: World) -> tuple[str, ...]:
+def _listening_inside(access: NetworkAccess, command: tuple[str, ...], world: World) -> tuple[str, ...]:
     """Have the listeners made inside the sandbox, where only bubblewrap can make the namespaces for them."""
     if world.tree is not None:
         raise LaunchFailed(
@@ -359,14 +368,14 @@ def _listening_inside(access: Access, command: tuple[str, ...], world: World) ->
     return from_inside(access.listen, command)
 
 
-def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[Layer]) -> NoReturn:
+def _raise_failure(result: CommandResult, cwd: str, visible: VisibleMounts | None, layers: Sequence[Layer]) -> NoReturn:
     """Raise the error that says why the sandbox itself failed: the command did not run, or nobody can tell."""
     from fumehood.linux.process import LAUNCHER_GONE
 
-    if ended.outcome.exit.failure != LAUNCHER_GONE:
+    if result.outcome.exit.failure != LAUNCHER_GONE:
         remove_file(init_file(layers))  # nothing can have been written
-    said = ended.stderr.text().strip() or ended.stdout.text().strip()
-    why = ended.outcome.exit.failure or said or "it ended without a message"
+    said = result.stderr.text().strip() or result.stdout.text().strip()
+    why = result.outcome.exit.failure or said or "it ended without a message"
     if "Argument list too long" in why:
         raise BadRequest(
             "the command is too long: the kernel takes fewer words and variables at once",
@@ -377,7 +386,7 @@ def _raise_failure(ended: Ended, cwd: str, seen: Seen | None, layers: Sequence[L
         raise LaunchFailed(f"the sandbox did not start: {why}", hint=hint)
     if why.endswith("Permission denied"):
         raise NoDirectory(f"Working directory can't be entered: {cwd}", hint="check its permissions: ls -ld")
-    if seen is not None and seen.hides(cwd):
+    if visible is not None and visible.hides(cwd):
         raise NoDirectory(
             f"Working directory is not in sight: {cwd}",
             hint="make it a root: fumehood roots add …; or read-only: add it to show in the configuration",
@@ -397,22 +406,23 @@ def output_streams(
     return out, err
 
 
-def take_note(run: Run, ended: Ended) -> None:
-    """Write down how a command ended and what it printed."""
+def record_result(run: Run, result: CommandResult) -> None:
+    """Write down in the run how its command ended and what it printed."""
     from fumehood.linux.process import KILLED
 
-    outcome = ended.outcome
+    outcome = result.outcome
     status = KILLED if outcome.exit.status is None and outcome.was_ended else outcome.exit.status
     run.exit_code = 124 if outcome.timed_out else 130 if outcome.interrupted else status
     run.timed_out = outcome.timed_out
-    run.duration_s = ended.duration_s
-    run.stdout, run.stderr = ended.stdout.text(), ended.stderr.text()
-    run.output_truncated = ended.stdout.is_cut or ended.stderr.is_cut
+    run.duration_s = result.duration_s
+    run.stdout, run.stderr = result.stdout.text(), result.stderr.text()
+    run.output_truncated = result.stdout.is_cut or result.stderr.is_cut
 
 
-def printed(ended: Ended) -> tuple[Printed, Printed]:
+def recordable_output(result: CommandResult) -> tuple[Printed, Printed]:
     """Return both outputs for the record: their bytes where short, else only how long they were."""
-    out, err = ((stream.kept()[0] if stream.is_short else None, stream.size) for stream in (ended.stdout, ended.stderr))
+    streams = result.stdout, result.stderr
+    out, err = ((stream.kept()[0] if stream.is_short else None, stream.size) for stream in streams)
     return out, err
 
 
@@ -420,7 +430,7 @@ _MOST = 1000  # entries looked at
 _DEEPEST = 10
 
 
-def left_at_home(directory: int, home: str, mounts: Iterable[Operation]) -> tuple[str, ...]:
+def files_written_to_home(directory: int, home: str, mounts: Iterable[Operation]) -> tuple[str, ...]:
     """Return what a command wrote to its home, relative to it, in order; closes the directory.
 
     It is thrown away, and whoever meant to keep it must be told. Not what lies in directories whose names begin with a

@@ -1,6 +1,6 @@
 """The story of one command: permission, layers, launch, scan, judge, apply, report, in this order.
 
-`run_in` makes ready what the command runs in; the steps are methods of `Attempt`, in the order of `perform`.
+`run_in` prepares the hood and the request. The steps are methods of `Attempt`, in the order of `perform`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.streams import HeldBack
 from fumehood.service import layers as layering
-from fumehood.service.hood import Hood, Wishes, note_refusal
-from fumehood.service.permission import settle_access, widened
-from fumehood.service.running import CheckpointTimer, Ended, Execution, output_streams, printed, take_note
-from fumehood.service.surroundings import World, around
+from fumehood.service.hood import Caller, Hood, mark_refused
+from fumehood.service.permission import add_granted_access, decide_access
+from fumehood.service.running import CheckpointTimer, Execution, output_streams, record_result, recordable_output
+from fumehood.service.surroundings import World, host_or_tree_world
 from fumehood.store.places import ensure_room_to_begin, new_id
 
 TYPE_CHECKING = False
@@ -44,31 +44,31 @@ if TYPE_CHECKING:
     from fumehood.core.inside import Widening
     from fumehood.core.questions import Decision, Question
     from fumehood.linux.capture import Capture, Stranger
-    from fumehood.linux.launch import Plan, Streams
     from fumehood.linux.mounts import Operation
     from fumehood.linux.namespaces import Layer
-    from fumehood.linux.process import Outcome, Running
+    from fumehood.linux.process import Outcome
     from fumehood.service.checkpoint import Checkpoints
     from fumehood.service.hood import Variables
-    from fumehood.service.network import Asking
-    from fumehood.service.session import Seat
+    from fumehood.service.network import LiveQuestions, NetworkAccess
+    from fumehood.service.running import CommandResult
+    from fumehood.service.session import SessionRun
 
-_BY_CTRL_C = 130  # the status of a command that ended by it
-_taking_turns: set[int] = set()  # threads in which a command is run again
+_CTRL_C_STATUS = 130  # of a command that ended by it
+_retrying_threads: set[int] = set()  # threads in which a command is being run again
 
 
-def run_in(hood: Hood, request: Request, wishes: Wishes) -> Run:
+def run_in(hood: Hood, request: Request, caller: Caller) -> Run:
     """Run a command in a hood, from request to report."""
     if hood.variables is not None:
-        request = request.replace(environment=(*_looked_up(hood.variables), *request.environment))
+        request = request.replace(environment=(*_call_variables(hood.variables), *request.environment))
     check_request(request)
-    # Before anything is tried out there: on a full disk, nothing would seem to work.
+    # Before anything is tested in the state directory: on a full disk, nothing would seem to work.
     ensure_room_to_begin(hood.store.places.state)
-    own, request = _made_ready(hood, request, wishes)
+    adapted_hood, request = _prepare(hood, request, caller)
     try:
-        run = _run_until_settled(own, request, wishes)
+        run = _run_until_settled(adapted_hood, request, caller)
     except Exception:
-        hood.store.recover()  # holds what a command had written by then
+        hood.store.recover()  # holds what the command had written by then
         raise
     if run.below:
         from fumehood.service.held import clear_away
@@ -77,8 +77,8 @@ def run_in(hood: Hood, request: Request, wishes: Wishes) -> Run:
     return run
 
 
-def _looked_up(variables: Variables) -> Iterable[tuple[str, str]]:
-    """Return what a program's own function gives a run; nothing of it is shown, for it may hold secrets."""
+def _call_variables(variables: Variables) -> Iterable[tuple[str, str]]:
+    """Return the variables that the program's own function gives this run. They may be secrets: never show them."""
     try:
         values: Any = variables()
     except Exception as error:
@@ -90,222 +90,192 @@ def _looked_up(variables: Variables) -> Iterable[tuple[str, str]]:
     return pairs
 
 
-def _made_ready(hood: Hood, request: Request, wishes: Wishes) -> tuple[Hood, Request]:
-    """Return the hood and the request as this one command has them: mostly as they are."""
-    host, store, own = hood.host(), hood.store, hood
+def _prepare(hood: Hood, request: Request, caller: Caller) -> tuple[Hood, Request]:
+    """Return the hood and the request adapted to this one command; most commands need no change."""
+    host, store, adapted = hood.host(), hood.store, hood
     if request.draft or (hood.policy.drafts and request.session):
         from fumehood.service.drafts import in_draft
 
         request = in_draft(store, hood.project, request)
     if granted := store.grants.allowed(hood.project.path, request.session):
-        own = own.but(policy=widened(own.policy, granted))
+        adapted = adapted.replace(policy=add_granted_access(adapted.policy, granted))
     if request.output_limit is not None:
-        own = own.but(policy=own.policy.replace(output_limit=request.output_limit))
-    if request.thrown:  # nothing is kept for another one without a project
-        own = own.but(policy=own.policy.replace(rootfs=own.policy.rootfs.replace(writable=False)))
-    own, request = own.profiled(request)
-    if own.withheld and own.asking(wishes).are_answered(hood.project.path):
-        request, own = _with_withheld(own, request), own.but(withheld={})
-    if own.policy.rootfs.install and (request.root or own.policy.root) == ALPINE and not host.why_bare:
+        adapted = adapted.replace(policy=adapted.policy.replace(output_limit=request.output_limit))
+    if request.thrown:  # there is no project, so nothing is kept for a next command
+        rootfs = adapted.policy.rootfs.replace(writable=False)
+        adapted = adapted.replace(policy=adapted.policy.replace(rootfs=rootfs))
+    adapted, request = adapted.with_profiles(request)
+    if adapted.withheld_grants and adapted.permissions_for(caller).somebody_can_answer(hood.project.path):
+        from fumehood.service.profiles import request_withheld_grants
+
+        request = request_withheld_grants(request, adapted.withheld_grants)
+        adapted = adapted.replace(withheld_grants={})
+    if adapted.policy.rootfs.install and (request.root or adapted.policy.root) == ALPINE and not host.why_bare:
         from fumehood.service.root_trees import install_if_missing
 
-        install_if_missing(store, own.policy.rootfs, wishes.on_install)
+        install_if_missing(store, adapted.policy.rootfs, caller.on_install)
     if request.beside:
         from fumehood.service.projects import offer
 
-        request = offer(hood, request, wishes)
-        own = own.but(project=hood.project)
+        request = offer(hood, request, caller)  # a directory that a person allows becomes a root of hood.project
+        adapted = adapted.replace(project=hood.project)
     if request.write is not None:
         from fumehood.service.projects import limited
 
-        own, request = limited(own, request)
-    return own, request
+        adapted, request = limited(adapted, request)
+    return adapted, request
 
 
-def _with_withheld(hood: Hood, request: Request) -> Request:
-    """Have what the profiles withhold asked for, where there is somebody to ask."""
-    from fumehood.service.profiles import asking
-
-    return asking(request, hood.withheld)
-
-
-def foreseen(hood: Hood, request: Request) -> tuple[Question, ...]:
-    """Return what a person would be asked before this request runs."""
-    command = checked_command(request.command)
-    if hood.host().why_bare:
-        from fumehood.service.unsandboxed import foreseen_bare
-
-        return foreseen_bare(hood, request)
-    hood, request = hood.profiled(request)
-    if hood.withheld:
-        request = _with_withheld(hood, request)
-    hosts = decide_network(request.network, request.hosts, hood.policy).to_ask
-    if not hosts:
-        return ()
-    from fumehood.core.questions import network_question
-
-    cwd = _host_or_tree(hood, request).starting(request.cwd, hood.project.path)
-    return (network_question(command_text(command), cwd, hood.project.path, "", hosts, hood.project.roots),)
-
-
-def _run_until_settled(hood: Hood, request: Request, wishes: Wishes) -> Run:
-    """Run a command, and once more where it meets nothing but other runs; those then wait for each other."""
-    may_meet = request.mode in (APPLY, WHOLE) or request.draft_number is not None
-    tries = hood.policy.again.tries if may_meet and wishes.can_be_met_again else 1
-    if get_ident() in _taking_turns:
-        tries = 1  # what is begun by a function that attends a command can't wait for that command
+def _run_until_settled(hood: Hood, request: Request, caller: Caller) -> Run:
+    """Run a command; run it again if it conflicts only with other runs. Commands that run again take turns."""
+    can_conflict = request.mode in (APPLY, WHOLE) or request.draft_number is not None
+    tries = hood.policy.again.tries if can_conflict and caller.can_run_twice else 1
+    if get_ident() in _retrying_threads:
+        # A function that attends a command, in its thread, has started this one: it can't wait for that command's turn.
+        tries = 1
     turn, reason = None, ""
     try:
         while True:
             tries -= 1
             try:
-                return _run_in_session(hood, request, wishes, reason, may_run_again=tries > 0)
-            except layering.Overtaken as overtaken:
+                return _run_in_session(hood, request, caller, reason, may_run_again=tries > 0)
+            except layering.RunAgain as again:
                 from fumehood.service.settle import AGAIN
 
-                reason, place = f"{AGAIN}{overtaken}", overtaken.place
-                if wishes.on_again is not None:
-                    wishes.on_again(reason)
+                reason, place = f"{AGAIN}{again}", again.place
+                if caller.on_again is not None:
+                    caller.on_again(reason)
             if turn is None:
-                waiting = hood.store.turn(hood.project.id, place)
-                waiting.__enter__()
-                turn = waiting
-                _taking_turns.add(get_ident())
+                lock = hood.store.turn(hood.project.id, place)
+                lock.__enter__()
+                turn = lock
+                _retrying_threads.add(get_ident())
     finally:
         if turn is not None:
-            _taking_turns.discard(get_ident())
+            _retrying_threads.discard(get_ident())
             turn.__exit__()
 
 
-def _run_in_session(hood: Hood, request: Request, wishes: Wishes, reason: str, *, may_run_again: bool) -> Run:
-    """Run a command once, from its place in its session where it has one."""
-
-    def perform(request: Request, seat: Seat | None) -> Run:
-        if hood.host().why_bare:
-            from fumehood.service.unsandboxed import run_bare
-
-            return run_bare(hood, claim, request, wishes)
-        return Attempt(hood, claim, request, wishes, seat, reason).perform(may_run_again=may_run_again)
-
-    with layering.Claim(hood.store.places, new_id()) as claim:
-        if wishes.partner is not None:
-            wishes.partner.named(claim.run)
+def _run_in_session(hood: Hood, request: Request, caller: Caller, reason: str, *, may_run_again: bool) -> Run:
+    """Run a command once; in a session, begin where its last command ended."""
+    with layering.RunDirectory(hood.store.places, new_id()) as directory:
+        if caller.partner is not None:
+            caller.partner.named(directory.run)
         if not request.session:
-            return perform(request, None)
-        from fumehood.service.session import Seat
+            return _run_once(hood, directory, request, caller, None, reason, may_run_again=may_run_again)
+        from fumehood.service.session import SessionRun
 
         shells: Sequence[Operation] = ()
         if request.each_command:
             from fumehood.service.agents import shell_mounts
 
             shells = shell_mounts(hood.store.places.cache)
-        tmp = request.own_tmp or hood.policy.tmp == "session"
-        with Seat(
-            hood.store, hood.project, request.session, claim.run, tmp=tmp, must=request.own_tmp, shells=shells,
-            loopback=request.loopback,
-        ) as seat:  # fmt: skip
+        keeps_tmp = request.own_tmp or hood.policy.tmp == "session"
+        with SessionRun(
+            hood.store, hood.project, request, directory.run, keeps_tmp=keeps_tmp, shells=shells
+        ) as session_run:
+            start_here = request.replace(cwd=request.cwd or session_run.session.cwd)
             try:
-                return perform(request.replace(cwd=request.cwd or seat.session.cwd), seat)
+                return _run_once(
+                    hood, directory, start_here, caller, session_run, reason, may_run_again=may_run_again
+                )
             except NoDirectory as error:
                 if request.cwd:
                     raise
-                # Where the last command ended. In another directory, this one would do something else.
+                # The last command's directory is gone. In another one, this command would do something else.
                 hint = f"nothing ran; the session's next command starts in {printable(hood.project.path)}"
-                seat.leave_directory()
+                session_run.forget_directory()
                 raise NoDirectory(str(error), hint=hint) from error
 
 
+def _run_once(
+    hood: Hood, directory: layering.RunDirectory, request: Request, caller: Caller, session_run: SessionRun | None,
+    reason: str, *, may_run_again: bool,
+) -> Run:  # fmt: skip
+    if hood.host().why_bare:
+        from fumehood.service.unsandboxed import run_without_sandbox
+
+        return run_without_sandbox(hood, directory, request, caller)
+    return Attempt(hood, directory, request, caller, session_run, reason).perform(may_run_again=may_run_again)
+
+
 class Attempt:
-    """One command in its sandbox, from permission to report."""
+    """One command in its sandbox, from permission to report. A command that is run again is another attempt."""
 
     def __init__(
-        self, hood: Hood, claim: layering.Claim, request: Request, wishes: Wishes, seat: Seat | None, reason: str
-    ) -> None:
+        self, hood: Hood, directory: layering.RunDirectory, request: Request, caller: Caller,
+        session_run: SessionRun | None, reason: str,
+    ) -> None:  # fmt: skip
         self.hood = hood
-        self.claim = claim
+        self.run_directory = directory
         self.request = request
-        self.wishes = wishes
-        self.seat = seat
-        self.world = world_of(hood, request, claim.run, seat)
+        self.caller = caller
+        self.session_run = session_run
+        self.world = build_world(hood, request, directory.run, session_run)
+        self.permissions = hood.permissions_for(caller)
         self.network = decide_network(request.network, request.hosts, hood.policy)
         project = hood.project
-        if self.network.to_ask and request.if_granted and not hood.asking(wishes).are_answered(project.path):
-            # Every command of the agent would be refused. One that needs the hosts is told when it tries.
+        if self.network.to_ask and request.if_granted and not self.permissions.somebody_can_answer(project.path):
+            # Else every command of the agent would be refused. One that needs these hosts learns it when it connects.
             self.network = decide_network(NONE, (), hood.policy)
         self.run = Run(
-            run=claim.run, project=project.path,
+            run=directory.run, project=project.path,
             command=request.title or command_text(checked_command(request.command)),
-            cwd=self.world.starting(request.cwd, project.path), state="running", network=self.network.mode,
+            cwd=self.world.start_directory(request.cwd, project.path), state="running", network=self.network.mode,
             started_at=time.time(), mode=request.mode, dropped=self.world.dropped, roots=project.roots,
             session=request.session or None, hosts=self.network.hosts, reason=reason or request.remark,
             draft=request.draft_number, draft_name=request.draft or None,
         )  # fmt: skip
 
     def perform(self, *, may_run_again: bool) -> Run:
-        """Take every step; raises Overtaken where it gives way to other runs, and is to be run again."""
-        run, hood, seat = self.run, self.hood, self.seat
-        self._have_permitted()
+        """Take every step and return the report; raises RunAgain where the run gives way to other runs."""
+        self._require_permission()
         capture = self._make_layers()
-        layers = capture.layers
         try:
-            with self.world.entered(run.capture) as self.world:
-                execution = self._in_sandbox(capture)
-                ended = self._launch(execution)
+            with self.world.lock_tree(self.run.capture) as self.world:
+                execution = self._make_execution(capture)
+                result = self._run_command(execution)
         except BaseException as error:
-            self._give_up(layers, error)
+            self._record_failure(capture.layers, error)
             raise
-        from fumehood.service.blocked import forget_what_was_moved, lacked_room, what_was_blocked
-        from fumehood.service.settle import Looking, settle
+        from fumehood.service.settle import InterruptibleScan, settle
 
-        # The command has ended. Ctrl-C can still end a long look at what it did, and nothing after that.
+        hood, run, layers, indexes = self.hood, self.run, capture.layers, self.run_directory.indexes
+        output = recordable_output(result)
+        # The command has ended. Ctrl-C can still end a long scan of what it changed, and nothing after that.
         with InterruptsHeld() as interrupts:
-            with Looking(hood.store, run, printed(ended), self.wishes.signals, interrupts):
-                run.changed = layering.scanned(layers, self.claim.indexes)
-                self.claim.refuse_elsewhere(run.changed)
-                run.blocked = what_was_blocked(run, execution, self.network, self.request, ended)
-                ended_by = self._cut_short(ended.outcome) or lacked_room(run, hood.store.places.state)
-                if run.changed or ended_by:
-                    from fumehood.service.verdicts import give_verdicts
-
-                    give_verdicts(hood.store, run, layers, self.request.mode, hood.policy.rules, ended_by)
-                # Nothing of it has left the hood, and it can be done again.
-                may_run_again = (
-                    may_run_again and not ended_by and not layering.is_checkpointed(layers)
-                    and run.duration_s < hood.policy.again.within and run.network != FULL and not run.new_connections
-                    and not (seat and seat.has_asked)
-                )  # fmt: skip
+            with InterruptibleScan(hood.store, run, output, self.caller.signals, interrupts):
+                run.changed = layering.scan_layers(layers, indexes)
+                self.run_directory.refuse_replaced_roots(run.changed)
+                ended_by = self._judge(execution, result, layers)
+                may_run_again = may_run_again and not ended_by and self._left_no_trace(layers)
             settle(
-                hood.store, hood.project.id, run, printed(ended), layers, hood.policy.on_conflict,
-                may_run_again=may_run_again, indexes=self.claim.indexes,
+                hood.store, hood.project.id, run, output, layers, hood.policy.on_conflict,
+                may_run_again=may_run_again, indexes=indexes,
             )  # fmt: skip
-            # Only now: a command that is run again begins where the first one did.
-            run.ended_in = seat.keep(self.world.outside) if seat else ""
-            forget_what_was_moved(hood.store.places, hood.project, run)
-            if run.draft is not None and run.state == HELD:
-                from fumehood.service.drafts import after_run
-
-                after_run(hood.store, hood.project, run)
-        ended.outcome.raise_interrupt()
+            self._finish_report()
+        result.outcome.raise_interrupt()
         return run
 
-    # ---- Permission: a plain sandboxed run needs nobody's word.
+    # ---- 1. Permission. A sandboxed run without a network needs nobody's permission.
 
-    def _have_permitted(self) -> None:
+    def _require_permission(self) -> None:
         if self.network.to_ask:
-            self.hood.permit(self.run, self._about_hosts(self.network.to_ask), self.wishes)
+            self.hood.require_permission(self.run, self._hosts_question(self.network.to_ask), self.caller)
         for path in self.request.besides:
             from fumehood.core.questions import write_question
 
             run = self.run
-            self.hood.permit(run, write_question(path, run.command, run.cwd, run.project, run.run), self.wishes)
+            question = write_question(path, run.command, run.cwd, run.project, run.run)
+            self.hood.require_permission(run, question, self.caller)
 
-    def _about_hosts(self, hosts: tuple[str, ...]) -> Question:
+    def _hosts_question(self, hosts: tuple[str, ...]) -> Question:
         from fumehood.core.questions import network_question
 
         run = self.run
         return network_question(run.command, run.cwd, run.project, run.run, hosts, run.roots)
 
-    # ---- Layers: the run is recorded, and they are made over what earlier runs hold: the command sees that too.
+    # ---- 2. Layers. The run is recorded. Its layers lie over those of held runs, so the command sees held changes too.
 
     def _make_layers(self) -> Capture:
         hood, run, request = self.hood, self.run, self.request
@@ -321,7 +291,7 @@ class Attempt:
             why = f"which {capturing.LABELS[run.capture]} has not" if run.mode == APPLY else "and nothing is applied"
             raise BadRequest(f"--each-command needs checkpoints, {why}", hint="leave it out")
         store.recover()
-        self.claim.take()
+        self.run_directory.create()
         with store.stack(project.id, settling=False):
             store.keep_known(project)
             if run.draft is not None and not store.drafts.is_open(run.draft):
@@ -329,138 +299,131 @@ class Attempt:
                 raise BadRequest(f"draft {run.draft_name} is no longer there", hint="fumehood draft new begins one")
             run.below = tuple(store.history.held_runs(project.id, run.draft))
             store.history.begin(project.id, run, os.getpid())
-        held: list[tuple[str, ...]] = []
+        held_trees: list[tuple[str, ...]] = []
         if run.below:
             from fumehood.service.held import trees_below
 
-            held = trees_below(store, project.id, run)
-        layers = layering.make(places, run.run, run.roots, run.capture, held, request.frozen, choice.overlaid)
-        self.claim.begin_in(run.roots)
+            held_trees = trees_below(store, project.id, run)
+        layers = layering.make(places, run.run, run.roots, run.capture, held_trees, request.frozen, choice.overlaid)
+        self.run_directory.note_roots(run.roots)
         return capturing.Capture(run.capture, layers, self.world.targets, choice.groups, self.world.write)
 
-    # ---- Launch, and the command's end.
+    # ---- 3. Launch, and the command's life to its end.
 
-    def _in_sandbox(self, capture: Capture) -> Execution:
-        """Return the sandbox that the command runs in, with what settles what it has written while it goes on."""
-        request, seat = self.request, self.seat
+    def _make_execution(self, capture: Capture) -> Execution:
+        """Return the sandbox for the command, with the checkpoints that can be made while it runs."""
+        hood, run, request, session_run = self.hood, self.run, self.request, self.session_run
 
-        def make() -> Checkpoints:
+        def make_checkpoints() -> Checkpoints:
             from fumehood.service.checkpoint import Checkpoints
 
             targets = [target for _, target in capture.targets]
-            return Checkpoints(self.hood, self.run, capture.layers, self.claim, targets)
+            return Checkpoints(hood, run, capture.layers, self.run_directory, targets)
 
-        commands = None
-        if request.each_command and seat is not None and seat.door is not None:
+        shell_commands = None
+        if request.each_command and session_run is not None:
             from fumehood.service.agents import ShellCommands
 
-            commands = ShellCommands(make(), request.agent, layering.init_file(capture.layers))
-            seat.door.hear = commands.hear
+            shell_commands = ShellCommands(make_checkpoints(), request.agent, layering.init_file(capture.layers))
+            session_run.requests.on_shell_message = shell_commands.handle_message
 
-        def checkpoints() -> Callable[[int], None]:
-            return CheckpointTimer(self.hood, self.run, make, request.background_after, commands).look
-
-        def start(plan: Plan, streams: Streams) -> Running:
-            running = self.hood.start(plan, streams)
-            # While the sandbox is being made, what comes after the command is loaded: nobody waits for this now.
-            from fumehood.linux import process  # noqa: F401
-            from fumehood.service import blocked, settle  # noqa: F401
-
-            return running
+        def make_timer() -> CheckpointTimer:
+            return CheckpointTimer(hood, run, make_checkpoints, request.background_after, shell_commands)
 
         return Execution(
-            self.hood.but(start=start), self.world, capture, seat, indexes=self.claim.indexes,
-            stop_mark=self.hood.store.places.stop_mark(self.run.run), checkpoints=checkpoints,
+            hood, self.world, capture, session_run, indexes=self.run_directory.indexes,
+            stop_mark=hood.store.places.stop_mark(run.run), make_timer=make_timer,
         )  # fmt: skip
 
-    def _launch(self, execution: Execution) -> Ended:
-        """Run the command to its end, with its network; write down how it ended and what it printed."""
-        run, request, wishes, world, seat = self.run, self.request, self.wishes, self.world, self.seat
+    def _run_command(self, execution: Execution) -> CommandResult:
+        """Run the command to its end, with its network; record in the run how it ended and what it printed."""
+        run, request, caller, world, session_run = self.run, self.request, self.caller, self.world, self.session_run
         shell = world.shell
         if request.each_command:
             from fumehood.service.agents import real_shell
 
             shell = real_shell(shell)
-        line = build_argv(checked_command(request.command), shell, source=request.source, tells_cwd=seat is not None)
-        run.one_stream = wishes.is_one_stream or wishes.terminal is not None
-        to_errors = wishes.on_stdout if wishes.is_one_stream else wishes.on_stderr
-        errors = None if to_errors is None else HeldBack(to_errors)
-        sinks = (errors, None) if wishes.is_one_stream else (wishes.on_stdout, errors)
+        line = build_argv(checked_command(request.command), shell, source=request.source, tells_cwd=session_run is not None)
+        run.one_stream = caller.is_one_stream or caller.terminal is not None
+        error_sink = caller.on_stdout if caller.is_one_stream else caller.on_stderr
+        errors = None if error_sink is None else HeldBack(error_sink)
+        sinks = (errors, None) if caller.is_one_stream else (caller.on_stdout, errors)
         policy = self.hood.policy
         streams = output_streams(self.hood.store.places, run.run, policy.output_limit, sinks)
-        asking = self._asking()
-        access = None
-        if self.network is not OFFLINE:
-            from fumehood.service.network import Access
-
-            is_ours = self.hood.host().makes_namespaces
-            access = Access(
-                self.network, asking=asking if self.network.asks else None,
-                resolvers=world.resolvers() if is_ours else (), in_session=is_ours and seat is not None,
-            )  # fmt: skip
-        if seat is not None:
-            self._open_door(seat, asking)
+        questions = self._make_live_questions()
+        access = None if self.network is OFFLINE else self._make_network_access(questions)
+        if session_run is not None:
+            self._accept_requests(session_run, questions)
         try:
-            ended = execution.run(
-                line if wishes.terminal is None else start_on_terminal(line), world.cwd(run.cwd), streams,
-                policy.timeout if request.timeout is None else request.timeout, wishes, access, asking,
+            result = execution.run(
+                line if caller.terminal is None else start_on_terminal(line), world.inside(run.cwd), streams,
+                policy.timeout if request.timeout is None else request.timeout, caller, access, questions,
             )  # fmt: skip
             if errors is not None:
                 errors.release()
-            if wishes.partner is not None:
-                wishes.partner.finish()
-            take_note(run, ended)
+            if caller.partner is not None:
+                caller.partner.finish()
+            record_result(run, result)
         finally:
-            if asking is not None:
-                asking.close()
+            if questions is not None:
+                questions.close()
             if access is not None:
                 access.stop(run)
-            if asking is not None:
-                asking.finish()
-        return ended
+            if questions is not None:
+                questions.finish()
+        return result
 
-    def _asking(self) -> Asking | None:
-        """Return what puts to a person what the command asks for while it runs, where it can ask for something."""
-        hood, wishes = self.hood, self.wishes
-        permissions = hood.asking(wishes)
-        can_ask = self.seat is not None and permissions.are_answered(hood.project.path)
+    def _make_live_questions(self) -> LiveQuestions | None:
+        """Return the object that puts the command's requests to a person, or None if nobody can be asked."""
+        can_ask = self.session_run is not None and self.permissions.somebody_can_answer(self.hood.project.path)
         if not (can_ask or self.network.asks):
             return None
-        from fumehood.service.network import Asking
+        from fumehood.service.network import LiveQuestions
 
-        def decide(place: str, is_closed: Callable[[], bool]) -> Decision:
-            cancelled = wishes.cancelled
-            question = self._about_hosts((place,))
-            decision = permissions.decide(question, lambda: is_closed() or (cancelled is not None and cancelled()))
-            hood.note_decision(self.run, question, decision)
+        def decide_host(place: str, is_closed: Callable[[], bool]) -> Decision:
+            cancelled = self.caller.cancelled
+            question = self._hosts_question((place,))
+            decision = self.permissions.decide(
+                question, lambda: is_closed() or (cancelled is not None and cancelled())
+            )
+            self.hood.record_decision(self.run, question, decision)
             return decision
 
-        return Asking(decide)
+        return LiveQuestions(decide_host)
 
-    def _open_door(self, seat: Seat, asking: Asking | None) -> None:
-        """Let the command ask for something, a person too where somebody can ask them."""
-        door, hood = seat.door, self.hood
-        assert door is not None
-        door.outside, door.seen_at = self.world.outside, self.world.targets
-        permissions = hood.asking(self.wishes)
-        if asking is None or not permissions.are_answered(hood.project.path):
+    def _make_network_access(self, questions: LiveQuestions | None) -> NetworkAccess:
+        from fumehood.service.network import NetworkAccess
+
+        makes_namespaces = self.hood.host().makes_namespaces
+        return NetworkAccess(
+            self.network, questions=questions if self.network.asks else None,
+            resolvers=self.world.resolvers() if makes_namespaces else (),
+            in_session=makes_namespaces and self.session_run is not None,
+        )  # fmt: skip
+
+    def _accept_requests(self, session_run: SessionRun, questions: LiveQuestions | None) -> None:
+        """Let the command use `fumehood` inside; what it asks a person for is asked here if somebody can answer."""
+        requests, hood, permissions = session_run.requests, self.hood, self.permissions
+        requests.outside, requests.roots_inside = self.world.outside, self.world.targets
+        if questions is None or not permissions.somebody_can_answer(hood.project.path):
             return  # then a process of its own asks whoever has come meanwhile
-        def ask(asked: Sequence[Widening]) -> str:
+
+        def ask_person(widenings: Sequence[Widening]) -> str:
             def decide(question: Question) -> Decision:
-                return asking.waited_for(lambda is_closed: permissions.decide(question, is_closed))
+                return questions.decide_in_turn(lambda is_closed: permissions.decide(question, is_closed))
 
-            said = settle_access(hood.store, hood.project, seat.session.name, asked, decide)
-            return "".join(f"{line}\n" for line in said)
+            answers = decide_access(hood.store, hood.project, session_run.session.name, widenings, decide)
+            return "".join(f"{line}\n" for line in answers)
 
-        door.asking, door.ask = asking, ask
+        requests.questions, requests.ask_person = questions, ask_person
 
-    def _give_up(self, layers: Sequence[Layer], error: BaseException) -> None:
-        """Record why a run failed; where its command has written something, it is left as if its process had died."""
+    def _record_failure(self, layers: Sequence[Layer], error: BaseException) -> None:
+        """Record why the run failed. If the command may have written, the next start finds the run and holds that."""
         run, store = self.run, self.hood.store
         run.reason = reason_of(error)
         if isinstance(error, Refused):
-            note_refusal(run, error)
-        if layering.may_be_written(store.places, run, layers):
+            mark_refused(run, error)
+        if layering.may_have_written(store.places, run, layers):
             store.history.end(run)
             return
         from fumehood.service.settle import FAILED
@@ -469,13 +432,26 @@ class Attempt:
         store.history.end(run)
         layering.drop(store.places, run.run)
 
-    # ---- Judge.
+    # ---- 4. Judge.
 
-    def _cut_short(self, outcome: Outcome) -> str:
+    def _judge(self, execution: Execution, result: CommandResult, layers: Sequence[Layer]) -> str:
+        """Give each change its verdict, and note what the command was refused; returns what cut it short, or ""."""
+        from fumehood.service.blocked import lacked_room, what_was_blocked
+
+        store, run = self.hood.store, self.run
+        run.blocked = what_was_blocked(run, execution, self.network, self.request, result)
+        ended_by = self._cut_short_by(result.outcome) or lacked_room(run, store.places.state)
+        if run.changed or ended_by:
+            from fumehood.service.verdicts import give_verdicts
+
+            give_verdicts(store, run, layers, self.request.mode, self.hood.policy.rules, ended_by)
+        return ended_by
+
+    def _cut_short_by(self, outcome: Outcome) -> str:
         """Return what ended a command that did not end by itself, nor by a person at their terminal."""
-        wishes = self.wishes
-        signals = () if wishes.signals is None else wishes.signals.sent(outcome.signals)
-        if outcome.raised or (wishes.is_agents_terminal and outcome.exit.status == _BY_CTRL_C):
+        caller = self.caller
+        signals = () if caller.signals is None else caller.signals.sent(outcome.signals)
+        if outcome.raised or (caller.is_agents_terminal and outcome.exit.status == _CTRL_C_STATUS):
             signals = (*signals, "SIGINT")
         if outcome.exit.killed_by:
             from signal import Signals
@@ -485,57 +461,106 @@ class Attempt:
             is_stopped=outcome.limit is not None and outcome.limit.what == STOPPED,
             limit="" if outcome.limit is None else outcome.limit.detail,
             signals=signals,
-            is_cancelled=outcome.interrupted and wishes.cancelled is not None and wishes.cancelled(),
+            is_cancelled=outcome.interrupted and caller.cancelled is not None and caller.cancelled(),
             is_timed_out=outcome.timed_out,
         )
+
+    def _left_no_trace(self, layers: Sequence[Layer]) -> bool:
+        """Return True if nothing of a short run has left the hood yet, so that it can be run again."""
+        run = self.run
+        return (
+            not layering.is_checkpointed(layers) and run.duration_s < self.hood.policy.again.within
+            and run.network != FULL and not run.new_connections
+            and not (self.session_run is not None and self.session_run.has_asked)
+        )  # fmt: skip
+
+    # ---- 5. Settle and apply: service/settle.py. Then the report is completed.
+
+    def _finish_report(self) -> None:
+        from fumehood.service.blocked import forget_what_was_moved
+
+        store, project, run = self.hood.store, self.hood.project, self.run
+        # Only now: a command that is run again must begin in the same directory as the first time.
+        run.ended_in = self.session_run.save(self.world.outside) if self.session_run is not None else ""
+        forget_what_was_moved(store.places, project, run)
+        if run.draft is not None and run.state == HELD:
+            from fumehood.service.drafts import after_run
+
+            after_run(store, project, run)
 
 
 # ---- What surrounds a command.
 
 
-def world_of(hood: Hood, request: Request, run: str, seat: Seat | None = None) -> World:
-    """Return what surrounds a command, with what its request, its session and its profiles give it."""
+def build_world(hood: Hood, request: Request, run: str, session_run: SessionRun | None = None) -> World:
+    """Return what surrounds a command: the host or a root tree, and what request, session and profiles add to it."""
     world, project, profiles = _host_or_tree(hood, request), hood.project.path, hood.profiles
-    persons = world.environment
+    own_environment = world.environment
     environment = {
-        **default_variables(profiles), **persons, **(seat.variables if seat else {}), **dict(request.environment),
+        **default_variables(profiles), **own_environment, **(session_run.variables if session_run else {}),
+        **dict(request.environment),
     }  # fmt: skip
-    if seat is not None:
+    if session_run is not None:
         environment["PATH"] = f"{SESSION_BIN}:{environment.get('PATH', os.defpath)}"
     world = world.replace(
         environment=environment, host_shell=request.shell or world.host_shell, source=request.source,
         thrown=request.thrown,
     )  # fmt: skip
     if request.write is not None:
-        ground = world.playground
-        if ground is not None and not request.write:  # with no directory, not that one either
-            ground = ground.replace(is_writable=False)
-        world = world.replace(write=request.write, playground=ground)
+        playground = world.playground
+        if playground is not None and not request.write:  # a read-only run may not write the playground either
+            playground = playground.replace(is_writable=False)
+        world = world.replace(write=request.write, playground=playground)
     keeps_tmp = hood.policy.tmp == "project" and not request.thrown
     if not keeps_tmp and not any(each.scratch for each in profiles):
         return world
-    from fumehood.service.profiles import Scratch, wanted
+    from fumehood.service.profiles import Scratch, scratch_requests
 
-    # A session's and a request's variables are the commands' own words: they bring nothing of the host into sight.
-    asked = wanted(profiles, persons, persons.get("HOME", "/"))
+    # Not the variables of the session or the request: these are the commands' own words, and would let a command
+    # choose what of the host it sees.
+    requests = scratch_requests(profiles, own_environment, own_environment.get("HOME", "/"))
     if request.thrown:
-        asked = tuple(each.replace(keep=False) for each in asked)  # nothing of one is for the next
+        requests = tuple(each.replace(keep=False) for each in requests)
     if hood.agent is None:
-        return world.replace(scratch=Scratch(hood.store.places, project, run, asked, keeps_tmp=keeps_tmp))
-    from fumehood.service.agents import AgentRoom
+        return world.replace(scratch=Scratch(hood.store.places, project, run, requests, keeps_tmp=keeps_tmp))
+    from fumehood.service.agents import AgentScratch
 
-    room = AgentRoom(
-        hood.store.places, project, run, asked, keeps_tmp=keeps_tmp, agent=hood.agent, environment=environment,
+    scratch = AgentScratch(
+        hood.store.places, project, run, requests, keeps_tmp=keeps_tmp, agent=hood.agent, environment=environment,
         roots=hood.project.roots,
     )  # fmt: skip
-    return world.replace(scratch=room)
+    return world.replace(scratch=scratch)
 
 
 def _host_or_tree(hood: Hood, request: Request) -> World:
-    layering.require_there(hood.project.roots)
-    capture = hood.policy.capture
-    return around(
+    layering.require_roots_exist(hood.project.roots)
+    return host_or_tree_world(
         hood.store.places, hood.policy, request.root or hood.policy.root, hood.project.roots,
         owner_of(hood.project.path), hood.project.id,
-        makes_points=hood.policy.home == HIDDEN or (hood.host().makes_namespaces and capture != capturing.BWRAP),
+        makes_points=hood.policy.home == HIDDEN
+        or (hood.host().makes_namespaces and hood.policy.capture != capturing.BWRAP),
     )  # fmt: skip
+
+
+# ---- What a person would be asked, without running anything.
+
+
+def questions_for(hood: Hood, request: Request) -> tuple[Question, ...]:
+    """Return what a person would be asked before this request runs."""
+    command = checked_command(request.command)
+    if hood.host().why_bare:
+        from fumehood.service.unsandboxed import questions_without_sandbox
+
+        return questions_without_sandbox(hood, request)
+    hood, request = hood.with_profiles(request)
+    if hood.withheld_grants:
+        from fumehood.service.profiles import request_withheld_grants
+
+        request = request_withheld_grants(request, hood.withheld_grants)
+    hosts = decide_network(request.network, request.hosts, hood.policy).to_ask
+    if not hosts:
+        return ()
+    from fumehood.core.questions import network_question
+
+    cwd = _host_or_tree(hood, request).start_directory(request.cwd, hood.project.path)
+    return (network_question(command_text(command), cwd, hood.project.path, "", hosts, hood.project.roots),)

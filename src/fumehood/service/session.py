@@ -8,7 +8,6 @@ import select
 import time
 import zlib
 
-from fumehood.core import request
 from fumehood.core.inside import (
     ASK,
     BEGAN,
@@ -25,7 +24,18 @@ from fumehood.core.inside import (
     widenings,
 )
 from fumehood.core.report import END_UNKNOWN, NOT_FOLLOWED, Blocked, Run
-from fumehood.core.request import Session
+from fumehood.core.request import (
+    SESSION_BIN,
+    CWD_FILE,
+    VARIABLES_FILE,
+    SESSION_DIRECTORY,
+    ENV_VARIABLE,
+    Session,
+    check_variables,
+    is_variable_name,
+    update_variables,
+    draft_session_name,
+)
 from fumehood.errors import BadRequest, Refused, plain_error
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.launch import owner_of
@@ -42,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from subprocess import Popen
 
+    from fumehood.core.request import Request
     from fumehood.linux.process import QuestionsOpen
     from fumehood.service.store import Store
     from fumehood.store.database import Days
@@ -52,7 +63,7 @@ _MOST = 1 << 16  # what a pipe holds
 _FOR_OTHERS = "/run"  # our own state is closed to another user
 _FOLLOWED_S = 600.0
 _REQUESTS, _ANSWERS, _CLOSED = "ask", "answer", "closed"
-_HEARD = (request.CWD_FILE, request.VARIABLES_FILE, _REQUESTS)
+_HEARD = (CWD_FILE, VARIABLES_FILE, _REQUESTS)
 _PIPES = (*_HEARD, _ANSWERS)
 
 
@@ -71,7 +82,7 @@ def project_of(store: Store, name: str) -> str | None:
     return None if session is None else store.projects.path_of(session.project)
 
 
-class Seat:
+class SessionRun:
     """One run's place in its session.
 
     The command tells where it ended, what to keep and what it asks for through pipes that have names in its /dev: they
@@ -80,9 +91,10 @@ class Seat:
     """
 
     def __init__(
-        self, store: Store, project: Project, name: str, run: str, *, tmp: bool = False, must: bool = False,
-        shells: Sequence[Operation] = (), loopback: str = "",
+        self, store: Store, project: Project, request: Request, run: str, *, keeps_tmp: bool,
+        shells: Sequence[Operation],
     ) -> None:  # fmt: skip
+        name = request.session
         self._store = store
         self.session = session_of(store, project, name)
         self._owner = owner_of(project.path)
@@ -90,38 +102,38 @@ class Seat:
         self._room = store.places.session(name)
         self._directory = f"{self._room}/{run}" if self._owner is None else f"{_FOR_OTHERS}/fumehood-{run}"
         self._pipes: dict[str, int] = {}
-        self.loopback = Loopback(store.places, loopback or name, run)
-        self.door: Door | None = None
+        self.loopback = Loopback(store.places, request.loopback or name, run)
+        self.requests: RequestServer  # from `__enter__` on
         self._reach = "--project", project.path, "--only-session", name, "--asked-by", run
         self.tmp = ""
         self.tmp_points: Sequence[str] = ()  # directories in it that roots below /tmp can be mounted in
-        self.must_have_tmp = must
+        self.must_have_tmp = request.own_tmp
         self.why_no_tmp = ""
         self._shells = shells  # in the place of the host's: they say when a command begins and ends
         self._ended_in = ""
         self.left_processes: list[str] = []  # that its shell left behind, as the command says: lines of their `stat`
-        if tmp:
-            self.why_no_tmp = f"{project.path} belongs to another user" if self._owner is not None else ""
-            if not self.why_no_tmp:
-                self._make_tmp(project.roots, run)
-            elif must:
+        if keeps_tmp and self._owner is None:
+            self._make_tmp(project.roots, run)
+        elif keeps_tmp:
+            self.why_no_tmp = f"{project.path} belongs to another user"
+            if self.must_have_tmp:
                 raise BadRequest(f"a session can't have its own /tmp here: {self.why_no_tmp}", hint="leave it out")
 
     @property
     def variables(self) -> dict[str, str]:
         """What the command's environment gets."""
-        return {**self.session.variables, request.ENV_VARIABLE: f"{request.SESSION_DIRECTORY}/{request.VARIABLES_FILE}"}
+        return {**self.session.variables, ENV_VARIABLE: f"{SESSION_DIRECTORY}/{VARIABLES_FILE}"}
 
     @property
     def mounts(self) -> list[Operation]:
         """What the sandbox shows of the session."""
         return [
-            Bind(target=request.SESSION_DIRECTORY, source=self._directory, why="its session"),
+            Bind(target=SESSION_DIRECTORY, source=self._directory, why="its session"),
             Text(target=_TOOL, content=_SCRIPT, mode=0o755, why="its session"),
             *self._shells,
         ]
 
-    def lacking(self, run: Run) -> list[Blocked]:
+    def missing(self, run: Run) -> list[Blocked]:
         """Return what a command missed that those of a session usually share, and what it left running."""
         blocked = []
         if self.why_no_tmp and run.exit_code and TMP in run.command:
@@ -130,7 +142,7 @@ class Seat:
         if why := self.loopback.to_tell():
             hint = f"what others of the session serve at 127.0.0.1 is not reached here: {why}"
             blocked.append(Blocked(what="loopback", detail="each command has a loopback of its own", hint=hint))
-        self.hear()
+        self.read_pipes()
         if self.left_processes:
             from fumehood.core.hints import left_behind
 
@@ -143,7 +155,7 @@ class Seat:
                 blocked.append(Blocked(what=END_UNKNOWN, detail="cd", hint=hint))
         return blocked
 
-    def __enter__(self) -> Seat:
+    def __enter__(self) -> SessionRun:
         try:
             if self._owner is None:
                 _make_room(self._room)
@@ -164,13 +176,12 @@ class Seat:
                 os.close(pipe)
             clear_seat(self._store.places, self.session.name, self._run)
             raise
-        self.door = Door(self._directory, self._pipes[_REQUESTS], self._reach)
+        self.requests = RequestServer(self._directory, self._pipes[_REQUESTS], self._reach)
         return self
 
     def __exit__(self, *_error: object) -> None:
         self.loopback.leave()
-        if self.door is not None:
-            self.door.stop()
+        self.requests.stop()
         for pipe in self._pipes.values():
             os.close(pipe)
         for name in _PIPES:
@@ -180,36 +191,35 @@ class Seat:
     @property
     def has_asked(self) -> bool:
         """Whether the command asked for something outside, which can't be done a second time."""
-        return self.door is not None and self.door.served > 0
+        return self.requests.served > 0
 
-    def hear(self) -> None:
-        """Take in what the command told, after its end."""
+    def read_pipes(self) -> None:
+        """Read which directory the command ended in and which processes it left, after its end."""
         self._ended_in, self.left_processes = "", []
-        for words in self._read(request.CWD_FILE).split("\0"):
+        for words in self._read(CWD_FILE).split("\0"):
             cwd, *left_processes = words.split("\n\t")
             self._ended_in = cwd.removesuffix("\n") if cwd.startswith("/") else self._ended_in
             self.left_processes += left_processes
 
-    def keep(self, outside: Callable[[str], str]) -> str:
+    def save(self, outside: Callable[[str], str]) -> str:
         """Remember what the command told; returns the directory it ended in, if it said so.
 
         `outside` turns a path that the command saw into one that the person knows.
         """
         cwd = self._ended_in
-        environment = self._read(request.VARIABLES_FILE)
+        environment = self._read(VARIABLES_FILE)
         # Whether it is there is asked when it is used: it may be among what is yet to be applied.
         cwd = outside(cwd) if cwd else ""
         if (cwd and cwd != self.session.cwd) or environment:
             self.session = self._store.sessions.update(
                 self.session.name,
                 lambda session: session.replace(
-                    cwd=cwd or session.cwd,
-                    environment=tuple(request.update_variables(session.variables, environment).items()),
+                    cwd=cwd or session.cwd, environment=tuple(update_variables(session.variables, environment).items())
                 ),
             )
         return cwd
 
-    def leave_directory(self) -> None:
+    def forget_directory(self) -> None:
         """Have the session's next command start in the project: where the last one ended is gone."""
         self._store.sessions.update(self.session.name, lambda session: session.replace(cwd=""))
 
@@ -305,7 +315,7 @@ def sweep_sessions(
         return 0
     with Closing(sessions):
         unfinished = store.history.runs(among=[name for name, *_ in store.history.unfinished_runs()])
-        in_use = {name for run in unfinished for name in (run.session, request.draft_session_name(run.draft or 0))}
+        in_use = {name for run in unfinished for name in (run.session, draft_session_name(run.draft or 0))}
         rows = store.database.rows(
             "SELECT name, sessions.project, max(day) FROM sessions LEFT JOIN runs ON session = name GROUP BY name"
         )
@@ -331,13 +341,13 @@ def keep_variables(store: Store, name: str, variables: Mapping[str, str | None])
     """Give every later command of a session these variables; None takes one away."""
     names: Iterable[object] = variables  # programs pass what they like
     for each in names:
-        if not isinstance(each, str) or not request.is_variable_name(each):
+        if not isinstance(each, str) or not is_variable_name(each):
             raise BadRequest(f"{each!r} can't be kept as a variable", hint="letters, digits and _, not FUMEHOOD…")
-    request.check_variables((name, "" if value is None else value) for name, value in variables.items())
+    check_variables((name, "" if value is None else value) for name, value in variables.items())
 
     def changed(session: Session) -> Session:
-        kept = {**session.variables, **variables}
-        return session.replace(environment=tuple((name, value) for name, value in kept.items() if value is not None))
+        merged = {**session.variables, **variables}
+        return session.replace(environment=tuple((name, value) for name, value in merged.items() if value is not None))
 
     store.sessions.update(name, changed)
 
@@ -349,7 +359,7 @@ _LARGEST = 1 << 16
 _SUM = 9  # bytes of a line
 
 
-def untold(room: str, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
+def unreported(room: str, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
     """Return what is new to a session's agent, and remember it in the session's directory.
 
     Of what it met again, in another place or another command, the advice is left out, which it knows.
@@ -381,7 +391,7 @@ def untold(room: str, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
 # sees read-only. What may be done at all is decided in core/inside.py. It is then done by a command line of ours, in a
 # process of its own that reaches this session's runs only; a person is asked by whoever can ask them meanwhile.
 
-_TOOL = f"{request.SESSION_BIN}/fumehood"
+_TOOL = f"{SESSION_BIN}/fumehood"
 _MOST_REQUESTS, _MOST_ASKED = 200, 10  # of one run
 _MOST_BYTES = 1 << 20  # of an answer
 _PATIENCE_S = 60.0  # for what is asked, and for the script to take the answer
@@ -390,7 +400,7 @@ _LOOK_S = 0.01
 
 _SCRIPT = f"""#!/bin/sh
 # Fumehood, from inside the hood: fumehood --help
-d={request.SESSION_DIRECTORY} s=$(printf '\\037') line=$$$(printf '\\037')$(pwd)
+d={SESSION_DIRECTORY} s=$(printf '\\037') line=$$$(printf '\\037')$(pwd)
 for word; do line=$line$s$word; done
 case $line in *'
 '*) echo 'ERROR: a word has several lines' >&2; exit 125 ;; esac
@@ -413,7 +423,7 @@ exit "${{code:-125}}"
 """.encode()
 
 
-class Door:
+class RequestServer:
     """The outside end, for one run; the thread that attends it calls `fileno`, `drain` and `stop`.
 
     One request at a time: while one is served, no other is read.
@@ -431,10 +441,11 @@ class Door:
         self._asked = 0  # things that a person must allow
         self.served = 0
         self.outside: Callable[[str], str] = str  # turns a path that the command saw into one that the person knows
-        self.seen_at: Mapping[str, str] = {}  # the roots, and where the command sees them if that is elsewhere
-        self.asking: QuestionsOpen | None = None
-        self.ask: Callable[[Sequence[Widening]], str] | None = None  # where a person can be asked
-        self.hear: Callable[[Sequence[str], str], str] | None = None  # where shells say when commands begin and end
+        self.roots_inside: Mapping[str, str] = {}  # the roots, and where the command sees them if that is elsewhere
+        self.questions: QuestionsOpen | None = None
+        self.ask_person: Callable[[Sequence[Widening]], str] | None = None  # where a person can be asked
+        # Called where the agent's shells say when commands begin and end.
+        self.on_shell_message: Callable[[Sequence[str], str], str] | None = None
 
     def fileno(self) -> int:
         """The descriptor to poll: requests, or the end of the one that is served; once there were too many, that."""
@@ -443,7 +454,7 @@ class Door:
     @property
     def _is_closed(self) -> bool:
         """Too much was asked; shells are heard on, and all else that they ask is refused."""
-        return self.served >= _MOST_REQUESTS and self.hear is None
+        return self.served >= _MOST_REQUESTS and self.on_shell_message is None
 
     def drain(self) -> None:
         """Take a request, or note that one was answered."""
@@ -464,7 +475,7 @@ class Door:
             return
         self._waiting = rest
         reply = b""
-        if self.hear is not None and is_of_a_shell(line):
+        if self.on_shell_message is not None and is_of_a_shell(line):
             reply = self._reply(line)  # here, by whoever attends the sandbox: its processes are stopped meanwhile
         else:
             self.served += 1
@@ -489,8 +500,8 @@ class Door:
             return
         self._is_stopped = True
         if self._thread is not None:
-            if self.asking is not None:
-                self.asking.close()
+            if self.questions is not None:
+                self.questions.close()
             child = self._child
             if child is not None:
                 child.kill()
@@ -514,8 +525,8 @@ class Door:
         return b"%b %d\n%b" % (number.encode(), code, text)
 
     def _done_for(self, words: list[str], whole: Callable[[str], str]) -> tuple[int, bytes]:
-        if self.hear is not None and words[:1] in ([BEGAN], [ENDED]):
-            return 0, self.hear(words, whole(".")).encode(errors="backslashreplace")
+        if self.on_shell_message is not None and words[:1] in ([BEGAN], [ENDED]):
+            return 0, self.on_shell_message(words, whole(".")).encode(errors="backslashreplace")
         if self.served > _MOST_REQUESTS:
             raise Refused("this command has asked too often", hint="fumehood outside the hood is for a person")
         if not words or words[0] in ("-h", "--help", "help"):
@@ -526,8 +537,8 @@ class Door:
         self._asked += len(asked)
         if self._asked > _MOST_ASKED:
             raise Refused(f"a command may ask for {_MOST_ASKED} things at most", hint="ask in another one")
-        if self.ask is not None:
-            return 0, self.ask(asked).encode(errors="backslashreplace")
+        if self.ask_person is not None:
+            return 0, self.ask_person(asked).encode(errors="backslashreplace")
         # Nobody was there when the command began: whoever has come is asked, else the line for a person is told.
         options = [f"--{each.what}={each.target}" for each in asked]
         options += [f"--reason={asked[0].reason}"] if asked[0].reason else []
@@ -550,7 +561,7 @@ class Door:
             child.kill()
             code = child.wait()
             self._child = None
-        for root, target in self.seen_at.items() if words[0] == "status" else ():
+        for root, target in self.roots_inside.items() if words[0] == "status" else ():
             text = text.replace(os.fsencode(f" {root}\n"), os.fsencode(f" {target}\n"))
         return code if is_all and code >= 0 else 125, text
 

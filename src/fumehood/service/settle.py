@@ -32,22 +32,22 @@ def settle(
     store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
     *, may_run_again: bool = False, indexes: SeenIndexes | None = None,
 ) -> None:  # fmt: skip
-    """Let the verdicts take effect, and record it; raises Overtaken where it gives way to other runs instead."""
+    """Let the verdicts take effect, and record it; raises RunAgain where it gives way to other runs instead."""
     if run.changed:
         from fumehood.service.conflicts import find_conflicts
 
         find_conflicts(store, run, layers, indexes)
     if state_of(run.changed) in (APPLIED, HELD):
-        from fumehood.service.conflicts import forget, leave_groundless, let_pass
+        from fumehood.service.conflicts import drop_changes_without_base, forget, yield_to_waiting_runs
 
         with store.alone(project):
             if run.below:  # not before: a person may just be about to discard what it saw
-                gone = leave_groundless(store, run)
+                gone = drop_changes_without_base(store, run)
                 if gone is not None and may_run_again:
                     forget(store, run, gone.reason, f"{run.roots[gone.root]}/{gone.path}")
             if any(change.verdict == c.APPLIED for change in run.changed):
                 if may_run_again and not run.reason.startswith(AGAIN):
-                    let_pass(store, run, store.whose_turn(project))
+                    yield_to_waiting_runs(store, run, store.whose_turn(project))
                 _apply(store, run, printed, layers, on_conflict, may_run_again=may_run_again)
                 record_files(store, project, run)
                 # Not after: an undo that waits for the lock puts what was added there.
@@ -60,7 +60,7 @@ def settle(
     run.state = state_of(run.changed)
     store.history.write_journal(run, printed)
     # Not before: the kernel is still busy with it when the command has just ended.
-    layering.drop_scratch(layers)
+    layering.remove_work_directories(layers)
     if run.changed:
         from fumehood.core.judge import is_mounted_on
 
@@ -76,11 +76,11 @@ def _apply(
     """Apply what is to be applied, and hold what waits; the project's lock is held."""
     from fumehood.core.judge import HOLD_ALL
     from fumehood.service.apply import take_over
-    from fumehood.service.conflicts import give_way
+    from fumehood.service.conflicts import yield_to_other_runs
 
     run.state = APPLYING
     store.history.write_journal(run, printed)
-    layering.drop_scratch(layers)
+    layering.remove_work_directories(layers)
     expected = outcomes(run.changed)
 
     def apply(on_conflict: str) -> None:
@@ -94,7 +94,7 @@ def _apply(
             # Nothing may be applied of what is then done again.
             going = [change for change in run.changed if change.verdict == c.APPLIED]
             apply(HOLD_ALL)
-            give_way(store, run)
+            yield_to_other_runs(store, run)
             held = [change for change in going if change.verdict == c.HELD]
             for change in held:
                 change.verdict, change.reason = c.APPLIED, ""
@@ -105,34 +105,34 @@ def _apply(
         run.state = state_of(run.changed)
     except ApplyFailed as error:
         hold_all(run, error)
-    conclude(store, run, is_otherwise=outcomes(run.changed) != expected)
+    record_outcome(store, run, outcome_changed=outcomes(run.changed) != expected)
 
 
 def _hold(
     store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], *, may_run_again: bool
 ) -> None:
     """Set apart what waits; the project's lock is held."""
-    from fumehood.service.conflicts import give_way, meet_in_draft
+    from fumehood.service.conflicts import check_conflicts_in_draft, yield_to_other_runs
 
     if run.draft is not None:
-        meet_in_draft(store, project, run, may_run_again=may_run_again)
+        check_conflicts_in_draft(store, project, run, may_run_again=may_run_again)
     elif may_run_again:
-        give_way(store, run)
+        yield_to_other_runs(store, run)
     run.state = SETTLING
     store.history.write_journal(run, printed)
-    layering.drop_scratch(layers)
+    layering.remove_work_directories(layers)
     _set_apart(store, run)
     run.state = HELD
     store.history.settle(run, rewrite=False)
 
 
-def conclude(store: Store, run: Run, *, is_otherwise: bool, decided_at: float | None = None) -> None:
+def record_outcome(store: Store, run: Run, *, outcome_changed: bool, decided_at: float | None = None) -> None:
     """Record what became of a run, once that is so: what waits is set apart first."""
     if run.state == HELD:
         store.history.record_progress(run, SETTLING)
-        is_otherwise = False
+        outcome_changed = False
         _set_apart(store, run)
-    store.history.settle(run, rewrite=is_otherwise, decided_at=decided_at)
+    store.history.settle(run, rewrite=outcome_changed, decided_at=decided_at)
 
 
 def _set_apart(store: Store, run: Run) -> None:
@@ -234,7 +234,7 @@ def _named(run: Run, place: str) -> set[int]:
     return numbers
 
 
-def with_companions(run: Run, changes: Sequence[c.Change], *, forth: bool) -> list[c.Change]:
+def with_dependent_changes(run: Run, changes: Sequence[c.Change], *, forth: bool) -> list[c.Change]:
     """Add the changes of the same fate that can't stay behind.
 
     On the way `forth` into the project, what lies in a new directory needs that. A replaced or deleted directory goes
@@ -271,7 +271,7 @@ INTERRUPTED = "interrupted while its changes were looked at"
 _LONG_S = 1.0  # of work: whoever types Ctrl-C twice means the command, not what comes after it
 
 
-class Looking:
+class InterruptibleScan:
     """Lets Ctrl-C end a look that takes long, in a `with`: nothing is applied yet.
 
     An interrupted run is left as one whose process died, so the next start looks again and holds it. What is nested too

@@ -18,7 +18,7 @@ from fumehood.linux.terminal import ProgramTerminal
 from fumehood.service.dialogue import PIECE, Dialogue, LoopListener, Unread
 
 if TYPE_CHECKING:
-    from fumehood.service.hood import Wishes
+    from fumehood.service.hood import Caller
     from fumehood.service.store import Store
 
 _COLUMNS, _ROWS = 80, 24
@@ -262,22 +262,22 @@ _closed: weakref.WeakSet[Store] = weakref.WeakSet()  # records
 
 
 class Underway:
-    """One such command, for a `with` block, which gets what the caller wishes, and that it may be ended from here."""
+    """One such command, for a `with` block; it gives the caller's part, which can now be cancelled from here."""
 
-    def __init__(self, store: Store, wishes: Wishes) -> None:
+    def __init__(self, store: Store, caller: Caller) -> None:
         self._store = store
-        self._wishes = wishes
+        self._caller = caller
         self._is_unwanted = False
         self.thread = threading.get_ident()
         self.ended = threading.Event()
 
-    def __enter__(self) -> Wishes:
+    def __enter__(self) -> Caller:
         with _lock:
             if self._store in _closed:
                 raise BadRequest("this sandbox is closed", hint="open another: nothing that was recorded is lost")
             _underway.setdefault(self._store, set()).add(self)
-        cancelled = self._wishes.cancelled
-        return self._wishes.replace(cancelled=lambda: self._is_unwanted or (cancelled is not None and cancelled()))
+        cancelled = self._caller.cancelled
+        return self._caller.replace(cancelled=lambda: self._is_unwanted or (cancelled is not None and cancelled()))
 
     def __exit__(self, *_error: object) -> None:
         self.leave()
@@ -292,8 +292,8 @@ class Underway:
     def end(self) -> None:
         """Have it ended as `fumehood stop` does; what waits to be told in a loop is not, for that may wait for us."""
         self._is_unwanted = True
-        if isinstance(self._wishes.partner, LoopListener):
-            self._wishes.partner.drop()
+        if isinstance(self._caller.partner, LoopListener):
+            self._caller.partner.drop()
 
 
 def end_underway(store: Store) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from fumehood.linux.lock import Lock
     from fumehood.rootfs.tree import RootLayer, RootTree
     from fumehood.service.profiles import Scratch
-    from fumehood.service.session import Seat
+    from fumehood.service.session import SessionRun
 
 _OF_GIT = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
 _DECIDING = ("home", "show", "mask", "unmask", "devices")  # what of a policy decides what is seen
@@ -65,7 +65,7 @@ class World(Value):
     layer: str = ""  # the directory of the project's own layer over it
     blocked: tuple[Blocked, ...] = ()
     scratch: Scratch | None = None
-    made: tuple[Operation, ...] = ()  # what tells the command who it is
+    identity_mounts: tuple[Operation, ...] = ()  # what tells the command who it is
     playground: Playground | None = None
     no_playground: str = ""  # why there is none
     ownership: str = PRETEND
@@ -78,7 +78,7 @@ class World(Value):
         return self.host_shell if self.tree is None else self.tree.shell
 
     @property
-    def remedy(self) -> str:
+    def write_hint(self) -> str:
         """What lets commands write more than they may here, said at the end of a sentence."""
         return "; with rootfs.writable = true, also a root of the project's own" if self.base and not self.layer else ""
 
@@ -87,9 +87,9 @@ class World(Value):
         is_root_inside = user == 0 or (self.tree is not None and self.tree.is_writable)
         return is_root_inside and self.ownership == PRETEND
 
-    def entered(self, way: str) -> Entered:
+    def lock_tree(self, way: str) -> TreeLock:
         """Take hold of the tree for the time of a `with` block, which gets the world as it then is."""
-        return Entered(self, way)
+        return TreeLock(self, way)
 
     def resolvers(self) -> tuple[str, ...]:
         """Return the addresses where a command's programs ask for names."""
@@ -100,7 +100,7 @@ class World(Value):
         layer = [f"{self.layer}/upper"] if self.layer else []
         return resolvers(told_names([*layer, self.tree.path]))
 
-    def cwd(self, directory: str) -> str:
+    def inside(self, directory: str) -> str:
         """Return a directory as the command sees it."""
         if not self.targets:
             return directory
@@ -112,9 +112,9 @@ class World(Value):
         """Return what a command may write besides /tmp, as it sees it: the roots, and the playground."""
         ground = self.playground
         playground = () if ground is None or not ground.is_writable else (ground.target,)
-        return [*map(self.cwd, roots if self.write is None else self.write), *playground]
+        return [*map(self.inside, roots if self.write is None else self.write), *playground]
 
-    def starting(self, asked: str, project: str) -> str:
+    def start_directory(self, asked: str, project: str) -> str:
         """Return where the command starts, as the person knows it: in the project unless something else is asked.
 
         What is not absolute is relative to the project; `playground` is the playground.
@@ -134,7 +134,7 @@ class World(Value):
         return outside(path, self.targets)
 
 
-class Entered:
+class TreeLock:
     """A world that a command runs in: its tree is not removed, and its layer is nobody else's to write."""
 
     def __init__(self, world: World, way: str) -> None:
@@ -178,7 +178,7 @@ class Entered:
             self._tree.close()
 
 
-def around(
+def host_or_tree_world(
     places: Places, policy: Policy, root: str, roots: Sequence[str], owner: Owner | None = None, project: int = 0,
     *, makes_points: bool = True,
 ) -> World:  # fmt: skip
@@ -204,27 +204,27 @@ def around(
                 environment.pop(name, None)  # they lead git past the settings that are made for it
         environment |= policy.variables_in(HOST)
         if owner is not None:
-            environment |= home_of(owner)
+            environment |= home_variables(owner)
         base = environment.get("HOME") or home()
         trusted = trusted_files(environment, os.path.realpath(base)) if policy.home == HIDDEN else ()
         shown = playground(places, ground, base, roots, makes_points=makes_points) if ground else None
         return World(
             environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=shown,
             no_playground=no_playground, skills=skills, ownership=policy.ownership,
-            made=(*known_on_host(places.cache, *user, base), *trusted),
+            identity_mounts=(*known_on_host(places.cache, *user, base), *trusted),
             variables=variables_for_tools(own) if policy.home == HIDDEN else (),
         )  # fmt: skip
     from fumehood.rootfs import tree as root_tree
 
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
-    own_home = home() if owner is None else home_of(owner)["HOME"]
-    made, variables = known_in_tree(places.cache, tree, *user, own_home, roots, is_layered=bool(layer))
+    own_home = home() if owner is None else home_variables(owner)["HOME"]
+    identity_mounts, variables = known_in_tree(places.cache, tree, *user, own_home, roots, is_layered=bool(layer))
     environment = {**root_tree.ENVIRONMENT, **variables, **policy.variables_in(root, base, tree.path)}
     shown = Playground(source=ground, target=root_tree.PLAYGROUND) if ground else None
     return World(
-        environment=environment, home=own_home, made=tuple(made), tree=tree, targets=root_tree.targets(roots),
-        skills=skills, base=base, layer=layer,
+        environment=environment, home=own_home, identity_mounts=tuple(identity_mounts), tree=tree,
+        targets=root_tree.targets(roots), skills=skills, base=base, layer=layer,
         playground=shown, no_playground=no_playground, ownership=policy.ownership,
     )  # fmt: skip
 
@@ -244,7 +244,7 @@ def _playground(places: Places, policy: Policy, owner: Owner | None) -> tuple[st
         return "", f"{error.message}; {error.hint}"
 
 
-def home_of(owner: Owner) -> dict[str, str]:
+def home_variables(owner: Owner) -> dict[str, str]:
     """Return the variables that tell a command whose it is."""
     person = account(owner.user, owner.group)
     return {"HOME": person.home, "USER": person.name, "LOGNAME": person.name}
@@ -279,19 +279,20 @@ def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
     return root_tree.tree_at(installed.path), installed.name
 
 
-class Seen(Value):
+class VisibleMounts(Value):
     """All that a command sees; the first `ahead` mounts show the host, by the look at it that has this number."""
 
     mounts: tuple[Operation, ...]
     ahead: int
     look: int
-    is_cut: bool  # no socket of the host's can be connected to
+    blocks_sockets: bool  # no socket of the host's can be connected to
     home: str = ""  # a home that is thrown away at the end
 
     def hides(self, path: str) -> bool:
         """Return True if a path of the host is out of sight because the home is."""
-        around = max((each for each in self.mounts if is_in(path, (each.target,))), key=lambda each: len(each.target))
-        return isinstance(around, (Tmpfs, Folder)) and os.path.lexists(path)
+        mounts_around = (each for each in self.mounts if is_in(path, (each.target,)))
+        innermost_mount = max(mounts_around, key=lambda each: len(each.target))
+        return isinstance(innermost_mount, (Tmpfs, Folder)) and os.path.lexists(path)
 
 
 class Surroundings:
@@ -324,10 +325,10 @@ class Surroundings:
         """Have the host looked over again: what was thought to be there is not."""
         self._views.forget()
 
-    def seen(
-        self, world: World, capture: Capture, user: int, seat: Seat | None, *, by_launcher: bool, privileged: bool,
-        shares_network: bool, is_offline: bool = False,
-    ) -> Seen:  # fmt: skip
+    def visible_mounts(
+        self, world: World, capture: Capture, user: int, session_run: SessionRun | None, *, by_launcher: bool,
+        privileged: bool, shares_network: bool, is_offline: bool = False,
+    ) -> VisibleMounts:  # fmt: skip
         """Return everything that a command of a user sees; `by_launcher` tells who mounts it."""
         roots = [layer.root for layer in capture.layers]
         homes = self.homes(user, world.home)
@@ -336,7 +337,7 @@ class Surroundings:
         points = (*roots, *shown, *(world.scratch.points if world.scratch else ()))
         look, home = 0, ""
         # Other ways show a root as it is, with its sockets.
-        is_cut = by_launcher and capture.way == KERNEL and self._can_cut(world, capture)
+        blocks_sockets = by_launcher and capture.way == KERNEL and self._can_block_sockets(world, capture)
         base: list[Operation]
         if world.tree is None:
             if privileged and self._is_locked is None:
@@ -348,18 +349,18 @@ class Surroundings:
                 home = sight.homes[0]
             base, look, masked = list(view.operations), view.number, view.masked_in_roots
         else:
-            base = [*world.tree.mounts(is_cut=is_cut), Devices(target="/dev")]
+            base = [*world.tree.mounts(is_cut=blocks_sockets), Devices(target="/dev")]
             linked = [path for root in roots for path in self._links_in(root)]
             paths = (*self.masks(homes, as_root=user == 0).hidden, *linked)
             masked = inside(sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}), roots)
         scratch = world.scratch
-        tmp = (seat.tmp if seat else "") or (scratch.tmp if scratch else "")
+        tmp = (session_run.tmp if session_run else "") or (scratch.tmp if scratch else "")
         sourced = os.path.realpath(world.source) if world.source else ""
         own: list[Operation] = [
             *(scratch.mounts if scratch else ()),
-            *_shelves(world, capture),
+            *_mount_point_parents(world, capture),
             *(() if world.playground is None else (world.playground.mount(),)),
-            *(masked_roots(capture, self._in_roots, masked) if self._in_roots or masked else capture.mounts),
+            *(root_mounts(capture, self._in_roots, masked) if self._in_roots or masked else capture.mounts),
             # What takes the place of a project: what is written there is in no layer.
             *(
                 [Bind(
@@ -367,23 +368,23 @@ class Surroundings:
                     why="thrown away at the end",
                 )] if world.thrown else ()
             ),
-            *(seat.mounts if seat else ()),
+            *(session_run.mounts if session_run else ()),
             # The one file of a hidden home that the shell was told to read first.
             *(
                 [Bind(target=sourced, source=sourced, why="the shell reads it first")]
                 if home and is_below(sourced, home) and os.path.isfile(sourced) else ()
             ),
-            *world.made,
-            *self._names(world, shares_network=shares_network, is_offline=is_offline),
+            *world.identity_mounts,
+            *self._name_mounts(world, shares_network=shares_network, is_offline=is_offline),
             *(
-                View(target=target, sources=(os.path.realpath(source),), why="a skill") if is_cut
+                View(target=target, sources=(os.path.realpath(source),), why="a skill") if blocks_sockets
                 else Bind(target=target, source=source, why="a skill")
                 for source, target in world.skills
             ),
             *(self._devices(world) if self._policy.devices else ()),
             Console(target="/dev/console"),
         ]  # fmt: skip
-        kept = _kept_tmp(tmp, seat, own) if tmp else []
+        kept = _persistent_tmp(tmp, session_run, own) if tmp else []
         own[:0] = kept
         if not kept:
             base.append(Tmpfs(target=TMP, mode=0o1777))
@@ -392,7 +393,7 @@ class Surroundings:
             self._kernel[user == 0] = kernel_masks(as_root=user == 0)
         kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel[user == 0])
         mounts = with_seals([*base, *kernel, *own])
-        return Seen(mounts=tuple(mounts), ahead=ahead, look=look, is_cut=is_cut, home=home)
+        return VisibleMounts(mounts=tuple(mounts), ahead=ahead, look=look, blocks_sockets=blocks_sockets, home=home)
 
     def _devices(self, world: World) -> list[Operation]:
         """Return the devices that a person names, and their description."""
@@ -406,7 +407,7 @@ class Surroundings:
             return survey.shown_devices(paths)
         return [*survey.shown_devices(paths), Tmpfs(target="/sys", is_sealed=True), *survey.described_devices(paths)]
 
-    def _names(self, world: World, *, shares_network: bool, is_offline: bool) -> Sequence[Operation]:
+    def _name_mounts(self, world: World, *, shares_network: bool, is_offline: bool) -> Sequence[Operation]:
         """Return what is mounted so that names of hosts are asked for where that leads somewhere, or nowhere."""
         tree = world.tree
         if tree is not None and shares_network:
@@ -462,7 +463,7 @@ class Surroundings:
         self._last_sight = asked, sight
         return sight
 
-    def _can_cut(self, world: World, capture: Capture) -> bool:
+    def _can_block_sockets(self, world: World, capture: Capture) -> bool:
         """Return True if a tree and the skills can be shown through views, which cut the sockets in them."""
         shown = [os.path.realpath(source) for source, _ in world.skills]
         if world.tree is not None and not world.tree.lowers:  # a layer of the project's own is an overlay already
@@ -477,12 +478,12 @@ class Surroundings:
         return [path for name in self._in_roots if os.path.islink(path := f"{root}/{name}")]
 
 
-def _kept_tmp(tmp: str, seat: Seat | None, own: Sequence[Operation]) -> list[Operation]:
+def _persistent_tmp(tmp: str, session_run: SessionRun | None, own: Sequence[Operation]) -> list[Operation]:
     """Return what shows a /tmp that is kept between commands; nothing where a session can't have one here.
 
     What commands left in it must not lead a mount anywhere: only what was made there before them is mounted on.
     """
-    session = seat if seat is not None and tmp == seat.tmp else None
+    session = session_run if session_run is not None and tmp == session_run.tmp else None
     points = [f"{TMP}/{name}" for name in session.tmp_points] if session is not None else []
     targets = [each.target for each in own if is_in(each.target, (TMP,))]
     other = next((each for each in targets if not is_in(each, points)), "")
@@ -493,14 +494,14 @@ def _kept_tmp(tmp: str, seat: Seat | None, own: Sequence[Operation]) -> list[Ope
         raise BadRequest(
             f"{TMP} can't be kept between commands here: {other} lies in it", hint='move it, or set tmp = "fresh"'
         )
-    around = [point for point in points if point not in targets and any(is_below(each, point) for each in targets)]
+    parents = [point for point in points if point not in targets and any(is_below(each, point) for each in targets)]
     return [
         Bind(target=TMP, source=tmp, is_writable=True, why="kept between commands"),
-        *(Tmpfs(target=point, is_sealed=True, why="a root lies in it") for point in around),
+        *(Tmpfs(target=point, is_sealed=True, why="a root lies in it") for point in parents),
     ]
 
 
-def _shelves(world: World, capture: Capture) -> list[Operation]:
+def _mount_point_parents(world: World, capture: Capture) -> list[Operation]:
     """Return the directories that hold several mount points, made fresh: `/skills`, and in a tree `/roots`.
 
     In a tree that can be written, all of its free mount points too.
@@ -519,7 +520,7 @@ def _shelves(world: World, capture: Capture) -> list[Operation]:
     return [Tmpfs(target=path, is_sealed=True) for path in shelves]
 
 
-def masked_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]) -> list[Operation]:
+def root_mounts(capture: Capture, names: Sequence[str], inside: Sequence[str]) -> list[Operation]:
     """Return how the roots are shown, and what hides masked things in them.
 
     They are hidden by mounts over what is there, since the command may write around it. `names` are masked below every
@@ -532,7 +533,7 @@ def masked_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]) 
     paths = dict.fromkeys((*(f"{root}/{name}" for root in roots for name in names), *inside))
     for layer, (root, target) in zip(capture.layers, capture.targets, strict=True):
         below = [path[len(root) + 1 :] for path in paths if innermost(os.path.dirname(path), roots) == root]
-        for name, is_directory in _there(layer, below):
+        for name, is_directory in _visible_entries(layer, below):
             hiding.append(Mask(target=f"{target}/{name}", is_directory=is_directory, why="masked"))
             if capture.way == COPY and not layer.is_overlaid:
                 # The directories above it too: one that is no mount point could be renamed, with what it hides.
@@ -546,14 +547,14 @@ def masked_roots(capture: Capture, names: Sequence[str], inside: Sequence[str]) 
     return [*sorted((*capture.mounts, *held.values()), key=lambda each: len(each.target)), *hiding]
 
 
-def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
+def _visible_entries(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
     """Return those that the command sees, through what is held and without following a link; and which are directories.
 
     Bubblewrap would follow one, out of the sandbox, to make a mount point.
     """
     from fumehood.linux.layer import Stack
 
-    seen = []
+    visible = []
     with Descriptors(map(open_top, layer.lowers)) as tops, Stack(tops) as stack:
         for name in names:
             above, _, last = name.rpartition("/")
@@ -563,5 +564,5 @@ def _there(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
             except OSError:
                 continue
             if status is not None and (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)):
-                seen.append((name, stat.S_ISDIR(status.st_mode)))
-    return seen
+                visible.append((name, stat.S_ISDIR(status.st_mode)))
+    return visible

@@ -19,11 +19,11 @@ from fumehood.linux.staging import open_elsewhere
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
-from fumehood.service.conflicts import apart, looked_at, moved_on
+from fumehood.service.conflicts import apart, paths_changed_since, stat_changes
 from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import drop_shared_backups, record
 from fumehood.service.restore import ONCE, find_backups
-from fumehood.service.settle import FAILED, TAKEN_BACK, chosen, outcomes, state_of, with_companions
+from fumehood.service.settle import FAILED, TAKEN_BACK, chosen, outcomes, state_of, with_dependent_changes
 from fumehood.service.verdicts import concerns
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, RunFilter
 from fumehood.store.places import new_id
@@ -60,7 +60,7 @@ def undo(
         interrupts.let_in()  # nothing is done yet, and to look at everything may take long
         run = recorded(store, project, run)
         back = _planned(store, as_it_stands(store, run), paths, here, by)
-        layering.require_there(run.roots, back.changed)
+        layering.require_roots_exist(run.roots, back.changed)
         first = run if back.layer == run.run else store.history.find(back.layer)
         if force:
             back.changed = _counted_as_they_are(run, back.changed)
@@ -88,8 +88,8 @@ def undo(
         drop_shared_backups(store, back)
         _perform(store, project, run, back, first)
         back.state, back.duration_s = "applied", time.monotonic() - began
-        is_otherwise = outcomes(back.changed) != expected
-        store.history.settle(back, rewrite=is_otherwise, others=consequences(store, run, back))
+        outcome_changed = outcomes(back.changed) != expected
+        store.history.settle(back, rewrite=outcome_changed, others=consequences(store, run, back))
         record(store, project.id, back)
         layering.drop_if_empty(store.places, back.layer, _in_layer(store, back, first))
     return back
@@ -326,7 +326,7 @@ def _waiting_repositories(store: Store, run: Run) -> set[str]:
 
 def _noted(store: Store, back: Run) -> Refs:
     """Return what refs and HEADs said before the run that an undo takes back."""
-    return layering.noted_refs(store.uppers(back)[0]) or {}
+    return layering.recorded_refs(store.uppers(back)[0]) or {}
 
 
 def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> None:
@@ -367,7 +367,7 @@ def _to_take_back(store: Store, run: Run, paths: Sequence[str], here: str) -> li
         hint = f"to have its changes back: fumehood redo {run.name}" if run.layer else f"fumehood show {run.name}"
         raise BadRequest(f"run {run.name} is undone already", hint=hint)
     meant = chosen(run, paths, here=here)
-    changes = inverse(with_companions(run, _applied(meant), forth=False) if paths else meant)
+    changes = inverse(with_dependent_changes(run, _applied(meant), forth=False) if paths else meant)
     if not changes:
         what = "changed nothing in the project"
         if run.state == "refused":
@@ -457,7 +457,7 @@ def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
 
 def _moved(run: Run, changes: Sequence[c.Change]) -> list[str]:
     """Return the live paths that are no longer what the run left: taking them back would lose something."""
-    return [path for _, path in moved_on(run.roots, changes)]
+    return [path for _, path in paths_changed_since(run.roots, changes)]
 
 
 def _refuse(store: Store, run: Run, moved: Sequence[str]) -> NoReturn:
@@ -497,7 +497,7 @@ def _built_upon(store: Store, run: Run, moved: Sequence[str], lost: Sequence[str
     ]
     # Those that began before this one, went in after it had begun, and made what the paths are now.
     places = [c.Change(number, path, c.MODIFIED, c.FILE) for number in range(len(run.roots)) for path in paths]
-    for _, now, status, _ in looked_at(run.roots, places):
+    for _, now, status, _ in stat_changes(run.roots, places):
         earlier = later_versions(store.database, run.run, now.path, by_earlier=True)
         names_of_later += (name for name, each in earlier if each.verdict == c.APPLIED and has_left(each, status))
     if run.act == CHECKPOINT and run.of is not None:
@@ -516,7 +516,7 @@ def _counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change
     """Return the changes of an undo, judged against the project as it is; what is so already is left out."""
     anew: list[c.Change] = []
     tops, inside = apart(changes)
-    for live, change, entry, is_reached in looked_at(run.roots, tops):
+    for live, change, entry, is_reached in stat_changes(run.roots, tops):
         if not is_reached and change.after is not None:
             raise UndoRefused(f"the directory of {printable(change.path)} is gone", hint=_NO_DIRECTORY)
         now = None if entry is None else stamp_of(entry)

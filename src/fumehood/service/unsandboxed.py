@@ -16,9 +16,9 @@ from fumehood.linux.launch import Plan, owner_of
 from fumehood.service import layers as layering
 from fumehood.service.profiles import resolved
 from fumehood.service.provided import PLAYGROUND, make_playground
-from fumehood.service.running import attend, output_streams, printed, take_note
+from fumehood.service.running import attend, output_streams, record_result, recordable_output
 from fumehood.service.settle import APPLIED, FAILED
-from fumehood.service.surroundings import home_of
+from fumehood.service.surroundings import home_variables
 from fumehood.store.places import process_variables
 
 TYPE_CHECKING = False
@@ -27,48 +27,48 @@ if TYPE_CHECKING:
 
     from fumehood.core.policy import Policy
     from fumehood.linux.probe import Host
-    from fumehood.service.hood import Hood, Wishes
-    from fumehood.service.layers import Claim
+    from fumehood.service.hood import Caller, Hood
+    from fumehood.service.layers import RunDirectory
 
 UNCAPTURED = "it ran without a sandbox: what it wrote was not captured and can't be undone"
 
 
-def run_bare(hood: Hood, claim: Claim, request: Request, wishes: Wishes) -> Run:
+def run_without_sandbox(hood: Hood, directory: RunDirectory, request: Request, caller: Caller) -> Run:
     """Run a command as a plain process, once a person has said so; what it does can't be taken back."""
     store, places, policy, project = hood.store, hood.store.places, hood.policy, hood.project
-    run, environment = _described(hood, request, claim.run)
+    run, environment = _described(hood, request, directory.run)
     question = _question(hood, request, run, environment)
     if question is not None:
-        hood.permit(run, question, wishes)
+        hood.require_permission(run, question, caller)
     store.recover()
-    claim.take()
+    directory.create()
     store.keep_known(project)
     store.history.begin(project.id, run, os.getpid())
     plan = Plan(
         arguments=build_argv(checked_command(request.command), request.shell or SHELL, source=request.source),
         environment=environment, owner=owner_of(project.path), bare=run.cwd, limits=resource_limits(policy.limits),
     )  # fmt: skip
-    streams = output_streams(places, run.run, policy.output_limit, (wishes.on_stdout, wishes.on_stderr))
+    streams = output_streams(places, run.run, policy.output_limit, (caller.on_stdout, caller.on_stderr))
     timeout = policy.timeout if request.timeout is None else request.timeout
     try:
-        ended = attend(hood.start, plan, streams, timeout, wishes.replace(watch=None))
-        if wishes.partner is not None:
-            wishes.partner.finish()
-        take_note(run, ended)
+        result = attend(hood.start, plan, streams, timeout, caller.replace(watch=None))
+        if caller.partner is not None:
+            caller.partner.finish()
+        record_result(run, result)
     except BaseException as error:
         run.state, run.reason = FAILED, reason_of(error)
         store.history.end(run)
         layering.drop(places, run.run)
         raise
     run.state, run.reason = APPLIED, UNCAPTURED
-    store.history.write_journal(run, printed(ended))
+    store.history.write_journal(run, recordable_output(result))
     # Not before: its lock tells that the run is alive, for as long as the record does.
     layering.drop(places, run.run)
-    ended.outcome.raise_interrupt()
+    result.outcome.raise_interrupt()
     return run
 
 
-def foreseen_bare(hood: Hood, request: Request) -> tuple[Question, ...]:
+def questions_without_sandbox(hood: Hood, request: Request) -> tuple[Question, ...]:
     """Return what a person would be asked before this request runs."""
     question = _question(hood, request, *_described(hood, request, ""))
     return () if question is None or hood.permissions.is_settled(question) else (question,)
@@ -96,7 +96,7 @@ def _described(hood: Hood, request: Request, name: str) -> tuple[Run, dict[str, 
     environment, dropped = inherited(process_variables())
     owner = owner_of(project.path)
     if owner is not None:
-        environment |= home_of(owner)
+        environment |= home_variables(owner)
     environment |= dict(request.environment)
     run = Run(
         run=name, project=project.path, cwd=cwd,

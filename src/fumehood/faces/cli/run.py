@@ -24,7 +24,7 @@ from fumehood.faces.cli.output import (
 from fumehood.linux.launch import start
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
 from fumehood.linux.terminal import Signals, Terminal
-from fumehood.service.hood import Hood, Wishes
+from fumehood.service.hood import Hood, Caller
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.permission import Permissions
 from fumehood.service.provided import PLAYGROUND
@@ -252,7 +252,7 @@ def _run_command(
     # With --brief, the agent draws its own screen on the terminal: a question would get lost in it.
     askers = (options.variant.askers or at_terminal) if brief is None else ()
     permissions = Permissions(store, askers, patience_s=policy.ask_timeout)
-    run_options = _run_options(options, as_json, brief).replace(signals=signals)
+    caller = _caller(options, as_json, brief).replace(signals=signals)
     if policy.rootfs.install and not as_json and brief is None and "--quiet" not in options.flags:
         progress: list[Callable[[str, int, int], None]] = []  # filled only when a root tree is really installed
 
@@ -263,9 +263,9 @@ def _run_command(
                 progress.append(Progress("fumehood: "))
             progress[0](line, done, total)
 
-        run_options = run_options.replace(on_install=show_progress)
+        caller = caller.replace(on_install=show_progress)
     hood = Hood(store, project, policy, start, permissions)
-    run = _with_directory(store, options, request, lambda request: run_in(hood, request, run_options))
+    run = _with_directory(store, options, request, lambda request: run_in(hood, request, caller))
     link = options.last("--keep-cwd")
     if link and run.ended_in and run.ended_in != request.cwd:
         from fumehood.service.session import leave_link
@@ -395,21 +395,21 @@ def _parse_seconds(text: str | None) -> float | None:
     return seconds
 
 
-def _run_options(options: CommandLine, as_json: bool, brief: BriefOutput | None) -> Wishes:
+def _caller(options: CommandLine, as_json: bool, brief: BriefOutput | None) -> Caller:
     """Return where input comes from and output goes to: byte for byte, and on a terminal with a line of progress."""
     if "--tty" in options.flags:
         if not (os.isatty(0) and os.isatty(1)):
             raise BadRequest("--tty needs a terminal", hint="leave it out where input or output is not one")
-        return Wishes(terminal=Terminal(), on_stdout=sink_to(1, screen=True))
+        return Caller(terminal=Terminal(), on_stdout=sink_to(1, screen=True))
     if brief is not None and os.isatty(0) and os.isatty(1):
         # The client may type its model's keys into this terminal later, which no hook could rewrite: so the command
         # gets this terminal.
-        return Wishes(terminal=Terminal(), is_agents_terminal=True, on_stdout=sink_to_model(1, brief.mark))
+        return Caller(terminal=Terminal(), is_agents_terminal=True, on_stdout=sink_to_model(1, brief.mark))
     # The command never gets the person's terminal itself: it could type into it.
     is_typed = os.isatty(0)
     if as_json:
-        return Wishes(stdin=CLOSED if is_typed else INHERITED)
-    plain = Wishes(stdin=TYPED if is_typed else INHERITED, is_one_stream=is_same_file(1, 2))
+        return Caller(stdin=CLOSED if is_typed else INHERITED)
+    plain = Caller(stdin=TYPED if is_typed else INHERITED, is_one_stream=is_same_file(1, 2))
     if brief is not None:
         # One stream, because the client would put the text of two pipes together in any order.
         return plain.replace(is_one_stream=True, on_stdout=brief.sink, on_again=brief.print_retry)

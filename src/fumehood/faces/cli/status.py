@@ -29,7 +29,7 @@ from fumehood.faces.cli.screen import terminal
 from fumehood.service import checkpoint, loopback
 from fumehood.service.ask import Desk
 from fumehood.service.overview import missed_questions
-from fumehood.service.permission import Permissions, settle_access, widened
+from fumehood.service.permission import Permissions, add_granted_access, decide_access
 from fumehood.service.settle import FAILED
 from fumehood.service.undo import has_backups
 from fumehood.store.history import RunFilter
@@ -149,7 +149,7 @@ def _ask(context: Context) -> int:
     session = _check_session(context, session_name) if session_name else ""
     may_ask = () if options.only_session else terminal
     permissions = Permissions(store, may_ask, patience_s=store.policy_of(project).ask_timeout)
-    answer = settle_access(store, project, session, requests, permissions.decide)
+    answer = decide_access(store, project, session, requests, permissions.decide)
     return context.print_result({"asked": [each.fields() for each in requests], "said": answer}, answer)
 
 
@@ -162,7 +162,7 @@ def _status(context: Context) -> int:
     options, store = context.options, context.store
     project = context.project
     session = options.only_session or options.session or ""
-    policy = widened(store.policy_of(project), store.grants.allowed(project.path, session))
+    policy = add_granted_access(store.policy_of(project), store.grants.allowed(project.path, session))
     own_filter = RunFilter(project=project.id, sessions=(session,) if session else ())
     held = store.history.runs(context.run_filter, own_filter, among=set(store.history.held_runs(project.id)))
     running = store.running(context.run_filter, own_filter)
