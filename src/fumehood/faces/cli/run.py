@@ -24,7 +24,7 @@ from fumehood.faces.cli.output import (
 from fumehood.linux.launch import start
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, is_same_file
 from fumehood.linux.terminal import Signals, Terminal
-from fumehood.service.hood import Hood, Caller
+from fumehood.service.hood import Caller, Hood
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.permission import Permissions
 from fumehood.service.provided import PLAYGROUND
@@ -486,9 +486,9 @@ class BriefOutput:
 
         blocked = run.blocked
         if blocked and self._session:
-            from fumehood.service.session import untold
+            from fumehood.service.session import unreported
 
-            blocked = untold(f"{state_directory()}/sessions/{self._session}", blocked)
+            blocked = unreported(f"{state_directory()}/sessions/{self._session}", blocked)
         self._print(lines_for_agent(run, blocked))
 
     def print_retry(self, reason: str) -> None:
