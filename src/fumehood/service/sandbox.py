@@ -343,7 +343,9 @@ class Attempt:
             from fumehood.service.agents import real_shell
 
             shell = real_shell(shell)
-        line = build_argv(checked_command(request.command), shell, source=request.source, tells_cwd=session_run is not None)
+        line = build_argv(
+            checked_command(request.command), shell, source=request.source, tells_cwd=session_run is not None
+        )
         run.one_stream = caller.is_one_stream or caller.terminal is not None
         error_sink = caller.on_stdout if caller.is_one_stream else caller.on_stderr
         errors = None if error_sink is None else HeldBack(error_sink)

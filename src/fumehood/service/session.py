@@ -25,16 +25,16 @@ from fumehood.core.inside import (
 )
 from fumehood.core.report import END_UNKNOWN, NOT_FOLLOWED, Blocked, Run
 from fumehood.core.request import (
-    SESSION_BIN,
     CWD_FILE,
-    VARIABLES_FILE,
-    SESSION_DIRECTORY,
     ENV_VARIABLE,
+    SESSION_BIN,
+    SESSION_DIRECTORY,
+    VARIABLES_FILE,
     Session,
     check_variables,
+    draft_session_name,
     is_variable_name,
     update_variables,
-    draft_session_name,
 )
 from fumehood.errors import BadRequest, Refused, plain_error
 from fumehood.linux.bwrap import TMP
