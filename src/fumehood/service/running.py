@@ -127,14 +127,8 @@ class Execution:
 
     def _launch_once(self, plan: Plan, descriptors: Streams) -> Running:
         if self.session_run is not None and plan.loopback:
-            running = self.session_run.loopback.launch(self.hood.start, plan, descriptors, self._access)
-        else:
-            running = self.hood.start(plan, descriptors)
-        # The modules for what comes after the command are loaded while the sandbox is being made: nobody waits now.
-        from fumehood.linux import process  # noqa: F401
-        from fumehood.service import blocked, settle  # noqa: F401
-
-        return running
+            return self.session_run.loopback.launch(self.hood.start, plan, descriptors, self._access)
+        return self.hood.start(plan, descriptors)
 
     def _plan_anew(self, plan: Plan) -> Plan:
         self.hood.surroundings.look_again()

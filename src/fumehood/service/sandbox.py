@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from fumehood.core.inside import Widening
     from fumehood.core.questions import Decision, Question
     from fumehood.linux.capture import Capture, Stranger
+    from fumehood.linux.launch import Plan, Streams
     from fumehood.linux.mounts import Operation
     from fumehood.linux.namespaces import Layer
-    from fumehood.linux.process import Outcome
+    from fumehood.linux.process import Outcome, Running
     from fumehood.service.checkpoint import Checkpoints
     from fumehood.service.hood import Variables
     from fumehood.service.network import LiveQuestions, NetworkAccess
@@ -330,8 +331,16 @@ class Attempt:
         def make_timer() -> CheckpointTimer:
             return CheckpointTimer(hood, run, make_checkpoints, request.background_after, shell_commands)
 
+        def start(plan: Plan, streams: Streams) -> Running:
+            running = hood.start(plan, streams)
+            # While the sandbox is being made, load the modules for what comes after the command: nobody waits now.
+            from fumehood.linux import process  # noqa: F401
+            from fumehood.service import blocked, settle  # noqa: F401
+
+            return running
+
         return Execution(
-            hood, self.world, capture, session_run, indexes=self.run_directory.indexes,
+            hood.replace(start=start), self.world, capture, session_run, indexes=self.run_directory.indexes,
             stop_mark=hood.store.places.stop_mark(run.run), make_timer=make_timer,
         )  # fmt: skip
 
