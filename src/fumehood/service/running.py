@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from fumehood.service.hood import Caller, Hood
     from fumehood.service.loopback import Loopback
     from fumehood.service.network import NetworkAccess
-    from fumehood.service.session import RequestServer, SessionRun
+    from fumehood.service.request_server import RequestServer
+    from fumehood.service.session import SessionRun
     from fumehood.service.surroundings import VisibleMounts, World
     from fumehood.store.history import Printed
     from fumehood.store.places import Places

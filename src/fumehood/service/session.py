@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import time
 import zlib
 
-from fumehood.core.inside import (
-    ASK,
-    BEGAN,
-    ENDED,
-    HELP,
-    LONGEST,
-    MOST_WORDS,
-    TOO_MUCH,
-    Widening,
-    asker,
-    checked,
-    is_of_a_shell,
-    parsed,
-    widenings,
-)
 from fumehood.core.report import END_UNKNOWN, NOT_FOLLOWED, Blocked, Run
 from fumehood.core.request import (
     CWD_FILE,
     ENV_VARIABLE,
-    SESSION_BIN,
     SESSION_DIRECTORY,
     VARIABLES_FILE,
     Session,
@@ -36,24 +19,21 @@ from fumehood.core.request import (
     is_variable_name,
     update_variables,
 )
-from fumehood.errors import BadRequest, Refused, plain_error
+from fumehood.errors import BadRequest
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_top, remove_directory, remove_tree
-from fumehood.linux.process import interpreter
 from fumehood.service.loopback import Loopback
+from fumehood.service.request_server import ANSWERS, REQUESTS, SCRIPT, TOOL, RequestServer
 from fumehood.store.places import Places, make_private
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from subprocess import Popen
 
     from fumehood.core.request import Request
-    from fumehood.linux.process import QuestionsOpen
     from fumehood.service.store import Store
     from fumehood.store.database import Days
     from fumehood.store.projects import Project
@@ -62,9 +42,8 @@ if TYPE_CHECKING:
 _MOST = 1 << 16  # what a pipe holds
 _FOR_OTHERS = "/run"  # our own state is closed to another user
 _FOLLOWED_S = 600.0
-_REQUESTS, _ANSWERS, _CLOSED = "ask", "answer", "closed"
-_HEARD = (CWD_FILE, VARIABLES_FILE, _REQUESTS)
-_PIPES = (*_HEARD, _ANSWERS)
+_HEARD = (CWD_FILE, VARIABLES_FILE, REQUESTS)
+_PIPES = (*_HEARD, ANSWERS)
 
 
 def session_of(store: Store, project: Project, name: str) -> Session:
@@ -129,7 +108,7 @@ class SessionRun:
         """What the sandbox shows of the session."""
         return [
             Bind(target=SESSION_DIRECTORY, source=self._directory, why="its session"),
-            Text(target=_TOOL, content=_SCRIPT, mode=0o755, why="its session"),
+            Text(target=TOOL, content=SCRIPT, mode=0o755, why="its session"),
             *self._shells,
         ]
 
@@ -176,7 +155,7 @@ class SessionRun:
                 os.close(pipe)
             clear_seat(self._store.places, self.session.name, self._run)
             raise
-        self.requests = RequestServer(self._directory, self._pipes[_REQUESTS], self._reach)
+        self.requests = RequestServer(self._directory, self._pipes[REQUESTS], self._reach)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -383,224 +362,3 @@ def unreported(room: str, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
                 os.write(file, b"".join(line for line in (whole, advice) if line not in before))
             before |= {whole, advice}
     return tuple(new)
-
-
-# ---- `fumehood` inside the hood: a small script there, and here the end that does what it asks for, within bounds.
-#
-# The script writes one line into a pipe and reads the answer from another; both lie in a directory that the command
-# sees read-only. What may be done at all is decided in core/inside.py. It is then done by a command line of ours, in a
-# process of its own that reaches this session's runs only; a person is asked by whoever can ask them meanwhile.
-
-_TOOL = f"{SESSION_BIN}/fumehood"
-_MOST_REQUESTS, _MOST_ASKED = 200, 10  # of one run
-_MOST_BYTES = 1 << 20  # of an answer
-_PATIENCE_S = 60.0  # for what is asked, and for the script to take the answer
-_PERSON_S = 3600.0  # for who is asked by a process of its own, which knows how long to wait for each answer
-_LOOK_S = 0.01
-
-_SCRIPT = f"""#!/bin/sh
-# Fumehood, from inside the hood: fumehood --help
-d={SESSION_DIRECTORY} s=$(printf '\\037') line=$$$(printf '\\037')$(pwd)
-for word; do line=$line$s$word; done
-case $line in *'
-'*) echo 'ERROR: a word has several lines' >&2; exit 125 ;; esac
-if [ $# -gt {MOST_WORDS} ] || [ ${{#line}} -gt {LONGEST} ]; then
-    echo 'ERROR: {TOO_MUCH}
-hint: {MOST_WORDS} words and {LONGEST} bytes at most' >&2; exit 125
-fi
-exec 9<>$d/{_REQUESTS} || exit 125
-flock 9 2>/dev/null
-if [ -e $d/{_CLOSED} ]; then echo 'ERROR: this command has asked too often' >&2; exit 125; fi
-printf '%s\\n' "$line" >&9
-id=
-while [ "$id" != $$ ]; do
-    {{
-        read -r id code
-        if [ "$id" != $$ ]; then cat >/dev/null; elif [ "$code" = 0 ]; then cat; else cat >&2; fi
-    }} <$d/{_ANSWERS}
-done
-exit "${{code:-125}}"
-""".encode()
-
-
-class RequestServer:
-    """The outside end, for one run; the thread that attends it calls `fileno`, `drain` and `stop`.
-
-    One request at a time: while one is served, no other is read.
-    """
-
-    def __init__(self, room: str, requests: int, reach: Sequence[str]) -> None:
-        self._room = room
-        self._requests = requests
-        self._reach = reach  # options that keep our command line to the session's runs
-        self._waiting = b""
-        self._thread: threading.Thread | None = None
-        self._child: Popen[bytes] | None = None
-        self._done = -1
-        self._is_stopped = False
-        self._asked = 0  # things that a person must allow
-        self.served = 0
-        self.outside: Callable[[str], str] = str  # turns a path that the command saw into one that the person knows
-        self.roots_inside: Mapping[str, str] = {}  # the roots, and where the command sees them if that is elsewhere
-        self.questions: QuestionsOpen | None = None
-        self.ask_person: Callable[[Sequence[Widening]], str] | None = None  # where a person can be asked
-        # Called where the agent's shells say when commands begin and end.
-        self.on_shell_message: Callable[[Sequence[str], str], str] | None = None
-
-    def fileno(self) -> int:
-        """The descriptor to poll: requests, or the end of the one that is served; once there were too many, that."""
-        return self._done if self._thread is not None or self._is_closed else self._requests
-
-    @property
-    def _is_closed(self) -> bool:
-        """Too much was asked; shells are heard on, and all else that they ask is refused."""
-        return self.served >= _MOST_REQUESTS and self.on_shell_message is None
-
-    def drain(self) -> None:
-        """Take a request, or note that one was answered."""
-        if self._thread is not None:
-            os.eventfd_read(self._done)
-            self._thread.join()
-            self._thread = None
-            if self._is_closed:
-                return
-        else:
-            try:
-                self._waiting += os.read(self._requests, LONGEST)
-            except BlockingIOError:
-                return
-        line, is_whole, rest = self._waiting.partition(b"\n")
-        if not is_whole:
-            self._waiting = line[: LONGEST + 1]  # of one that is too long, the head says who waits for the answer
-            return
-        self._waiting = rest
-        reply = b""
-        if self.on_shell_message is not None and is_of_a_shell(line):
-            reply = self._reply(line)  # here, by whoever attends the sandbox: its processes are stopped meanwhile
-        else:
-            self.served += 1
-        if self._is_closed:
-            os.close(os.open(f"{self._room}/{_CLOSED}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-        if self._done < 0:
-            self._done = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        import threading
-
-        def serve() -> None:
-            try:
-                self._answer(reply or self._reply(line))
-            finally:
-                os.eventfd_write(self._done, 1)
-
-        self._thread = threading.Thread(target=serve, name="fumehood-door", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """The command has ended: whoever asked is gone."""
-        if self._is_stopped:
-            return
-        self._is_stopped = True
-        if self._thread is not None:
-            if self.questions is not None:
-                self.questions.close()
-            child = self._child
-            if child is not None:
-                child.kill()
-            self._thread.join()
-            self._thread = None
-        if self._done >= 0:
-            os.close(self._done)
-            self._done = -1
-        if self._is_closed:
-            os.unlink(f"{self._room}/{_CLOSED}")
-
-    def _reply(self, line: bytes) -> bytes:
-        number, code, text = asker(line), 0, b""
-        try:
-            _, cwd, words = parsed(line)
-            code, text = self._done_for(words, lambda path: self.outside(os.path.normpath(os.path.join(cwd, path))))
-        except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever went wrong
-            plain = plain_error(error)
-            hint = f"hint: {plain.hint}\n" if plain.hint else ""
-            code, text = plain.exit_code, f"ERROR: {plain.message}\n{hint}".encode(errors="backslashreplace")
-        return b"%b %d\n%b" % (number.encode(), code, text)
-
-    def _done_for(self, words: list[str], whole: Callable[[str], str]) -> tuple[int, bytes]:
-        if self.on_shell_message is not None and words[:1] in ([BEGAN], [ENDED]):
-            return 0, self.on_shell_message(words, whole(".")).encode(errors="backslashreplace")
-        if self.served > _MOST_REQUESTS:
-            raise Refused("this command has asked too often", hint="fumehood outside the hood is for a person")
-        if not words or words[0] in ("-h", "--help", "help"):
-            return 0, HELP.encode()
-        if words[0] != ASK:
-            return self._by_command_line(checked(words, whole))
-        asked = widenings(words[1:], whole)
-        self._asked += len(asked)
-        if self._asked > _MOST_ASKED:
-            raise Refused(f"a command may ask for {_MOST_ASKED} things at most", hint="ask in another one")
-        if self.ask_person is not None:
-            return 0, self.ask_person(asked).encode(errors="backslashreplace")
-        # Nobody was there when the command began: whoever has come is asked, else the line for a person is told.
-        options = [f"--{each.what}={each.target}" for each in asked]
-        options += [f"--reason={asked[0].reason}"] if asked[0].reason else []
-        return self._by_command_line([ASK, *options])
-
-    def _by_command_line(self, words: Sequence[str]) -> tuple[int, bytes]:
-        """Run our own command line in a process of its own, and return how it ended and what it printed."""
-        import subprocess
-
-        line = interpreter("fumehood.faces.cli.main", "run_inside", words[0], *self._reach, *words[1:])
-        child = self._child = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            if self._is_stopped:  # just now
-                child.kill()
-            text, is_all = _read(child, _PERSON_S if words[0] == ASK else _PATIENCE_S)
-        finally:
-            child.kill()
-            code = child.wait()
-            self._child = None
-        for root, target in self.roots_inside.items() if words[0] == "status" else ():
-            text = text.replace(os.fsencode(f" {root}\n"), os.fsencode(f" {target}\n"))
-        return code if is_all and code >= 0 else 125, text
-
-    def _answer(self, data: bytes) -> None:
-        """Write to the pipe that the script reads from; gives up where nobody does."""
-        until = time.monotonic() + _PATIENCE_S
-        pipe = -1
-        while pipe < 0:
-            try:
-                pipe = os.open(f"{self._room}/{_ANSWERS}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:  # nobody reads there yet
-                if self._is_stopped or time.monotonic() > until:
-                    return
-                time.sleep(_LOOK_S)
-        try:
-            poll = select.poll()
-            poll.register(pipe, select.POLLOUT)
-            while data and not self._is_stopped and time.monotonic() < until:
-                if poll.poll(100):
-                    data = data[os.write(pipe, data) :]
-        except (BrokenPipeError, BlockingIOError):
-            return  # it has had enough
-        finally:
-            os.close(pipe)
-
-
-def _read(child: Popen[bytes], patience_s: float) -> tuple[bytes, bool]:
-    """Return what a process prints, within bounds of size and time, and whether that is all."""
-    assert child.stdout is not None
-    until = time.monotonic() + patience_s
-    text = b""
-    with child.stdout as stream:
-        poll = select.poll()
-        poll.register(stream, select.POLLIN | select.POLLHUP)
-        while len(text) < _MOST_BYTES and (left := until - time.monotonic()) > 0:
-            if poll.poll(left * 1000):
-                piece = os.read(stream.fileno(), 1 << 16)
-                if not piece:
-                    child.wait()
-                    return text, True
-                text += piece
-    return text + b"\n[the rest is left out]\n", False
