@@ -16,7 +16,7 @@ from conftest import need
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, MODIFIED, SYMLINK, TYPE, Change, Stamp, by_path
 from fumehood.core.danger import Concern, Facts, Rules, concern, environments_of, survey, suspects, wants_facts
 from fumehood.linux.gitobjects import had_repository
-from fumehood.linux.nofollow import Parents, open_top
+from fumehood.linux.nofollow import DirectoryCache, open_top
 
 LONGEST = 64 << 10
 Entry = tuple[Stamp, bytes]
@@ -122,7 +122,7 @@ def judge(project: Path, tmp_path: Path, run: Callable[[str], None]) -> Judge:
         old = entries(project)
         copy = tmp_path / f"before-{len(list(tmp_path.iterdir()))}"
         shutil.copytree(project, copy, symlinks=True)
-        before = Parents(open_top(str(copy)))
+        before = DirectoryCache(open_top(str(copy)))
         run(command)
         new = entries(project)
         changes, root = between(old, new), str(project)

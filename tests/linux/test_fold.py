@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fumehood.linux.held_layers import fold
-from fumehood.linux.layer import Stack, set_opaque
+from fumehood.linux.layer import LayerStack, set_opaque
 from fumehood.linux.nofollow import open_top, remove_tree
 
 pytestmark = pytest.mark.namespaces
@@ -37,7 +37,7 @@ def fill(directory: Path, rng: random.Random, *, layer: bool, depth: int = 3) ->
 
 def shown(tops: list[int]) -> dict[str, tuple[object, ...]]:
     """What a stack shows: each path, its kind and mode, and what identifies a file."""
-    stack = Stack(tops)
+    stack = LayerStack(tops)
     try:
         return {
             path: (status.st_mode, None if stat.S_ISDIR(status.st_mode) else status.st_ino)
@@ -87,12 +87,12 @@ def test_a_directory_that_no_layer_shows_is_not_there(test_directory: Path) -> N
     (test_directory / "layer/deleted").rmdir()
     os.mknod(test_directory / "layer/deleted", stat.S_IFCHR, os.makedev(0, 0))
     tops = [open_top(str(test_directory / name)) for name in ("layer", "project")]
-    stack = Stack(tops)
+    stack = LayerStack(tops)
     try:
-        stack.reach("kept").close()
+        stack.open_merged("kept").close()
         for path in ("never", "deleted", "deleted/inner"):
             with pytest.raises(FileNotFoundError):
-                stack.reach(path)
+                stack.open_merged(path)
     finally:
         stack.close()
         for top in tops:

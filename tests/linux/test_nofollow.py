@@ -11,16 +11,16 @@ from fumehood.core import changes as c
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     LISTING,
-    Loosened,
-    Parents,
+    AccessibleTree,
+    DirectoryCache,
     entries,
-    look,
-    looks,
     make_parents,
     open_below,
     open_top,
     remove_tree,
     stamp_of,
+    stat_each,
+    stat_entry,
     walk,
 )
 
@@ -93,15 +93,15 @@ def test_the_top_itself_may_not_be_a_symlink(tree, test_directory):
 
 
 def test_a_parent_renamed_away_takes_the_work_along_and_not_out(top, tree, outside):
-    parents = Parents(top)
-    held = parents.of("a/b")
+    directories = DirectoryCache(top)
+    held = directories.get("a/b")
     os.rename(tree / "a", tree / "moved")
     (tree / "a").symlink_to(outside)
     os.mkdir("new", dir_fd=held)
     assert (tree / "moved/b/new").is_dir()
-    parents.close()
+    directories.close()
     with pytest.raises(OSError, match="symbolic links"):
-        parents.of("a/b")
+        directories.get("a/b")
     assert sorted(os.listdir(outside)) == ["b", "file"]
 
 
@@ -126,9 +126,9 @@ def test_a_path_longer_than_the_kernel_takes_is_opened_piece_by_piece(top, tree,
 
 def test_looking_follows_nothing_and_misses_nothing(top, tree):
     (tree / "link").symlink_to("a")
-    assert stat.S_ISLNK(look(top, "link").st_mode)
-    assert look(top, "nowhere") is None
-    assert stamp_of(look(top, "a")).kind == "directory"
+    assert stat.S_ISLNK(stat_entry(top, "link").st_mode)
+    assert stat_entry(top, "nowhere") is None
+    assert stamp_of(stat_entry(top, "a")).kind == "directory"
 
 
 # --- making and listing ---
@@ -191,11 +191,11 @@ def test_a_walk_that_is_given_up_leaves_directories_closed(top, tree):
 def test_closed_directories_are_opened_to_their_owner_and_closed_again(top, tree):
     (tree / "a/b").chmod(0)
     (tree / "a").chmod(0o055)
-    loosened = Loosened(top)
-    os.close(loosened.reach("a/b"))
+    accessible = AccessibleTree(top)
+    os.close(accessible.open_to_read("a/b"))
     assert stat.S_IMODE((tree / "a").stat().st_mode) == 0o755
-    assert not loosened.loosen("a/b"), "nothing was left to open"
-    loosened.restore()
+    assert not accessible.make_accessible("a/b"), "nothing was left to open"
+    accessible.restore()
     assert stat.S_IMODE((tree / "a").stat().st_mode) == 0o055
     (tree / "a").chmod(0o700)
     assert stat.S_IMODE((tree / "a/b").stat().st_mode) == 0
@@ -206,7 +206,7 @@ def test_a_change_in_a_closed_directory_is_looked_at_and_the_directory_closed_ag
     (tree / "a/file").write_text("x")
     (tree / "a").chmod(0)
     changes = [c.Change(0, path, c.ADDED, c.FILE) for path in ("a/file", "a/never", "never/at/all")]
-    seen = [(found is not None, is_reached) for _, found, is_reached in looks(top, changes)]
+    seen = [(found is not None, is_reached) for _, found, is_reached in stat_each(top, changes)]
     mode = stat.S_IMODE((tree / "a").stat().st_mode)
     (tree / "a").chmod(0o700)
     assert (seen, mode) == ([(True, True), (False, True), (False, False)], 0)
@@ -215,12 +215,12 @@ def test_a_change_in_a_closed_directory_is_looked_at_and_the_directory_closed_ag
 @pytest.mark.ordinary
 def test_what_replaced_an_opened_directory_keeps_its_own_mode(top, tree, outside):
     (tree / "a").chmod(0)
-    loosened = Loosened(top)
-    loosened.loosen("a")
+    accessible = AccessibleTree(top)
+    accessible.make_accessible("a")
     os.rename(tree / "a", tree / "gone")
     (tree / "a").symlink_to(outside)
     before = outside.stat().st_mode
-    loosened.restore()
+    accessible.restore()
     assert outside.stat().st_mode == before
 
 

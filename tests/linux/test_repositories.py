@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fumehood.linux.gitobjects import had_repository
-from fumehood.linux.nofollow import Parents, open_top
+from fumehood.linux.nofollow import DirectoryCache, open_top
 
 
 def was_there(project: Path, path: str) -> bool:
-    live = Parents(open_top(str(project)))
+    live = DirectoryCache(open_top(str(project)))
     try:
         return had_repository(live, str(project), path)
     finally:

@@ -532,17 +532,17 @@ def test_in_a_git_directory_a_name_may_be_too_long_for_a_lock_beside_it(hand):
 
 def test_a_note_that_another_process_took_for_a_dead_ones_is_made_again(hand, test_directory, monkeypatch):
     notes = test_directory / "notes"
-    monkeypatch.setattr(nofollow, "notes_directory", str(notes))
+    monkeypatch.setattr(nofollow, "mode_notes_directory", str(notes))
     take, others = Lock.take, [notes]
 
     def take_later(lock, **how):
         """The other one comes between the making of the note and its lock."""
         while others:
-            steps.give_back(str(others.pop()))
+            steps.restore_modes(str(others.pop()))
         return take(lock, **how)
 
     monkeypatch.setattr(Lock, "take", take_later)
-    note = nofollow.Note()
+    note = nofollow.ModeNote()
     note.add(hand.descriptors[1], os.fstat(hand.descriptors[1]))
     assert not others
     assert [path.read_bytes().endswith(b"/live\0") for path in notes.iterdir()] == [True]

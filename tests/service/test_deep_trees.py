@@ -11,7 +11,7 @@ from fumehood import Policy, Run, Sandbox, TooDeep
 from fumehood.linux import libc
 from fumehood.linux.capture import everywhere
 from fumehood.linux.layer import scan
-from fumehood.linux.nofollow import DEEPEST, LISTING, Parents, open_top, remove_tree, walk
+from fumehood.linux.nofollow import DEEPEST, LISTING, DirectoryCache, open_top, remove_tree, walk
 from fumehood.linux.warden import DiskUse
 from fumehood.linux.ways_in import ProjectTree
 from fumehood.service import layers as layering
@@ -250,14 +250,14 @@ def test_a_scan_records_the_files_of_a_deep_tree(store: Store, known: Project, p
 def test_what_was_moved_is_looked_up_anew(test_directory: Path) -> None:
     make_deep(test_directory / "tree", 300)
     top = open_top(str(test_directory / "tree"))
-    parents = Parents(top)
+    parents = DirectoryCache(top)
     path = "/".join(["d"] * 290)
-    first = os.fstat(parents.of(path)).st_ino
+    first = os.fstat(parents.get(path)).st_ino
     os.rename("d", "e", src_dir_fd=top, dst_dir_fd=top)
     parents.forget("d")
     with pytest.raises(FileNotFoundError):
-        parents.of(path)
-    assert os.fstat(parents.of(f"e{path[1:]}")).st_ino == first
+        parents.get(path)
+    assert os.fstat(parents.get(f"e{path[1:]}")).st_ino == first
     parents.close()
     remove_tree(top, "e")
     os.close(top)

@@ -15,7 +15,7 @@ import pytest
 from faulty import BEFORE, CHANGE
 from fumehood import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict, Policy, Run, Sandbox
 from fumehood.core.edits import merged
-from fumehood.linux.layer import Merged, Stack
+from fumehood.linux.layer import LayerStack, MergedDirectory
 from fumehood.linux.libc import Closing
 from fumehood.service import drafting, drafts
 from fumehood.service.apply import take_over
@@ -76,14 +76,14 @@ def test_a_directory_that_a_person_moves_while_it_is_compared_is_no_error(
     draft = sandbox.draft("line")
     if is_draft:
         draft.run("echo new > d/new")
-    reach = Stack.reach
+    reach = LayerStack.reach
 
-    def after_a_move(stack: Stack, path: str) -> Merged:
+    def after_a_move(stack: LayerStack, path: str) -> MergedDirectory:
         if path == "d" and not (project / "moved").exists():
             (project / "d").rename(project / "moved")
         return reach(stack, path)
 
-    monkeypatch.setattr(Stack, "reach", after_a_move)
+    monkeypatch.setattr(LayerStack, "reach", after_a_move)
     run = draft.apply(force=True) if is_draft else sandbox.run("echo new > d/new")
     assert run.state == "applied"
     assert {str(path.relative_to(project)) for path in project.rglob("*")} == {"d", "d/new", "moved", "moved/old"}

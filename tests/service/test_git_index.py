@@ -171,14 +171,14 @@ def test_a_persons_git_status_while_a_commit_runs_is_no_conflict(sandbox: Sandbo
 def test_a_persons_git_status_right_before_the_swap_is_no_conflict(
     sandbox: Sandbox, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask = applying.open_elsewhere
+    ask = applying.find_files_in_use
 
     def ask_and_refresh(*arguments: Any, **options: Any) -> Any:
         busy = ask(*arguments, **options)
         repository.refresh()
         return busy
 
-    monkeypatch.setattr(applying, "open_elsewhere", ask_and_refresh)
+    monkeypatch.setattr(applying, "find_files_in_use", ask_and_refresh)
     run = sandbox.run(COMMIT)
     assert run.state == "applied"
     assert repository.is_sound()

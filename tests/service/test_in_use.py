@@ -8,7 +8,7 @@ import pytest
 
 from fumehood import ApplyFailed, Sandbox, UndoRefused
 from fumehood.linux.nofollow import open_top
-from fumehood.linux.staging import written
+from fumehood.linux.staging import files_open_for_writing
 from fumehood.service import apply as applying
 from fumehood.service.restore import restore
 from patience import LONG_S
@@ -129,14 +129,14 @@ def test_a_log_goes_on_in_the_project_and_the_rest_of_the_run_is_applied(sandbox
 def test_a_file_that_is_opened_at_the_last_moment_is_held_too(sandbox, project, program, monkeypatch):
     for name in ("a", "log", "z"):
         (project / name).write_text("one\n")
-    ask = applying.open_elsewhere
+    ask = applying.find_files_in_use
 
     def ask_and_let_it_be_opened(*arguments, **options):
         busy = ask(*arguments, **options)
         program.do("log = open('log', 'a', 1)")
         return busy
 
-    monkeypatch.setattr(applying, "open_elsewhere", ask_and_let_it_be_opened)
+    monkeypatch.setattr(applying, "find_files_in_use", ask_and_let_it_be_opened)
     run = sandbox.run("echo agent > a; echo agent > log; echo agent > z")
     assert reasons(run) == {"log": program.reason}
     program.do("log.write('two\\n')")
@@ -249,9 +249,9 @@ def test_a_lease_that_is_broken_at_once_does_not_end_us(test_directory):
     opens = "import sys\nwhile True: open('contended', 'r+').close()"
     other = subprocess.Popen([sys.executable, "-I", "-c", opens], cwd=test_directory)
     asks = (
-        "import os; from fumehood.linux.staging import written\n"
+        "import os; from fumehood.linux.staging import files_open_for_writing\n"
         "top = os.open('.', os.O_PATH)\n"
-        "for _ in range(3000): written(top, ['contended'])"
+        "for _ in range(3000): files_open_for_writing(top, ['contended'])"
     )
     try:
         ended = subprocess.run([sys.executable, "-P", "-c", asks], cwd=test_directory, check=False, timeout=LONG_S)
@@ -270,7 +270,7 @@ def test_where_no_lease_is_to_be_had_proc_tells(test_directory):
     with open(closed, "a"):
         for name in ("closed", "unread"):
             os.chmod(test_directory / name, 0o200)
-        busy = written(top, ["closed", "unread", "missing"])
+        busy = files_open_for_writing(top, ["closed", "unread", "missing"])
     os.close(top)
     assert list(busy) == ["closed"]
     assert f"pid {os.getpid()}" in busy["closed"]
@@ -280,10 +280,10 @@ def test_where_no_lease_is_to_be_had_proc_tells(test_directory):
 AS_ANOTHER = """
 import os, sys
 from fumehood.linux.nofollow import open_top
-from fumehood.linux.staging import written
+from fumehood.linux.staging import files_open_for_writing
 top = open_top(sys.argv[1])
 os.setgroups([]); os.setgid(61234); os.setuid(61234)
-print(written(top, sys.argv[2:]))
+print(files_open_for_writing(top, sys.argv[2:]))
 """
 
 

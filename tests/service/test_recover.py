@@ -19,7 +19,7 @@ import pytest
 from conftest import command_line
 from fumehood import FumehoodError, Sandbox
 from fumehood.linux import nofollow, steps
-from fumehood.linux.nofollow import Loosened, open_top
+from fumehood.linux.nofollow import AccessibleTree, open_top
 from fumehood.linux.process import is_gone
 from fumehood.service import recover
 from fumehood.service.clean import clean
@@ -344,13 +344,13 @@ def test_a_directory_that_was_opened_up_is_closed_again_at_the_next_start(home, 
     store = OpenedStore()
     process = os.fork()
     if not process:
-        Loosened(open_top(str(project))).loosen("closed")
+        AccessibleTree(open_top(str(project))).make_accessible("closed")
         os._exit(0)
     os.waitpid(process, 0)
     assert stat.S_IMODE(closed.stat().st_mode) == 0o700
     store.recover()
     assert stat.S_IMODE(closed.stat().st_mode) == 0o500
-    assert not nofollow.notes(store.places.modes)
+    assert not nofollow.list_mode_notes(store.places.modes)
     store.close()
 
 
@@ -365,7 +365,7 @@ def test_what_several_dead_processes_had_opened_up_is_closed_again_from_the_insi
     for directory in nested:
         process = os.fork()
         if not process:
-            Loosened(open_top(str(project))).loosen(str(directory.relative_to(project)))
+            AccessibleTree(open_top(str(project))).make_accessible(str(directory.relative_to(project)))
             os._exit(0)
         os.waitpid(process, 0)
     store.recover()

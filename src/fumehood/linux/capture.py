@@ -22,7 +22,7 @@ from fumehood.errors import OverlayUnavailable
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.mounts import Bind, Operation, Overlay, ReadOnlyRoot
 from fumehood.linux.namespaces import Layer, mounts_are_locked, mounts_inside, possible_roots
-from fumehood.linux.nofollow import LISTING, Parents, join, open_below, open_top, split
+from fumehood.linux.nofollow import LISTING, DirectoryCache, join, open_below, open_top, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -118,11 +118,11 @@ def _walked(root: str) -> Iterator[Stranger]:
     from collections import deque
 
     waiting, left = deque([""]), _AFTER_AN_ERROR
-    with Closing(open_top(root)) as top, Parents(top, bounded=False) as parents:
+    with Closing(open_top(root)) as top, DirectoryCache(top, bounded=False) as parents:
         yield from _strangers(root, "", top, ["."])
         while waiting:
             path = waiting.popleft()
-            directory = parents.listing(path)
+            directory = parents.open_listing(path)
             if directory is None:
                 continue
             with Closing(directory), os.scandir(directory) as listing:
@@ -301,13 +301,13 @@ def _check_places(layer: Layer) -> None:
 
     Bubblewrap would follow a link that one of them has put on the way, out of the sandbox, to mount something there.
     """
-    from fumehood.linux.layer import Stack
+    from fumehood.linux.layer import LayerStack
 
-    with Descriptors(map(open_top, layer.lowers)) as tops, Stack(tops) as shown:
+    with Descriptors(map(open_top, layer.lowers)) as tops, LayerStack(tops) as shown:
         for path in layer.inner:
             parent, name = split(path)
             try:
-                with shown.reach(parent) as directory:
+                with shown.open_merged(parent) as directory:
                     status, _ = directory.look(name)
             except OSError:
                 status = None

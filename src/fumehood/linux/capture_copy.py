@@ -19,16 +19,16 @@ from fumehood.linux.checkpoints import let_time_pass
 from fumehood.linux.copying import copy_belongings, copy_entry, copy_file, fill
 from fumehood.linux.gitindex import same_content
 from fumehood.linux.layer import (
-    Stack,
+    LayerStack,
     has_other_attributes,
+    make_whiteout,
     mark_in_place,
     own_attributes,
+    remove_overlay_marks,
     set_opaque,
-    unmark,
-    whiteout,
 )
 from fumehood.linux.libc import Closable, Closing, Descriptors, keeps_attributes
-from fumehood.linux.nofollow import LISTING, Loosened, is_whiteout, join, open_below, open_top, set_mode, split
+from fumehood.linux.nofollow import LISTING, AccessibleTree, is_whiteout, join, open_below, open_top, set_mode, split
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def begin(layer: Layer) -> None:
         with (
             Descriptors(map(open_top, layer.lowers)) as lowers,
             Closing(os.open(layer.merged, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)) as target,
-            Stack(lowers) as shown,
+            LayerStack(lowers) as shown,
         ):
             fill(target, shown, make, may_vanish=True)
             with Closing(open_below(lowers[-1], "", LISTING)) as root:
@@ -182,20 +182,20 @@ class _Distilling(Closable):
     def __init__(self, layer: Layer, manifest: Manifest) -> None:
         self._manifest = manifest
         self._tops = Descriptors(map(open_top, (layer.merged, layer.upper, *layer.lowers)))
-        self._merged, self._upper = Loosened(self._tops[0]), Loosened(self._tops[1])
-        self._originals = Stack(self._tops[2:])
+        self._merged, self._upper = AccessibleTree(self._tops[0]), AccessibleTree(self._tops[1])
+        self._originals = LayerStack(self._tops[2:])
         self._made: dict[str, int] = {"": stat.S_IMODE(os.fstat(self._merged.top).st_mode)}
         self._has_marks = keeps_attributes(layer.upper)
 
     def close(self) -> None:
         self._originals.close()
         for each in (self._merged, self._upper):
-            each.let_go()
+            each.close_directories()
         self._tops.close()
 
     def distil(self) -> None:
         """Compare directory by directory, then close up the layer's directories, the deepest first."""
-        os.close(self._upper.open(""))
+        os.close(self._upper.open_to_change(""))
         waiting = [""]
         while waiting:
             waiting += self._directory(waiting.pop())
@@ -203,8 +203,8 @@ class _Distilling(Closable):
         for path, mode in reversed(self._made.items()):
             # Each gets what belongs to the one it stands for.
             with (
-                Closing(self._merged.as_is(path, LISTING)) as reading,
-                Closing(self._upper.as_is(path, LISTING)) as writing,
+                Closing(self._merged.open_as_is(path, LISTING)) as reading,
+                Closing(self._upper.open_as_is(path, LISTING)) as writing,
             ):
                 copy_belongings(reading, writing, os.fstat(reading))
                 set_mode(writing, mode)
@@ -213,7 +213,7 @@ class _Distilling(Closable):
         """Take over what differs in a directory that is still the same one; return those like it inside."""
         before = self._manifest.pop(path, {})
         inside: list[str] = []
-        with Closing(self._merged.open(path)) as here:
+        with Closing(self._merged.open_to_change(path)) as here:
             for name in os.listdir(here):
                 status = os.stat(name, dir_fd=here, follow_symlinks=False)
                 if is_whiteout(status):
@@ -227,7 +227,7 @@ class _Distilling(Closable):
             for name, packed in before.items():
                 if _Was(packed).how != _LEFT_OUT:
                     with Closing(self._layer_directory(path)) as directory:
-                        whiteout(directory, name)
+                        make_whiteout(directory, name)
         return inside
 
     def _is_same_directory(self, here: int, name: str, path: str, status: os.stat_result, was: _Was) -> bool:
@@ -237,7 +237,7 @@ class _Distilling(Closable):
         """
         if not (stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(was.mode)):
             return False
-        with Closing(self._merged.open(path)) as directory:
+        with Closing(self._merged.open_to_change(path)) as directory:
             is_another = status.st_ino != was.inode or _generation(directory) != was.size
         if is_another and (self._has_marks or was.how != _COPIED):
             return False
@@ -253,7 +253,7 @@ class _Distilling(Closable):
         """Return True if something is true of what was copied, by its status and its directory."""
         parent, name = split(path)
         try:
-            with self._originals.reach(parent) as originals:
+            with self._originals.open_merged(parent) as originals:
                 original, there = originals.look(name)
                 return original is not None and claim(original, there)
         except OSError:
@@ -277,7 +277,7 @@ class _Distilling(Closable):
     def _layer_directory(self, path: str) -> int:
         """Open a directory of the layer, made with those above it."""
         self._make_way(path)
-        return self._upper.as_is(path)
+        return self._upper.open_as_is(path)
 
     def _make_way(self, path: str) -> None:
         missing = []
@@ -287,9 +287,9 @@ class _Distilling(Closable):
             here = split(here)[0]
         for each in reversed(missing):
             above, name = split(each)
-            with Closing(self._upper.as_is(above)) as directory:
+            with Closing(self._upper.open_as_is(above)) as directory:
                 os.mkdir(name, 0o700, dir_fd=directory)
-            with Closing(self._merged.as_is(each)) as like:
+            with Closing(self._merged.open_as_is(each)) as like:
                 mode = stat.S_IMODE(os.fstat(like).st_mode)
             self._made[each] = self._merged.modes.get(each, mode)  # as the command left it
 
@@ -299,13 +299,13 @@ class _Distilling(Closable):
         with Closing(self._layer_directory(parent)) as target:
             if not stat.S_ISDIR(status.st_mode):
                 os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
-                unmark(target, name)
+                remove_overlay_marks(target, name)
                 if was is not None and status.st_ino == was.inode and self._is_so(
                     path, lambda original, _: stat.S_ISREG(original.st_mode) and original.st_nlink > 1
                 ):
                     mark_in_place(target, name)
                 return
-            os.close(self._merged.open(path))  # a directory must be writable to change parents
+            os.close(self._merged.open_to_change(path))  # a directory must be writable to change parents
             os.rename(name, name, src_dir_fd=here, dst_dir_fd=target)
             self._merged.forget(path)
             if path in self._merged.modes:
@@ -320,8 +320,8 @@ class _Distilling(Closable):
         waiting = [top]
         while waiting:
             path = waiting.pop()
-            with Closing(self._upper.open(path)) as here:
-                unmark(here, ".")
+            with Closing(self._upper.open_to_change(path)) as here:
+                remove_overlay_marks(here, ".")
                 for name in os.listdir(here):
                     status = os.stat(name, dir_fd=here, follow_symlinks=False)
                     if stat.S_ISDIR(status.st_mode):
@@ -329,7 +329,7 @@ class _Distilling(Closable):
                     elif is_whiteout(status):
                         os.unlink(name, dir_fd=here)
                     else:
-                        unmark(here, name)
+                        remove_overlay_marks(here, name)
 
 
 def _is_alike(one: int, other: int, name: str, mode: int, other_mode: int) -> bool:

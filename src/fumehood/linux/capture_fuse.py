@@ -15,10 +15,19 @@ import time
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
-from fumehood.linux.layer import Merged, Stack, attributes, is_opaque, mark_in_place, set_opaque, unmark, whiteout
+from fumehood.linux.layer import (
+    LayerStack,
+    MergedDirectory,
+    is_opaque,
+    list_attributes,
+    make_whiteout,
+    mark_in_place,
+    remove_overlay_marks,
+    set_opaque,
+)
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, mounts_inside
-from fumehood.linux.nofollow import Loosened, is_whiteout, join, look, open_top, split
+from fumehood.linux.nofollow import AccessibleTree, is_whiteout, join, open_top, split, stat_entry
 from fumehood.linux.probe import may_mount
 
 TYPE_CHECKING = False
@@ -129,7 +138,7 @@ def finish(layer: Layer) -> None:
     try:
         with (
             Descriptors(map(open_top, layer.lowers)) as lowers,
-            Closing(open_top(layer.upper)) as top, Loosened(top) as opened, Stack(lowers) as stack,
+            Closing(open_top(layer.upper)) as top, AccessibleTree(top) as opened, LayerStack(lowers) as stack,
         ):  # fmt: skip
             waiting = [("", True)]
             while waiting:
@@ -188,10 +197,12 @@ def _detach(merged: str, *, lazily: bool) -> bool:
     return False
 
 
-def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: bool) -> list[tuple[str, bool]]:
+def _normalise_directory(
+    opened: AccessibleTree, stack: LayerStack, path: str, is_merged: bool
+) -> list[tuple[str, bool]]:
     """Put one directory in order, which lower layers show through or not; return those in it."""
     inside: list[tuple[str, bool]] = []
-    with Closing(opened.open(path)) as here, _below(stack, path, is_merged) as below:
+    with Closing(opened.open_to_change(path)) as here, _below(stack, path, is_merged) as below:
         is_merged = bool(below.parts)
         if _take_opaque_marks(here) and is_merged:
             set_opaque(here)
@@ -211,8 +222,8 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
                 is_needed = is_merged and _seen(below, hidden) is not None
                 if name != hidden or not is_needed:
                     os.unlink(name, dir_fd=here)
-                if is_needed and look(here, hidden) is None:
-                    whiteout(here, hidden)
+                if is_needed and stat_entry(here, hidden) is None:
+                    make_whiteout(here, hidden)
                 continue
             if passes_on and _is_new(here, name, status, is_below=is_merged and _seen(below, name) is not None):
                 # Had the command moved it there, it would have kept its own group; that can't be told.
@@ -224,15 +235,15 @@ def _normalise_directory(opened: Loosened, stack: Stack, path: str, is_merged: b
                 origin = _origin(stack, path, below, here, name) if stat.S_ISREG(status.st_mode) else None
                 if origin is not None:
                     _give_group(here, name, status, origin.st_gid)
-                unmark(here, name)
+                remove_overlay_marks(here, name)
                 if is_merged and origin is not None and _is_another_name(below, name, origin):
                     mark_in_place(here, name)
     return inside
 
 
-def _origin(stack: Stack, path: str, below: Merged, here: int, name: str) -> os.stat_result | None:
+def _origin(stack: LayerStack, path: str, below: MergedDirectory, here: int, name: str) -> os.stat_result | None:
     """Return the file below that one was copied up from: fuse-overlayfs notes its path, wherever it was moved."""
-    if _ORIGIN not in attributes(here, name):
+    if _ORIGIN not in list_attributes(here, name):
         return None
     noted = os.getxattr(f"/proc/self/fd/{here}/{name}", _ORIGIN, follow_symlinks=False)
     parent, first = split(os.fsdecode(noted.rstrip(b"\0")))
@@ -242,7 +253,7 @@ def _origin(stack: Stack, path: str, below: Merged, here: int, name: str) -> os.
         return _seen(there, first)
 
 
-def _is_another_name(below: Merged, name: str, origin: os.stat_result) -> bool:
+def _is_another_name(below: MergedDirectory, name: str, origin: os.stat_result) -> bool:
     """Return True if a file with several names was written in place: it then has the path of one of them.
 
     Of such a file, fuse-overlayfs knows one name, and copies that up whichever a command writes.
@@ -264,17 +275,17 @@ def _give_group(directory: int, name: str, status: os.stat_result, group: int, m
         os.chmod(name, stat.S_IMODE(status.st_mode) | more, dir_fd=directory)
 
 
-def _below(stack: Stack, path: str, is_merged: bool) -> Merged:
+def _below(stack: LayerStack, path: str, is_merged: bool) -> MergedDirectory:
     """Open what lower layers show in a directory; no part of it where they have none there that could be seen."""
     try:
-        return stack.reach(path) if is_merged else Merged()
+        return stack.open_merged(path) if is_merged else MergedDirectory()
     except OSError as error:
         if error.errno not in _NOTHING_THERE:
             raise
-        return Merged()
+        return MergedDirectory()
 
 
-def _seen(directory: Merged, name: str) -> os.stat_result | None:
+def _seen(directory: MergedDirectory, name: str) -> os.stat_result | None:
     """Look at an entry below; None where it is not there, or could not be seen by the command."""
     try:
         return directory.look(name)[0]
@@ -285,10 +296,10 @@ def _seen(directory: Merged, name: str) -> os.stat_result | None:
 def _is_new(directory: int, name: str, status: os.stat_result, *, is_below: bool) -> bool:
     """Return True if the command made an entry: files that were copied up have a mark, and directories made anew."""
     if stat.S_ISREG(status.st_mode):
-        return _ORIGIN not in attributes(directory, name)
+        return _ORIGIN not in list_attributes(directory, name)
     if not is_below:
         return True
-    return stat.S_ISDIR(status.st_mode) and not set(_OPAQUE_MARKS).isdisjoint(attributes(directory, name))
+    return stat.S_ISDIR(status.st_mode) and not set(_OPAQUE_MARKS).isdisjoint(list_attributes(directory, name))
 
 
 def _take_opaque_marks(directory: int) -> bool:
@@ -297,8 +308,8 @@ def _take_opaque_marks(directory: int) -> bool:
     It never writes the kernel's own mark for users: one that is there is the command's doing.
     """
     opaque = is_opaque(directory, _OPAQUE_MARKS)
-    unmark(directory, ".")
-    mark = look(directory, _OPAQUE_FILE)
+    remove_overlay_marks(directory, ".")
+    mark = stat_entry(directory, _OPAQUE_FILE)
     if mark is not None and stat.S_ISREG(mark.st_mode) and mark.st_size == 0:
         os.unlink(_OPAQUE_FILE, dir_fd=directory)
         opaque = True

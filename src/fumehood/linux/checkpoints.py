@@ -14,7 +14,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.linux.libc import append, read, stat_of
-from fumehood.linux.nofollow import is_version, stamp_of
+from fumehood.linux.nofollow import matches_stamp, stamp_of
 from fumehood.linux.usage import descendants, opened_by
 
 TYPE_CHECKING = False
@@ -72,7 +72,7 @@ class Settled:
         Or put back: a file that was moved out and in again bears a new time, and is the one that the command saw.
         """
         _, left = self._entries.get((root, path), (None, None))
-        if left is not None and is_version(c.Stamp.read(left), live):
+        if left is not None and matches_stamp(c.Stamp.read(left), live):
             return True
         original = self._originals.get((root, path))
         return original is not None and c.Stamp.read(original).same(stamp_of(live))

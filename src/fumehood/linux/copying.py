@@ -11,18 +11,18 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.errors import FumehoodError
-from fumehood.linux.layer import Stack, is_opaque, set_opaque
+from fumehood.linux.layer import LayerStack, is_opaque, set_opaque
 from fumehood.linux.libc import RENAME_EXCHANGE, Closable, Closing, listxattr, renameat2, unmounted
 from fumehood.linux.nofollow import (
     LISTING,
     PATH_ONLY,
-    Loosened,
-    Parents,
+    AccessibleTree,
+    DirectoryCache,
+    accessible_entry,
     join,
     make_parents,
     open_below,
     open_top,
-    opened_up,
     remove_tree,
     set_mode,
     split,
@@ -52,7 +52,7 @@ def copy_file(source_dir: int, source: str, target_dir: int, target: str) -> Non
     except PermissionError:
         # Its owner makes it readable for a moment; its attributes, too, can only be read for as long.
         status = os.stat(source, dir_fd=source_dir, follow_symlinks=False)
-        with opened_up(source_dir, source), Closing(os.open(source, _SOURCE, dir_fd=source_dir)) as reading:
+        with accessible_entry(source_dir, source), Closing(os.open(source, _SOURCE, dir_fd=source_dir)) as reading:
             _copy_open(reading, status, target_dir, target)
     else:
         with Closing(reading):
@@ -132,7 +132,7 @@ class Links(Closable):
     """Where the first copy of each file with several names lies below a top: the next ones become links to it."""
 
     def __init__(self, top: int) -> None:
-        self._parents = Parents(top)
+        self._parents = DirectoryCache(top)
         self._first: dict[int, str] = {}
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class Links(Closable):
         if inode not in self._first:
             return False
         parent, first = split(self._first[inode])
-        os.link(first, name, src_dir_fd=self._parents.of(parent), dst_dir_fd=directory, follow_symlinks=False)
+        os.link(first, name, src_dir_fd=self._parents.get(parent), dst_dir_fd=directory, follow_symlinks=False)
         return True
 
     def note(self, inode: int, path: str) -> None:
@@ -197,7 +197,7 @@ def copy_tree(
         Closing(open_below(source_dir, source)) as source_top,
         Closing(open_below(target_dir, target)) as target_top,
         Links(target_top) as own_links,
-        Stack([source_top]) as tree,
+        LayerStack([source_top]) as tree,
     ):
 
         def make(reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> None:
@@ -274,7 +274,7 @@ def copy_whole(source: int, target: int, is_never_written: Callable[[str, os.sta
 
     What others remove meanwhile is left out.
     """
-    with Links(target) as links, Stack([source]) as tree:
+    with Links(target) as links, LayerStack([source]) as tree:
 
         def make(reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> None:
             if status is None or stat.S_ISDIR(status.st_mode):
@@ -299,18 +299,18 @@ def is_linked(source_dir: int, source: str, target_dir: int, target: str) -> boo
     return True
 
 
-def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False, is_layer: bool = False) -> None:
+def fill(target: int, shown: LayerStack, make: Make, *, may_vanish: bool = False, is_layer: bool = False) -> None:
     """Fill an empty directory with what a stack shows; directories get what belongs to them when they are full.
 
     Directories are made here; `make` makes all else, given None where a layer hides an entry, and returns False of a
     directory that is not to be filled. In a copy that is a layer, directories hide what lies below them as they did.
     """
     full, waiting = [], [""]
-    with Parents(target) as parents:
+    with DirectoryCache(target) as parents:
         while waiting:
             path = waiting.pop()
             try:
-                directory = shown.reach(path)
+                directory = shown.open_merged(path)
             except FileNotFoundError:
                 if may_vanish and path:
                     continue
@@ -320,12 +320,12 @@ def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False, is_
                     status, reading = directory.look(name)
                     is_directory = status is not None and stat.S_ISDIR(status.st_mode)
                     if is_directory:
-                        os.mkdir(name, 0o700, dir_fd=parents.of(path))
-                    if make(reading, parents.of(path), name, join(path, name), status) is not False and is_directory:
+                        os.mkdir(name, 0o700, dir_fd=parents.get(path))
+                    if make(reading, parents.get(path), name, join(path, name), status) is not False and is_directory:
                         waiting.append(join(path, name))
             full.append(path)
         for path in reversed(full):
-            source, mode = shown.topmost(path)
+            source, mode = shown.open_topmost(path)
             with Closing(source) as reading, Closing(parents.open(path, LISTING)) as writing:
                 if is_layer and is_opaque(reading):
                     set_opaque(writing)
@@ -336,8 +336,8 @@ def fill(target: int, shown: Stack, make: Make, *, may_vanish: bool = False, is_
 def copy_directory(source_dir: int, target_dir: int, name: str) -> None:
     """Give a directory the owner and the attributes of another one of the same name."""
     with (
-        Loosened(source_dir) as loosened,
-        Closing(loosened.reach(name)) as reading,
+        AccessibleTree(source_dir) as loosened,
+        Closing(loosened.open_to_read(name)) as reading,
         Closing(open_below(target_dir, name, LISTING)) as writing,
     ):
         _copy_owner_and_attributes(reading, writing, os.fstat(reading))
@@ -352,25 +352,28 @@ def copy_versions(changes: Sequence[c.Change], source: int, target: int) -> None
 
     copied = [change for change in changes if change.after is not None and not c.is_mode_alone(change)]
     directories = [change for change in copied if change.kind == c.DIRECTORY]
-    with Loosened(source) as layer, Parents(target) as parents, Links(target) as links:
+    with AccessibleTree(source) as layer, DirectoryCache(target) as parents, Links(target) as links:
         for change in copied:
             parent, name = split(change.path)
             make_parents(parents, parent)
             if change.kind == c.DIRECTORY:
-                os.mkdir(name, 0o700, dir_fd=parents.of(parent))
+                os.mkdir(name, 0o700, dir_fd=parents.get(parent))
                 continue
-            with Closing(layer.reach(parent, PATH_ONLY)) as here:
-                copy_entry(here, name, parents.of(parent), name, links, change.path)
+            with Closing(layer.open_to_read(parent, PATH_ONLY)) as here:
+                copy_entry(here, name, parents.get(parent), name, links, change.path)
                 left = os.stat(name, dir_fd=here, follow_symlinks=False)
                 if change.after is not None and identity_of(stamp_of(left)) != identity_of(change.after):
                     raise OSError(errno.EBUSY, "it was written meanwhile", change.path)
         for change in copied:  # only now: a later one may have become a link to it
             parent, name = split(change.path)
-            status = os.stat(name, dir_fd=parents.of(parent), follow_symlinks=False)
+            status = os.stat(name, dir_fd=parents.get(parent), follow_symlinks=False)
             mode, meaning = (0, "") if change.after is None else (change.after.mode, change.after.meaning)
             change.after = stamp_of(status, meaning)
             change.after.mode = mode
         for change in reversed(directories):
-            with Closing(layer.reach(change.path)) as reading, Closing(parents.open(change.path, LISTING)) as writing:
+            with (
+                Closing(layer.open_to_read(change.path)) as reading,
+                Closing(parents.open(change.path, LISTING)) as writing,
+            ):
                 copy_belongings(reading, writing, os.fstat(reading))
                 set_mode(writing, 0 if change.after is None else change.after.mode)

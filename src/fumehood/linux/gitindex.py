@@ -11,7 +11,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.linux.libc import Closing, listxattr
-from fumehood.linux.nofollow import LISTING, PATH_ONLY, Parents, look, open_below, open_top, stamp_of
+from fumehood.linux.nofollow import LISTING, PATH_ONLY, DirectoryCache, open_below, open_top, stamp_of, stat_entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def refreshed(stamp: c.Stamp, top: int, path: str, status: os.stat_result) -> c.
     if not stamp.meaning or now.kind != c.FILE or now.mode != stamp.mode:
         return None
     if len(stamp.meaning) == 2 * _CONTENT_SIZE:
-        with Parents(top, bounded=False) as tree:
+        with DirectoryCache(top, bounded=False) as tree:
             now.meaning = _content(tree, path, now) if now.size == stamp.size else ""
     else:
         try:
@@ -304,7 +304,7 @@ def note_contents(changes: Sequence[c.Change], layer: int, below: Sequence[int])
     if len(changes) > _MOST_FILES:
         return
     left = _MOST_READ
-    trees = [Parents(top, bounded=False) for top in (layer, *below)]
+    trees = [DirectoryCache(top, bounded=False) for top in (layer, *below)]
     try:
         for change in (each for each in changes if "objects/" not in each.path):
             for stamp, places in ((change.after, trees[:1]), (change.before, trees[1:])):
@@ -344,7 +344,7 @@ def _data_from(file: int, at: int) -> int:
         return os.fstat(file).st_size
 
 
-def _content(tree: Parents, path: str, version: c.Stamp) -> str:
+def _content(tree: DirectoryCache, path: str, version: c.Stamp) -> str:
     """Return a digest of all that can be changed of a file, but for its mode and times; nothing of another version."""
     from _blake2 import blake2b  # not by hashlib, which loads much more
 
@@ -400,7 +400,7 @@ class SeenIndexes:
         try:
             git, prefix = os.open(".git", PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top), ".git/"
         except OSError:
-            if look(top, "HEAD") is None:
+            if stat_entry(top, "HEAD") is None:
                 return
             git, prefix = os.dup(top), ""
         with Closing(git):

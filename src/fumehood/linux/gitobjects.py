@@ -16,15 +16,15 @@ from fumehood.linux.gitindex import NAME as INDEX
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     LISTING,
-    Parents,
+    DirectoryCache,
     join,
     kind_of,
-    look,
-    looks,
     open_below,
     open_top,
     split,
     stamp_of,
+    stat_each,
+    stat_entry,
     walk,
 )
 
@@ -66,7 +66,7 @@ def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
     for number in sorted({change.root for change in conflicts}):
         with Closing(open_top(roots[number])) as top:
             mine = [change for change in conflicts if change.root == number]
-            for change, entry, is_reached in looks(top, mine):
+            for change, entry, is_reached in stat_each(top, mine):
                 if change.change == c.DELETED:
                     left.add((number, change.within or change.path))
                 elif entry is None and is_reached and change.change == c.ADDED:
@@ -519,7 +519,7 @@ def _status(top: int, path: str) -> os.stat_result | None:
     parent, name = split(path)
     try:
         with Closing(open_below(top, parent)) as directory:
-            return look(directory, name)
+            return stat_entry(directory, name)
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -530,7 +530,7 @@ _PARTS = ("HEAD", "config", "objects", "refs")
 _CONFIGS = ("config", "config.worktree")
 
 
-def had_repository(live: Parents, root: str, path: str) -> bool:
+def had_repository(live: DirectoryCache, root: str, path: str) -> bool:
     """Return True if the git directory that a path belongs to was there before; `live` is the project's own side.
 
     So it was where files of another repository lie: one put among them takes them over.
@@ -547,27 +547,27 @@ def had_repository(live: Parents, root: str, path: str) -> bool:
     return any(_was_repository(live, root, directory) for directory in directories)
 
 
-def _was_repository(live: Parents, root: str, directory: str) -> bool:
+def _was_repository(live: DirectoryCache, root: str, directory: str) -> bool:
     parent, _, name = directory.rpartition("/")
     try:
         if not is_dot_git(name.lower()):
-            inside = live.of(directory)
-            return any(look(inside, part) is not None for part in _PARTS)
-        return look(live.of(parent), name) is not None or _belongs_elsewhere(live, root, parent)
+            inside = live.get(directory)
+            return any(stat_entry(inside, part) is not None for part in _PARTS)
+        return stat_entry(live.get(parent), name) is not None or _belongs_elsewhere(live, root, parent)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:
         return True  # a link stood above, or it may not be looked at
 
 
-def _belongs_elsewhere(live: Parents, root: str, directory: str) -> bool:
+def _belongs_elsewhere(live: DirectoryCache, root: str, directory: str) -> bool:
     """Return True if a directory without a `.git` had something in it that a repository further up has."""
     with Closing(open_below(live.top, directory, LISTING)) as listing:
         if not os.listdir(listing):
             return False
     names = directory.split("/") if directory else []
     inside = ("/".join(names[:end]) for end in range(len(names)))
-    if any(look(live.of(above), ".git") is not None for above in inside):
+    if any(stat_entry(live.get(above), ".git") is not None for above in inside):
         return True
     above_root = root.rstrip("/").split("/")[:-1]
     return any(os.path.lexists("/".join([*above_root[:end], ".git"])) for end in range(1, len(above_root) + 1))

@@ -12,21 +12,21 @@ from fumehood.core import changes as c
 from fumehood.core.judge import objects_of
 from fumehood.linux import staging
 from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill, is_linked
-from fumehood.linux.layer import IN_PLACE, Stack, attributes, is_opaque, set_opaque, whiteout
+from fumehood.linux.layer import IN_PLACE, LayerStack, is_opaque, list_attributes, make_whiteout, set_opaque
 from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import (
     LISTING,
-    Loosened,
+    AccessibleTree,
     entries,
     is_whiteout,
     join,
-    look,
     open_below,
     remove_directories,
     remove_tree,
     set_mode,
     split,
     stamp_of,
+    stat_entry,
     walk,
 )
 from fumehood.linux.steps import move
@@ -51,10 +51,10 @@ def carry(source: int, target: int, moving: Sequence[c.Change], staying: Sequenc
 def throw_away(top: int, changes: Sequence[c.Change], staying: Sequence[c.Change]) -> None:
     """Remove the layer's side of some changes."""
     kept = _ancestors(staying)
-    with Loosened(top) as loosened:
+    with AccessibleTree(top) as tree:
         for change in _tops(changes, kept):
             if not c.is_mode_alone(change) and change.path not in kept:
-                _act_at(loosened, change.path, remove_tree)
+                _act_at(tree, change.path, remove_tree)
 
 
 def prune(top: int, waiting: Sequence[c.Change]) -> None:
@@ -62,11 +62,11 @@ def prune(top: int, waiting: Sequence[c.Change]) -> None:
     needed = _ancestors(waiting) | {change.path for change in waiting}
     whole = c.Inside({(0, each.path) for each in waiting if each.kind == c.DIRECTORY and each.change != c.MODE})
     directories = [path for path, status in walk(top, "") if stat.S_ISDIR(status.st_mode)]
-    with Loosened(top) as loosened:
+    with AccessibleTree(top) as tree:
         for path in reversed(directories):
             if path not in needed and whole.topmost(0, path) is None:
                 parent, name = split(path)
-                with Closing(loosened.open(parent)) as directory:
+                with Closing(tree.open_to_change(parent)) as directory:
                     try:
                         os.rmdir(name, dir_fd=directory)
                     except OSError as error:
@@ -93,12 +93,12 @@ def _tops(changes: Sequence[c.Change], kept: set[str]) -> list[c.Change]:
     return tops
 
 
-def _act_at(loosened: Loosened, path: str, act: Callable[[int, str], None]) -> None:
+def _act_at(tree: AccessibleTree, path: str, act: Callable[[int, str], None]) -> None:
     """Do something in the directory of a path, opened up where its owner may not change it; none is fine."""
     parent, name = split(path)
     try:
         # Opened up ahead, because not everything that fails in a closed directory says so.
-        directory = loosened.open(parent)
+        directory = tree.open_to_change(parent)
     except FileNotFoundError:
         return
     with Closing(directory):
@@ -106,12 +106,12 @@ def _act_at(loosened: Loosened, path: str, act: Callable[[int, str], None]) -> N
 
 
 def _mark(directory: int, name: str) -> None:
-    if look(directory, name) is None:
-        whiteout(directory, name)
+    if stat_entry(directory, name) is None:
+        make_whiteout(directory, name)
 
 
 def _unmark(directory: int, name: str) -> None:
-    status = look(directory, name)
+    status = stat_entry(directory, name)
     if status is not None and is_whiteout(status):
         os.unlink(name, dir_fd=directory)
 
@@ -132,7 +132,7 @@ class _Carrying(Closable):
 
     def __init__(self, source: int, target: int, staying: Sequence[c.Change]) -> None:
         self.kept = _ancestors(staying)
-        self._source, self._target = Loosened(source), Loosened(target)
+        self._source, self._target = AccessibleTree(source), AccessibleTree(target)
         self._made: list[tuple[str, int]] = []
 
     def take(self, change: c.Change) -> None:
@@ -152,7 +152,7 @@ class _Carrying(Closable):
     def _is_hidden(self, path: str) -> bool:
         """Return True if a directory of the target above a path hides all that lies below it."""
         while path := split(path)[0]:
-            with Closing(self._target.reach(path)) as directory:
+            with Closing(self._target.open_to_read(path)) as directory:
                 if is_opaque(directory):
                     return True
         return False
@@ -162,10 +162,10 @@ class _Carrying(Closable):
         if after is None:
             raise ValueError(f"nothing to move: {change!r}")
         self._directory(parent)
-        with Closing(self._target.open(parent)) as to:
+        with Closing(self._target.open_to_change(parent)) as to:
 
             def act(directory: int, name: str) -> None:
-                if look(directory, name) is None:
+                if stat_entry(directory, name) is None:
                     return  # moved before
                 try:
                     move(directory, to, name, after)
@@ -183,16 +183,16 @@ class _Carrying(Closable):
         missing = []
         while path:
             try:
-                os.close(self._target.reach(path))
+                os.close(self._target.open_to_read(path))
             except FileNotFoundError:
                 path, name = split(path)
                 missing.append(name)
             else:
                 break
         for name in reversed(missing):
-            with Closing(self._target.open(path)) as here, Closing(self._source.reach(path)) as like:
+            with Closing(self._target.open_to_change(path)) as here, Closing(self._source.open_to_read(path)) as like:
                 os.mkdir(name, 0o700, dir_fd=here)
-                status = look(like, name)
+                status = stat_entry(like, name)
                 if status is not None and stat.S_ISDIR(status.st_mode):
                     copy_directory(like, here, name)
                     self._made.append((join(path, name), stat.S_IMODE(status.st_mode)))
@@ -208,7 +208,7 @@ class _Carrying(Closable):
 
 def _is_used(directory: int, name: str) -> bool:
     """Return True if there is anything but directories in a directory."""
-    status = look(directory, name)
+    status = stat_entry(directory, name)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return False
     return any(not stat.S_ISDIR(each.st_mode) for _, each in walk(directory, name))
@@ -227,13 +227,13 @@ def fold(target: int, layers: Sequence[int], *, goes: bool = False) -> None:
     Where that `goes` into the project, links are made of regular files only, which are parted from their other names
     before. Otherwise all must have the inodes by which held changes are known.
     """
-    with Stack(layers, over_project=False) as stack:
+    with LayerStack(layers, over_project=False) as stack:
 
         def make(layer: int, folded: int, name: str, path: str, status: os.stat_result | None) -> None:
             if status is None:
-                whiteout(folded, name)
+                make_whiteout(folded, name)
             elif stat.S_ISDIR(status.st_mode):
-                if stack.covers(path):
+                if stack.hides_below(path):
                     with Closing(open_below(folded, name, LISTING)) as directory:
                         set_opaque(directory)
             elif (goes and not stat.S_ISREG(status.st_mode)) or not is_linked(layer, name, folded, name):
@@ -278,7 +278,7 @@ def keep_links(changes: list[c.Change], upper: int, *below: int) -> list[c.Chang
             parent, name = split(change.path)
             try:
                 with Closing(open_below(held, parent)) as directory:
-                    status = look(directory, name)
+                    status = stat_entry(directory, name)
             except OSError:
                 continue  # not in this one
             if status is not None and status.st_ino == before.inode:
@@ -288,14 +288,14 @@ def keep_links(changes: list[c.Change], upper: int, *below: int) -> list[c.Chang
             names = Counter(status.st_ino for _, status in walk(held, "") if status.st_ino in inodes)
             for before in mine:
                 before.links = names[before.inode] or before.links
-    with Stack(below) as stack, Loosened(upper) as layer:
+    with LayerStack(below) as stack, AccessibleTree(upper) as layer:
         return c.by_path((*changes, *_Links(changes, layer, stack).kept()))
 
 
 class _Links:
     """The names of the files that one layer changes by one of them."""
 
-    def __init__(self, changes: list[c.Change], layer: Loosened, below: Stack) -> None:
+    def __init__(self, changes: list[c.Change], layer: AccessibleTree, below: LayerStack) -> None:
         self._changes = changes
         self._layer = layer
         self._below = below
@@ -324,8 +324,8 @@ class _Links:
     def _is_in_place(self, path: str) -> bool:
         """Return True if a file has the mark, or nothing was made, renamed or removed where it lies: no replacement."""
         parent, name = split(path)
-        with Closing(self._layer.reach(parent)) as layer, self._below.reach(parent) as live:
-            if IN_PLACE in attributes(layer, name):
+        with Closing(self._layer.open_to_read(parent)) as layer, self._below.open_merged(parent) as live:
+            if IN_PLACE in list_attributes(layer, name):
                 return True
             status, _ = live.look(".")
             return status is not None and status.st_mtime_ns == os.fstat(layer).st_mtime_ns
@@ -336,7 +336,7 @@ class _Links:
         names: dict[str, list[str]] = {}
         for path in changed:
             parent, name = split(path)
-            with self._below.reach(parent) as live:
+            with self._below.open_merged(parent) as live:
                 status, _ = live.look(name)
             if status is not None:
                 names[path] = wanted.setdefault((status.st_dev, status.st_ino), [])
@@ -347,7 +347,7 @@ class _Links:
 
     def _also_at(self, change: c.Change, others: Sequence[str]) -> Iterator[c.Change]:
         parent, name = split(change.path)
-        with Closing(self._layer.reach(parent)) as source:
+        with Closing(self._layer.open_to_read(parent)) as source:
             for path in others:
                 self._link(source, name, path)
             stamp = stamp_of(os.stat(name, dir_fd=source, follow_symlinks=False))
@@ -362,9 +362,9 @@ class _Links:
         """Give a file of the layer another name there; the directory's time stays, as with a copy-up."""
         parent, target = split(path)
         self._make_way(parent)
-        with Closing(self._layer.open(parent)) as directory:
+        with Closing(self._layer.open_to_change(parent)) as directory:
             before = os.fstat(directory)
-            if look(directory, target) is None:
+            if stat_entry(directory, target) is None:
                 os.link(name, target, src_dir_fd=source, dst_dir_fd=directory, follow_symlinks=False)
             os.utime(directory, ns=(before.st_atime_ns, before.st_mtime_ns))
 
@@ -373,10 +373,10 @@ class _Links:
         above = ""
         for name in parent.split("/") if parent else ():
             path = join(above, name)
-            with Closing(self._layer.open(above)) as layer:
-                if look(layer, name) is None:
+            with Closing(self._layer.open_to_change(above)) as layer:
+                if stat_entry(layer, name) is None:
                     os.mkdir(name, 0o700, dir_fd=layer)
-                    source, mode = self._below.topmost(path)
+                    source, mode = self._below.open_topmost(path)
                     with Closing(source) as like, Closing(open_below(layer, name, LISTING)) as made:
                         copy_belongings(like, made, os.fstat(like))
                         set_mode(made, mode)

@@ -12,15 +12,15 @@ from fumehood.linux.gitindex import SeenIndexes, meaning_in, note_contents, same
 from fumehood.linux.libc import Closable, Closing, listxattr
 from fumehood.linux.nofollow import (
     PATH_ONLY,
-    Loosened,
+    AccessibleTree,
+    accessible_entry,
     entries,
     is_whiteout,
     join,
     kind_of,
-    look,
-    opened_up,
     split,
     stamp_of,
+    stat_entry,
 )
 
 TYPE_CHECKING = False
@@ -41,12 +41,12 @@ _LOOKS = 5  # at an index that somebody's git replaces meanwhile
 _RULES, _OTHERS = "system.posix_acl_default", 0x20
 
 
-def attributes(directory: int, name: str) -> list[str]:
+def list_attributes(directory: int, name: str) -> list[str]:
     """List the extended attributes of an entry without following it."""
     return listxattr(f"/proc/self/fd/{directory}/{name}", follow_symlinks=False)
 
 
-def whiteout(directory: int, name: str) -> None:
+def make_whiteout(directory: int, name: str) -> None:
     """Declare a name deleted: by a socket that nobody may use where there can be no such device, as on an overlay."""
     try:
         os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
@@ -54,11 +54,11 @@ def whiteout(directory: int, name: str) -> None:
         os.mknod(name, stat.S_IFSOCK, dir_fd=directory)
 
 
-def hides(directory: int, name: str, status: os.stat_result) -> bool:
+def is_deletion_mark(directory: int, name: str, status: os.stat_result) -> bool:
     """Return True if an entry of a layer means that there is nothing."""
     if is_whiteout(status) or status.st_size or not stat.S_ISREG(status.st_mode):
         return is_whiteout(status)
-    return not set(_WHITEOUT_MARKS).isdisjoint(attributes(directory, name))
+    return not set(_WHITEOUT_MARKS).isdisjoint(list_attributes(directory, name))
 
 
 def set_opaque(directory: int) -> None:
@@ -74,7 +74,7 @@ def is_opaque(directory: int | str, marks: Sequence[str] = OPAQUE_MARKS) -> bool
 
 def mark_in_place(directory: int, name: str) -> None:
     """Mark a file of a layer as written in place; without the mark, it is taken for a replacement."""
-    with opened_up(directory, name):
+    with accessible_entry(directory, name):
         try:
             os.setxattr(f"/proc/self/fd/{directory}/{name}", IN_PLACE, b"y", follow_symlinks=False)
         except OSError as error:
@@ -82,9 +82,9 @@ def mark_in_place(directory: int, name: str) -> None:
                 raise
 
 
-def unmark(directory: int, name: str) -> None:
+def remove_overlay_marks(directory: int, name: str) -> None:
     """Remove every overlay's bookkeeping from an entry of a layer."""
-    names = attributes(directory, name)
+    names = list_attributes(directory, name)
     remove_attributes(directory, name, [each for each in names if each.startswith(c.BOOKKEEPING)])
 
 
@@ -96,7 +96,7 @@ def remove_attributes(directory: int, name: str, names: Sequence[str]) -> None:
             _remove(path, attribute)
         except PermissionError:
             # A read-only file's attributes can't be changed, not even by its owner.
-            with opened_up(directory, name):
+            with accessible_entry(directory, name):
                 _remove(path, attribute)
 
 
@@ -114,11 +114,11 @@ def _remove(path: str, attribute: str) -> None:
 # what was there: a name is found in the topmost part that has it, a whiteout ends the search, and so does an opaque
 # directory, or anything else that is no directory, for all that would lie in it.
 
-class Stack(Closable):
+class LayerStack(Closable):
     """Layers, the topmost first, and below them a project, each named by a descriptor of its top directory."""
 
     def __init__(self, tops: Sequence[int], *, over_project: bool = True) -> None:
-        self._tops = [Loosened(top) for top in tops]
+        self._tops = [AccessibleTree(top) for top in tops]
         self._layers = len(tops) - over_project
         self.has_layers = self._layers > 0
         # For each directory: which parts have it, and whether they hide all that lies below them.
@@ -129,12 +129,12 @@ class Stack(Closable):
         for each in self._tops:
             each.restore()
 
-    def reach(self, path: str) -> Merged:
+    def open_merged(self, path: str) -> MergedDirectory:
         """Open a directory as the command saw it; raises FileNotFoundError where it saw none."""
-        merged = Merged()
+        merged = MergedDirectory()
         for number in (0,) if len(self._tops) == 1 else self._parts_of(path)[0]:
             try:
-                merged.parts.append(self._tops[number].reach(path, PATH_ONLY))
+                merged.parts.append(self._tops[number].open_to_read(path, PATH_ONLY))
             except (FileNotFoundError, NotADirectoryError):
                 continue  # it has gone since
             except OSError:
@@ -146,16 +146,16 @@ class Stack(Closable):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return merged
 
-    def topmost(self, path: str) -> tuple[int, int]:
+    def open_topmost(self, path: str) -> tuple[int, int]:
         """Open the topmost part of a directory to be read; return that and the mode it had before anything was opened.
 
         The descriptor is the caller's.
         """
         top = self._tops[0 if len(self._tops) == 1 else self._parts_of(path)[0][0]]
-        directory = top.reach(path)
+        directory = top.open_to_read(path)
         return directory, top.modes.get(path, stat.S_IMODE(os.fstat(directory).st_mode))
 
-    def covers(self, path: str) -> bool:
+    def hides_below(self, path: str) -> bool:
         """Return True if a directory hides all that would lie below the stack."""
         return self._parts_of(path)[1]
 
@@ -167,15 +167,15 @@ class Stack(Closable):
             missing.append(here)
             here = split(here)[0]
         for each in reversed(missing):
-            self._parts[each] = self._look_for(*split(each))
+            self._parts[each] = self._find_parts(*split(each))
         return self._parts[path]
 
-    def _look_for(self, above: str, name: str) -> tuple[Sequence[int], bool]:
+    def _find_parts(self, above: str, name: str) -> tuple[Sequence[int], bool]:
         having: list[int] = []
         for number in self._parts[above][0]:
             try:
-                with Closing(self._tops[number].reach(above)) as directory:
-                    status = look(directory, name)
+                with Closing(self._tops[number].open_to_read(above)) as directory:
+                    status = stat_entry(directory, name)
                 if status is None:
                     continue
                 if not stat.S_ISDIR(status.st_mode):
@@ -183,7 +183,7 @@ class Stack(Closable):
                 having.append(number)
                 # Asked of layers only: in the project itself, such a mark means nothing.
                 if number < self._layers:
-                    with Closing(self._tops[number].reach(join(above, name))) as directory:
+                    with Closing(self._tops[number].open_to_read(join(above, name))) as directory:
                         if is_opaque(directory):
                             return having, True
             except (FileNotFoundError, NotADirectoryError):
@@ -195,7 +195,7 @@ class Stack(Closable):
         waiting = [top]
         while waiting:
             here = waiting.pop()
-            with self.reach(here) as directory:
+            with self.open_merged(here) as directory:
                 try:
                     names = sorted(directory.names())
                 except PermissionError:
@@ -210,7 +210,7 @@ class Stack(Closable):
                         waiting.append(path)
 
 
-class Merged(Closable):
+class MergedDirectory(Closable):
     """One directory of a stack: descriptors of its parts, the topmost first; `live` is the project's own, or -1."""
 
     def __init__(self) -> None:
@@ -220,8 +220,8 @@ class Merged(Closable):
     def look(self, name: str) -> tuple[os.stat_result | None, int]:
         """Return what is seen at a name, and the descriptor of the part that has it."""
         for part in self.parts:
-            status = look(part, name)
-            if status is not None and part != self.live and hides(part, name, status):
+            status = stat_entry(part, name)
+            if status is not None and part != self.live and is_deletion_mark(part, name, status):
                 return None, part
             if status is not None:
                 return status, part
@@ -250,7 +250,7 @@ def scan(
     command that goes on. `mode` is that of the root when the command began, `indexes` are the project's of then;
     `settled` is what checkpoints have put into the project.
     """
-    with Stack(below) as stack, Loosened(upper) as layer:
+    with LayerStack(below) as stack, AccessibleTree(upper) as layer:
         reading = _Scan(root, layer, stack, indexes, settled, is_in_use=is_in_use)
         # That of the root itself can change too, by the command or by a person meanwhile.
         status, live = os.stat(upper), os.stat(below[0])
@@ -271,7 +271,7 @@ class _Scan:
     """One reading of one layer."""
 
     def __init__(
-        self, root: int, layer: Loosened, below: Stack, indexes: SeenIndexes | None, settled: Settled | None,
+        self, root: int, layer: AccessibleTree, below: LayerStack, indexes: SeenIndexes | None, settled: Settled | None,
         *, is_in_use: bool,
     ) -> None:  # fmt: skip
         self._root = root
@@ -293,7 +293,7 @@ class _Scan:
         An opaque one hides what the project has there: all of that is deleted. One below it hides as much, though it
         bears no mark itself.
         """
-        with Closing(self._layer.reach(path)) as upper, self._below.reach(path) as live:
+        with Closing(self._layer.open_to_read(path)) as upper, self._below.open_merged(path) as live:
             hidden = hidden or is_opaque(upper)
             names = os.listdir(upper)
             for name in names:
@@ -303,10 +303,10 @@ class _Scan:
                 if status is not None:
                     self._removed(join(path, name), status)
 
-    def _entry(self, upper: int, live: Merged, name: str, path: str, hidden: bool) -> None:
+    def _entry(self, upper: int, live: MergedDirectory, name: str, path: str, hidden: bool) -> None:
         status = os.stat(name, dir_fd=upper, follow_symlinks=False)
         below, part = live.look(name)
-        if hides(upper, name, status):
+        if is_deletion_mark(upper, name, status):
             if below is not None:
                 self._removed(path, below)
             return
@@ -334,11 +334,12 @@ class _Scan:
             self.add(path, c.MODE, c.DIRECTORY, before=before, after=after, flags=flags)
 
     def _version(
-        self, upper: int, live: Merged, part: int, path: str, status: os.stat_result, below: os.stat_result | None
-    ) -> None:
+        self, upper: int, live: MergedDirectory, part: int, path: str, status: os.stat_result,
+        below: os.stat_result | None,
+    ) -> None:  # fmt: skip
         """Compare an entry of the layer with what lies below it, if anything does; they are not two directories."""
         name, kind = split(path)[1], kind_of(status.st_mode)
-        names = attributes(upper, name)
+        names = list_attributes(upper, name)
         change = c.classify(kind, c.ABSENT if below is None else kind_of(below.st_mode))
         if below is not None and change == c.MODIFIED:
             change = _difference(upper, part, name, status, below, names)
@@ -371,7 +372,7 @@ class _Scan:
                 self._leave_out_shells(first)
 
     def _index_below(
-        self, upper: int, live: Merged, part: int, path: str, below: os.stat_result, after: c.Stamp
+        self, upper: int, live: MergedDirectory, part: int, path: str, below: os.stat_result, after: c.Stamp
     ) -> tuple[c.Stamp, bool]:
         """Return the stamp of a git index, of which the times are a cache, and whether a command only refreshed it.
 
@@ -380,7 +381,7 @@ class _Scan:
         """
         means = meaning_in(part, INDEX, below)
         for _ in range(_LOOKS):
-            now = None if means else look(part, INDEX)
+            now = None if means else stat_entry(part, INDEX)
             if now is None or now.st_mtime_ns == below.st_mtime_ns:
                 break
             below, means = now, meaning_in(part, INDEX, now)  # git replaced it in between
@@ -397,10 +398,10 @@ class _Scan:
         waiting = [top]
         while waiting:
             here = waiting.pop()
-            with Closing(self._layer.reach(here)) as directory:
+            with Closing(self._layer.open_to_read(here)) as directory:
                 for name in os.listdir(directory):
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
-                    if hides(directory, name, status):
+                    if is_deletion_mark(directory, name, status):
                         # Hides nothing, since nothing lies below, and must not travel with the tree.
                         if not self._is_in_use:
                             os.unlink(name, dir_fd=directory)
@@ -409,7 +410,7 @@ class _Scan:
                     if after.kind != c.DIRECTORY and self.is_settled(f"{here}/{name}", status):
                         self._forget(directory, name)
                         continue
-                    names = attributes(directory, name)
+                    names = list_attributes(directory, name)
                     marked, flags = self._cleaned(directory, name, names), _opening(directory, name, names)
                     self.add(f"{here}/{name}", c.ADDED, after.kind, after=after, within=top, marked=marked, flags=flags)
                     if after.kind == c.DIRECTORY:
@@ -428,7 +429,7 @@ class _Scan:
                 # It would come with the directory around it, so it is taken out of the layer too.
                 parent, name = split(change.path)
                 try:
-                    with Closing(self._layer.reach(parent)) as directory:
+                    with Closing(self._layer.open_to_read(parent)) as directory:
                         if not self._is_in_use:
                             os.rmdir(name, dir_fd=directory)
                     continue
@@ -495,7 +496,7 @@ class _Scan:
             if after is None or change.change != c.ADDED or (after.size, after.modified_ns) not in self._others_gone:
                 continue
             parent, name = split(change.path)
-            with Closing(self._layer.reach(parent)) as directory:
+            with Closing(self._layer.open_to_read(parent)) as directory:
                 if os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid == self._owner:
                     change.flags = (c.NEW_OWNER,)
 
@@ -559,8 +560,8 @@ def has_other_attributes(upper: int, live: int, name: str, kinds: tuple[str, ...
     Only those that commands set: labels differ by where a directory lies. Access rules may not come along with it, and
     the layer's own top may have some by where it lies.
     """
-    names = [each for each in attributes(upper, name) if each.startswith(kinds)]
-    below = [each for each in attributes(live, name) if each in names or each.startswith("user.")]
+    names = [each for each in list_attributes(upper, name) if each.startswith(kinds)]
+    below = [each for each in list_attributes(live, name) if each in names or each.startswith("user.")]
     if not names and not below:
         return False
     return not _as_far_as_seen(lambda: own_attributes(upper, name, names) == own_attributes(live, name, below))
@@ -582,6 +583,6 @@ def own_attributes(directory: int, name: str, names: Sequence[str] | None = None
     path = f"/proc/self/fd/{directory}/{name}"
     return {
         each: os.getxattr(path, each, follow_symlinks=False)
-        for each in (attributes(directory, name) if names is None else names)
+        for each in (list_attributes(directory, name) if names is None else names)
         if not each.startswith(c.BOOKKEEPING)
     }

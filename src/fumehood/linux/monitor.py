@@ -19,7 +19,7 @@ import inotify_simple  # type: ignore[import-untyped,unused-ignore]
 from fumehood.core.changes import ABSENT, DIRECTORY, WHITEOUT
 from fumehood.linux.layer import OPAQUE_MARKS, is_opaque
 from fumehood.linux.libc import Closing, Descriptors
-from fumehood.linux.nofollow import PATH_ONLY, entries, is_whiteout, join, kind_of, look, open_below, open_top
+from fumehood.linux.nofollow import PATH_ONLY, entries, is_whiteout, join, kind_of, open_below, open_top, stat_entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def _open(top: int, path: str) -> int:
 
 
 def _entry(directory: int, name: str) -> tuple[str, int]:
-    status = look(directory, name) if directory >= 0 else None
+    status = stat_entry(directory, name) if directory >= 0 else None
     if status is None:
         return ABSENT, 0
     return WHITEOUT if is_whiteout(status) else kind_of(status.st_mode), status.st_mode

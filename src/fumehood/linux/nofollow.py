@@ -26,7 +26,7 @@ PATH_ONLY = os.O_PATH | os.O_DIRECTORY
 LISTING = os.O_RDONLY | os.O_DIRECTORY
 
 # Where modes are noted that are changed for a while; nothing is noted while this is empty.
-notes_directory = ""
+mode_notes_directory = ""
 
 _KINDS = {
     stat.S_IFREG: c.FILE,
@@ -77,7 +77,7 @@ def stamp_of(status: os.stat_result, meaning: str = "") -> c.Stamp:
     )  # fmt: skip
 
 
-def is_version(stamp: c.Stamp, status: os.stat_result) -> bool:
+def matches_stamp(stamp: c.Stamp, status: os.stat_result) -> bool:
     """Return True if a live path is what a run left there.
 
     The inode may be another one: what is undone from another file system comes back as a copy.
@@ -85,13 +85,13 @@ def is_version(stamp: c.Stamp, status: os.stat_result) -> bool:
     return stamp.alike(stamp_of(status))
 
 
-def has_left(change: c.Change, status: os.stat_result | None) -> bool:
+def is_state_after(change: c.Change, status: os.stat_result | None) -> bool:
     """Return True if a change left what lies at its path, or left nothing there."""
     after = change.after
-    return after is None if status is None else after is not None and is_version(after, status)
+    return after is None if status is None else after is not None and matches_stamp(after, status)
 
 
-def look(directory: int, name: str) -> os.stat_result | None:
+def stat_entry(directory: int, name: str) -> os.stat_result | None:
     """Return what an entry of a directory is; None where none is, or none can have so long a name. Follows nothing."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
@@ -117,7 +117,7 @@ def join(parent: str, name: str) -> str:
     return f"{parent}/{name}" if parent else name
 
 
-class Parents(Closable):
+class DirectoryCache(Closable):
     """Directories below one top, by their relative paths, the latest kept open.
 
     On the way to the latest, one in every so many levels is kept open too, and the next is opened from the nearest of
@@ -132,13 +132,13 @@ class Parents(Closable):
         self._fd = -1
         self._stops: list[tuple[str, int]] = []  # prefixes of the latest path, each ending in a slash
 
-    def of(self, parent: str) -> int:
+    def get(self, path: str) -> int:
         """Return a descriptor of a directory by its relative path; it stays valid until the next call."""
-        if parent != self._path:
-            fd = self.open(parent)
+        if path != self._path:
+            fd = self.open(path)
             if self._path is not None:
                 os.close(self._fd)
-            self._path, self._fd = parent, fd
+            self._path, self._fd = path, fd
         return self._fd
 
     def open(self, path: str, flags: int = PATH_ONLY) -> int:
@@ -163,14 +163,14 @@ class Parents(Closable):
             start = end
         return open_below(here, path[start:], flags)
 
-    def listing(self, path: str) -> int | None:
+    def open_listing(self, path: str) -> int | None:
         """Open a directory to list it; None where it is gone, or closed to us: its dot is there to who may pass it."""
         try:
             return self.open(join(path, "."), LISTING)
         except OSError:
             return None
 
-    def itself(self, path: str) -> int:
+    def open_itself(self, path: str) -> int:
         """Open a directory that may be closed even to its owner: one such does not let its own dot be looked up."""
         return self.open(path) if path else os.dup(self.top)
 
@@ -192,7 +192,7 @@ class Parents(Closable):
             os.close(self._stops.pop()[1])
 
 
-class Note:
+class ModeNote:
     """The modes that one piece of work changes for a while, on disk, so that they are given back even if we die.
 
     It is a file, locked by its process for as long as that lives; it goes when the modes are back.
@@ -204,7 +204,7 @@ class Note:
 
     def add(self, fd: int, status: os.stat_result, below: str = "") -> None:
         """Write down the mode that something has now, before it is changed: what `fd` names, or a path below that."""
-        if not notes_directory:
+        if not mode_notes_directory:
             return
         lock = self._lock = self._lock or self._begin()
         path = _path_of(fd) + (b"/" + os.fsencode(below) if below else b"")
@@ -213,11 +213,11 @@ class Note:
         os.fdatasync(lock.file)
 
     def _begin(self) -> Lock:
-        os.makedirs(notes_directory, 0o700, exist_ok=True)
+        os.makedirs(mode_notes_directory, 0o700, exist_ok=True)
         while True:
             name = f"{os.getpid()}-{os.urandom(4).hex()}"
             # By a dot in front until it is locked, so that nothing can be in it.
-            new, self._path = f"{notes_directory}/.{name}", f"{notes_directory}/{name}"
+            new, self._path = f"{mode_notes_directory}/.{name}", f"{mode_notes_directory}/{name}"
             lock = Lock(os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)).take()
             try:
                 os.rename(new, self._path)
@@ -259,7 +259,7 @@ def _path_of(fd: int) -> bytes:
         os.close(here)
 
 
-def notes(where: str) -> list[str]:
+def list_mode_notes(where: str) -> list[str]:
     """Return the names of all notes, those of living processes too."""
     try:
         return os.listdir(where)
@@ -267,39 +267,39 @@ def notes(where: str) -> list[str]:
         return []
 
 
-class Loosened(Closable):
+class AccessibleTree(Closable):
     """Directories below one top that forbid something to their own owner, opened up for a while."""
 
     def __init__(self, top: int) -> None:
         self.top = top
         self.modes: dict[str, int] = {}
-        self._parents = Parents(top)
+        self._parents = DirectoryCache(top)
         self._passable = ""  # a directory on the way to which all are open
-        self._note = Note()
+        self._note = ModeNote()
 
-    def reach(self, path: str, flags: int = LISTING) -> int:
+    def open_to_read(self, path: str, flags: int = LISTING) -> int:
         """Open a directory whose entries are to be looked at, even one that its owner closed."""
         try:
             directory = self._parents.open(path, flags)
         except PermissionError:
-            self.loosen(path)
+            self.make_accessible(path)
             return self._parents.open(path, flags)
         if os.fstat(directory).st_mode & 0o500 != 0o500:
-            self.loosen(path)
+            self.make_accessible(path)
         return directory
 
-    def open(self, path: str) -> int:
+    def open_to_change(self, path: str) -> int:
         """Open a directory to list and change it, whatever mode the command left it at."""
-        directory = self.reach(path)
+        directory = self.open_to_read(path)
         if os.fstat(directory).st_mode & 0o700 != 0o700:
-            self.loosen(path)
+            self.make_accessible(path)
         return directory
 
-    def as_is(self, path: str, flags: int = PATH_ONLY) -> int:
+    def open_as_is(self, path: str, flags: int = PATH_ONLY) -> int:
         """Open what lies at a path without opening anything up."""
         return self._parents.open(path, flags)
 
-    def loosen(self, path: str) -> bool:
+    def make_accessible(self, path: str) -> bool:
         """Let the owner into every directory on the way to a path; tell whether any mode had to change."""
         if os.geteuid() == 0:
             return False  # modes forbid nothing to root
@@ -316,7 +316,7 @@ class Loosened(Closable):
         me, changed = os.geteuid(), False
         while True:
             try:
-                directory = self._parents.itself(here)
+                directory = self._parents.open_itself(here)
             except FileNotFoundError:
                 return changed
             try:
@@ -343,14 +343,14 @@ class Loosened(Closable):
         finally:
             self.modes.clear()
             self._passable = ""
-            self.let_go()
+            self.close_directories()
             self._note.leave()
 
     close = restore
 
     def _close_up(self, path: str, mode: int) -> None:
         try:
-            directory = self._parents.itself(path)
+            directory = self._parents.open_itself(path)
         except OSError:
             return  # removed, or replaced by something that is not ours to change
         with Closing(directory):
@@ -360,12 +360,12 @@ class Loosened(Closable):
         """Look a directory up anew that was made, moved or removed."""
         self._parents.forget(path)
 
-    def let_go(self) -> None:
+    def close_directories(self) -> None:
         """Close the directories on the way to the last one."""
         self._parents.close()
 
 
-class opened_up:  # noqa: N801 - read as a verb, in a `with`
+class accessible_entry:  # noqa: N801 - read as a verb, in a `with`
     """Lets the owner use one entry of a directory for a while, whatever its mode, which is noted and given back.
 
     With `to`, it is to be moved to that directory, for which only a directory has to be opened up: its own `..` is
@@ -378,7 +378,7 @@ class opened_up:  # noqa: N801 - read as a verb, in a `with`
         self._name = name
         self._fd = -1
         self._mode: int | None = None  # to be given back
-        self._note = Note()
+        self._note = ModeNote()
 
     def __enter__(self) -> None:
         self._fd = os.open(self._name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._places[0])
@@ -411,19 +411,19 @@ class opened_up:  # noqa: N801 - read as a verb, in a `with`
         os.close(self._fd)
 
 
-def make_parents(top: int | Parents, path: str) -> None:
+def make_parents(top: int | DirectoryCache, path: str) -> None:
     """Make a directory of ours below a top, with those above it, where they are missing."""
-    parents = Parents(top) if isinstance(top, int) else top
+    directories = DirectoryCache(top) if isinstance(top, int) else top
     try:
         missing: list[str] = []
-        while path and not _is_directory(parents, path):
+        while path and not _is_directory(directories, path):
             path, name = split(path)
             missing.append(name)
         if missing:
-            _make(parents.open(path), reversed(missing))
+            _make(directories.open(path), reversed(missing))
     finally:
         if isinstance(top, int):
-            parents.close()
+            directories.close()
 
 
 def _make(here: int, names: Iterable[str]) -> None:
@@ -438,9 +438,9 @@ def _make(here: int, names: Iterable[str]) -> None:
         os.close(here)
 
 
-def _is_directory(parents: Parents, path: str) -> bool:
+def _is_directory(directories: DirectoryCache, path: str) -> bool:
     try:
-        os.close(parents.open(path))
+        os.close(directories.open(path))
     except FileNotFoundError:
         return False
     except PermissionError:
@@ -460,18 +460,18 @@ def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
     Entries that vanish meanwhile are left out. Directories closed to their owner are closed again at the end.
     """
     waiting = [path]
-    with Loosened(top) as loosened:
+    with AccessibleTree(top) as tree:
         while waiting:
             here = waiting.pop()
             try:
-                opened = loosened.reach(here)
+                opened = tree.open_to_read(here)
             except (FileNotFoundError, NotADirectoryError):
                 if here == path:
                     raise
                 continue
             with Closing(opened) as directory:
                 for name in sorted(os.listdir(directory)):
-                    status = look(directory, name)
+                    status = stat_entry(directory, name)
                     if status is None:
                         continue
                     below = join(here, name)
@@ -480,38 +480,38 @@ def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
                         waiting.append(below)
 
 
-def looks(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
+def stat_each(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
     """Yield what lies at the path of each change now, and whether its directory could be reached at all."""
-    with Loosened(top) as loosened, Parents(top) as parents:
+    with AccessibleTree(top) as tree, DirectoryCache(top) as directories:
         for change in changes:
             parent, _, name = change.path.rpartition("/")
             try:
-                status = look(reached(parents, loosened, parent), name)
+                status = stat_entry(get_readable(directories, tree, parent), name)
             except OSError:
                 yield change, None, False  # gone, or something else stands there
             else:
                 yield change, status, True
 
 
-def reached(parents: Parents, loosened: Loosened, parent: str) -> int:
+def get_readable(directories: DirectoryCache, tree: AccessibleTree, path: str) -> int:
     """Return a directory's descriptor from the cache, opened up where its owner may not look into it."""
     try:
-        directory = parents.of(parent)
+        directory = directories.get(path)
     except PermissionError:
-        loosened.loosen(parent)
-        return parents.of(parent)
+        tree.make_accessible(path)
+        return directories.get(path)
     if os.fstat(directory).st_mode & 0o500 != 0o500:
-        loosened.loosen(parent)
+        tree.make_accessible(path)
     return directory
 
 
 def remove_directories(parent: int, name: str) -> None:
     """Remove a directory that holds nothing but directories; fails if there is anything else."""
     paths = [path for path, _ in walk(parent, name)]
-    with Parents(parent) as parents:
+    with DirectoryCache(parent) as directories:
         for path in (*reversed(paths), name):
             above, last = split(path)
-            os.rmdir(last, dir_fd=parents.of(above))
+            os.rmdir(last, dir_fd=directories.get(above))
 
 
 def remove_directory(path: str) -> None:
@@ -567,7 +567,7 @@ def _move_up(directory: int, name: str, top: int, number: int) -> int:
     with Closing(os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as inner:
         _make_usable(inner)  # its own `..` is written
     number += 1
-    while look(top, str(number)) is not None:
+    while stat_entry(top, str(number)) is not None:
         number += 1
     os.rename(name, str(number), src_dir_fd=directory, dst_dir_fd=top)  # every file system can do this
     return number

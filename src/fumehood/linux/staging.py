@@ -1,4 +1,8 @@
-"""Swap entries, and what is seen to before: one file system, inodes of their own, and nobody who writes them."""
+"""Swap entries of a layer and the project.
+
+Before the swaps, this module also brings both onto one file system, gives files inodes of their own, and finds files
+that other programs have open for writing.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,16 @@ from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.namespaces import file_system
 from fumehood.linux.nofollow import (
     PATH_ONLY,
-    Loosened,
-    Parents,
+    AccessibleTree,
+    DirectoryCache,
     is_whiteout,
-    look,
     make_parents,
     open_below,
     open_top,
     remove_tree,
     split,
     stamp_of,
+    stat_entry,
     walk,
 )
 
@@ -34,47 +38,49 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    Programs = dict[str, str]  # by their process numbers
+    Programs = dict[str, str]  # names of programs, by process number
 
 
-# ---- Bring layers and project onto one file system for the time of a swap, where they are on two.
+# ---- A layer and a project on different file systems: swaps need both on one.
 #
-# New versions are copied into a directory at the top of the root, swapped from there like any layer, and
-# what comes out is copied home into the layer before the directory goes. Nothing is removed from either
-# side before its copy is whole.
+# New versions are copied to a staging directory at the top of the root, and are swapped from there as from any layer.
+# The originals that come out are copied into the layer before the staging directory is removed. Nothing is removed
+# from either side before its copy is complete.
 
-HOME, SETTLED = "home", "settled"  # beside the layer: what came out of the project, and what is left of that
-_HOMECOMING = (SWAP, PUT, TAKE, RMDIR)
+# Beside the layer: copies of the originals that came out of the project, and what remains of these when they are moved.
+ORIGINALS_DIR, OLD_ORIGINALS_DIR = "home", "settled"
+_ACTS_WITH_ORIGINALS = (SWAP, PUT, TAKE, RMDIR)
 
 
 def can_rename(first: int, second: int) -> bool:
-    """Return True if entries of two directories can be renamed into each other.
+    """Return True if entries can be renamed from one of two directories to the other.
 
-    One file system is not enough: a mount of a part of it, as containers get their volumes, is apart too.
+    It is not enough that both are on one file system: they must be on one mount of it. The volumes of containers are
+    often mounts of a part.
     """
-    return os.fstat(first).st_dev == os.fstat(second).st_dev and mount_of(first) == mount_of(second)
+    return os.fstat(first).st_dev == os.fstat(second).st_dev and mount_id_of(first) == mount_id_of(second)
 
 
-def mount_of(directory: int) -> bytes:
+def mount_id_of(directory: int) -> bytes:
     """Return the number of the mount that a directory was opened on."""
     lines = libc.read(f"/proc/self/fdinfo/{directory}").split(b"\n")
     return next(line for line in lines if line.startswith(b"mnt_id:")).split()[1]
 
 
 class Staging:
-    """A directory at the top of one root that stands in for its layer."""
+    """A directory at the top of one root that takes the layer's place for an apply."""
 
     def __init__(self, upper: str, live: int, run: str) -> None:
         self._upper = upper
         self._live = live
         self._name = f".fumehood-{run}"
-        self._stamps: list[tuple[c.Change, c.Stamp]] = []  # of what lies in the layer
+        self._layer_stamps: list[tuple[c.Change, c.Stamp]] = []
         self.directory = -1
 
     def make(self) -> None:
         """Make the directory, empty."""
-        with Loosened(self._live) as loosened:
-            loosened.loosen("")
+        with AccessibleTree(self._live) as tree:
+            tree.make_accessible("")
             remove_tree(self._live, self._name)
             os.mkdir(self._name, 0o700, dir_fd=self._live)
             self.directory = open_below(self._live, self._name)
@@ -88,180 +94,187 @@ class Staging:
         return True
 
     def prepare(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
-        """Copy in what will be put into the project, and let the changes name the copies."""
+        """Copy here what will be put into the project, and store the stamps of the copies in the changes."""
         with (
             Closing(open_top(self._upper)) as layer,
-            Loosened(layer) as loosened,
-            Parents(self.directory) as target,
+            AccessibleTree(layer) as tree,
+            DirectoryCache(self.directory) as target,
             Links(self.directory) as links,
         ):
             for step in steps:
                 if step.act in (SWAP, PUT, TAKE, MKDIR):
                     make_parents(target, step.parent)
                 if step.act in (SWAP, PUT, MKDIR):
-                    there = target.of(step.parent)
-                    with Closing(loosened.reach(step.parent, PATH_ONLY)) as source:
+                    there = target.get(step.parent)
+                    with Closing(tree.open_to_read(step.parent, PATH_ONLY)) as source:
                         if step.act != MKDIR:
                             copy_entry(source, step.name, there, step.name, links, step.change.path)
-                        elif look(source, step.name) is not None:
+                        elif stat_entry(source, step.name) is not None:
                             os.mkdir(step.name, 0o700, dir_fd=there)
                             copy_directory(source, there, step.name)
-        # These are what will be in the project, save for directories made there: the changes name them.
+        # The copies will be in the project, except for directories, which are made there.
         copies = dict(walk(self.directory, ""))
-        apart = {step.change.path for step in steps if step.act == MKDIR}
+        made = {step.change.path for step in steps if step.act == MKDIR}
         moved = {step.change.path for step in steps if step.act in (SWAP, PUT)}
         for change in changes:
-            if change.verdict != c.APPLIED or change.after is None or change.path in apart:
+            if change.verdict != c.APPLIED or change.after is None or change.path in made:
                 continue
             copy = copies.get(change.path)
             if copy is not None and (change.within is not None or change.path in moved):
-                self._stamps.append((change, change.after))
+                self._layer_stamps.append((change, change.after))
                 change.after = stamp_of(copy, change.after.meaning)
 
-    def forget_copies(self) -> None:
-        """Let changes name what lies in the layer again: not every file system gives a copy the same mode or time."""
-        for change, stamp in self._stamps:
+    def restore_stamps(self) -> None:
+        """Store the stamps of the layer's entries in the changes again.
+
+        They can differ from those of the copies: not every file system gives a copy the same mode or time.
+        """
+        for change, stamp in self._layer_stamps:
             change.after = stamp
 
-    def copy_home(self) -> None:
-        """Copy what came out of the project to beside the layer, which stays as it is."""
+    def copy_originals(self) -> None:
+        """Copy the originals that came out of the project to a directory beside the layer."""
         with Closing(open_top(os.path.dirname(self._upper))) as above:
-            remove_tree(above, HOME)
-            copy_tree(self._live, self._name, above, HOME)
+            remove_tree(above, ORIGINALS_DIR)
+            copy_tree(self._live, self._name, above, ORIGINALS_DIR)
 
-    def settle_home(self, steps: Sequence[Step]) -> None:
-        """Put those copies into the layer, in place of what went into the project; may be repeated.
+    def move_originals_to_layer(self, steps: Sequence[Step]) -> None:
+        """Move these copies into the layer, in place of what went into the project.
 
-        From here on there is only a forward: it is done again until it succeeds.
+        Once begun, it can't be taken back, only repeated until it succeeds.
         """
         with Closing(open_top(os.path.dirname(self._upper))) as above:
-            if look(above, HOME) is None:
-                return  # it was all done, and only then removed
+            if stat_entry(above, ORIGINALS_DIR) is None:
+                return  # an earlier call has done everything: the directory is removed last
             with (
-                Closing(open_below(above, HOME)) as home,
+                Closing(open_below(above, ORIGINALS_DIR)) as home,
                 Closing(open_top(self._upper)) as layer,
-                Loosened(layer) as target,
-                Loosened(home) as source,
+                AccessibleTree(layer) as target,
+                AccessibleTree(home) as source,
             ):
-                opened = None
+                opened_parent = None
                 for step in steps:
-                    if step.act in _HOMECOMING and step.change.verdict == c.APPLIED:
-                        if step.parent != opened or step.act == RMDIR:
-                            _make_way(layer, target, step.change.path if step.act == RMDIR else step.parent)
-                        if step.parent != opened:
-                            source.loosen(step.parent)
-                            target.loosen(step.parent)
+                    if step.act in _ACTS_WITH_ORIGINALS and step.change.verdict == c.APPLIED:
+                        if step.parent != opened_parent or step.act == RMDIR:
+                            directory = step.change.path if step.act == RMDIR else step.parent
+                            _remove_deletion_marks(layer, target, directory)
+                        if step.parent != opened_parent:
+                            source.make_accessible(step.parent)
+                            target.make_accessible(step.parent)
                             make_parents(layer, step.parent)
-                            opened = step.parent
-                        with Closing(source.as_is(step.parent)) as here, Closing(target.as_is(step.parent)) as there:
-                            if step.act == RMDIR:  # the layer's directory stands for the one that was removed
-                                make_parents(there, step.name)
-                                copy_directory(here, there, step.name)
+                            opened_parent = step.parent
+                        with (
+                            Closing(source.open_as_is(step.parent)) as source_dir,
+                            Closing(target.open_as_is(step.parent)) as target_dir,
+                        ):
+                            if step.act == RMDIR:  # the layer's directory takes the place of the removed one
+                                make_parents(target_dir, step.name)
+                                copy_directory(source_dir, target_dir, step.name)
                                 if step.change.before is not None:
-                                    os.chmod(step.name, step.change.before.mode, dir_fd=there)
+                                    os.chmod(step.name, step.change.before.mode, dir_fd=target_dir)
                             else:
-                                _move_home(here, there, step)
-            # Renamed first: one that is not whole must not be taken for what is to be put into the layer.
-            remove_tree(above, SETTLED)
-            os.rename(HOME, SETTLED, src_dir_fd=above, dst_dir_fd=above)
-            remove_tree(above, SETTLED)
+                                _move_original(source_dir, target_dir, step)
+            # Renamed before it is removed: a half-removed one must not be taken for one that is still to be moved.
+            remove_tree(above, OLD_ORIGINALS_DIR)
+            os.rename(ORIGINALS_DIR, OLD_ORIGINALS_DIR, src_dir_fd=above, dst_dir_fd=above)
+            remove_tree(above, OLD_ORIGINALS_DIR)
 
     def close(self, *, remove: bool) -> None:
-        """Let go of the directory, and remove it from the project."""
+        """Close the directory; with `remove`, remove it from the project too."""
         if self.directory >= 0:
             os.close(self.directory)
         self.directory = -1
-        if not remove or look(self._live, self._name) is None:
-            return  # where nothing was made, nothing may be writable
-        with Loosened(self._live) as loosened:
-            loosened.loosen("")
+        if not remove or stat_entry(self._live, self._name) is None:
+            return  # don't touch the project's directory: it may be read-only
+        with AccessibleTree(self._live) as tree:
+            tree.make_accessible("")
             remove_tree(self._live, self._name)
 
 
-def _make_way(layer: int, opened: Loosened, path: str) -> None:
-    """Remove the mark of a deleted directory, or of one above it, whose parts come home one by one."""
-    for each in (*reversed([*c.above(path)]), path):
-        parent, name = split(each)
+def _remove_deletion_marks(layer: int, layer_tree: AccessibleTree, path: str) -> None:
+    """Remove the whiteout at a directory's path, or above it: its entries are moved into the layer one by one."""
+    for directory_path in (*reversed([*c.above(path)]), path):
+        parent, name = split(directory_path)
         with Closing(open_below(layer, parent)) as directory:
-            status = look(directory, name) if name else None
+            status = stat_entry(directory, name) if name else None
             if status is not None and is_whiteout(status):
-                opened.loosen(parent)
+                layer_tree.make_accessible(parent)
                 os.unlink(name, dir_fd=directory)
             if status is None or is_whiteout(status):
                 return
 
 
-def _move_home(here: int, there: int, step: Step) -> None:
-    """Put a copy into the layer; where nothing came out of the project, what went in leaves the layer too."""
+def _move_original(source_dir: int, target_dir: int, step: Step) -> None:
+    """Move the copy of an original into the layer; if there is no original, remove the layer's own entry."""
     name, before = step.name, step.change.before
-    came_out = look(here, name)
-    if came_out is not None or step.act == PUT:  # else it was done before an interruption
-        remove_tree(there, name)
-    if came_out is not None:
-        if stat.S_ISDIR(came_out.st_mode) and not came_out.st_mode & 0o200:
-            # One that is read-only can't be moved: its own `..` is written.
-            os.chmod(name, 0o700, dir_fd=here)
-        move(here, there, name)
+    original = stat_entry(source_dir, name)
+    if original is not None or step.act == PUT:  # else it was done before an interruption
+        remove_tree(target_dir, name)
+    if original is not None:
+        if stat.S_ISDIR(original.st_mode) and not original.st_mode & 0o200:
+            # A read-only directory can't be moved: its own `..` is written.
+            os.chmod(name, 0o700, dir_fd=source_dir)
+        move(source_dir, target_dir, name)
     if before is not None and before.kind == c.DIRECTORY:
-        os.chmod(name, before.mode, dir_fd=there)
+        os.chmod(name, before.mode, dir_fd=target_dir)
 
 
-# ---- Swap what two directories have at a name, or move it without replacing anything.
+# ---- Swap the entries that two directories have at a name, or move one without replacing anything.
 #
-# Both are one call on most file systems. Those of networks, and folders that virtual machines share, often know plain
-# renames and links alone: there it takes several, in an order from which `settle_swap` tells what is left to do after a
-# death.
+# On most file systems, either is one system call. Network file systems, and folders shared with virtual machines, often
+# know only plain renames and links. There a swap takes several calls, in an order from which `finish_swap` can tell
+# what is still to be done after a crash.
 
-ASIDE = ".fumehood-swap"  # in the first directory, while it is done in pieces
+ASIDE = ".fumehood-swap"  # in the first directory, during a swap of several calls
 _TRIES = 3
 
 
-def exchange(one: int, other: int, name: str) -> None:
+def exchange(first: int, second: int, name: str) -> None:
     """Swap the entries of two directories, whatever their kinds."""
-    if _is_renamed(one, other, name, libc.RENAME_EXCHANGE):
+    if _try_rename(first, second, name, libc.RENAME_EXCHANGE):
         return
-    kinds = [os.stat(name, dir_fd=each, follow_symlinks=False).st_mode for each in (one, other)]
-    if not any(map(stat.S_ISDIR, kinds)) and _is_linked_aside(one, other, name):
-        # The name is never absent, and what is replaced has another one.
+    kinds = [os.stat(name, dir_fd=each, follow_symlinks=False).st_mode for each in (first, second)]
+    if not any(map(stat.S_ISDIR, kinds)) and _link_aside(first, second, name):
+        # At no time is the name absent, and the entry that is replaced keeps its second name.
         try:
-            os.rename(name, name, src_dir_fd=one, dst_dir_fd=other)
+            os.rename(name, name, src_dir_fd=first, dst_dir_fd=second)
         except OSError:
-            os.unlink(ASIDE, dir_fd=one)
+            os.unlink(ASIDE, dir_fd=first)
             raise
     else:
-        os.rename(name, ASIDE, src_dir_fd=other, dst_dir_fd=one)
+        os.rename(name, ASIDE, src_dir_fd=second, dst_dir_fd=first)
         try:
-            move(one, other, name)
+            move(first, second, name)
         except OSError:
-            if look(other, name) is None:
-                os.rename(ASIDE, name, src_dir_fd=one, dst_dir_fd=other)
+            if stat_entry(second, name) is None:
+                os.rename(ASIDE, name, src_dir_fd=first, dst_dir_fd=second)
             raise
-    os.rename(ASIDE, name, src_dir_fd=one, dst_dir_fd=one)
+    os.rename(ASIDE, name, src_dir_fd=first, dst_dir_fd=first)
 
 
 def move(source: int, target: int, name: str) -> None:
-    """Rename an entry from one directory to another; FileExistsError where something is there."""
-    if _is_renamed(source, target, name, libc.RENAME_NOREPLACE):
+    """Rename an entry from one directory to another; raises FileExistsError if the name is taken."""
+    if _try_rename(source, target, name, libc.RENAME_NOREPLACE):
         return
     is_directory = stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode)
-    # A link refuses to replace anything, which a rename does not.
+    # Unlike a rename, a link never replaces anything.
     if not is_directory and is_linked(source, name, target, name):
         try:
-            if _have_two_numbers(look(source, name), look(target, name)):
-                os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)  # the entry takes its number along
-            if look(source, name) is not None:
+            if _have_different_inodes(stat_entry(source, name), stat_entry(target, name)):
+                os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)  # this keeps the entry's inode number
+            if stat_entry(source, name) is not None:
                 os.unlink(name, dir_fd=source)
         except OSError:
             os.unlink(name, dir_fd=target)
             raise
         return
-    if look(target, name) is not None:
+    if stat_entry(target, name) is not None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
     os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
-def _is_renamed(source: int, target: int, name: str, how: int) -> bool:
-    """Do it by one call; return False if the file system has no such call."""
+def _try_rename(source: int, target: int, name: str, how: int) -> bool:
+    """Rename or swap by one system call; return False if the file system does not support it."""
     raw = os.fsencode(name)
     try:
         libc.renameat2(source, raw, target, raw, how)
@@ -272,65 +285,65 @@ def _is_renamed(source: int, target: int, name: str, how: int) -> bool:
     return True
 
 
-def settle_swap(one: int, other: int, name: str, is_ours: Callable[[os.stat_result], bool]) -> None:
-    """Bring what a death left between two pieces to one side or the other; `is_ours` tells what was on its way."""
-    slot, live = look(one, name), look(other, name)
+def finish_swap(layer: int, live_dir: int, name: str, is_ours: Callable[[os.stat_result], bool]) -> None:
+    """Complete or take back a swap that a crash interrupted; `is_ours` recognises the entry that was being moved."""
+    slot, live = stat_entry(layer, name), stat_entry(live_dir, name)
     if slot is not None and live is not None and _is_same(slot, live) and not stat.S_ISDIR(slot.st_mode):
-        os.unlink(name, dir_fd=one)
+        os.unlink(name, dir_fd=layer)
         slot = None
-    aside = look(one, ASIDE)
+    aside = stat_entry(layer, ASIDE)
     if aside is None or not is_ours(aside):
         return
     if slot is None:
-        os.rename(ASIDE, name, src_dir_fd=one, dst_dir_fd=one)
+        os.rename(ASIDE, name, src_dir_fd=layer, dst_dir_fd=layer)
     elif live is None:
-        os.rename(ASIDE, name, src_dir_fd=one, dst_dir_fd=other)
+        os.rename(ASIDE, name, src_dir_fd=layer, dst_dir_fd=live_dir)
     elif not stat.S_ISDIR(aside.st_mode):
-        os.unlink(ASIDE, dir_fd=one)  # a second name of what is there, or of what somebody has replaced since
+        os.unlink(ASIDE, dir_fd=layer)  # a second name of an entry that is there, or that somebody has replaced since
 
 
-def _is_linked_aside(one: int, other: int, name: str) -> bool:
-    """Give an entry of the second directory another name in the first; False where it can't have one.
+def _link_aside(aside_dir: int, entry_dir: int, name: str) -> bool:
+    """Give an entry of one directory a second name in another; return False if that is impossible.
 
-    Where every name has an inode number of its own, as with sshfs, nobody can tell whether it is the same file.
+    With sshfs, each name has an inode number of its own: then nobody can tell whether both are the same file.
     """
     for _ in range(_TRIES):
-        if not is_linked(other, name, one, ASIDE):
+        if not is_linked(entry_dir, name, aside_dir, ASIDE):
             return False
-        now, aside = look(other, name), look(one, ASIDE)
-        if now is not None and aside is not None and _is_same(now, aside):
+        entry, aside = stat_entry(entry_dir, name), stat_entry(aside_dir, ASIDE)
+        if entry is not None and aside is not None and _is_same(entry, aside):
             return True
-        os.unlink(ASIDE, dir_fd=one)  # somebody has just saved it
+        os.unlink(ASIDE, dir_fd=aside_dir)  # somebody has just saved another version
     return False
 
 
-def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
-    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+def _is_same(first: os.stat_result, second: os.stat_result) -> bool:
+    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
 
 
-def _have_two_numbers(one: os.stat_result | None, other: os.stat_result | None) -> bool:
-    """Return True if two names of one file have inode numbers of their own, as with sshfs."""
-    if one is None or other is None or _is_same(one, other):
+def _have_different_inodes(first: os.stat_result | None, second: os.stat_result | None) -> bool:
+    """Return True if two names of one file have different inode numbers, as with sshfs."""
+    if first is None or second is None or _is_same(first, second):
         return False
-    return (one.st_mode, one.st_size, one.st_mtime_ns) == (other.st_mode, other.st_size, other.st_mtime_ns)
+    return (first.st_mode, first.st_size, first.st_mtime_ns) == (second.st_mode, second.st_size, second.st_mtime_ns)
 
 
-# ---- Give files of a layer inodes of their own, where they share one with something that is or stays elsewhere.
+# ---- Give files of a layer inodes of their own, if they share one with a file elsewhere.
 #
-# All copies are made beside the layer first, and only then put into it by renames: whatever happens, each path
-# of the layer is its old or its new self, and what was done in part can be done again.
+# All copies are first made beside the layer, then renamed into it. So each path of the layer always has its old or its
+# new file, and an interrupted replacement can be repeated.
 
-APART = "apart"  # the directory of copies, beside the layer
+COPIES_DIR = "apart"  # the directory of copies, beside the layer
 
 
-class Parting(Closable):
-    """One parting of files in a layer; those that shared an inode share the new one.
+class HardLinkBreaker(Closable):
+    """Replaces files of a layer by copies; names that shared an inode in the layer share the copy's.
 
-    `version` names the stamp of a change that tells of the layer's side: before or after.
+    `version` is the attribute of a change that has the stamp of the layer's file: "before" or "after".
     """
 
-    def __init__(self, layer: int, loosened: Loosened, version: str) -> None:
-        self._loosened = loosened
+    def __init__(self, layer: int, tree: AccessibleTree, version: str) -> None:
+        self._loosened = tree
         self._version = version
         self._above = os.open("..", PATH_ONLY | os.O_CLOEXEC, dir_fd=layer)
 
@@ -338,70 +351,70 @@ class Parting(Closable):
         stamp: c.Stamp = getattr(change, self._version)
         return stamp
 
-    def copy(self, sharing: Sequence[c.Change]) -> None:
-        """Copy each inode once; the layer stays as it is."""
-        remove_tree(self._above, APART)
-        os.mkdir(APART, 0o700, dir_fd=self._above)
-        copied: set[int] = set()
-        with Closing(open_below(self._above, APART)) as apart:
-            for change in sharing:
+    def copy(self, changes: Sequence[c.Change]) -> None:
+        """Copy each inode once to the directory beside the layer."""
+        remove_tree(self._above, COPIES_DIR)
+        os.mkdir(COPIES_DIR, 0o700, dir_fd=self._above)
+        copied_inodes: set[int] = set()
+        with Closing(open_below(self._above, COPIES_DIR)) as copies:
+            for change in changes:
                 inode = self._stamp(change).inode
-                if inode not in copied:
+                if inode not in copied_inodes:
                     parent, name = split(change.path)
-                    with Closing(self._loosened.reach(parent)) as there:
-                        copy_file(there, name, apart, str(inode))
-                    copied.add(inode)
+                    with Closing(self._loosened.open_to_read(parent)) as directory:
+                        copy_file(directory, name, copies, str(inode))
+                    copied_inodes.add(inode)
 
-    def place(self, sharing: Sequence[c.Change]) -> None:
-        """Put the copies into the layer, and let the changes name them; may be repeated."""
-        apart = open_below(self._above, APART) if look(self._above, APART) else -1
+    def place(self, changes: Sequence[c.Change]) -> None:
+        """Rename the copies into the layer, and store their stamps in the changes; may be repeated."""
+        copies = open_below(self._above, COPIES_DIR) if stat_entry(self._above, COPIES_DIR) else -1
         try:
-            for change in sharing:
+            for change in changes:
                 stamp, (parent, name) = self._stamp(change), split(change.path)
-                with Closing(self._loosened.open(parent)) as there:
-                    if apart >= 0 and look(apart, str(stamp.inode)) is not None:
-                        # By a second name, for the copy may be wanted once more.
-                        copy, link = str(stamp.inode), f"{stamp.inode}.link"
-                        remove_tree(apart, link)
-                        os.link(copy, link, src_dir_fd=apart, dst_dir_fd=apart, follow_symlinks=False)
-                        os.rename(link, name, src_dir_fd=apart, dst_dir_fd=there)
-                    placed = os.stat(name, dir_fd=there, follow_symlinks=False)
+                with Closing(self._loosened.open_to_change(parent)) as directory:
+                    if copies >= 0 and stat_entry(copies, str(stamp.inode)) is not None:
+                        # By a second name: several changes may need the copy.
+                        copy_name, link_name = str(stamp.inode), f"{stamp.inode}.link"
+                        remove_tree(copies, link_name)
+                        os.link(copy_name, link_name, src_dir_fd=copies, dst_dir_fd=copies, follow_symlinks=False)
+                        os.rename(link_name, name, src_dir_fd=copies, dst_dir_fd=directory)
+                    placed = os.stat(name, dir_fd=directory, follow_symlinks=False)
                 setattr(change, self._version, stamp_of(placed, stamp.meaning))
         finally:
-            if apart >= 0:
-                os.close(apart)
-        remove_tree(self._above, APART)
+            if copies >= 0:
+                os.close(copies)
+        remove_tree(self._above, COPIES_DIR)
 
     def close(self) -> None:
-        """Let go of the directory above the layer."""
+        """Close the directory above the layer."""
         os.close(self._above)
 
 
-# ---- Files that other programs have open for writing: swapped away, their next write would be lost.
+# ---- Find files that other programs have open for writing: after a swap, their next write would be lost.
 #
-# A read lease is granted only where nobody has the file open for writing, by whatever name, mapped memory included; who
-# only reads loses nothing and does not count. Where there are no leases (some file systems, other people's files),
-# `/proc` tells of the programs that we may look at, and of all others what they have locked.
+# The kernel grants a read lease only if nobody has the file open for writing, by any of its names, or has mapped it
+# writable. Programs that only read lose nothing and do not count. Where there are no leases (some file systems, files
+# of other users), `/proc` shows the open files of the programs that we may look at, and the locks of all others.
 
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# By names of their own, for each is called once for each path that goes.
+# Global names are quicker than attributes: each function is called once for every path that is swapped.
 _open, _close, _fstat, _control = os.open, os.close, os.fstat, fcntl.fcntl
 _SET_SIGNAL, _SET_LEASE, _FOR_READING = fcntl.F_SETSIG, fcntl.F_SETLEASE, fcntl.F_RDLCK
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-_SIGURG = 23  # nothing happens by default; a lease that somebody breaks would kill us by SIGIO
+_GONE_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_SIGURG = 23  # ignored by default; by default a broken lease sends SIGIO, which would kill us
 _LOCKS = ("POSIX", "FLOCK", "OFDLCK")
-_BY_A_SERVER = ("nfs", "nfs4", "cifs", "smb3")  # there, a lease is refused for other reasons too
+_NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3")  # they also refuse leases for other reasons
 
 
-def open_elsewhere(
+def find_files_in_use(
     changes: Sequence[c.Change], roots: Sequence[str], *, swaps_ask: bool = False
 ) -> dict[tuple[int, str], str]:
-    """Return the files that applied changes take out of the project and that programs write, with those in words.
+    """Return the files that applied changes replace or remove while programs write them, with a text naming these.
 
-    For a database's journal, its database is asked for too: the two are one state. Where plain swaps ask by
-    themselves, what is modified is left out.
+    If a database's journal is changed, the database itself is looked at too: both together are one state. `swaps_ask`
+    says that each swap checks for itself, so modified files are left out here.
     """
-    busy: dict[tuple[int, str], str] = {}
+    texts: dict[tuple[int, str], str] = {}
     for number, root in enumerate(roots):
         paths: list[str] = []
         for change in changes:
@@ -414,12 +427,12 @@ def open_elsewhere(
         if not paths:
             continue
         with Closing(open_top(root)) as top:
-            busy.update(((number, path), programs) for path, programs in written(top, paths).items())
-    return busy
+            texts.update(((number, path), programs) for path, programs in files_open_for_writing(top, paths).items())
+    return texts
 
 
-def unless_written(directory: int, name: bytes) -> os.stat_result | None:
-    """Return what a file is; None where some program has it open for writing, or where a lease does not tell."""
+def stat_unless_written(directory: int, name: bytes) -> os.stat_result | None:
+    """Return a file's status, or None if a program has it open for writing or a lease can't tell."""
     file = -1
     try:
         file = _open(name, _READING, dir_fd=directory)
@@ -433,49 +446,50 @@ def unless_written(directory: int, name: bytes) -> os.stat_result | None:
             _close(file)
 
 
-def written(top: int, paths: Iterable[str]) -> dict[str, str]:
-    """Return those paths below a directory that some program has open for writing, with the programs as far as seen."""
-    refused: list[str] = []
-    undecided: list[str] = []
-    last, directory = None, -1
-    with Parents(top) as parents:
+def files_open_for_writing(top: int, paths: Iterable[str]) -> dict[str, str]:
+    """Return the paths below a directory that programs have open for writing, with a text that names the programs."""
+    in_use: list[str] = []
+    unclear: list[str] = []
+    last_parent, directory = None, -1
+    with DirectoryCache(top) as parents:
         for path in paths:
             parent, _, name = path.rpartition("/")
             try:
-                if parent != last:
-                    directory, last = parents.of(parent), parent
+                if parent != last_parent:
+                    directory, last_parent = parents.get(parent), parent
                 with Closing(_open(name, _READING, dir_fd=directory)) as file:
                     _control(file, _SET_SIGNAL, _SIGURG)
                     _control(file, _SET_LEASE, _FOR_READING)  # given back when it is closed
             except BlockingIOError:
-                refused.append(path)
+                in_use.append(path)
             except OSError as error:
-                if error.errno not in _GONE:
-                    undecided.append(path)
-        if not refused and not undecided:
+                if error.errno not in _GONE_ERRNOS:
+                    unclear.append(path)
+        if not in_use and not unclear:
             return {}
-        if refused and file_system(f"/proc/self/fd/{top}") in _BY_A_SERVER:
-            refused, undecided = [], refused + undecided
-        files = {path: _identity(parents, path) for path in (*refused, *undecided)}
-        locked = _locked(parents, undecided) if undecided else {}
-    writers = _writers({split(path)[1] for path in files})
-    named = locked | {path: writers[identity] for path, identity in files.items() if identity in writers}
-    return {path: _in_words(named.get(path, {})) for path in (*refused, *(each for each in undecided if each in named))}
+        if in_use and file_system(f"/proc/self/fd/{top}") in _NETWORK_FILE_SYSTEMS:
+            in_use, unclear = [], in_use + unclear
+        files = {path: _file_id(parents, path) for path in (*in_use, *unclear)}
+        locked = _programs_with_locks(parents, unclear) if unclear else {}
+    writers = _programs_with_open_files({split(path)[1] for path in files})
+    programs_by_path = locked | {path: writers[identity] for path, identity in files.items() if identity in writers}
+    in_use += [path for path in unclear if path in programs_by_path]
+    return {path: _describe(programs_by_path.get(path, {})) for path in in_use}
 
 
-def _identity(parents: Parents, path: str) -> tuple[int, int]:
+def _file_id(parents: DirectoryCache, path: str) -> tuple[int, int]:
     parent, name = split(path)
     try:
-        status = look(parents.of(parent), name)
+        status = stat_entry(parents.get(parent), name)
     except OSError:
-        status = None  # in a directory that is closed to us: the swap says more
+        status = None  # in a directory that is closed to us: the swap reports that
     return (0, 0) if status is None else (status.st_dev, status.st_ino)
 
 
-def _writers(names: set[str]) -> dict[tuple[int, int], Programs]:
-    """Return who has files of these names open for writing, of the processes that we may look at.
+def _programs_with_open_files(names: set[str]) -> dict[tuple[int, int], Programs]:
+    """Return the processes, of those that we may look at, that have files of these names open for writing.
 
-    Only what bears one of the names is looked at: a stat may hang where a file system's server is gone.
+    Only descriptors of these names are examined: a stat may hang if the server of a file system is gone.
     """
     writers: dict[tuple[int, int], Programs] = {}
     for process in filter(str.isdigit, os.listdir("/proc")):
@@ -491,15 +505,15 @@ def _writers(names: set[str]) -> dict[tuple[int, int], Programs]:
                 status = os.stat(file)
             except OSError:
                 continue  # closed meanwhile
-            if program := _program(process):  # else it has ended
+            if program := _program_name(process):  # else it has ended
                 writers.setdefault((status.st_dev, status.st_ino), {})[process] = program
     return writers
 
 
-def _locked(parents: Parents, paths: Sequence[str]) -> dict[str, Programs]:
-    """Return those paths that somebody, maybe of other people, has locked, or one of their journals.
+def _programs_with_locks(parents: DirectoryCache, paths: Sequence[str]) -> dict[str, Programs]:
+    """Return the paths that are locked, or whose journal is, by a process of any user.
 
-    A database that is written is locked.
+    A database is locked while it is written.
     """
     lockers: dict[tuple[int, int], Programs] = {}
     with open("/proc/locks", "rb") as table:
@@ -509,21 +523,21 @@ def _locked(parents: Parents, paths: Sequence[str]) -> dict[str, Programs]:
                 continue
             major, minor, inode = place.split(":")
             programs = lockers.setdefault((os.makedev(int(major, 16), int(minor, 16)), int(inode)), {})
-            if program := _program(process):  # else locked by an open file that several share, or by one not in sight
+            if program := _program_name(process):  # empty if processes share the open file, or it is out of our sight
                 programs[process] = program
     return {
         path: lockers[identity]
         for path in paths
         for journal in ("", *JOURNALS)
-        if (identity := _identity(parents, f"{path}{journal}")) in lockers
+        if (identity := _file_id(parents, f"{path}{journal}")) in lockers
     }
 
 
-def _program(process: str) -> str:
+def _program_name(process: str) -> str:
     return printable(os.fsdecode(libc.read(f"/proc/{process}/comm").rstrip(b"\n")))
 
 
-def _in_words(programs: Programs) -> str:
+def _describe(programs: Programs) -> str:
     if not programs:
         return "open in another program"
     (process, name), *others = programs.items()

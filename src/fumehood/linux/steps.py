@@ -10,25 +10,25 @@ from fumehood.core import changes as c
 from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, Step
 from fumehood.linux import libc, staging
 from fumehood.linux.copying import copy_directory
-from fumehood.linux.layer import ORIGIN, remove_attributes, unmark, whiteout
+from fumehood.linux.layer import ORIGIN, make_whiteout, remove_attributes, remove_overlay_marks
 from fumehood.linux.libc import Closing
 from fumehood.linux.lock import Lock
 from fumehood.linux.nofollow import (
-    Loosened,
-    Parents,
+    AccessibleTree,
+    DirectoryCache,
+    accessible_entry,
     is_whiteout,
-    look,
-    notes,
+    list_mode_notes,
     open_below,
     open_top,
-    opened_up,
     remove_directories,
     set_mode,
     split,
     stamp_of,
+    stat_entry,
     walk,
 )
-from fumehood.linux.staging import Parting, unless_written
+from fumehood.linux.staging import HardLinkBreaker, stat_unless_written
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,10 +53,10 @@ class Sides:
     """
 
     def __init__(self, layer: int, live: int, unlocked: Collection[str] = ()) -> None:
-        self.layer = Parents(layer)
-        self.live = Parents(live)
+        self.layer = DirectoryCache(layer)
+        self.live = DirectoryCache(live)
         self._unlocked = unlocked
-        self._loosened = Loosened(layer), Loosened(live)
+        self._loosened = AccessibleTree(layer), AccessibleTree(live)
 
     def is_locked(self, live: int, step: Step) -> bool:
         """Return True if git is at work on a file of its own: what it read before is about to take the file's place.
@@ -64,39 +64,39 @@ class Sides:
         Asked before a swap and after it. Git locks first, and then makes sure that the file is still what it read.
         """
         path = f"{step.change.path}.lock"
-        return ".git/" in path and path not in self._unlocked and look(live, f"{step.name}.lock") is not None
+        return ".git/" in path and path not in self._unlocked and stat_entry(live, f"{step.name}.lock") is not None
 
     def prepare(self, steps: Sequence[Step], sharing: Sequence[c.Change]) -> None:
         """Mend the layer before anything leaves it: no overlay bookkeeping, no inode shared with what stays."""
         # Closed up again here, for some of these directories are about to move.
-        with Loosened(self.layer.top) as loosened:
+        with AccessibleTree(self.layer.top) as loosened:
             for step in steps:
                 for change in step.unmark:
                     self._in_layer(loosened, change, _unmark)
             if sharing:
-                with Parting(self.layer.top, loosened, "after") as parting:
+                with HardLinkBreaker(self.layer.top, loosened, "after") as parting:
                     parting.copy(sharing)
                     parting.place(sharing)
 
     def copy_backups(self, sharing: Sequence[c.Change]) -> None:
         """Copy backups that have a link in the project, for a write there must not reach them."""
-        with Parting(self.layer.top, self._loosened[0], "before") as parting:
+        with HardLinkBreaker(self.layer.top, self._loosened[0], "before") as parting:
             parting.copy(sharing)
 
     def part_backups(self, sharing: Sequence[c.Change]) -> None:
         """Let those copies take the backups' places; may be repeated."""
-        with Parting(self.layer.top, self._loosened[0], "before") as parting:
+        with HardLinkBreaker(self.layer.top, self._loosened[0], "before") as parting:
             parting.place(sharing)
 
-    def _in_layer(self, loosened: Loosened, change: c.Change, act: Callable[[int, c.Change], None]) -> None:
+    def _in_layer(self, loosened: AccessibleTree, change: c.Change, act: Callable[[int, c.Change], None]) -> None:
         """Do something in the directory that holds a change, opened up if it forbids that to its owner."""
         parent = change.path.rpartition("/")[0]
         try:
-            act(self.layer.of(parent), change)
+            act(self.layer.get(parent), change)
         except PermissionError:
-            if not loosened.loosen(parent):
+            if not loosened.make_accessible(parent):
                 raise
-            act(self.layer.of(parent), change)
+            act(self.layer.get(parent), change)
 
     def do(self, step: Step) -> None:
         """Perform a step; directories that forbid it to their own owner are opened up for a while."""
@@ -113,7 +113,7 @@ class Sides:
         first = steps[start]
         root, parent = first.change.root, first.parent
         try:
-            layer, live = self.layer.of(parent), self.live.of(parent)
+            layer, live = self.layer.get(parent), self.live.get(parent)
         except OSError:
             return start
         exchanged, encoded, in_git = libc.exchanged, os.fsencode, ".git/" in first.change.path
@@ -132,8 +132,8 @@ class Sides:
             if not exchanged(layer, live, raw):
                 return at
             asks = not even_open and before.kind == c.FILE
-            status = unless_written(layer, raw) if asks else look(layer, step.name)
-            if status is None or not is_still(before, status) or (in_git and self.is_locked(live, step)):
+            status = stat_unless_written(layer, raw) if asks else stat_entry(layer, step.name)
+            if status is None or not is_same_version(before, status) or (in_git and self.is_locked(live, step)):
                 _exchange_back(self, step)
                 return at
             before.links = status.st_nlink
@@ -153,7 +153,7 @@ class Sides:
             return act(self, step)
         except PermissionError:
             # Both, even where opening up the first would do.
-            loosened = [each.loosen(step.parent) for each in self._loosened]
+            loosened = [each.make_accessible(step.parent) for each in self._loosened]
             if not any(loosened):
                 raise
             return act(self, step)
@@ -183,7 +183,7 @@ class Sides:
             each.restore()
 
 
-def is_still(stamp: c.Stamp, status: os.stat_result | None) -> bool:
+def is_same_version(stamp: c.Stamp, status: os.stat_result | None) -> bool:
     """Return True if an entry is the version a stamp names; renaming alone does not change that."""
     if status is None or status.st_ino != stamp.inode or status.st_mode & 0o7777 != stamp.mode:
         return False
@@ -192,7 +192,7 @@ def is_still(stamp: c.Stamp, status: os.stat_result | None) -> bool:
 
 def _is_in_place(before: c.Stamp, live: int, name: str) -> bool:
     try:
-        return is_still(before, look(live, name))
+        return is_same_version(before, stat_entry(live, name))
     except PermissionError:
         return False  # in a directory that has to be opened up first
 
@@ -203,7 +203,7 @@ def _is_as_judged(sides: Sides, step: Step, version: str) -> bool:
     Asked when it lies in the layer, where nobody can reach it by its path any more.
     """
     stamp: c.Stamp = getattr(step.change, version)
-    if not is_still(stamp, look(sides.layer.of(step.parent), step.name)):
+    if not is_same_version(stamp, stat_entry(sides.layer.get(step.parent), step.name)):
         return False
     if stamp.kind != c.DIRECTORY:
         return True
@@ -224,7 +224,7 @@ def _is_inner(stamp: c.Stamp, status: os.stat_result) -> bool:
     """Return True if an entry of a tree is the version a stamp names; one directory is as good as another there."""
     if stamp.kind == c.DIRECTORY:
         return stat.S_ISDIR(status.st_mode) and status.st_mode & 0o7777 == stamp.mode
-    return is_still(stamp, status)
+    return is_same_version(stamp, status)
 
 
 def _swap(sides: Sides, step: Step) -> None:
@@ -232,8 +232,8 @@ def _swap(sides: Sides, step: Step) -> None:
     before, after, name = change.before, change.after, step.name
     if before is None or after is None:
         raise ValueError(f"a swap needs both versions: {step!r}")
-    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
-    if not is_still(before, look(live, name)):
+    layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
+    if not is_same_version(before, stat_entry(live, name)):
         raise Changed(change.path)
     if sides.is_locked(live, step):
         raise Locked(change.path)
@@ -245,7 +245,7 @@ def _swap(sides: Sides, step: Step) -> None:
 
 
 def _swap_back(sides: Sides, step: Step) -> None:
-    if look(sides.live.of(step.parent), step.name) is None or not _exchange_back(sides, step):
+    if stat_entry(sides.live.get(step.parent), step.name) is None or not _exchange_back(sides, step):
         raise Changed(step.change.path)
 
 
@@ -254,7 +254,7 @@ def _exchange_back(sides: Sides, step: Step) -> bool:
     before, after = step.change.before, step.change.after
     if before is None or after is None:
         raise ValueError(f"a swap needs both versions: {step!r}")
-    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
+    layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
     _exchange(layer, live, step.name, before, after)
     if _is_as_judged(sides, step, "after"):
         return True
@@ -267,14 +267,14 @@ def _exchange(layer: int, live: int, name: str, one: c.Stamp, other: c.Stamp) ->
     if c.DIRECTORY not in (one.kind, other.kind):
         staging.exchange(layer, live, name)
         return
-    with opened_up(layer, name, live), opened_up(live, name, layer):
+    with accessible_entry(layer, name, live), accessible_entry(live, name, layer):
         staging.exchange(layer, live, name)
 
 
 def _put(sides: Sides, step: Step) -> None:
     if step.change.after is None:
         raise ValueError(f"nothing to put: {step!r}")
-    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
+    layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
     try:
         move(layer, live, step.name, step.change.after)
     except FileExistsError:
@@ -283,8 +283,8 @@ def _put(sides: Sides, step: Step) -> None:
 
 def _put_back(sides: Sides, step: Step) -> None:
     after, name = step.change.after, step.name
-    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
-    if after is None or not is_still(after, look(live, name)):
+    layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
+    if after is None or not is_same_version(after, stat_entry(live, name)):
         raise Changed(step.change.path)
     move(live, layer, name, after)
     if not _is_as_judged(sides, step, "after"):
@@ -297,8 +297,8 @@ def _take(sides: Sides, step: Step) -> None:
     if before is None:
         raise ValueError(f"nothing to take: {step!r}")
     name = step.name
-    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
-    if look(live, name) is None:
+    layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
+    if stat_entry(live, name) is None:
         raise Changed(step.change.path)
     slot = _clear_slot(layer, name)
     try:
@@ -315,10 +315,10 @@ def _take(sides: Sides, step: Step) -> None:
 
 def _clear_slot(layer: int, name: str) -> Callable[[], None]:
     """Make room for a backup in the layer; returns what puts back the whiteout that was there."""
-    slot = look(layer, name)
+    slot = stat_entry(layer, name)
     if slot is not None and is_whiteout(slot):
         os.unlink(name, dir_fd=layer)
-        return lambda: whiteout(layer, name)
+        return lambda: make_whiteout(layer, name)
     if slot is not None and stat.S_ISDIR(slot.st_mode):
         # What was in it went into the project piece by piece.
         remove_directories(layer, name)
@@ -330,13 +330,13 @@ def _take_back(sides: Sides, step: Step) -> None:
     if before is None:
         raise ValueError(f"nothing was taken: {step!r}")
     name = step.name
-    layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
+    layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
     try:
         move(layer, live, name, before)
     except FileExistsError:
         raise Changed(step.change.path) from None
     # The layer is again what the run left, so that it can be applied once more.
-    whiteout(layer, name)
+    make_whiteout(layer, name)
 
 
 def _mkdir(sides: Sides, step: Step) -> None:
@@ -344,12 +344,12 @@ def _mkdir(sides: Sides, step: Step) -> None:
 
 
 def _mkdir_back(sides: Sides, step: Step) -> None:
-    os.rmdir(step.name, dir_fd=sides.live.of(step.parent))
+    os.rmdir(step.name, dir_fd=sides.live.get(step.parent))
 
 
 def _rmdir(sides: Sides, step: Step) -> None:
-    live, layer = sides.live.of(step.parent), sides.layer.of(step.parent)
-    status = look(live, step.name)
+    live, layer = sides.live.get(step.parent), sides.layer.get(step.parent)
+    status = stat_entry(live, step.name)
     if status is None or not stat.S_ISDIR(status.st_mode):
         raise Changed(step.change.path)
     # The layer's own stands for it from now on.
@@ -370,13 +370,13 @@ def _rmdir_back(sides: Sides, step: Step) -> None:
 
 def _make_directory(sides: Sides, step: Step, like: c.Stamp | None) -> c.Stamp:
     """Make a live directory like the layer's; return its stamp, for it has an inode of its own."""
-    live = sides.live.of(step.parent)
+    live = sides.live.get(step.parent)
     try:
         os.mkdir(step.name, 0o700, dir_fd=live)
     except FileExistsError:
         raise Changed(step.change.path) from None
-    with_belongings = sides.layer.of(step.parent)
-    if look(with_belongings, step.name) is not None:
+    with_belongings = sides.layer.get(step.parent)
+    if stat_entry(with_belongings, step.name) is not None:
         copy_directory(with_belongings, live, step.name)
     made = stamp_of(os.stat(step.name, dir_fd=live, follow_symlinks=False))
     made.mode = 0o755 if like is None else like.mode
@@ -399,7 +399,7 @@ def _chmod_back(sides: Sides, step: Step) -> None:
 
 
 def _mode_between(sides: Sides, step: Step, old: c.Stamp, new: c.Stamp) -> None:
-    status = look(sides.live.of(step.parent), step.name)
+    status = stat_entry(sides.live.get(step.parent), step.name)
     if status is None or status.st_ino != old.inode or not stat.S_ISDIR(status.st_mode):
         raise Changed(step.change.path)
     if sides.directory_mode(step.change.path, status) != old.mode:
@@ -416,7 +416,7 @@ def move(source: int, target: int, name: str, stamp: c.Stamp) -> None:
     if stamp.kind != c.DIRECTORY:
         staging.move(source, target, name)
         return
-    with opened_up(source, name, target):
+    with accessible_entry(source, name, target):
         staging.move(source, target, name)
 
 
@@ -430,18 +430,18 @@ def _unmark(directory: int, change: c.Change) -> None:
     if change.marked == c.ORIGIN:
         remove_attributes(directory, name, [ORIGIN])
     else:
-        unmark(directory, name)
+        remove_overlay_marks(directory, name)
 
 
 # ---- Tell by what lies where whether a step of an interrupted apply was done.
 
-NO_WAY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+UNREACHABLE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def was_done(sides: Sides, step: Step) -> bool:
     """Return True if a step was done: a rename keeps the inode, so that tells on which side a version is."""
     if step.change.path == ".":
-        return _ACTS[step.act](step.change, None, look(sides.live.top, "."))
+        return _ACTS[step.act](step.change, None, stat_entry(sides.live.top, "."))
     if step.act in (SWAP, PUT, TAKE):
         _settle(sides, step)
     slot, live = _at(sides.layer, step), _at(sides.live, step)
@@ -452,19 +452,19 @@ def _settle(sides: Sides, step: Step) -> None:
     """Bring a version that was on its way, where that takes several steps, to one side."""
     change = step.change
     try:
-        layer, live = sides.layer.of(step.parent), sides.live.of(step.parent)
+        layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
     except OSError as error:
-        if error.errno not in NO_WAY:
+        if error.errno not in UNREACHABLE:
             raise
         return
-    staging.settle_swap(layer, live, step.name, lambda status: _is(change.before, status) or _is(change.after, status))
+    staging.finish_swap(layer, live, step.name, lambda status: _is(change.before, status) or _is(change.after, status))
 
 
-def _at(parents: Parents, step: Step) -> os.stat_result | None:
+def _at(parents: DirectoryCache, step: Step) -> os.stat_result | None:
     try:
-        return look(parents.of(step.parent), step.name)
+        return stat_entry(parents.get(step.parent), step.name)
     except OSError as error:
-        if error.errno not in NO_WAY:
+        if error.errno not in UNREACHABLE:
             raise
         return None
 
@@ -507,7 +507,7 @@ _ACTS = {SWAP: _swapped, PUT: _was_put, TAKE: _taken, MKDIR: _made, RMDIR: _remo
 
 # ---- Modes that were changed for a while, and that nobody has given back.
 
-def give_back(where: str) -> None:
+def restore_modes(where: str) -> None:
     """Give back the modes that dead processes had changed, and those that could not be given back at first.
 
     A note of which that fails again is kept. Whoever moves something has this done before, for a note names places.
@@ -516,7 +516,7 @@ def give_back(where: str) -> None:
     kept: set[str] = set()
     entries: list[tuple[str, bytes]] = []
     try:
-        for path in [f"{where}/{name}" for name in notes(where)]:
+        for path in [f"{where}/{name}" for name in list_mode_notes(where)]:
             try:
                 left[path] = lock = Lock(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
                 lock.take(wait=False)

@@ -25,7 +25,7 @@ from fumehood.core.report import (
 from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing, Descriptors, read
 from fumehood.linux.namespaces import look_anew, mount_table
-from fumehood.linux.nofollow import Parents, open_top
+from fumehood.linux.nofollow import DirectoryCache, open_top
 from fumehood.linux.usage import ENTRY, KernelMemory, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
 
 TYPE_CHECKING = False
@@ -264,10 +264,10 @@ class DiskUse:
         for number, top in enumerate(self._tops):
             self._part = int(number >= self._layers)
             waiting = [""]
-            with Parents(top, bounded=False) as parents:
+            with DirectoryCache(top, bounded=False) as parents:
                 while waiting:
                     here = waiting.pop()
-                    directory = parents.listing(here)
+                    directory = parents.open_listing(here)
                     if directory is None:
                         continue  # gone, or closed to its owner for now
                     with Closing(directory):

@@ -41,7 +41,7 @@ from fumehood.core.what_runs import (
 from fumehood.core.wording import brief
 from fumehood.linux.cache import TICK_NS, expanded, keep, links_and_end, recalled
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import Parents, open_top
+from fumehood.linux.nofollow import DirectoryCache, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class ProjectTree:
         before: list[str] = (memory and recalled(memory)) or []
         telling: list[str] = []
         waiting, looked_at = ["", *before], set[str]()
-        with Closing(open_top(top)) as here, Parents(here, bounded=False) as parents:
+        with Closing(open_top(top)) as here, DirectoryCache(here, bounded=False) as parents:
             while waiting and len(looked_at) < _MOST_DIRECTORIES:
                 level = [directory for directory in dict.fromkeys(waiting) if directory not in looked_at]
                 directories, waiting = level[: _MOST_DIRECTORIES - len(looked_at)], []
@@ -118,13 +118,13 @@ class ProjectTree:
     def _count(self) -> int:
         return len(self.repositories) + len(self.links) + len(self.files) + len(self.mise)
 
-    def _look(self, parents: Parents, path: str) -> Iterator[str]:
+    def _look(self, parents: DirectoryCache, path: str) -> Iterator[str]:
         """Note what one directory holds; yields those in it that have a path which a program can name."""
         names = set()
         inner = f"{path}/" if path else ""
         directory = f"{self._top}/{path}" if path else self._top
         can_be_named = len(os.fsencode(directory)) < _LONGEST_PATH
-        listing = parents.listing(path)
+        listing = parents.open_listing(path)
         if listing is None:
             return  # this user can't read it
         # Not closed before: an entry may be looked at through it.

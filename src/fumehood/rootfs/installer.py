@@ -25,7 +25,7 @@ from fumehood.linux.cache import plain_file
 from fumehood.linux.confine import filter_for
 from fumehood.linux.libc import Closing
 from fumehood.linux.lock import Lock
-from fumehood.linux.nofollow import LISTING, look, open_below, open_top, remove_directory, remove_tree, split
+from fumehood.linux.nofollow import LISTING, open_below, open_top, remove_directory, remove_tree, split, stat_entry
 from fumehood.linux.probe import Host
 from fumehood.rootfs import download
 from fumehood.rootfs import tree as root_tree
@@ -271,12 +271,12 @@ def _name_for(source: str, alpine: str) -> str:
 def _make_mount_points(tree: int) -> None:
     """Make what things are mounted on: plain directories, and a plain file for the resolver's configuration."""
     for name in _FOLDERS:
-        status = look(tree, name)
+        status = stat_entry(tree, name)
         if status is None or not stat.S_ISDIR(status.st_mode):
             remove_tree(tree, name)
             os.mkdir(name, 0o700, dir_fd=tree)
             os.chmod(name, 0o1777 if name == "tmp" else 0o755, dir_fd=tree)
-    etc = look(tree, "etc")
+    etc = stat_entry(tree, "etc")
     if etc is None:
         os.mkdir("etc", 0o755, dir_fd=tree)
     elif not stat.S_ISDIR(etc.st_mode):
@@ -284,7 +284,7 @@ def _make_mount_points(tree: int) -> None:
             "what was unpacked can't be a root tree here: its /etc is not a directory", hint="nothing was installed"
         )
     with Closing(open_below(tree, "etc")) as folder:
-        status = look(folder, "resolv.conf")
+        status = stat_entry(folder, "resolv.conf")
         if status is None or not stat.S_ISREG(status.st_mode):
             remove_tree(folder, "resolv.conf")
             os.close(os.open("resolv.conf", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder))

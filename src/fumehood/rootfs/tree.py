@@ -18,7 +18,7 @@ from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing, link_target
 from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind, Folder, Link, Operation, Overlay, Tmpfs, View
-from fumehood.linux.nofollow import LISTING, look, open_below, open_top, remove_tree
+from fumehood.linux.nofollow import LISTING, open_below, open_top, remove_tree, stat_entry
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def tree_at(path: str) -> RootTree:
         shell = next((each for each in _SHELLS if is_program(top, each)), None)
         if shell is None:
             raise BadRequest(f"{path} is not a root tree: it has no /bin/sh", hint="name an unpacked root directory")
-        points = [look(top, name) for name in _NEEDED]
+        points = [stat_entry(top, name) for name in _NEEDED]
         whole = all(status is not None and stat.S_ISDIR(status.st_mode) for status in points)
         return RootTree(path=path, shell=shell, entries=() if whole else _entries(top))
 
@@ -182,7 +182,7 @@ def _entries(top: int) -> tuple[tuple[str, str], ...]:
         names = sorted(os.listdir(listing))
     entries = []
     for name in names:
-        entry = look(top, name)
+        entry = stat_entry(top, name)
         if entry is None or f"/{name}" in MOUNT_POINTS:
             continue
         if stat.S_ISLNK(entry.st_mode):
@@ -363,7 +363,7 @@ class RootLayer:
             # Bubblewrap would follow a link that stands where we mount.
             with Closing(open_top(f"{self.at}/{UPPER}")) as top:
                 for name in (*_NEEDED, "etc"):
-                    status = look(top, name)
+                    status = stat_entry(top, name)
                     if status is not None and not stat.S_ISDIR(status.st_mode):
                         raise BadRequest(f"/{name} was replaced in this workspace's root layer", hint=_HINT)
             if writable:
@@ -433,7 +433,7 @@ def bound_names(tree: str) -> tuple[Bind, ...]:
             if os.path.isfile(f"/{name}"):
                 try:
                     with Closing(open_below(top, os.path.dirname(name))) as folder:
-                        status = look(folder, os.path.basename(name))
+                        status = stat_entry(folder, os.path.basename(name))
                 except OSError:
                     continue
                 if status is not None and stat.S_ISREG(status.st_mode):
@@ -463,7 +463,7 @@ def write_names(upper: str) -> None:
         return  # the host has none
     folder, _, name = RESOLVER.rpartition("/")
     with Closing(open_top(upper)) as top:
-        if look(top, folder) is None:
+        if stat_entry(top, folder) is None:
             os.mkdir(folder, 0o700, dir_fd=top)
             os.chmod(folder, 0o755, dir_fd=top)  # noqa: S103 - as directories of a system are
         with Closing(open_below(top, folder)) as directory:

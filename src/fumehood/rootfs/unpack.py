@@ -27,7 +27,7 @@ from typing import IO, Any, Self
 
 from fumehood.errors import FumehoodError, Unavailable
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import entries, look, make_parents, open_below, remove_tree, split
+from fumehood.linux.nofollow import entries, make_parents, open_below, remove_tree, split, stat_entry
 from fumehood.rootfs.download import ARCHITECTURES, FULL
 
 _MOST_BYTES = 64 << 30
@@ -140,7 +140,7 @@ class Unpacking:
             raise Hostile("the tarball has too many entries", hint="is it a root file system?")
         parent, name = split(path)
         above = self._directory(parent, path)
-        present = look(above, name)
+        present = stat_entry(above, name)
         if member.isdir():
             if present is not None and not stat.S_ISDIR(present.st_mode):
                 os.unlink(name, dir_fd=above)
@@ -194,7 +194,7 @@ class Unpacking:
         # A link leads elsewhere by another name of it.
         kinds = (stat.S_IFREG,) if self._is_followed else (stat.S_IFREG, stat.S_IFLNK)
         with Closing(folder):
-            status = look(folder, source)
+            status = stat_entry(folder, source)
             if status is None or stat.S_IFMT(status.st_mode) not in kinds:
                 raise no_file
             os.link(source, name, src_dir_fd=folder, dst_dir_fd=above, follow_symlinks=False)
@@ -249,7 +249,7 @@ def _led_to(top: int, path: str, *, makes: bool) -> str:
             del here[-1:]
         elif part not in ("", "."):
             with Closing(open_below(top, "/".join(here))) as folder:
-                status = look(folder, part)
+                status = stat_entry(folder, part)
                 if status is None and makes:
                     os.mkdir(part, 0o700, dir_fd=folder)
                     os.chmod(part, 0o755, dir_fd=folder)  # noqa: S103 - as directories of a system are

@@ -18,9 +18,9 @@ from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import leave_theirs, refs_of, repositories_of
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import OVERLAYS, file_system
-from fumehood.linux.nofollow import look, make_parents, open_below, open_top, split
-from fumehood.linux.staging import Staging, can_rename, open_elsewhere
-from fumehood.linux.steps import NO_WAY, Changed, Locked, Sides, give_back
+from fumehood.linux.nofollow import make_parents, open_below, open_top, split, stat_entry
+from fumehood.linux.staging import Staging, can_rename, find_files_in_use
+from fumehood.linux.steps import UNREACHABLE, Changed, Locked, Sides, restore_modes
 from fumehood.service.layers import record_refs, wait_for_next_second
 from fumehood.store.history import APPLYING, SETTLING
 
@@ -69,7 +69,7 @@ def take_over(
             if between.has_copies or conflicts:
                 note(APPLYING)  # with the stamps of what will be in the project
             # As late as can be, for a program may open a file at any moment.
-            busy = {} if even_open else open_elsewhere(changes, roots, swaps_ask=swaps_ask)
+            busy = {} if even_open else find_files_in_use(changes, roots, swaps_ask=swaps_ask)
             if busy:
                 _hold(changes, roots, busy, on_conflict, or_nothing=or_nothing)
             else:
@@ -83,7 +83,7 @@ def take_over(
         except (Changed, OSError, FumehoodError) as error:
             is_torn = not or_nothing and _is_cut_off(error, changes, roots)
             if not is_torn:
-                give_back(nofollow.notes_directory)
+                restore_modes(nofollow.mode_notes_directory)
                 left = between.take_back(done)
                 raise _failure(error, run, left) from error
         if is_torn:
@@ -151,7 +151,7 @@ def open_in_words(busy: Mapping[tuple[int, str], str]) -> str:
 
 def _is_cut_off(error: Exception, changes: Sequence[c.Change], roots: Sequence[str]) -> bool:
     """Where a step had no way, mark what lies in directories that the project has no longer; tell if there are any."""
-    if not isinstance(error, OSError) or error.errno not in NO_WAY:
+    if not isinstance(error, OSError) or error.errno not in UNREACHABLE:
         return False
     going = [change for change in changes if change.verdict == c.APPLIED]
     made = {(change.root, change.path) for change in going if change.change in (c.ADDED, c.TYPE)}
@@ -175,7 +175,7 @@ def _is_there(root: str, directory: str) -> bool:
         try:
             os.close(open_below(top, directory))
         except OSError as error:
-            if error.errno not in NO_WAY:
+            if error.errno not in UNREACHABLE:
                 raise
             return False
     return True
@@ -250,11 +250,11 @@ def _is_gits(error: Changed, change: c.Change, sides: Sides, note: Callable[[str
     if before is None or not before.meaning:
         return False
     parent, name = split(change.path)
-    live = sides.live.of(parent)
-    status = look(live, name)
+    live = sides.live.get(parent)
+    status = stat_entry(live, name)
     now = None if status is None else refreshed(before, sides.live.top, change.path, status)
     if now is None:
-        return status != look(live, name)  # replaced while it was read
+        return status != stat_entry(live, name)  # replaced while it was read
     change.before = now
     note(APPLYING)  # with the new stamp, by which a later start knows on which side it is
     return True
@@ -361,7 +361,7 @@ class Between:
             self.sides[number].copy_backups(shared)
         for number, staging in self._staging.items():
             self.sides[number].layer.close()
-            staging.copy_home()
+            staging.copy_originals()
         for sides in self.sides.values():
             sides.close()  # live directories have their last modes before anything says that the project has it all
         return bool(self._staging or self._sharing(changes))
@@ -371,7 +371,7 @@ class Between:
         for number, shared in self._sharing(changes).items():
             self.sides[number].part_backups(shared)
         for number, staging in self._staging.items():
-            staging.settle_home([step for step in steps if step.change.root == number])
+            staging.move_originals_to_layer([step for step in steps if step.change.root == number])
         self.has_originals = False
 
     def _sharing(self, changes: Sequence[c.Change]) -> dict[int, list[c.Change]]:
@@ -386,8 +386,8 @@ class Between:
         for number, staging in self._staging.items():
             mine = [step for step in left if step.change.root == number]
             if mine:
-                staging.copy_home()
-                staging.settle_home(mine)
+                staging.copy_originals()
+                staging.move_originals_to_layer(mine)
         self.has_originals = False
 
     def take_back(self, done: Sequence[tuple[Sides, Step]]) -> list[str]:
@@ -400,7 +400,7 @@ class Between:
                 left.append(printable(step.change.path))
         self.has_originals = bool(left)
         for staging in self._staging.values() if not left else ():
-            staging.forget_copies()
+            staging.restore_stamps()
         return left
 
     def close(self) -> None:

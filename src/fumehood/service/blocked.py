@@ -36,7 +36,7 @@ from fumehood.linux.capture import (
 )
 from fumehood.linux.libc import Closing, read
 from fumehood.linux.mounts import View
-from fumehood.linux.nofollow import is_whiteout, look, open_below, open_top, split
+from fumehood.linux.nofollow import is_whiteout, open_below, open_top, split, stat_entry
 from fumehood.store.history import RunFilter
 from fumehood.store.places import shortage
 
@@ -263,7 +263,7 @@ def _has_written(store: Store, run: Run, path: str) -> bool:
             try:
                 top = open_top(store.places.layer(run.run, number, "upper"))
                 with Closing(top), Closing(open_below(top, parent)) as directory:
-                    status = look(directory, name)
+                    status = stat_entry(directory, name)
             except OSError:
                 continue
             if status is not None and not is_whiteout(status):

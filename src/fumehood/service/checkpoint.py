@@ -24,8 +24,8 @@ from fumehood.linux.checkpoints import NotStopped, Stopped, identity_of, let_tim
 from fumehood.linux.copying import copy_versions
 from fumehood.linux.layer import set_opaque
 from fumehood.linux.libc import Closing, InterruptsHeld, read, remove_file
-from fumehood.linux.nofollow import Loosened, open_top, split
-from fumehood.linux.staging import unless_written
+from fumehood.linux.nofollow import AccessibleTree, open_top, split
+from fumehood.linux.staging import stat_unless_written
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.conflicts import find_conflicts
@@ -243,11 +243,11 @@ class Checkpoints:
         unfinished: dict[tuple[int, str], str] = {}
         files = [change for change in checkpoint.changed if change.after is not None and change.after.kind == c.FILE]
         for number, layer in enumerate(self._layers):
-            with Closing(open_top(layer.upper)) as top, Loosened(top) as upper:
+            with Closing(open_top(layer.upper)) as top, AccessibleTree(top) as upper:
                 for change in (each for each in files if each.root == number):
                     parent, name = split(change.path)
-                    with Closing(upper.reach(parent)) as directory:
-                        if unless_written(directory, os.fsencode(name)) is None:
+                    with Closing(upper.open_to_read(parent)) as directory:
+                        if stat_unless_written(directory, os.fsencode(name)) is None:
                             unfinished[number, change.path] = _WRITTEN
         if unfinished:
             for stream in streams(stopped.processes, self._targets):
@@ -371,8 +371,8 @@ class Checkpoints:
             if _is_made(change) and change.within is None:
                 with (
                     Closing(open_top(self._layers[change.root].upper)) as top,
-                    Loosened(top) as upper,
-                    Closing(upper.open(change.path)) as directory,
+                    AccessibleTree(top) as upper,
+                    Closing(upper.open_to_change(change.path)) as directory,
                 ):
                     set_opaque(directory)
 
@@ -403,8 +403,8 @@ def _remove_versions(uppers: Sequence[str], changes: Sequence[c.Change]) -> None
         parent, name = split(change.path)
         with (
             Closing(open_top(uppers[change.root])) as top,
-            Loosened(top) as upper,
-            Closing(upper.open(parent)) as directory,
+            AccessibleTree(top) as upper,
+            Closing(upper.open_to_change(parent)) as directory,
         ):
             os.unlink(name, dir_fd=directory)
 

@@ -18,7 +18,7 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import confine, hostview
 from fumehood.linux.cache import forget
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import entries, look, open_top
+from fumehood.linux.nofollow import entries, open_top, stat_entry
 from fumehood.service import apply
 from fumehood.service import layers as layering
 from fumehood.service.files import LiveFiles, catch_up, forget_file
@@ -218,7 +218,8 @@ class _Cleaning:
             " AND state NOT IN ('running', 'applying', 'settling')"
         )
         sizes = [
-            (-1 if look(runs, name) is None else disk_usage(runs, name), name) for (name,) in database.rows(unmeasured)
+            (-1 if stat_entry(runs, name) is None else disk_usage(runs, name), name)
+            for (name,) in database.rows(unmeasured)
         ]
         with database.transaction() as connection:
             connection.executemany("UPDATE runs SET space = -1 WHERE layer = ?", [(name,) for _, name in sizes])
@@ -311,7 +312,7 @@ class _Cleaning:
         stray_limit = self._recorded.moment(max(self._days, 1), self._now)
         removed = 0
         for name in names:
-            output = look(outputs, name)
+            output = stat_entry(outputs, name)
             if output is None:
                 continue
             project, state, day = runs.get(name.partition(".")[0], (None, "", 0))

@@ -30,7 +30,7 @@ from fumehood.linux.gitobjects import (
     takes_in_staged,
 )
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import has_left, is_version, kind_of, looks, open_top, stamp_of, walk
+from fumehood.linux.nofollow import is_state_after, kind_of, matches_stamp, open_top, stamp_of, stat_each, walk
 from fumehood.service import layers as layering
 from fumehood.store.history import CHECKPOINT
 from fumehood.store.places import home
@@ -262,14 +262,14 @@ def _in_the_way(
         if each.change != c.MODE and each.before is not None and each.before.kind == c.DIRECTORY
     }  # fmt: skip
     in_trees, paths = c.Inside(trees), {change.path for change in conflicts}
-    for change, status, is_reached in looks(top, conflicts):
+    for change, status, is_reached in stat_each(top, conflicts):
         if status is None:
             # What would have come with a new directory is as it was before.
             if new.topmost(number, change.path) is None:
                 yield change, status, is_reached
             continue
         is_top, tree = (number, change.path) in trees, in_trees.topmost(number, change.path)
-        if not (is_top or tree) or change.before is None or not is_version(change.before, status):
+        if not (is_top or tree) or change.before is None or not matches_stamp(change.before, status):
             yield change, status, is_reached
         elif is_top and tree is None:
             for path, entry in walk(top, change.path):
@@ -286,12 +286,12 @@ class ChangeAuthors:
 
     def of(self, conflict: c.Change, status: os.stat_result | None) -> str:
         """Return the run that left a path as it is, or nothing where none did."""
-        return next((name for name, change in self._latest(conflict) if has_left(change, status)), "")
+        return next((name for name, change in self._latest(conflict) if is_state_after(change, status)), "")
 
     def of_what_is_gone(self, conflict: c.Change, top: int) -> str:
         """Return the run that took away a directory above a path, or nothing where none did."""
         above = [c.Change(conflict.root, each, c.DELETED, c.DIRECTORY) for each in c.above(conflict.path)]
-        for directory, status, _ in looks(top, reversed(above)):
+        for directory, status, _ in stat_each(top, reversed(above)):
             if status is None or not stat.S_ISDIR(status.st_mode):
                 return self.of(directory, status)
         return ""
@@ -345,13 +345,13 @@ def stat_changes(
         mine = [change for change in changes if change.root == number]
         if mine:
             with Closing(open_top(root)) as live:
-                for change, entry, is_reached in looks(live, mine):
+                for change, entry, is_reached in stat_each(live, mine):
                     yield live, change, entry, is_reached
 
 
 def _as_left(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:
     """Return the stamp of what lies at a path now, if that is what a run left; a git index may be refreshed since."""
-    return stamp_of(entry, before.meaning) if is_version(before, entry) else refreshed(before, live, path, entry)
+    return stamp_of(entry, before.meaning) if matches_stamp(before, entry) else refreshed(before, live, path, entry)
 
 
 def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:

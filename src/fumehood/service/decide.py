@@ -18,7 +18,7 @@ from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import keep_needed
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
-from fumehood.linux.nofollow import is_version, open_below, open_top, split, stamp_of
+from fumehood.linux.nofollow import matches_stamp, open_below, open_top, split, stamp_of
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.service.apply import mark_conflict, take_over
@@ -386,7 +386,7 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
     for live, change, entry, _ in stat_changes(run.roots, mine):
         if change.before is None or entry is None or change.before.same(stamp_of(entry)):
             continue
-        if is_version(change.before, entry):
+        if matches_stamp(change.before, entry):
             change.before.inode, is_anew = entry.st_ino, True
         elif (now := refreshed(change.before, live, change.path, entry)) is not None:
             change.before, is_anew = now, True

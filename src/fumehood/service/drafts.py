@@ -26,8 +26,6 @@ from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import freshen, may_stay
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
-    look,
-    looks,
     make_parents,
     open_below,
     open_top,
@@ -35,6 +33,8 @@ from fumehood.linux.nofollow import (
     remove_tree,
     split,
     stamp_of,
+    stat_each,
+    stat_entry,
 )
 from fumehood.linux.steps import Changed
 from fumehood.service import held as held_runs
@@ -129,7 +129,7 @@ class _Bases:
             return True
         parent, name = split(change.path)
         with Closing(open_below(live, parent)) as directory:
-            status = look(directory, name)
+            status = stat_entry(directory, name)
         return status is not None and refreshed(before, live, change.path, status) is not None
 
     def content(self, change: c.Change, root: str, roots: Sequence[str]) -> bytes | None:
@@ -331,7 +331,7 @@ def after_run(store: Store, project: Project, run: Run) -> None:
 def _keep_base(target: str, root: str, changes: Sequence[c.Change]) -> None:
     """Copy files of the project that a run has changed in its draft: once a person edits one, nobody else has it."""
     with Closing(open_top(root)) as live:
-        for change, entry, _ in looks(live, changes):
+        for change, entry, _ in stat_each(live, changes):
             if entry is None or change.before is None or not change.before.same(stamp_of(entry)):
                 continue  # an earlier run of the draft has it, or a person was faster
             parent, name = split(change.path)
@@ -342,7 +342,7 @@ def _keep_base(target: str, root: str, changes: Sequence[c.Change]) -> None:
                     is_whole = False
                     try:
                         copy_entry(source, name, to, name)
-                        now = look(source, name)
+                        now = stat_entry(source, name)
                         is_whole = now is not None and change.before.same(stamp_of(now))
                     finally:
                         if not is_whole:

@@ -17,7 +17,16 @@ from fumehood.core.request import DISCARD, HOLD
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import kind_of, look, make_parents, open_below, open_top, remove_directory, split, stamp_of
+from fumehood.linux.nofollow import (
+    kind_of,
+    make_parents,
+    open_below,
+    open_top,
+    remove_directory,
+    split,
+    stamp_of,
+    stat_entry,
+)
 from fumehood.store.edits import NO_WAY, Kept, OpenEdit, begun_ns, looked_at, note_end, open_edits, write
 from fumehood.store.places import Places, make_private, new_id
 
@@ -352,7 +361,7 @@ def _status(top: int, path: str) -> os.stat_result | None:
     parent, name = split(path)
     try:
         with Closing(open_below(top, parent)) as directory:
-            return look(directory, name)
+            return stat_entry(directory, name)
     except OSError as error:
         if error.errno not in NO_WAY:
             raise

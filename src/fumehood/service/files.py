@@ -18,7 +18,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closable, Closing
-from fumehood.linux.nofollow import Parents, kind_of, look, open_top, split, stamp_of
+from fumehood.linux.nofollow import DirectoryCache, kind_of, open_top, split, stamp_of, stat_entry
 from fumehood.service.layers import refresh_running_commands
 from fumehood.store.database import day_of
 from fumehood.store.files import GONE, PREFIX, Daily, Files, Slots, ToRecord, backup_name, backup_parts, seal
@@ -307,7 +307,7 @@ class LiveFiles(Closable):
             self._top = open_top(root)
         except OSError:
             self._top = -1  # removed, or not mounted
-        self._parents = Parents(self._top)
+        self._parents = DirectoryCache(self._top)
 
     def close(self) -> None:
         """Let go of the directories."""
@@ -319,7 +319,7 @@ class LiveFiles(Closable):
         """Return the stamp of what is at a path; None where nothing is, or what is can't be looked at."""
         parent, _, name = path.rpartition("/")
         try:
-            entry = look(self._parents.of(parent), name)
+            entry = stat_entry(self._parents.get(parent), name)
         except OSError:
             return None
         return None if entry is None else stamp_of(entry)
@@ -328,7 +328,7 @@ class LiveFiles(Closable):
         """Return True if there is certainly nothing at a path."""
         parent, _, name = path.rpartition("/")
         try:
-            return look(self._parents.of(parent), name) is None
+            return stat_entry(self._parents.get(parent), name) is None
         except PermissionError:
             return False
         except OSError:
@@ -395,7 +395,7 @@ class _ProjectScan:
             raise BadRequest(
                 f"cannot read {root}: {error.strerror}", hint="is it there, and may you enter it? ls -ld"
             ) from error
-        with Closing(top), Parents(top, bounded=False) as parents:
+        with Closing(top), DirectoryCache(top, bounded=False) as parents:
             some: list[Seen] = []
             since = time.time()
             for each in self._below(parents):
@@ -420,18 +420,18 @@ class _ProjectScan:
         if self._on_progress is not None:
             self._on_progress(self.seen)
 
-    def _below(self, parents: Parents) -> Iterator[Seen]:
+    def _below(self, parents: DirectoryCache) -> Iterator[Seen]:
         """Yield every file and symlink that is not ignored, directory by directory."""
         waiting: list[tuple[str, Ignored]] = [("", ())]
         while waiting:
             path, above = waiting.pop()
-            directory = parents.listing(path)
+            directory = parents.open_listing(path)
             if directory is None:
                 self.unread += 1  # closed, or gone meanwhile
                 continue
             with Closing(directory):
                 # What marks a cache or a virtual environment does not count at the top: that is the project.
-                if path and any(look(directory, marker) for marker in MARKERS):
+                if path and any(stat_entry(directory, marker) for marker in MARKERS):
                     continue
                 ignored = ignore_rules(directory, path) + above
                 with os.scandir(directory) as entries:

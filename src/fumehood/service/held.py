@@ -18,7 +18,7 @@ from fumehood.linux import held_layers
 from fumehood.linux.held_layers import fold
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.nofollow import open_top, remove_tree
-from fumehood.linux.steps import give_back
+from fumehood.linux.steps import restore_modes
 from fumehood.service import layers as layering
 from fumehood.store.places import new_id
 
@@ -117,7 +117,7 @@ def layers(store: Store, run: Run) -> tuple[Layer, ...]:
 
 def set_apart(store: Store, run: Run) -> None:
     """Move what waits out of the layer into the tree that later commands see; may be repeated."""
-    give_back(store.places.modes)
+    restore_modes(store.places.modes)
     for number, mine, waits, upper, held in _by_root(store, run):
         if not waits or not os.path.isdir(store.places.run(run.run)):
             continue  # nothing waits, or somebody has removed it

@@ -19,7 +19,7 @@ from fumehood.linux.gitindex import SeenIndexes
 from fumehood.linux.libc import Closing, Descriptors, listxattr, remove_file
 from fumehood.linux.lock import Lock
 from fumehood.linux.namespaces import Layer, look_anew
-from fumehood.linux.nofollow import LISTING, Parents, look, open_top, remove_directory, remove_tree
+from fumehood.linux.nofollow import LISTING, DirectoryCache, open_top, remove_directory, remove_tree, stat_entry
 from fumehood.store.history import RUNNING
 from fumehood.store.places import Places, has_entries
 from fumehood.store.projects import Identity, identity_of
@@ -450,19 +450,19 @@ def stat_tree(directory: int, name: str) -> Iterator[os.stat_result]:
 
 def walk_tree(directory: int, name: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield the path and the stat result of an entry and of everything below it, however deep it is nested."""
-    entry = look(directory, name)
+    entry = stat_entry(directory, name)
     if entry is not None:
         yield name, entry
     waiting = [name]
-    with Parents(directory, bounded=False) as parents:
+    with DirectoryCache(directory, bounded=False) as parents:
         while waiting:
             here = waiting.pop()
-            listing = parents.listing(here)
+            listing = parents.open_listing(here)
             if listing is None:
                 continue  # no directory, or closed by a mode that is the backup's own
             with Closing(listing):
                 for below in os.listdir(listing):
-                    path, entry = f"{here}/{below}", look(listing, below)
+                    path, entry = f"{here}/{below}", stat_entry(listing, below)
                     if entry is None:
                         continue
                     yield path, entry

@@ -44,7 +44,7 @@ class OpenedStore(Store):
         What can't be mended now is left for the next time: nothing else may fail for it.
         """
         unfinished = self.history.unfinished_runs()
-        if unfinished or nofollow.notes(self.places.modes):
+        if unfinished or nofollow.list_mode_notes(self.places.modes):
             from fumehood.service.recover import recover
 
             recover(self, unfinished)
@@ -62,7 +62,7 @@ class OpenedStore(Store):
         unfinished = [each for each in self.history.unfinished_runs(project) if each[1:3] != (RUNNING, "run")]
         if unfinished and not os.path.isdir(self.projects.path_of(project)):
             unfinished = []  # it waits for its project; who only cleans or forgets goes on
-        if unfinished or nofollow.notes(self.places.modes):
+        if unfinished or nofollow.list_mode_notes(self.places.modes):
             from fumehood.service.recover import mend
 
             with InterruptsHeld():

@@ -24,8 +24,8 @@ from fumehood.linux.copying import renew
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.process import is_gone
-from fumehood.linux.staging import APART, HOME, SETTLED
-from fumehood.linux.steps import NO_WAY, Changed, give_back
+from fumehood.linux.staging import COPIES_DIR, OLD_ORIGINALS_DIR, ORIGINALS_DIR
+from fumehood.linux.steps import UNREACHABLE, Changed, restore_modes
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between, planned
 from fumehood.service.conflicts import check_conflicts_in_draft, drop_changes_without_base, find_conflicts
@@ -64,7 +64,7 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
     remove_left(store.places)
     with InterruptsHeld() as interrupts:
         # First, so that what is then looked at has the modes that it should have.
-        give_back(store.places.modes)
+        restore_modes(store.places.modes)
         for run, state, act, project in unfinished:
             if not store.projects.is_in_place(project):
                 if state == RUNNING and not layering.is_process_alive(store.places, run):
@@ -91,7 +91,7 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
 
 def mend(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
     """Take back applies and undos of the project whose lock is held."""
-    give_back(store.places.modes)
+    restore_modes(store.places.modes)
     for run, state, act, project in unfinished:
         if state != RUNNING or act != "run":
             with store.stack(project, settling=True):
@@ -276,7 +276,7 @@ def _is_taken_back(between: Between, step: Step) -> bool:
     except OSError as error:
         if step.act == MKDIR and error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False  # somebody has made use of it
-        if error.errno in NO_WAY:
+        if error.errno in UNREACHABLE:
             return False  # its directory is gone
         raise
     return True
@@ -286,7 +286,7 @@ def _clear(store: Store, run: Run) -> None:
     """Remove copies that were made on the way."""
     for upper in store.uppers(run):
         with Closing(open_top(os.path.dirname(upper))) as above:
-            for name in (APART, HOME, SETTLED):
+            for name in (COPIES_DIR, ORIGINALS_DIR, OLD_ORIGINALS_DIR):
                 remove_tree(above, name)
 
 

@@ -18,18 +18,18 @@ from fumehood.linux.copying import copy_entry
 from fumehood.linux.layer import scan
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
-    Loosened,
-    Parents,
+    AccessibleTree,
+    DirectoryCache,
+    get_readable,
     kind_of,
-    look,
-    looks,
     make_parents,
     open_below,
     open_top,
-    reached,
     set_mode,
     split,
     stamp_of,
+    stat_each,
+    stat_entry,
     walk,
 )
 from fumehood.linux.steps import Changed
@@ -358,7 +358,7 @@ def _make_way(layer: int, live: int, parent: str) -> None:
         above, here = here, f"{here}/{name}" if here else name
         if like is None:
             with Closing(open_below(live, above)) as directory:
-                entry = look(directory, name)
+                entry = stat_entry(directory, name)
                 if entry is None:
                     like = os.fstat(directory)
                 elif kind_of(entry.st_mode) != c.DIRECTORY:
@@ -496,10 +496,10 @@ def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str], seals:
             touched.append((change, seal[2], entry))
         if not is_plain(change) or change.after.inode != entry.st_ino:
             change.after = stamp_of(entry, change.after.meaning)
-    with Loosened(layer) as loosened, Parents(layer) as parents:
+    with AccessibleTree(layer) as loosened, DirectoryCache(layer) as parents:
         for change, digest, entry in touched:
             parent, name = split(change.path)
-            if digest_of(reached(parents, loosened, parent), name, entry) != digest:
+            if digest_of(get_readable(parents, loosened, parent), name, entry) != digest:
                 what = "is damaged: it holds something else than what was saved"
                 wrong.append((change.path, what, entry.st_ino))
     return [*((path, "is gone", 0) for path in missing), *wrong]
@@ -507,7 +507,7 @@ def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str], seals:
 
 def _lying(layer: int, wanted: Iterable[c.Change]) -> Iterator[tuple[str, os.stat_result]]:
     """Yield what lies where changes have their backups, and all that lies in directories that go whole."""
-    for change, entry, _ in looks(layer, wanted):
+    for change, entry, _ in stat_each(layer, wanted):
         if entry is not None:
             yield change.path, entry
             if kind_of(entry.st_mode) == c.DIRECTORY:

@@ -35,7 +35,7 @@ class Store:
         # A command that ran while its project was moved can be brought to its end once that is where it is looked for.
         self.projects = Projects(self.database, self.places, self.notices, when_moved=self.recover)
         self.unsettled: dict[str, str] = {}  # runs of dead processes that could not be brought to an end, and why
-        nofollow.notes_directory = self.places.modes
+        nofollow.mode_notes_directory = self.places.modes
 
     @property
     def workspaces(self) -> Workspaces:

@@ -552,14 +552,14 @@ def _visible_entries(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool
 
     Bubblewrap would follow one, out of the sandbox, to make a mount point.
     """
-    from fumehood.linux.layer import Stack
+    from fumehood.linux.layer import LayerStack
 
     visible = []
-    with Descriptors(map(open_top, layer.lowers)) as tops, Stack(tops) as stack:
+    with Descriptors(map(open_top, layer.lowers)) as tops, LayerStack(tops) as stack:
         for name in names:
             above, _, last = name.rpartition("/")
             try:
-                with stack.reach(above) as directory:
+                with stack.open_merged(above) as directory:
                     status, _ = directory.look(last)
             except OSError:
                 continue

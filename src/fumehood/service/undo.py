@@ -14,8 +14,8 @@ from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
 from fumehood.linux.gitobjects import heads_in_the_way, may_stay, repositories_of, without_theirs
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.nofollow import has_left, split, stamp_of, walk
-from fumehood.linux.staging import open_elsewhere
+from fumehood.linux.nofollow import is_state_after, split, stamp_of, walk
+from fumehood.linux.staging import find_files_in_use
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
@@ -71,7 +71,7 @@ def undo(
             if heads := heads_in_the_way(run.roots, back.changed, _noted(store, back)):
                 _refuse(store, run, [path for _, path in heads])
             _check(store, run, back, [change for change in back.changed if again or not is_plain(change)])
-            if busy := open_elsewhere(back.changed, run.roots):
+            if busy := find_files_in_use(back.changed, run.roots):
                 raise UndoRefused(
                     open_in_words(busy),
                     hint="close it there, then undo again; with --force, what that program goes on writing stays in"
@@ -149,7 +149,7 @@ def _is_the_same(run: Run, change: c.Change, moved: c.Change) -> bool:
         status = os.lstat(f"{run.roots[change.root]}/{change.path}")
     except (FileNotFoundError, NotADirectoryError):
         status = None
-    return has_left(change, status)
+    return is_state_after(change, status)
 
 
 def _refuse_unseen(store: Store, run: Run, back: Run) -> None:
@@ -499,7 +499,7 @@ def _built_upon(store: Store, run: Run, moved: Sequence[str], lost: Sequence[str
     places = [c.Change(number, path, c.MODIFIED, c.FILE) for number in range(len(run.roots)) for path in paths]
     for _, now, status, _ in stat_changes(run.roots, places):
         earlier = later_versions(store.database, run.run, now.path, by_earlier=True)
-        names_of_later += (name for name, each in earlier if each.verdict == c.APPLIED and has_left(each, status))
+        names_of_later += (name for name, each in earlier if each.verdict == c.APPLIED and is_state_after(each, status))
     if run.act == CHECKPOINT and run.of is not None:
         names_of_later.append(run.of)  # it began before and ended after it
     later = [store.history.find(name) for name in dict.fromkeys(reversed(names_of_later))]

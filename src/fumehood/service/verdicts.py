@@ -37,7 +37,7 @@ from fumehood.linux.capture import user_name
 from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, devices_below, mounts_below
-from fumehood.linux.nofollow import Parents, is_whiteout, look, open_top, split
+from fumehood.linux.nofollow import DirectoryCache, is_whiteout, open_top, split, stat_entry
 from fumehood.linux.ways_in import (
     SYSTEM_PROGRAMS,
     ProjectTree,
@@ -253,12 +253,12 @@ class _Layers:
     """The layers of a root and of those in it, as one tree."""
 
     def __init__(self, tops: Mapping[str, int]) -> None:
-        self._parts = [(path, Parents(tops[path])) for path in sorted(tops, key=len, reverse=True)]
+        self._parts = [(path, DirectoryCache(tops[path])) for path in sorted(tops, key=len, reverse=True)]
 
-    def of(self, parent: str) -> int:
+    def get(self, parent: str) -> int:
         """Return a descriptor of a directory, in the layer of the innermost root that it lies in."""
         at, part = next(each for each in self._parts if not each[0] or f"{parent}/".startswith(f"{each[0]}/"))
-        return part.of(parent[len(at) :].lstrip("/"))
+        return part.get(parent[len(at) :].lstrip("/"))
 
     def close(self) -> None:
         """Let go of the directories."""
@@ -279,7 +279,7 @@ class Sources:
         self._root = root
         self._planned = planned
         self._tops = Descriptors(map(open_top, (root, *uppers.values())))
-        self._live, self._layer = Parents(self._tops[0]), _Layers(dict(zip(uppers, self._tops[1:], strict=True)))
+        self._live, self._layer = DirectoryCache(self._tops[0]), _Layers(dict(zip(uppers, self._tops[1:], strict=True)))
 
     def facts(self, change: c.Change) -> Facts:
         """Read what a change was and is; what can't be read counts against it."""
@@ -304,10 +304,10 @@ class Sources:
         """Return True if the project, as the run left it, has an entry."""
         if (self._number, f"{directory}/{name}".lstrip("/")) in (self._planned or ()):
             return True
-        sides: tuple[Parents | _Layers, ...] = (self._layer, self._live)
+        sides: tuple[DirectoryCache | _Layers, ...] = (self._layer, self._live)
         for side in sides:
             try:
-                status = look(side.of(directory), name)
+                status = stat_entry(side.get(directory), name)
             except OSError:
                 continue
             if status is not None:
@@ -318,7 +318,7 @@ class Sources:
         """Return the text of a link of the project; "" for what is no link, None where nothing is."""
         parent, name = split(path)
         try:
-            status = look(self._live.of(parent), name)
+            status = stat_entry(self._live.get(parent), name)
             is_link = status is not None and stat.S_ISLNK(status.st_mode)
             return _target(self._live, path) if is_link else None if status is None else ""
         except OSError:
@@ -371,18 +371,18 @@ class LinksOnTheWay:
         return self._old[spot] or ""
 
 
-def _content(side: Parents | _Layers, path: str) -> bytes | None:
+def _content(side: DirectoryCache | _Layers, path: str) -> bytes | None:
     parent, _, name = path.rpartition("/")
     try:
-        with Closing(os.open(name, _READING, dir_fd=side.of(parent))) as file:
+        with Closing(os.open(name, _READING, dir_fd=side.get(parent))) as file:
             return os.read(file, _LONGEST_READ)
     except OSError:
         return None  # it is not there, or no regular file
 
 
-def _target(side: Parents | _Layers, path: str) -> str:
+def _target(side: DirectoryCache | _Layers, path: str) -> str:
     parent, _, name = path.rpartition("/")
-    return os.readlink(name, dir_fd=side.of(parent))
+    return os.readlink(name, dir_fd=side.get(parent))
 
 
 # ---- What Fumehood itself is loaded from.
@@ -512,7 +512,7 @@ class _Live:
         with Descriptors(map(open_top, (layer.root, layer.upper))) as tops:
             self._is_apart = not can_rename(tops[1], tops[0])
             self._top = tops.pop(0)
-        self._parents = Parents(self._top)
+        self._parents = DirectoryCache(self._top)
         self._closed: dict[str, str] = {}
         self._sticky: set[str] = set()  # directories of others in which only its owner moves an entry
 
@@ -549,8 +549,8 @@ class _Live:
     def _stranger(self, parent: str, name: str, ability: int = 0) -> str:
         """Name the owner of an entry that is not ours, unless they let us do what is asked; "" where there is none."""
         try:
-            directory = self._parents.of(parent)
-            entry = look(directory, name)
+            directory = self._parents.get(parent)
+            entry = stat_entry(directory, name)
         except OSError:
             return ""
         if entry is None or entry.st_uid == os.geteuid():

@@ -18,7 +18,7 @@ from fumehood.core import changes as c
 from fumehood.core.value import Value
 from fumehood.linux.cache import replace
 from fumehood.linux.libc import Closable, Closing
-from fumehood.linux.nofollow import LISTING, Loosened, Parents, look, open_top, reached, split
+from fumehood.linux.nofollow import LISTING, AccessibleTree, DirectoryCache, get_readable, open_top, split, stat_entry
 from fumehood.store import records
 from fumehood.store.database import CHANGES, OF_CHANGES, record_of
 
@@ -380,8 +380,8 @@ class Slots(Closable):
 
     def __init__(self, upper: str) -> None:
         self.top = open_top(upper)
-        self._parents = Parents(self.top)
-        self._loosened = Loosened(self.top)
+        self._parents = DirectoryCache(self.top)
+        self._loosened = AccessibleTree(self.top)
 
     def close(self) -> None:
         """Let go of the directories, and close up what was opened."""
@@ -391,12 +391,12 @@ class Slots(Closable):
 
     def directory(self, parent: str) -> int:
         """Return a descriptor of a directory, open for looking into; it stays valid until the next call."""
-        return reached(self._parents, self._loosened, parent)
+        return get_readable(self._parents, self._loosened, parent)
 
     def look(self, parent: str, name: str) -> os.stat_result | None:
         """Return what lies in a slot, or None where nothing does."""
         try:
-            return look(self.directory(parent), name)
+            return stat_entry(self.directory(parent), name)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -487,7 +487,7 @@ class Daily(Closable):
 
     def look(self, name: str) -> os.stat_result | None:
         """Return what a backup is, or None where there is none."""
-        return look(self.fd(), name)
+        return stat_entry(self.fd(), name)
 
     def remove(self, name: str) -> None:
         """Remove a backup, if it is there."""

@@ -298,7 +298,7 @@ def edit_begins(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
         from fumehood.service.opened import OpenedStore
 
         OpenedStore().close()
-    nofollow.notes_directory = places.modes
+    nofollow.mode_notes_directory = places.modes
     seat = None if "--project" in passed_on else seat_of(places, session)
     if seat is None:
         seat = keep_seat(places, session, lambda: _seat(call, session, passed_on, places))

@@ -36,7 +36,7 @@ from fumehood.core.report import Blocked, Run, printable
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import TICK_NS, keep, recalled
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import Parents, look, open_top
+from fumehood.linux.nofollow import DirectoryCache, open_top, stat_entry
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
 from fumehood.service.drafting import BROKEN, FAILED, NUMBER, PASSED, SAME, Best, Candidate, measured, pick_best, scored
 from fumehood.service.files import ignore_rules, is_ignored
@@ -462,7 +462,7 @@ class _Hashes:
         self._before: dict[bytes, bytes] = recalled(self._place) or {}
         self._now: dict[bytes, bytes] = {}
 
-    def of(self, parents: Parents, path: str, status: os.stat_result) -> tuple[int, str]:
+    def of(self, parents: DirectoryCache, path: str, status: os.stat_result) -> tuple[int, str]:
         """Return a file's size and hash."""
         stamp = (path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         key = hashlib.blake2b(repr(stamp).encode(), digest_size=_KEY).digest()
@@ -502,11 +502,11 @@ class _BaseWalk:
         return [each for each in entries if each.path not in stays]
 
     def entries(self) -> Iterator[BaseEntry]:
-        with Closing(open_top(self._path)) as top, Parents(top) as parents:
+        with Closing(open_top(self._path)) as top, DirectoryCache(top) as parents:
             waiting: list[tuple[str, Ignored, bool]] = [("", (), False)]
             while waiting:
                 path, above, is_included = waiting.pop()
-                directory = parents.listing(path)
+                directory = parents.open_listing(path)
                 if directory is None:
                     self.at_home.append((path, "closed"))
                     continue
@@ -516,7 +516,7 @@ class _BaseWalk:
                     ignored = ignore_rules(directory, path) + above
                     for name in os.listdir(directory):
                         below = f"{path}/{name}" if path else name
-                        status = look(directory, name)
+                        status = stat_entry(directory, name)
                         if status is None:
                             continue  # gone meanwhile
                         is_directory = stat.S_ISDIR(status.st_mode)
@@ -536,7 +536,7 @@ class _BaseWalk:
                         else:
                             self.at_home.append((below, OTHER))
 
-    def _why_not(self, parents: Parents, path: str, ignored: Ignored, *, is_directory: bool) -> str:
+    def _why_not(self, parents: DirectoryCache, path: str, ignored: Ignored, *, is_directory: bool) -> str:
         if any(each.startswith(f"{path}/") for each in self._include):
             return ""  # the way to something that is wanted
         name = os.path.basename(path)
@@ -546,15 +546,15 @@ class _BaseWalk:
             return IGNORED
         if name == ".git" or (is_directory and is_skipped(name)):
             return SKIPPED
-        directory = parents.listing(path) if is_directory else None
+        directory = parents.open_listing(path) if is_directory else None
         if directory is not None:
             with Closing(directory):
-                if any(look(directory, marker) is not None for marker in MARKERS):
+                if any(stat_entry(directory, marker) is not None for marker in MARKERS):
                     return SKIPPED
         return SECRET if f"/{path}".endswith(_SECRET_PATHS) or _SECRET.fullmatch(name) else ""
 
 
-def _content(parents: Parents, path: str) -> bytes:
+def _content(parents: DirectoryCache, path: str) -> bytes:
     try:
         with open(parents.open(path, _READ_ONCE), "rb") as file:
             if os.fstat(file.fileno()).st_size > LARGEST:
@@ -574,7 +574,7 @@ def send_base(path: str, base: Base, blobs: Blobs) -> str:
     contents = base.contents
     lacking = blobs.missing([*contents, name])
     wanted = sorted(lacking - {name})
-    with Closing(open_top(path)) as top, Parents(top) as parents:
+    with Closing(open_top(path)) as top, DirectoryCache(top) as parents:
         read = blobs.put(_content(parents, contents[content]) for content in wanted)
         for expected, content in zip(wanted, read, strict=True):
             if expected != content:
