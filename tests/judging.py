@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fumehood.core.changes import ADDED, FILE, MODIFIED, SYMLINK, Change, Stamp
-from fumehood.core.danger import Concern, Facts, Ground, Rules, concern
+from fumehood.core.danger import ChangeFacts, Concern, RootFacts, Rules, find_concern
 
 BASE = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = false\n"
 ROOT = "/home/someone/project"
@@ -22,15 +22,16 @@ def modified(path: str, before: int = 0o644, after: int = 0o644, change: str = M
     return Change(0, path, change, FILE, before=stamp(mode=before), after=stamp(mode=after))
 
 
-def file(path: str, new: bytes = b"x", old: bytes | None = None, ground: Ground | None = None) -> Concern | None:
+def file(path: str, new: bytes = b"x", old: bytes | None = None, ground: RootFacts | None = None) -> Concern | None:
     """Judge a file that a run wrote; where there was one before, its repository was there too."""
     change = added(path) if old is None else modified(path)
-    facts = Facts(old=old, new=new, root=ROOT, repository_was_there=old is not None)
-    return concern(change, facts, NO_RULES, ground or Ground())
+    facts = ChangeFacts(old=old, new=new, root=ROOT, repository_was_there=old is not None)
+    return find_concern(change, facts, NO_RULES, ground or RootFacts())
 
 
 def link(path: str, target: str, roots: tuple[str, ...] = ()) -> Concern | None:
-    return concern(added(path, SYMLINK, 0o777), Facts(target=target, root=ROOT), NO_RULES, Ground(roots=roots))
+    facts = ChangeFacts(target=target, root=ROOT)
+    return find_concern(added(path, SYMLINK, 0o777), facts, NO_RULES, RootFacts(roots=roots))
 
 
 def is_held(found: Concern | None) -> bool:

@@ -8,7 +8,7 @@ from fumehood.core import changes as c
 
 
 def test_every_pair_of_kinds_is_a_named_case():
-    assert set(c.PAIRS) == set(product(c.LAYER_KINDS, c.LIVE_KINDS))
+    assert set(c.CHANGES_BY_KINDS) == set(product(c.LAYER_KINDS, c.LIVE_KINDS))
 
 
 def test_every_kind_that_can_be_taken_over_is_a_kind_of_both_sides():
@@ -16,7 +16,7 @@ def test_every_kind_that_can_be_taken_over_is_a_kind_of_both_sides():
     assert set(c.TAKEN_OVER) < set(c.LIVE_KINDS)
 
 
-@pytest.mark.parametrize(("layer", "live"), c.PAIRS)
+@pytest.mark.parametrize(("layer", "live"), c.CHANGES_BY_KINDS)
 def test_a_pair_is_called_by_what_it_does_to_the_project(layer, live):
     change = c.classify(layer, live)
     shown = c.DIRECTORY if layer == c.OPAQUE else layer

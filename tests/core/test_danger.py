@@ -26,8 +26,8 @@ from fumehood.core.changes import (
     Change,
     Stamp,
 )
-from fumehood.core.concern import Protected
-from fumehood.core.danger import Facts, Rules, concern, survey, suspects, wants_facts
+from fumehood.core.concern import ProtectedPaths
+from fumehood.core.danger import ChangeFacts, Rules, find_concern, gather_root_facts, possible_repositories, wants_facts
 from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, modified, stamp
 
 HELD_FILES = [
@@ -202,8 +202,8 @@ def test_ordinary_files_pass_without_a_word(path: str) -> None:
 
 @pytest.mark.parametrize("path", [path for path in HELD_FILES if not path.endswith(("commondir", ".git"))])
 def test_deleting_and_empty_directories_are_never_held(path: str) -> None:
-    assert concern(Change(0, path, DELETED, FILE, before=stamp()), None, NO_RULES) is None
-    assert concern(added(path, DIRECTORY), None, NO_RULES) is None
+    assert find_concern(Change(0, path, DELETED, FILE, before=stamp()), None, NO_RULES) is None
+    assert find_concern(added(path, DIRECTORY), None, NO_RULES) is None
 
 
 @pytest.mark.parametrize("path", [".vscode/tasks.json", ".git/hooks/pre-commit", ".git/info/attributes", ".envrc"])
@@ -211,67 +211,67 @@ def test_a_protected_file_written_again_with_the_same_content_passes(path: str) 
     assert wants_facts(modified(path))
     assert file(path, b"same", old=b"same") is None
     assert is_held(file(path, b"new", old=b"old"))
-    assert is_held(concern(modified(path), None, NO_RULES))
-    assert is_held(concern(modified(path), Facts(old=b"same", new=b"same", whole=False), NO_RULES))
+    assert is_held(find_concern(modified(path), None, NO_RULES))
+    assert is_held(find_concern(modified(path), ChangeFacts(old=b"same", new=b"same", whole=False), NO_RULES))
 
 
 def test_a_change_of_mode_that_hides_other_content_is_held() -> None:
     sealed = modified(".vscode/tasks.json", after=0o000, change=MODE)
     assert wants_facts(sealed)
-    assert is_held(concern(sealed, Facts(old=b"old", new=None, root=ROOT), NO_RULES))
+    assert is_held(find_concern(sealed, ChangeFacts(old=b"old", new=None, root=ROOT), NO_RULES))
 
 
 @pytest.mark.parametrize("path", [".git/hooks/pre-commit", ".husky/pre-commit"])
 def test_a_hook_that_becomes_executable_is_held(path: str) -> None:
-    same = Facts(old=b"same", new=b"same", root=ROOT)
-    assert is_held(concern(modified(path, after=0o755, change=MODE), same, NO_RULES))
-    assert concern(modified(path, before=0o755, after=0o750, change=MODE), same, NO_RULES) is None
+    same = ChangeFacts(old=b"same", new=b"same", root=ROOT)
+    assert is_held(find_concern(modified(path, after=0o755, change=MODE), same, NO_RULES))
+    assert find_concern(modified(path, before=0o755, after=0o750, change=MODE), same, NO_RULES) is None
 
 
 @pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o6711, 0o4644])
 def test_set_uid_and_set_gid_files_are_held_anywhere(mode: int) -> None:
-    assert is_held(concern(added("node_modules/x/tool", mode=mode), None, NO_RULES))
-    assert is_held(concern(modified("tool", after=mode, change=MODE), None, NO_RULES))
-    assert is_held(concern(modified("tool", before=mode, after=mode), None, NO_RULES))
-    assert concern(modified("tool", before=mode, after=mode & ~0o044, change=MODE), None, NO_RULES) is None
-    assert concern(added("shared", DIRECTORY, mode), None, NO_RULES) is None
+    assert is_held(find_concern(added("node_modules/x/tool", mode=mode), None, NO_RULES))
+    assert is_held(find_concern(modified("tool", after=mode, change=MODE), None, NO_RULES))
+    assert is_held(find_concern(modified("tool", before=mode, after=mode), None, NO_RULES))
+    assert find_concern(modified("tool", before=mode, after=mode & ~0o044, change=MODE), None, NO_RULES) is None
+    assert find_concern(added("shared", DIRECTORY, mode), None, NO_RULES) is None
 
 
 @pytest.mark.parametrize("change", [ADDED, MODIFIED, TYPE])
 def test_a_protected_path_is_held_however_it_came(change: str) -> None:
-    assert is_held(concern(Change(0, ".envrc", change, FILE, after=stamp()), None, NO_RULES))
+    assert is_held(find_concern(Change(0, ".envrc", change, FILE, after=stamp()), None, NO_RULES))
 
 
 def test_a_persons_globs_add_to_both_lists() -> None:
     rules = Rules(hold=("*.sql", "infra/", "/top.txt"), flag=("docs/*.md",))
     for path in ("db/one.sql", "infra/a/b.tf", "top.txt"):
-        found = concern(added(path), None, rules)
+        found = find_concern(added(path), None, rules)
         assert found is not None
         assert found.held
         assert found.flag == "own-rule"
-        assert is_held(concern(Change(0, path, DELETED, FILE, before=stamp()), None, rules))
-    assert is_flagged(concern(added("docs/x.md"), None, rules))
-    assert is_held(concern(added(".envrc"), None, Rules(flag=("*",))))
+        assert is_held(find_concern(Change(0, path, DELETED, FILE, before=stamp()), None, rules))
+    assert is_flagged(find_concern(added("docs/x.md"), None, rules))
+    assert is_held(find_concern(added(".envrc"), None, Rules(flag=("*",))))
     for path in ("infra", "sub/top.txt", "src/docs/x.md.txt"):
-        assert concern(added(path), None, rules) is None
+        assert find_concern(added(path), None, rules) is None
 
 
 def test_what_something_of_the_persons_leads_to_is_held() -> None:
-    protected = Protected((ROOT,))
+    protected = ProtectedPaths((ROOT,))
     protected.add(f"{ROOT}/my hooks", ("git-hook", "git runs its hooks from here"), whole=True)
     for path in ("tools/clean.py", "deep/down/attr"):
         protected.add(f"{ROOT}/{path}", ("git-executed", "git runs or obeys this"))
     protected.add("/home/someone/else", ("git-executed", "git runs or obeys this"))
-    ground = survey([], (ROOT,), (), protected)
+    ground = gather_root_facts([], (ROOT,), (), protected)
     for path in ("my hooks/pre-commit", "my hooks/deep/down", "tools/clean.py", "deep/down/attr"):
-        assert is_held(concern(added(path), None, NO_RULES, ground))
+        assert is_held(find_concern(added(path), None, NO_RULES, ground))
         assert wants_facts(modified(path), ground)
         assert file(path, b"same", old=b"same", ground=ground) is None
     for path in ("my hooks", "tools", "deep", "deep/down"):  # brings another directory's files
-        assert is_held(concern(added(path, SYMLINK), Facts(target="x", root=ROOT), NO_RULES, ground))
+        assert is_held(find_concern(added(path, SYMLINK), ChangeFacts(target="x", root=ROOT), NO_RULES, ground))
     for path in ("hooks/pre-commit", "tools/other.py", "tools/clean.py2", "my hooks too", "deep/attr"):
-        assert concern(added(path), None, NO_RULES, ground) is None
-    assert concern(added("dee", SYMLINK), Facts(target="x", root=ROOT), NO_RULES, ground) is None
+        assert find_concern(added(path), None, NO_RULES, ground) is None
+    assert find_concern(added("dee", SYMLINK), ChangeFacts(target="x", root=ROOT), NO_RULES, ground) is None
 
 
 @pytest.mark.parametrize(
@@ -282,10 +282,10 @@ def test_what_the_host_acts_on_is_not_opened_to_others(path: str) -> None:
     kind = FILE if path.endswith((".sample", "config", ".envrc")) else DIRECTORY
     for before, after in ((0o755, 0o757), (0o755, 0o775), (0o700, 0o722)):
         change = Change(0, path, MODE, kind, before=stamp(kind, before), after=stamp(kind, after))
-        assert is_held(concern(change, Facts(old=b"", new=b"", root=ROOT), NO_RULES))
+        assert is_held(find_concern(change, ChangeFacts(old=b"", new=b"", root=ROOT), NO_RULES))
     for before, after in ((0o777, 0o755), (0o775, 0o775), (0o700, 0o744)):
         change = Change(0, path, MODE, kind, before=stamp(kind, before), after=stamp(kind, after))
-        assert concern(change, Facts(old=b"", new=b"", root=ROOT), NO_RULES) is None
+        assert find_concern(change, ChangeFacts(old=b"", new=b"", root=ROOT), NO_RULES) is None
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_what_the_host_acts_on_is_not_opened_to_others(path: str) -> None:
 def test_what_the_host_does_not_act_on_may_be_opened(path: str) -> None:
     kind = DIRECTORY if "." not in path.rpartition("/")[2] and "index" not in path else FILE
     change = Change(0, path, MODE, kind, before=stamp(kind, 0o755), after=stamp(kind, 0o777))
-    assert concern(change, Facts(old=b"", new=b"", root=ROOT), NO_RULES) is None
-    assert concern(added(".git/hooks", DIRECTORY, 0o775), None, NO_RULES) is None  # a umask for one's own group
+    assert find_concern(change, ChangeFacts(old=b"", new=b"", root=ROOT), NO_RULES) is None
+    assert find_concern(added(".git/hooks", DIRECTORY, 0o775), None, NO_RULES) is None  # a umask for one's own group
 
 
 NAMES = st.sampled_from([
@@ -315,11 +315,11 @@ def test_any_change_gets_an_answer(
     old: bytes | None, new: bytes | None, target: str, whole: bool, known: bool,
 ) -> None:  # fmt: skip
     change = Change(0, path, kind_of_change, kind, before=before, after=after)
-    ground = survey([change], (ROOT,), suspects([change]) if known else ())
+    ground = gather_root_facts([change], (ROOT,), possible_repositories([change]) if known else ())
     rules = Rules(hold=("[", "*x"), flag=(target,))
-    for facts in (None, Facts(target=target, old=old, new=new, whole=whole, root=ROOT)):
+    for facts in (None, ChangeFacts(target=target, old=old, new=new, whole=whole, root=ROOT)):
         assert wants_facts(change, ground) in (True, False)
-        found = concern(change, facts, rules, ground)
+        found = find_concern(change, facts, rules, ground)
         assert found is None or (found.reason and found.flag)
 
 
@@ -327,8 +327,8 @@ def test_any_change_gets_an_answer(
 def test_only_what_facts_were_asked_for_depends_on_them(path: str, content: str) -> None:
     change = added(path)
     if not wants_facts(change):
-        told = Facts(new=content.encode("utf-8", "replace"), root=ROOT)
-        assert concern(change, told, NO_RULES) == concern(change, None, NO_RULES)
+        told = ChangeFacts(new=content.encode("utf-8", "replace"), root=ROOT)
+        assert find_concern(change, told, NO_RULES) == find_concern(change, None, NO_RULES)
 
 
 def test_judging_loads_nothing_slow() -> None:
@@ -382,5 +382,5 @@ def test_settings_of_mise_are_held_by_what_they_run_whatever_their_name(path: st
 
 def test_work_trees_in_work_trees_are_judged_however_many_they_are():
     nested = ".claude/worktrees/x/" * 1300
-    assert concern(added(f"{nested}app.py"), None, NO_RULES) is None
-    assert is_held(concern(added(f"{nested}.claude/settings.json"), None, NO_RULES))
+    assert find_concern(added(f"{nested}app.py"), None, NO_RULES) is None
+    assert is_held(find_concern(added(f"{nested}.claude/settings.json"), None, NO_RULES))

@@ -14,7 +14,16 @@ import pytest
 
 from conftest import need
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, MODIFIED, SYMLINK, TYPE, Change, Stamp, by_path
-from fumehood.core.danger import Concern, Facts, Rules, concern, environments_of, survey, suspects, wants_facts
+from fumehood.core.danger import (
+    ChangeFacts,
+    Concern,
+    Rules,
+    find_concern,
+    gather_root_facts,
+    possible_environments,
+    possible_repositories,
+    wants_facts,
+)
 from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.nofollow import DirectoryCache, open_top
 
@@ -74,15 +83,15 @@ def between(old: dict[str, Entry], new: dict[str, Entry]) -> list[Change]:
     return by_path(changes)
 
 
-def facts_of(change: Change, old: dict[str, Entry], new: dict[str, Entry], root: str, was_there: bool) -> Facts:
+def facts_of(change: Change, old: dict[str, Entry], new: dict[str, Entry], root: str, was_there: bool) -> ChangeFacts:
     content = new[change.path][1] if change.path in new else b""
     if change.kind == SYMLINK and change.path in new:
         was = old[change.path][1] if change.before is not None and change.before.kind == SYMLINK else None
-        return Facts(target=os.fsdecode(content), old=was, root=root)
+        return ChangeFacts(target=os.fsdecode(content), old=was, root=root)
     before = old[change.path][1] if change.before is not None and change.before.kind == FILE else None
     if max(len(content), len(before or b"")) > LONGEST:
-        return Facts(whole=False, root=root)
-    return Facts(old=before, new=content, root=root, repository_was_there=was_there)
+        return ChangeFacts(whole=False, root=root)
+    return ChangeFacts(old=before, new=content, root=root, repository_was_there=was_there)
 
 
 @pytest.fixture
@@ -126,14 +135,15 @@ def judge(project: Path, tmp_path: Path, run: Callable[[str], None]) -> Judge:
         run(command)
         new = entries(project)
         changes, root = between(old, new), str(project)
-        found = {place for place in suspects(changes) if f"{place[1]}/HEAD".lstrip("/") in new}
-        environments = {place for place in environments_of(changes) if f"{place[1]}/pyvenv.cfg".lstrip("/") in old}
-        ground = survey(changes, (root,), found, environments=environments)
+        found = {place for place in possible_repositories(changes) if f"{place[1]}/HEAD".lstrip("/") in new}
+        possible = possible_environments(changes)
+        environments = {place for place in possible if f"{place[1]}/pyvenv.cfg".lstrip("/") in old}
+        ground = gather_root_facts(changes, (root,), found, environments=environments)
         concerns = {}
         for change in changes:
             was_there = had_repository(before, root, change.path)
             facts = facts_of(change, old, new, root, was_there) if wants_facts(change, ground) else None
-            about = concern(change, facts, Rules(), ground)
+            about = find_concern(change, facts, Rules(), ground)
             if about is not None:
                 concerns[change.path] = about
         assert changes, "the command changed nothing"

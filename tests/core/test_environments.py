@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fumehood.core.changes import DELETED, FILE, MODIFIED, SYMLINK, TYPE, Change
-from fumehood.core.danger import Concern, Facts, Ground, concern, environments_of, wants_facts
+from fumehood.core.danger import ChangeFacts, Concern, RootFacts, find_concern, possible_environments, wants_facts
 from judging import NO_RULES, ROOT, added, is_held, modified, stamp
 
-GROUND = Ground(roots=(ROOT,), environments=frozenset({(0, ".venv"), (0, "")}))
+GROUND = RootFacts(roots=(ROOT,), environments=frozenset({(0, ".venv"), (0, "")}))
 PYTHON = f"{ROOT}/.venv/bin/python3"
 OLD_PIP = f"""#!{PYTHON}
 # -*- coding: utf-8 -*-
@@ -42,23 +42,23 @@ LONG = NEW_PIP.replace(f"#!{PYTHON}\n", f"#!/bin/sh\n'''exec' \"{PYTHON}\" \"$0\
 
 def replaced(path: str, new: str, old: str = "old") -> Concern | None:
     assert wants_facts(modified(path), GROUND)
-    return concern(modified(path), Facts(old=old.encode(), new=new.encode(), root=ROOT), NO_RULES, GROUND)
+    return find_concern(modified(path), ChangeFacts(old=old.encode(), new=new.encode(), root=ROOT), NO_RULES, GROUND)
 
 
 def brought(path: str, new: str = "evil") -> Concern | None:
-    return concern(added(path), Facts(new=new.encode(), root=ROOT), NO_RULES, GROUND)
+    return find_concern(added(path), ChangeFacts(new=new.encode(), root=ROOT), NO_RULES, GROUND)
 
 
 def linked(path: str, target: str, old: str | None = None, change: str = MODIFIED) -> Concern | None:
     made = Change(0, path, change, SYMLINK, before=stamp(SYMLINK), after=stamp(SYMLINK))
-    facts = Facts(target=target, old=None if old is None else old.encode(), root=ROOT)
-    return concern(made, facts, NO_RULES, GROUND)
+    facts = ChangeFacts(target=target, old=None if old is None else old.encode(), root=ROOT)
+    return find_concern(made, facts, NO_RULES, GROUND)
 
 
 @pytest.mark.parametrize("path", [".venv/bin/ruff", ".venv/bin/activate", ".venv/bin/pip", "bin/tool"])
 def test_a_program_that_takes_anothers_place_is_held(path: str) -> None:
     assert is_held(replaced(path, "#!/bin/sh\nevil\n"))
-    assert is_held(concern(modified(path), None, NO_RULES, GROUND))
+    assert is_held(find_concern(modified(path), None, NO_RULES, GROUND))
     assert replaced(path, "old") is None
 
 
@@ -113,7 +113,7 @@ def test_a_link_in_place_of_an_environment_or_of_its_programs_is_held() -> None:
     assert linked("other", "evil", change=TYPE) is None
     made = Change(0, ".venv", TYPE, SYMLINK, before=stamp(SYMLINK), after=stamp(SYMLINK))
     programs = Change(0, "a/bin", TYPE, SYMLINK, before=stamp(SYMLINK), after=stamp(SYMLINK))
-    assert {(0, ".venv"), (0, "a")} <= environments_of([made, programs])
+    assert {(0, ".venv"), (0, "a")} <= possible_environments([made, programs])
 
 
 def test_the_settings_may_change_but_not_to_a_python_in_the_project() -> None:
@@ -125,15 +125,15 @@ def test_the_settings_may_change_but_not_to_a_python_in_the_project() -> None:
 
 
 def test_removing_and_other_directories_need_no_person() -> None:
-    assert concern(Change(0, ".venv/bin/pip", DELETED, FILE, before=stamp()), None, NO_RULES, GROUND) is None
-    assert concern(modified("other/bin/pip"), None, NO_RULES, GROUND) is None
-    assert concern(added(".venv/lib/x.py"), None, NO_RULES, GROUND) is None
+    assert find_concern(Change(0, ".venv/bin/pip", DELETED, FILE, before=stamp()), None, NO_RULES, GROUND) is None
+    assert find_concern(modified("other/bin/pip"), None, NO_RULES, GROUND) is None
+    assert find_concern(added(".venv/lib/x.py"), None, NO_RULES, GROUND) is None
 
 
 def test_an_environment_is_looked_for_above_programs_and_beside_settings() -> None:
     changes = [added("a/bin/x"), added("bin/y"), added("b/pyvenv.cfg"), added("c/lib/z"), added("d/bin/re/__init__.py")]
     gone = Change(0, "e/bin/x", DELETED, FILE, before=stamp())
-    assert environments_of([*changes, gone]) == {(0, "a"), (0, ""), (0, "b"), (0, "d")}
+    assert possible_environments([*changes, gone]) == {(0, "a"), (0, ""), (0, "b"), (0, "d")}
 
 
 def test_a_python_that_commands_or_anybody_can_write_is_held_by_all_its_names() -> None:
@@ -142,10 +142,11 @@ def test_a_python_that_commands_or_anybody_can_write_is_held_by_all_its_names() 
     names = (f"{ours}/playground", "/someone/project", "/tmp/x", "/proc/self/cwd", "/dev/fd/3")
     for place in names:
         old, new = b"home = /usr/bin\n", f"home = {place}/bin\n".encode()
-        assert is_held(concern(modified(".venv/pyvenv.cfg"), Facts(old=old, new=new, root=ROOT), NO_RULES, ground))
+        facts = ChangeFacts(old=old, new=new, root=ROOT)
+        assert is_held(find_concern(modified(".venv/pyvenv.cfg"), facts, NO_RULES, ground))
         for path in (".venv/bin/python3", "other/bin/python"):
             made = Change(0, path, MODIFIED, SYMLINK, before=stamp(SYMLINK), after=stamp(SYMLINK))
-            about = concern(made, Facts(target=f"{place}/bin/python3", root=ROOT), NO_RULES, ground)
+            about = find_concern(made, ChangeFacts(target=f"{place}/bin/python3", root=ROOT), NO_RULES, ground)
             assert is_held(about) or (path, place) == ("other/bin/python", "/someone/project")
 
 
@@ -156,7 +157,7 @@ def test_settings_are_read_as_python_reads_them(line: str) -> None:
 
 def test_settings_beside_the_program_count_too() -> None:
     assert is_held(brought(".venv/bin/pyvenv.cfg", f"home = {ROOT}/evil\n"))
-    assert (0, ".venv") in environments_of([added(".venv/bin/pyvenv.cfg")])
+    assert (0, ".venv") in possible_environments([added(".venv/bin/pyvenv.cfg")])
 
 
 def test_a_link_to_python_is_no_other_program() -> None:
@@ -164,5 +165,5 @@ def test_a_link_to_python_is_no_other_program() -> None:
         assert is_held(linked(".venv/bin/pip", target, old="x"))
     ground = GROUND.replace(commands={"git": "/usr/bin/git"})
     for target, harmless in (("python", False), ("../../evil", False), ("/usr/bin/git", True)):
-        about = concern(added(".venv/bin/git", SYMLINK), Facts(target=target, root=ROOT), NO_RULES, ground)
+        about = find_concern(added(".venv/bin/git", SYMLINK), ChangeFacts(target=target, root=ROOT), NO_RULES, ground)
         assert is_held(about) != harmless

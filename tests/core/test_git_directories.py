@@ -3,7 +3,14 @@
 import pytest
 
 from fumehood.core import changes as c
-from fumehood.core.judge import Waiting, git_directories, hold_together, is_note, objects_of, repository
+from fumehood.core.judge import (
+    HeldChanges,
+    git_directories,
+    is_git_note,
+    object_store_of,
+    repository_of,
+    spread_conflicts,
+)
 
 NAME = "0123456789abcdef0123456789abcdef01234567"
 LOOSE = f"objects/{NAME[:2]}/{NAME[2:]}"
@@ -71,17 +78,17 @@ def test_what_shows_a_git_directory(path, git):
     ],
 )
 def test_a_state_is_that_of_the_outermost_git_directory_that_has_it(place, git):
-    assert repository(place, {"/p/meta"}) == git
+    assert repository_of(place, {"/p/meta"}) == git
 
 
 def test_objects_and_notes_are_known_where_the_git_directory_is():
     gits = {"/p/meta"}
-    assert objects_of(f"/p/meta/{LOOSE}", gits) == "/p/meta"
-    assert objects_of("/p/meta/objects/pack", gits) == "/p/meta"
-    assert objects_of("/p/meta/objects/more/x", gits) == ""
-    assert objects_of(f"/p/other/{LOOSE}", gits) == ""
-    assert is_note("/p/meta/worktrees/w/COMMIT_EDITMSG", gits)
-    assert not is_note("/p/other/COMMIT_EDITMSG", gits)
+    assert object_store_of(f"/p/meta/{LOOSE}", gits) == "/p/meta"
+    assert object_store_of("/p/meta/objects/pack", gits) == "/p/meta"
+    assert object_store_of("/p/meta/objects/more/x", gits) == ""
+    assert object_store_of(f"/p/other/{LOOSE}", gits) == ""
+    assert is_git_note("/p/meta/worktrees/w/COMMIT_EDITMSG", gits)
+    assert not is_git_note("/p/other/COMMIT_EDITMSG", gits)
 
 
 def test_a_conflict_is_shared_in_a_git_directory_of_any_name():
@@ -89,12 +96,12 @@ def test_a_conflict_is_shared_in_a_git_directory_of_any_name():
         change("meta/worktrees/w/index", c.CONFLICT), change("meta/refs/heads/x"), change(f"meta/{LOOSE}"),
         change("other/refs"), change("other/index"),
     ]  # fmt: skip
-    assert hold_together(changes, ["/p"])
+    assert spread_conflicts(changes, ["/p"])
     assert [each.verdict for each in changes] == ["conflict", "conflict", "applied", "applied", "applied"]
 
 
 def test_what_waits_in_a_git_directory_of_any_name_is_built_upon():
-    waiting = Waiting([("R", 0, change("meta/index")), ("R", 0, change(f"meta/{LOOSE}"))], ["/p"])
+    waiting = HeldChanges([("R", 0, change("meta/index")), ("R", 0, change(f"meta/{LOOSE}"))], ["/p"])
     assert waiting.under(change("meta/refs/heads/x")) == "R"
     assert waiting.under(change("meta/config")) is None
     assert waiting.under(change("other/refs/heads/x")) is None
@@ -112,12 +119,12 @@ def test_what_waits_in_a_git_directory_of_any_name_is_built_upon():
     ],
 )
 def test_contents_that_other_tools_keep_in_a_git_directory_are_objects(place, git):
-    assert objects_of(place) == git
+    assert object_store_of(place) == git
 
 
 @pytest.mark.parametrize("names", [["a.git"], [".git", "modules"], [".git", "worktrees", "x"]])
 def test_git_directories_in_each_other_keep_nobody_busy(names):
     nested = [change("/".join((names * 2000)[:depth])) for depth in range(1, 2000)]
     nested.append(change("x", c.CONFLICT))
-    assert hold_together(nested, ("/p",)) is False
-    assert repository("/p/a.git/b.git/modules/c/HEAD") == "/p/a.git/b.git/modules/c"
+    assert spread_conflicts(nested, ("/p",)) is False
+    assert repository_of("/p/a.git/b.git/modules/c/HEAD") == "/p/a.git/b.git/modules/c"

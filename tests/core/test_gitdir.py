@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fumehood.core.changes import DIRECTORY, SYMLINK
-from fumehood.core.danger import Facts, concern, survey, suspects, wants_facts
+from fumehood.core.danger import ChangeFacts, find_concern, gather_root_facts, possible_repositories, wants_facts
 from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, setting
 
 
@@ -49,11 +49,11 @@ def test_git_may_be_led_only_where_it_leads_itself(path: str, content: str, pass
 
 
 def test_a_work_tree_may_belong_to_a_repository_that_is_another_root() -> None:
-    ground = survey([], (ROOT, "/home/someone/main/.git"))
+    ground = gather_root_facts([], (ROOT, "/home/someone/main/.git"))
     change = added("tree/.git")
-    inside = Facts(new=b"gitdir: /home/someone/main/.git/worktrees/tree\n", root=ROOT)
-    assert concern(change, inside, NO_RULES, ground) is None
-    assert is_held(concern(change, inside, NO_RULES))
+    inside = ChangeFacts(new=b"gitdir: /home/someone/main/.git/worktrees/tree\n", root=ROOT)
+    assert find_concern(change, inside, NO_RULES, ground) is None
+    assert is_held(find_concern(change, inside, NO_RULES))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_work_tree_may_belong_to_a_repository_that_is_another_root() -> None:
     [("hooks/pre-commit", b"x"), ("config", setting("core.fsmonitor=x")), ("worktrees/x/commondir", b"/evil")],
 )
 def test_a_root_that_is_a_git_directory_is_judged_as_one(path: str, new: bytes) -> None:
-    ground = survey([], ("/home/someone/main/.git",))
+    ground = gather_root_facts([], ("/home/someone/main/.git",))
     assert is_held(file(path, new, ground=ground))
     assert file("refs/heads/hooks/x", ground=ground) is None
 
@@ -69,23 +69,24 @@ def test_a_root_that_is_a_git_directory_is_judged_as_one(path: str, new: bytes) 
 def test_a_bare_repository_that_a_run_makes_is_judged_as_one() -> None:
     names = ("HEAD", "config", "hooks/post-receive", "hooks/update.sample", "refs/heads/main", ".vscode/tasks.json")
     changes = [added(f"new/{name}", within="new") for name in names]
-    ground = survey(changes, (ROOT,))
+    ground = gather_root_facts(changes, (ROOT,))
     content = {"new/HEAD": b"ref: refs/heads/main\n", "new/config": BASE + setting("alias.x=!evil")}
-    found = [concern(c, Facts(new=content.get(c.path, b""), root=ROOT), NO_RULES, ground) for c in changes]
+    found = [find_concern(c, ChangeFacts(new=content.get(c.path, b""), root=ROOT), NO_RULES, ground) for c in changes]
     assert [is_held(one) for one in found] == [False, True, True, False, False, True]
 
 
 def test_a_bare_repository_that_was_there_is_found_by_its_head() -> None:
     hook = added("fixtures/repo/hooks/post-receive")
-    assert suspects([hook]) == {(0, "fixtures/repo")}
-    assert suspects([added(".git/hooks/x"), added(".git/config"), added("src/app.py")]) == set()
-    assert concern(hook, None, NO_RULES) is None
-    assert is_held(concern(hook, None, NO_RULES, survey([hook], (ROOT,), suspects([hook]))))
+    assert possible_repositories([hook]) == {(0, "fixtures/repo")}
+    assert possible_repositories([added(".git/hooks/x"), added(".git/config"), added("src/app.py")]) == set()
+    assert find_concern(hook, None, NO_RULES) is None
+    ground = gather_root_facts([hook], (ROOT,), possible_repositories([hook]))
+    assert is_held(find_concern(hook, None, NO_RULES, ground))
 
 
 def test_a_directory_that_was_there_does_not_become_a_repository() -> None:
     assert is_held(file("old/HEAD", b"ref: refs/heads/main\n"))
-    assert is_held(concern(added("old/HEAD", SYMLINK), Facts(target="refs/heads/main", root=ROOT), NO_RULES))
+    assert is_held(find_concern(added("old/HEAD", SYMLINK), ChangeFacts(target="refs/heads/main", root=ROOT), NO_RULES))
     assert file("old/HEAD", b"ref: refs/heads/other\n", old=b"ref: refs/heads/main\n") is None
     assert file("docs/HEAD", b"a text\n") is None
 
@@ -170,11 +171,11 @@ ORDINARY = """
 @pytest.mark.parametrize("path", STRANGE.split())
 def test_a_name_that_git_does_not_write_in_its_directory_is_held(path: str) -> None:
     if path.count("/") == 1:
-        assert is_held(concern(added(path, DIRECTORY, 0o755), None, NO_RULES))
+        assert is_held(find_concern(added(path, DIRECTORY, 0o755), None, NO_RULES))
         within = added(f"{path}/deep/x", within=path)
-        assert is_held(concern(within, None, NO_RULES))
-        assert is_held(concern(added(f"{path}/deep", DIRECTORY, within=path), None, NO_RULES))
-        assert concern(added(f"{path}/deep"), None, NO_RULES) is None
+        assert is_held(find_concern(within, None, NO_RULES))
+        assert is_held(find_concern(added(f"{path}/deep", DIRECTORY, within=path), None, NO_RULES))
+        assert find_concern(added(f"{path}/deep"), None, NO_RULES) is None
     if path != ".git/SAFE":
         assert is_held(file(path))
 
@@ -184,16 +185,16 @@ def test_names_that_git_and_its_companions_write_pass(path: str) -> None:
     names = path.split("/")
     for within in (None, ".git", "/".join(names[:2])):
         change = added(path, within=within if within != path else None)
-        assert concern(change, Facts(new=b"x", root=ROOT), NO_RULES) is None
+        assert find_concern(change, ChangeFacts(new=b"x", root=ROOT), NO_RULES) is None
     for end in range(2, len(names)):
-        assert concern(added("/".join(names[:end]), DIRECTORY, 0o755), None, NO_RULES) is None
+        assert find_concern(added("/".join(names[:end]), DIRECTORY, 0o755), None, NO_RULES) is None
 
 
 @pytest.mark.parametrize("name", ["run.txt", "notes.md", "config.bak"])
 def test_a_note_in_a_git_directory_is_a_plain_file(name: str) -> None:
-    assert is_held(concern(added(f".git/{name}", mode=0o755), Facts(new=b"x", root=ROOT), NO_RULES))
-    assert is_held(concern(added(f".git/{name}", DIRECTORY, 0o755), None, NO_RULES))
-    assert is_held(concern(added(f".git/{name}/lazygit.yml", within=f".git/{name}"), None, NO_RULES))
+    assert is_held(find_concern(added(f".git/{name}", mode=0o755), ChangeFacts(new=b"x", root=ROOT), NO_RULES))
+    assert is_held(find_concern(added(f".git/{name}", DIRECTORY, 0o755), None, NO_RULES))
+    assert is_held(find_concern(added(f".git/{name}/lazygit.yml", within=f".git/{name}"), None, NO_RULES))
 
 
 def test_what_was_there_by_another_name_may_change() -> None:
@@ -205,10 +206,10 @@ def test_the_address_of_large_files_is_held_and_their_other_settings_are_not() -
     for new in (b"[lfs]\n\turl = https://other.example/\n", old + b'[remote "origin"]\n\tlfspushurl = x\n', b"[lfs"):
         assert is_held(file(".lfsconfig", new, old))
         assert is_held(file(".lfsconfig", new))
-    assert is_held(concern(added(".lfsconfig"), None, NO_RULES))
+    assert is_held(find_concern(added(".lfsconfig"), None, NO_RULES))
     assert file(".lfsconfig", old + b"\tfetchexclude = big\n", old) is None
     cloned = added("cloned/.lfsconfig", within="cloned")
-    assert concern(cloned, Facts(new=old, root=ROOT), NO_RULES) is None
+    assert find_concern(cloned, ChangeFacts(new=old, root=ROOT), NO_RULES) is None
 
 
 @pytest.mark.parametrize("nested", [".git/" * 3000, ".git/modules/" * 1500, ".git/modules/" + "a/" * 3000])
@@ -216,25 +217,25 @@ def test_git_directories_in_each_other_as_nobody_has_them_are_held(nested: str) 
     for name in ("config", "hooks/x", "x"):
         change = added(nested + name)
         assert wants_facts(change) in (True, False)
-        assert is_held(concern(change, Facts(new=b"", root=ROOT), NO_RULES))
+        assert is_held(find_concern(change, ChangeFacts(new=b"", root=ROOT), NO_RULES))
 
 
 def test_what_lies_deep_below_a_repository_of_another_name_is_judged() -> None:
     above = "bare/" + "a/" * 3000
-    ground = survey([], repositories=[(0, "bare"), (0, above.rstrip("/"))])
+    ground = gather_root_facts([], repositories=[(0, "bare"), (0, above.rstrip("/"))])
     for number in range(100):
-        assert concern(added(f"{above}{number}"), None, NO_RULES, ground) is None
-    assert is_held(concern(added(f"{above}hooks/x"), None, NO_RULES, ground))
-    assert is_held(concern(added("bare/hooks/x"), None, NO_RULES, ground))
-    assert concern(added("other/hooks/x"), None, NO_RULES, ground) is None
-    every = survey([], repositories=[(0, "/".join("abcdefghij"[:end])) for end in range(1, 11)])
-    assert is_held(concern(added("/".join("abcdefghijk")), None, NO_RULES, every))
+        assert find_concern(added(f"{above}{number}"), None, NO_RULES, ground) is None
+    assert is_held(find_concern(added(f"{above}hooks/x"), None, NO_RULES, ground))
+    assert is_held(find_concern(added("bare/hooks/x"), None, NO_RULES, ground))
+    assert find_concern(added("other/hooks/x"), None, NO_RULES, ground) is None
+    every = gather_root_facts([], repositories=[(0, "/".join("abcdefghij"[:end])) for end in range(1, 11)])
+    assert is_held(find_concern(added("/".join("abcdefghijk")), None, NO_RULES, every))
 
 
 @pytest.mark.parametrize("todo", ["rebase-merge/git-rebase-todo", "rebase-apply/git-rebase-todo"])
 def test_a_rebase_under_way_is_judged_whatever_the_git_directory_is_called(todo: str) -> None:
     change = added(f"store/{todo}")
-    assert suspects([change]) == {(0, "store")}
-    ground = survey([change], repositories=suspects([change]))
+    assert possible_repositories([change]) == {(0, "store")}
+    ground = gather_root_facts([change], repositories=possible_repositories([change]))
     assert wants_facts(change, ground)
-    assert is_held(concern(change, Facts(new=b"exec evil\n", root=ROOT), NO_RULES, ground))
+    assert is_held(find_concern(change, ChangeFacts(new=b"exec evil\n", root=ROOT), NO_RULES, ground))

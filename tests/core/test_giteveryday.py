@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fumehood.core.changes import DELETED, DIRECTORY, FILE, Change
-from fumehood.core.danger import Facts, concern, wants_facts
+from fumehood.core.danger import ChangeFacts, find_concern, wants_facts
 from fumehood.core.gitconfig import by_key, parse
 from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, setting, stamp
 
@@ -156,12 +156,12 @@ def test_what_runs_a_program_is_named_before_what_sends_data() -> None:
 
 def test_a_configuration_that_was_missing_is_judged_as_the_repositorys() -> None:
     for path in (".git/config", ".git/config.worktree", ".git/worktrees/w/config.worktree", ".git/modules/s/config"):
-        facts = Facts(new=BASE, root=ROOT, repository_was_there=True)
-        assert concern(added(path), facts, NO_RULES) is None
-        assert is_held(concern(added(path), facts.replace(new=THERE), NO_RULES))
-        assert is_held(concern(added(path), facts.replace(new=None), NO_RULES))
-        assert is_held(concern(added(path), facts.replace(whole=False), NO_RULES))
-        assert is_held(concern(added(path), facts.replace(new=b"[broken"), NO_RULES))
+        facts = ChangeFacts(new=BASE, root=ROOT, repository_was_there=True)
+        assert find_concern(added(path), facts, NO_RULES) is None
+        assert is_held(find_concern(added(path), facts.replace(new=THERE), NO_RULES))
+        assert is_held(find_concern(added(path), facts.replace(new=None), NO_RULES))
+        assert is_held(find_concern(added(path), facts.replace(whole=False), NO_RULES))
+        assert is_held(find_concern(added(path), facts.replace(new=b"[broken"), NO_RULES))
 
 
 def test_what_was_there_and_could_not_be_understood_excuses_nothing() -> None:
@@ -180,40 +180,40 @@ def gone(path: str, within: str | None = None, kind: str = FILE) -> Change:
 
 @pytest.mark.parametrize("path", [".git/config", ".git/modules/sub/config", "nested/.git/config.worktree"])
 def test_a_configuration_that_goes_while_its_repository_stays_is_held(path: str) -> None:
-    facts = Facts(old=THERE, root=ROOT, repository_was_there=True)
+    facts = ChangeFacts(old=THERE, root=ROOT, repository_was_there=True)
     assert wants_facts(gone(path))
-    assert is_held(concern(gone(path), facts, NO_RULES))
-    assert is_held(concern(gone(path), facts.replace(old=None), NO_RULES))
-    assert is_held(concern(gone(path), None, NO_RULES))
+    assert is_held(find_concern(gone(path), facts, NO_RULES))
+    assert is_held(find_concern(gone(path), facts.replace(old=None), NO_RULES))
+    assert is_held(find_concern(gone(path), None, NO_RULES))
 
 
 def test_a_configuration_goes_with_its_repository() -> None:
     for path, top in ((".git/modules/sub/config", ".git/modules/sub"), ("nested/.git/config", "nested"),
                       (".git/worktrees/w/config.worktree", ".git/worktrees")):  # fmt: skip
         assert not wants_facts(gone(path, within=top))
-        assert concern(gone(path, within=top), None, NO_RULES) is None
+        assert find_concern(gone(path, within=top), None, NO_RULES) is None
 
 
 def test_what_sparse_checkouts_keep_may_go() -> None:
-    facts = Facts(old=setting("core.sparseCheckout=true"), root=ROOT, repository_was_there=True)
-    assert concern(gone(".git/config.worktree"), facts, NO_RULES) is None
+    facts = ChangeFacts(old=setting("core.sparseCheckout=true"), root=ROOT, repository_was_there=True)
+    assert find_concern(gone(".git/config.worktree"), facts, NO_RULES) is None
 
 
 def test_the_projects_own_repository_does_not_go_unseen() -> None:
-    assert is_held(concern(gone(".git", kind=DIRECTORY), None, NO_RULES))
-    assert is_held(concern(gone(".git"), None, NO_RULES))
-    assert concern(gone("nested/.git", kind=DIRECTORY), None, NO_RULES) is None
+    assert is_held(find_concern(gone(".git", kind=DIRECTORY), None, NO_RULES))
+    assert is_held(find_concern(gone(".git"), None, NO_RULES))
+    assert find_concern(gone("nested/.git", kind=DIRECTORY), None, NO_RULES) is None
 
 
 @pytest.mark.parametrize("path", [".git/remotes/origin", ".git/branches/deep/er", ".git/modules/sub/remotes/origin"])
 def test_old_style_remotes_of_a_repository_that_was_there_are_held(path: str) -> None:
-    facts = Facts(new=b"URL: https://evil", root=ROOT, repository_was_there=True)
+    facts = ChangeFacts(new=b"URL: https://evil", root=ROOT, repository_was_there=True)
     assert wants_facts(added(path))
-    assert is_held(concern(added(path), facts, NO_RULES))
-    assert is_flagged(concern(added(path), facts.replace(repository_was_there=False), NO_RULES))
-    assert is_held(concern(gone(path), facts, NO_RULES))
-    assert is_held(concern(gone(path, within=path.rpartition("/")[0]), facts, NO_RULES))
-    assert concern(gone(path, within=".git"), facts, NO_RULES) is None
+    assert is_held(find_concern(added(path), facts, NO_RULES))
+    assert is_flagged(find_concern(added(path), facts.replace(repository_was_there=False), NO_RULES))
+    assert is_held(find_concern(gone(path), facts, NO_RULES))
+    assert is_held(find_concern(gone(path, within=path.rpartition("/")[0]), facts, NO_RULES))
+    assert find_concern(gone(path, within=".git"), facts, NO_RULES) is None
 
 
 def test_a_git_file_that_was_there_names_no_other_repository() -> None:
@@ -221,8 +221,9 @@ def test_a_git_file_that_was_there_names_no_other_repository() -> None:
     assert file("sub/.git", one) is None
     assert file("sub/.git", one, old=one) is None
     assert is_held(file("sub/.git", other, old=one))
-    over = Facts(new=other, root=ROOT, repository_was_there=True)  # a directory before, or files of another repository
-    assert is_held(concern(added("sub/.git"), over, NO_RULES))
+    # A directory before, or files of another repository.
+    over = ChangeFacts(new=other, root=ROOT, repository_was_there=True)
+    assert is_held(find_concern(added("sub/.git"), over, NO_RULES))
 
 
 def test_a_submodule_may_lose_its_work_tree_and_get_it_back() -> None:

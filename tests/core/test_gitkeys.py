@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.core.danger import Facts, concern, wants_facts
+from fumehood.core.danger import ChangeFacts, find_concern, wants_facts
 from judging import BASE, NO_RULES, added, file, is_flagged, is_held, modified, setting
 
 CONFIGS = [
@@ -73,8 +73,8 @@ def test_every_configuration_git_reads_is_compared_by_key(path: str) -> None:
     assert file(path, BASE) is None
     assert is_held(file(path, BASE + b"[CORE] FsMonitor = evil", old=BASE))
     assert is_held(file(path, BASE + b"[broken", old=BASE))
-    assert is_held(concern(modified(path), None, NO_RULES))
-    assert is_held(concern(modified(path), Facts(old=BASE, new=BASE, whole=False), NO_RULES))
+    assert is_held(find_concern(modified(path), None, NO_RULES))
+    assert is_held(find_concern(modified(path), ChangeFacts(old=BASE, new=BASE, whole=False), NO_RULES))
 
 
 @pytest.mark.parametrize("line", ["core.pager=cat", "core.editor=true", "pager.diff=cat"])

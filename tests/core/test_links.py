@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fumehood.core.changes import SYMLINK
-from fumehood.core.danger import concern, wants_facts
+from fumehood.core.danger import find_concern, wants_facts
 from judging import NO_RULES, ROOT, added, is_flagged, is_held, link
 
 
@@ -32,7 +32,7 @@ def test_links_that_stay_in_the_project_pass(path: str, target: str) -> None:
 )  # fmt: skip
 def test_links_out_of_the_project_are_held(path: str, target: str) -> None:
     assert is_held(link(path, target))
-    assert is_held(concern(added(path, SYMLINK), None, NO_RULES))
+    assert is_held(find_concern(added(path, SYMLINK), None, NO_RULES))
 
 
 @pytest.mark.parametrize(

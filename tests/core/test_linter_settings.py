@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.changes import ADDED, FILE, SYMLINK, Change
-from fumehood.core.danger import Facts, concern, wants_facts
+from fumehood.core.danger import ChangeFacts, find_concern, wants_facts
 from judging import NO_RULES, ROOT, added, file, is_flagged, is_held, modified, stamp
 
 LOADING = {
@@ -110,8 +110,8 @@ def test_what_loads_code_is_held_when_it_is_new(path: str) -> None:
     assert wants_facts(added(path))
     assert is_held(file(path, content))
     assert is_held(file(path, content, old=b""))
-    assert is_held(concern(added(path), None, NO_RULES))
-    assert is_held(concern(modified(path), Facts(old=b"", new=b"", whole=False, root=ROOT), NO_RULES))
+    assert is_held(find_concern(added(path), None, NO_RULES))
+    assert is_held(find_concern(modified(path), ChangeFacts(old=b"", new=b"", whole=False, root=ROOT), NO_RULES))
 
 
 @pytest.mark.parametrize("path", LOADING)
@@ -176,7 +176,7 @@ def test_another_spelling_does_not_pass(path: str, content: bytes) -> None:
 
 
 def test_a_link_in_place_of_settings_is_held() -> None:
-    assert is_held(concern(added(".flake8", SYMLINK, 0o777), Facts(target="x", root=ROOT), NO_RULES))
+    assert is_held(find_concern(added(".flake8", SYMLINK, 0o777), ChangeFacts(target="x", root=ROOT), NO_RULES))
 
 
 def test_nobodys_tools_look_into_packages() -> None:
@@ -194,14 +194,14 @@ def test_nobodys_tools_look_into_packages() -> None:
     ],
 )
 def test_what_cloning_writes_into_a_new_repository_passes(path: str, content: bytes) -> None:
-    facts = Facts(new=content, root=ROOT)
+    facts = ChangeFacts(new=content, root=ROOT)
     new = Change(0, f"x/{path}", ADDED, FILE, after=stamp(), within="x")
     assert wants_facts(new)
-    assert concern(new, facts, NO_RULES) is None
-    assert is_held(concern(added(f"x/{path}"), facts, NO_RULES))
+    assert find_concern(new, facts, NO_RULES) is None
+    assert is_held(find_concern(added(f"x/{path}"), facts, NO_RULES))
     hooks, including = b"[hooks]\nupdate = evil\n", b"[paths]\n%include /tmp/x\n"
     for worse in (hooks, including, b"%include /tmp/x\n", b"/tmp/evil.git", b""):
-        assert is_held(concern(new, Facts(new=worse, root=ROOT), NO_RULES))
+        assert is_held(find_concern(new, ChangeFacts(new=worse, root=ROOT), NO_RULES))
 
 
 @given(st.sampled_from(sorted(LOADING)), st.text(max_size=80), st.text(max_size=80))

@@ -17,24 +17,26 @@ def question(**changed):
 
 
 def test_without_an_earlier_answer_it_asks():
-    assert asking.settled(question(), {}, {}) == asking.ASK
-    assert asking.settled(question(), {(asking.UNSANDBOXED, "/other", "/usr/bin/git"): asking.ALLOW}, {}) == asking.ASK
-    assert asking.settled(question(), {}, {(asking.NETWORK, "/project", "/usr/bin/git"): asking.ALLOW}) == asking.ASK
+    assert asking.earlier_answer(question(), {}, {}) == asking.ASK
+    elsewhere = {(asking.UNSANDBOXED, "/other", "/usr/bin/git"): asking.ALLOW}
+    assert asking.earlier_answer(question(), elsewhere, {}) == asking.ASK
+    another = {(asking.NETWORK, "/project", "/usr/bin/git"): asking.ALLOW}
+    assert asking.earlier_answer(question(), {}, another) == asking.ASK
 
 
 @pytest.mark.parametrize("answer", [asking.ALLOW, asking.DENY])
 def test_a_kept_answer_or_one_of_the_session_settles_it(answer):
-    assert asking.settled(question(), {KEY: answer}, {}) == answer
-    assert asking.settled(question(), {}, {KEY: answer}) == answer
+    assert asking.earlier_answer(question(), {KEY: answer}, {}) == answer
+    assert asking.earlier_answer(question(), {}, {KEY: answer}) == answer
 
 
 def test_the_session_is_looked_at_before_what_was_kept():
-    assert asking.settled(question(), {KEY: asking.DENY}, {KEY: asking.ALLOW}) == asking.DENY
-    assert asking.settled(question(), {KEY: asking.ALLOW}, {KEY: asking.DENY}) == asking.ALLOW
+    assert asking.earlier_answer(question(), {KEY: asking.DENY}, {KEY: asking.ALLOW}) == asking.DENY
+    assert asking.earlier_answer(question(), {KEY: asking.ALLOW}, {KEY: asking.DENY}) == asking.ALLOW
 
 
 def test_what_is_asked_one_time_only_is_asked_whatever_was_answered():
-    assert asking.settled(question(one_time_only=True), {KEY: asking.ALLOW}, {KEY: asking.ALLOW}) == asking.ASK
+    assert asking.earlier_answer(question(one_time_only=True), {KEY: asking.ALLOW}, {KEY: asking.ALLOW}) == asking.ASK
 
 
 def test_six_answers_are_offered_and_two_where_it_is_one_time_only():
@@ -46,7 +48,7 @@ def test_six_answers_are_offered_and_two_where_it_is_one_time_only():
 
 
 def test_an_answer_says_what_and_for_how_long():
-    told = {answer: (asking.verdict(answer), asking.scope(answer)) for answer in asking.ANSWERS}
+    told = {answer: (asking.answer_verdict(answer), asking.answer_scope(answer)) for answer in asking.ANSWERS}
     assert set(told.values()) == {
         (v, s) for v in (asking.ALLOW, asking.DENY) for s in (asking.ONCE, asking.SESSION, asking.ALWAYS)
     }
@@ -61,19 +63,19 @@ def test_an_answer_says_what_and_for_how_long():
     + [(answer, answer) for answer in asking.ANSWERS],
 )
 def test_answers_are_understood_as_programs_give_them(given, meant):
-    assert asking.understood(question(), given) == meant
+    assert asking.parse_answer(question(), given) == meant
 
 
 @pytest.mark.parametrize("nonsense", ["", "yes", "ALLOW_ONCE", "allow_forever", 1, 0, [], object()])
 def test_what_is_no_answer_is_never_taken_for_one(nonsense):
     with pytest.raises(BadRequest, match="is not an answer"):
-        asking.understood(question(), nonsense)
+        asking.parse_answer(question(), nonsense)
 
 
 @pytest.mark.parametrize("answer", asking.ANSWERS)
 def test_an_answer_to_a_one_time_question_holds_once(answer):
-    once = asking.understood(question(one_time_only=True), answer)
-    assert (asking.verdict(once), asking.scope(once)) == (asking.verdict(answer), asking.ONCE)
+    once = asking.parse_answer(question(one_time_only=True), answer)
+    assert (asking.answer_verdict(once), asking.answer_scope(once)) == (asking.answer_verdict(answer), asking.ONCE)
 
 
 def test_network_is_asked_for_each_time_under_a_key_of_its_own():

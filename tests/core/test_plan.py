@@ -3,7 +3,19 @@
 import pytest
 
 from fumehood.core import changes as c
-from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, inverse, needs_layer, plan, sharing, staying
+from fumehood.core.changes import (
+    CHMOD,
+    MKDIR,
+    PUT,
+    RMDIR,
+    SWAP,
+    TAKE,
+    directories_to_keep,
+    files_with_other_links,
+    inverse,
+    needs_layer,
+    plan_steps,
+)
 from fumehood.core.judge import judge, keep_replacements_whole
 from fumehood.core.request import APPLY, DISCARD, HOLD
 
@@ -47,49 +59,49 @@ def told(steps):
     ],
 )  # fmt: skip
 def test_a_change_alone_is_one_step(what, kind, act):
-    assert told(plan([change("x", what, kind)])) == [(act, "x")]
+    assert told(plan_steps([change("x", what, kind)])) == [(act, "x")]
 
 
 @pytest.mark.parametrize("verdict", [c.HELD, c.CONFLICT, c.DISCARDED, c.UNSUPPORTED])
 def test_what_is_not_applied_is_no_step(verdict):
-    assert plan([change("x", c.MODIFIED, verdict=verdict), change("y", c.DELETED, verdict=verdict)]) == []
+    assert plan_steps([change("x", c.MODIFIED, verdict=verdict), change("y", c.DELETED, verdict=verdict)]) == []
 
 
 def test_a_new_tree_is_one_step_however_large():
-    assert told(plan(new_tree("a", "b/", "b/c", "b/d/", "b/d/e"))) == [(PUT, "n")]
+    assert told(plan_steps(new_tree("a", "b/", "b/c", "b/d/", "b/d/e"))) == [(PUT, "n")]
 
 
 def test_a_deleted_tree_is_one_step():
     gone = [change("d", c.DELETED, c.DIRECTORY, was=c.DIRECTORY), change("d/f", c.DELETED, within="d")]
-    assert told(plan(gone)) == [(TAKE, "d")]
+    assert told(plan_steps(gone)) == [(TAKE, "d")]
 
 
 def test_a_tree_of_which_something_stays_goes_piece_by_piece():
     changes = new_tree("a", "b/", "b/c", "b/fifo", "w/", "w/x", held=("b/fifo",))
-    assert told(plan(changes)) == [(MKDIR, "n"), (PUT, "n/a"), (MKDIR, "n/b"), (PUT, "n/w"), (PUT, "n/b/c")]
+    assert told(plan_steps(changes)) == [(MKDIR, "n"), (PUT, "n/a"), (MKDIR, "n/b"), (PUT, "n/w"), (PUT, "n/b/c")]
 
 
 def test_what_is_left_of_a_tree_that_is_there_moves_by_itself():
     changes = new_tree("a", "b/", "b/c", "d/", "d/e")
     for each in changes:
         each.verdict = c.APPLIED if each.path.startswith(("n/b", "n/d/e")) else "done"
-    assert told(plan(changes)) == [(PUT, "n/b"), (PUT, "n/d/e")]
+    assert told(plan_steps(changes)) == [(PUT, "n/b"), (PUT, "n/d/e")]
 
 
 def test_gits_objects_come_before_what_names_them_and_go_after_it():
     objects = [".git/objects/ab", ".git/objects/pack/p.pack"]
     paths = [".git/index", ".git/logs/HEAD", ".git/refs/heads/main"]
     commit = [change(path, c.ADDED) for path in objects] + [change(path, c.MODIFIED) for path in paths]
-    assert [path for _, path in told(plan(c.by_path(commit)))] == [*objects, *paths]
+    assert [path for _, path in told(plan_steps(c.by_path(commit)))] == [*objects, *paths]
     back = [change(path, c.DELETED) for path in objects] + [change(path, c.MODIFIED) for path in paths]
-    assert [path for _, path in told(plan(c.by_path(back)))] == [*paths, *objects]
+    assert [path for _, path in told(plan_steps(c.by_path(back)))] == [*paths, *objects]
     packed = [change(".git/packed-refs", c.DELETED), change(".git/refs/heads/main", c.ADDED)]
-    assert told(plan(packed)) == [(PUT, ".git/refs/heads/main"), (TAKE, ".git/packed-refs")]
+    assert told(plan_steps(packed)) == [(PUT, ".git/refs/heads/main"), (TAKE, ".git/packed-refs")]
 
 
 def test_objects_of_a_repository_that_comes_piece_by_piece_come_after_their_directories():
     inside = (".git/", ".git/HEAD", ".git/hooks/", ".git/hooks/x", ".git/objects/", ".git/objects/ab", ".git/objects/f")
-    steps = told(plan(new_tree(*inside, held=(".git/hooks/x", ".git/objects/f"))))
+    steps = told(plan_steps(new_tree(*inside, held=(".git/hooks/x", ".git/objects/f"))))
     assert steps.index((MKDIR, "n/.git/objects")) < steps.index((PUT, "n/.git/objects/ab"))
 
 
@@ -98,39 +110,41 @@ def test_directories_get_their_modes_last_and_the_deepest_first():
         change("a", c.MODE, c.DIRECTORY), change("a/b", c.MODE, c.DIRECTORY), change("a/b/f", c.MODIFIED),
         change("a/g", c.DELETED),
     ]  # fmt: skip
-    assert told(plan(changes)) == [(TAKE, "a/g"), (SWAP, "a/b/f"), (CHMOD, "a/b"), (CHMOD, "a")]
+    assert told(plan_steps(changes)) == [(TAKE, "a/g"), (SWAP, "a/b/f"), (CHMOD, "a/b"), (CHMOD, "a")]
 
 
 def test_directories_that_the_layer_still_needs_are_removed_last_when_a_run_is_taken_back():
     changes = new_tree("a", "b/", "b/c", "b/fifo", held=("b/fifo",))
     back = inverse(changes)
-    assert told(plan(back, staying(changes))) == [(TAKE, "n/a"), (TAKE, "n/b/c"), (RMDIR, "n/b"), (RMDIR, "n")]
+    steps = plan_steps(back, directories_to_keep(changes))
+    assert told(steps) == [(TAKE, "n/a"), (TAKE, "n/b/c"), (RMDIR, "n/b"), (RMDIR, "n")]
     again = inverse(back)
-    assert told(plan(again, staying(changes))) == [(MKDIR, "n"), (PUT, "n/a"), (MKDIR, "n/b"), (PUT, "n/b/c")]
+    steps = plan_steps(again, directories_to_keep(changes))
+    assert told(steps) == [(MKDIR, "n"), (PUT, "n/a"), (MKDIR, "n/b"), (PUT, "n/b/c")]
 
 
 def test_steps_go_root_by_root_and_parents_before_what_lies_in_them():
     changes = c.by_path(
         [change("z", c.ADDED), change("a/b/c", c.ADDED), change("a/x", c.ADDED), change("q", c.ADDED, root=1)]
     )
-    steps = plan(changes)
+    steps = plan_steps(changes)
     assert [(step.change.root, step.change.path) for step in steps] == [(0, "z"), (0, "a/x"), (0, "a/b/c"), (1, "q")]
 
 
 def test_what_carries_an_overlays_marks_is_named_once_with_the_step_that_moves_it():
     changes = new_tree("a", "b/", "b/c", "fifo", held=("fifo",))
     for each in changes:
-        each.marked = c.ORIGIN
-    unmarked = {step.change.path: [each.path for each in step.unmark] for step in plan(changes)}
+        each.marked = c.ORIGIN_MARK
+    unmarked = {step.change.path: [each.path for each in step.unmark] for step in plan_steps(changes)}
     assert unmarked == {"n": [], "n/a": ["n/a"], "n/b": ["n/b", "n/b/c"]}
     whole = new_tree("a", "b/", "b/c")
-    whole[3].marked = c.OTHERS
-    assert [[each.path for each in step.unmark] for step in plan(whole)] == [["n/b/c"]]
+    whole[3].marked = c.OTHER_MARKS
+    assert [[each.path for each in step.unmark] for step in plan_steps(whole)] == [["n/b/c"]]
 
 
 def test_a_name_that_only_begins_like_a_directory_is_not_taken_for_what_lies_in_it():
     changes = c.by_path([change("d", c.ADDED, c.DIRECTORY), change("d-f", c.ADDED), change("d/f", c.ADDED, within="d")])
-    assert told(plan(changes)) == [(PUT, "d"), (PUT, "d-f")]
+    assert told(plan_steps(changes)) == [(PUT, "d"), (PUT, "d-f")]
 
 
 # --- links ---
@@ -138,14 +152,14 @@ def test_a_name_that_only_begins_like_a_directory_is_not_taken_for_what_lies_in_
 
 def test_links_that_all_move_stay_links():
     changes = [change("a", c.ADDED, inode=5, links=2), change("b", c.ADDED, inode=5, links=2), change("c", c.ADDED)]
-    assert sharing(changes, "after") == []
+    assert files_with_other_links(changes, "after") == []
 
 
 def test_links_of_which_one_stays_are_parted():
     changes = [change("a", c.ADDED, inode=5, links=3), change("b", c.ADDED, inode=5, links=3), change("c", c.ADDED)]
-    assert [each.path for each in sharing(changes, "after")] == ["a", "b"]
+    assert [each.path for each in files_with_other_links(changes, "after")] == ["a", "b"]
     changes = [change("a", c.ADDED, inode=5, links=2), change("b", c.ADDED, inode=5, links=2, verdict=c.HELD)]
-    assert [each.path for each in sharing(changes, "after")] == ["a"]
+    assert [each.path for each in files_with_other_links(changes, "after")] == ["a"]
 
 
 def test_links_are_counted_root_by_root_and_for_files_only():
@@ -153,13 +167,13 @@ def test_links_are_counted_root_by_root_and_for_files_only():
         change("a", c.ADDED, inode=5, links=2), change("a", c.ADDED, inode=5, links=2, root=1),
         change("d", c.ADDED, c.DIRECTORY, inode=6, links=9),
     ]  # fmt: skip
-    assert [each.root for each in sharing(changes, "after")] == [0, 1]
+    assert [each.root for each in files_with_other_links(changes, "after")] == [0, 1]
 
 
 def test_backups_are_parted_from_what_stays_too():
     gone = [change("a", c.DELETED, inode=5, links=2), change("d/b", c.DELETED, inode=6, links=2, within="d")]
-    assert [each.path for each in sharing(gone, "before")] == ["a", "d/b"]
-    assert sharing(gone, "after") == []
+    assert [each.path for each in files_with_other_links(gone, "before")] == ["a", "d/b"]
+    assert files_with_other_links(gone, "after") == []
 
 
 # --- judging ---

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.changes import ADDED, FILE, Change
-from fumehood.core.danger import Facts, concern
+from fumehood.core.danger import ChangeFacts, find_concern
 from fumehood.core.linter_settings import new_code
 from fumehood.core.settings_text import Unclear, values_at
 from judging import NO_RULES, ROOT, file, is_held, stamp
@@ -304,19 +304,19 @@ CLONED = {
 )  # fmt: skip
 def test_settings_of_a_new_repository_that_say_more_than_cloning_does_are_held(path: str, worse: bytes) -> None:
     new = Change(0, f"x/{path}", ADDED, FILE, after=stamp(), within="x")
-    assert concern(new, Facts(new=CLONED[path], root=ROOT), NO_RULES) is None
+    assert find_concern(new, ChangeFacts(new=CLONED[path], root=ROOT), NO_RULES) is None
     for content in (CLONED[path] + worse, worse + CLONED[path]):
-        assert is_held(concern(new, Facts(new=content, root=ROOT), NO_RULES))
+        assert is_held(find_concern(new, ChangeFacts(new=content, root=ROOT), NO_RULES))
 
 
 @pytest.mark.parametrize("path", CLONED)
 def test_settings_of_a_new_repository_that_are_too_long_to_be_read_whole_are_held(path: str) -> None:
     new = Change(0, f"x/{path}", ADDED, FILE, after=stamp(), within="x")
-    assert is_held(concern(new, Facts(new=CLONED[path], whole=False, root=ROOT), NO_RULES))
+    assert is_held(find_concern(new, ChangeFacts(new=CLONED[path], whole=False, root=ROOT), NO_RULES))
 
 
 @pytest.mark.parametrize("path", [".hg/sharedpath", ".jj/repo", ".hg/hgrc-not-shared", "_darcs/prefs/defaults"])
 def test_what_is_no_table_of_settings_is_never_what_cloning_writes(path: str) -> None:
     new = Change(0, f"x/{path}", ADDED, FILE, after=stamp(), within="x")
     for content in (b"[x]", b"[x]\n", b"[paths]\ndefault = x\n"):
-        assert is_held(concern(new, Facts(new=content, root=ROOT), NO_RULES))
+        assert is_held(find_concern(new, ChangeFacts(new=content, root=ROOT), NO_RULES))

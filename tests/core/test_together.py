@@ -3,7 +3,7 @@
 import pytest
 
 from fumehood.core import changes as c
-from fumehood.core.judge import HOLD_ALL, Waiting, free_of_conflicts, hold_together, repository
+from fumehood.core.judge import HOLD_ALL, HeldChanges, repository_of, spread_conflicts, without_conflicts
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ from fumehood.core.judge import HOLD_ALL, Waiting, free_of_conflicts, hold_toget
     ],
 )
 def test_the_repository_whose_state_a_path_is(place, git):
-    assert repository(place) == git
+    assert repository_of(place) == git
 
 
 def change(path, verdict=c.APPLIED, what=c.MODIFIED, kind=c.FILE):
@@ -54,27 +54,27 @@ def test_a_conflict_in_a_repositorys_state_is_one_in_all_of_it():
         change(".git/HEAD"), change(".git/index", c.CONFLICT), change(".git/objects/ab/c"), change("f"),
         change("other/.git/HEAD"),
     ]  # fmt: skip
-    assert hold_together(changes, ["/p"])
+    assert spread_conflicts(changes, ["/p"])
     assert [each.verdict for each in changes] == ["conflict", "conflict", "applied", "applied", "applied"]
-    assert not hold_together(changes, ["/p"])
+    assert not spread_conflicts(changes, ["/p"])
 
 
 @pytest.mark.parametrize("git", [".git", ".git/modules/a/b", "bare.git"])
 def test_a_state_waits_with_an_object_that_it_may_need(git):
     changes = [change(f"{git}/HEAD"), change(f"{git}/objects/ab/c", c.CONFLICT), change(f"{git}/objects/ab/d")]
-    assert hold_together(changes, ["/p"])
+    assert spread_conflicts(changes, ["/p"])
     assert [each.verdict for each in changes] == ["conflict", "conflict", "applied"]
 
 
 def test_no_conflict_holds_nothing():
     changes = [change(".git/HEAD"), change("f", c.HELD)]
-    assert not hold_together(changes, ["/p"], HOLD_ALL)
+    assert not spread_conflicts(changes, ["/p"], HOLD_ALL)
     assert [each.verdict for each in changes] == ["applied", "held"]
 
 
 def test_one_conflict_can_hold_everything():
     changes = [change("a"), change("b", c.CONFLICT), change("c", c.DISCARDED)]
-    assert hold_together(changes, ["/p"], HOLD_ALL)
+    assert spread_conflicts(changes, ["/p"], HOLD_ALL)
     assert [each.verdict for each in changes] == ["held", "conflict", "discarded"]
 
 
@@ -92,8 +92,8 @@ def test_one_conflict_can_hold_everything():
     ],
 )
 def test_what_builds_on_what(held, later, builds):
-    assert Waiting([("R", 0, held)]).under(later) == ("R" if builds else None)
-    assert Waiting([("R", 1, held)]).under(later) is None
+    assert HeldChanges([("R", 0, held)]).under(later) == ("R" if builds else None)
+    assert HeldChanges([("R", 1, held)]).under(later) is None
 
 
 @pytest.mark.parametrize(("replaced", "going"), [(c.TYPE, ["f"]), (c.DELETED, ["f"]), (c.ADDED, ["d", "d/b", "f"])])
@@ -104,4 +104,4 @@ def test_a_replaced_tree_with_a_conflict_in_it_stays_whole(replaced, going):
         c.Change(0, "d/b", c.DELETED, c.FILE, within="d", verdict=c.HELD),
         c.Change(0, "f", c.MODIFIED, c.FILE, verdict=c.HELD),
     ]
-    assert [change.path for change in free_of_conflicts(changes, changes, ["/p"])] == going
+    assert [change.path for change in without_conflicts(changes, changes, ["/p"])] == going

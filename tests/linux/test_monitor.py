@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 from conftest import need
-from fumehood.core.changes import ABSENT, DIRECTORY, LAYER_KINDS, LIVE_KINDS, OPAQUE, PAIRS, WHITEOUT
+from fumehood.core.changes import ABSENT, CHANGES_BY_KINDS, DIRECTORY, LAYER_KINDS, LIVE_KINDS, OPAQUE, WHITEOUT
 from fumehood.linux.monitor import ADDED, CANCELLED, REMOVED, UPDATED, Directory, Monitor, WatchedLayer, state_of
 from processes import nothing_more_is_open, open_descriptors
 
@@ -444,7 +444,7 @@ def test_what_an_opaque_directory_hides_is_removed(project: str) -> None:
 
 
 def test_the_scan_sees_a_change_wherever_something_is_told() -> None:
-    for (layer, project), change in PAIRS.items():
+    for (layer, project), change in CHANGES_BY_KINDS.items():
         if layer != OPAQUE:
             assert (state_of(layer, project) is None) == (change is None), (layer, project)
 

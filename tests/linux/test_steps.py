@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies
 
 from fumehood.core import changes as c
-from fumehood.core.changes import plan, sharing
+from fumehood.core.changes import files_with_other_links, plan_steps
 from fumehood.core.judge import judge
 from fumehood.core.request import APPLY
 from fumehood.errors import Unfinished
@@ -42,8 +42,8 @@ class Hand:
 
     def ready(self):
         found = self.changes()
-        planned = plan(found)
-        self.sides.prepare(planned, sharing(found, "after"))
+        planned = plan_steps(found)
+        self.sides.prepare(planned, files_with_other_links(found, "after"))
         return planned
 
     def close(self):

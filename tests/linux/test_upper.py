@@ -160,7 +160,7 @@ def make(path: Path, kind: str, inside: str) -> None:
 
 
 def test_every_pair_of_kinds_has_a_case_here():
-    assert set(CASES) == set(product(c.LAYER_KINDS, c.LIVE_KINDS)) == set(c.PAIRS)
+    assert set(CASES) == set(product(c.LAYER_KINDS, c.LIVE_KINDS)) == set(c.CHANGES_BY_KINDS)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_entries_with_an_overlays_bookkeeping_are_marked(trees):
     os.setxattr(trees.upper / "new/moved", "user.overlay.origin", b"\0")
     (trees.upper / "new/plain").write_text("x")
     assert {change.path: change.marked for change in trees.scan()} == {
-        "new": c.OTHERS, "new/moved": 0, "new/plain": 0,
+        "new": c.OTHER_MARKS, "new/moved": 0, "new/plain": 0,
     }  # fmt: skip
     assert os.listxattr(trees.upper / "new/moved") == []
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from plain import APPLIED, CONFLICT, Node, Tree
 
 from conftest import PREFIX, scratch
-from fumehood.core.judge import repository
+from fumehood.core.judge import repository_of
 from fumehood.linux import gitindex
 
 IS_HERE = shutil.which("git") is not None
@@ -130,10 +130,10 @@ def check(top: Path) -> None:
 
 def as_one(verdicts: dict[str, str]) -> dict[str, str]:
     """Let the state of the repository be one path."""
-    states = {verdict for path, verdict in verdicts.items() if repository(f"/{path}")}
+    states = {verdict for path, verdict in verdicts.items() if repository_of(f"/{path}")}
     if CONFLICT in states:
         assert APPLIED not in states, "half of two histories"
         states = {CONFLICT}
     assert len(states) <= 1, verdicts
-    others = {path: verdict for path, verdict in verdicts.items() if not repository(f"/{path}")}
+    others = {path: verdict for path, verdict in verdicts.items() if not repository_of(f"/{path}")}
     return others if not states else others | {STATE: states.pop()}

@@ -56,18 +56,18 @@ def test_links_in_a_circle_come_to_an_end(project: Path, monkeypatch: pytest.Mon
 def test_a_project_on_the_way_to_modules_may_be_changed_but_for_ours(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fumehood.core.danger import is_own
+    from fumehood.core.danger import is_own_source
     from judging import added
 
     monkeypatch.setattr(sys, "path", [str(project), *sys.path, f"{project}/late"])
     own = found_in([str(project)])
     assert own is not None
-    assert is_own(added("json.py"), own)
-    assert is_own(added("yaml/__init__.py"), own)
-    assert is_own(added("late/h11/__init__.py"), own)
-    assert is_own(added("pluggy.py"), own)
+    assert is_own_source(added("json.py"), own)
+    assert is_own_source(added("yaml/__init__.py"), own)
+    assert is_own_source(added("late/h11/__init__.py"), own)
+    assert is_own_source(added("pluggy.py"), own)
     for path in ("app.py", "test/json.py", "src/app/json.py", "late/json.py", "late/pluggy.py"):
-        assert not is_own(added(path), own)
+        assert not is_own_source(added(path), own)
 
 
 def test_every_package_that_fumehood_needs_is_known() -> None:

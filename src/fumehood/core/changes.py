@@ -24,8 +24,9 @@ ATTRIBUTES = "attributes"  # a directory got some, or access rules, and they are
 OPENING = "opening"  # by access rules of the new directory, others may write what is made in it
 COPIED_LINKS = "copied-links"  # with a number: as many names share no content with the file's other names any more
 
-ORIGIN, OTHERS = 1, 2
-BOOKKEEPING = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")  # begins what overlays mark entries with
+ORIGIN_MARK, OTHER_MARKS = 1, 2
+# Extended attributes with these prefixes are an overlay's bookkeeping.
+OVERLAY_PREFIXES = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
 
 LIVE_KINDS = (ABSENT, FILE, DIRECTORY, SYMLINK, FIFO, SOCKET, DEVICE)
 LAYER_KINDS = (WHITEOUT, FILE, DIRECTORY, OPAQUE, SYMLINK, FIFO, SOCKET, DEVICE)
@@ -33,7 +34,7 @@ TAKEN_OVER = (FILE, DIRECTORY, SYMLINK)
 
 # The change that an entry of the layer makes to what the project has there: a row for each of LAYER_KINDS, in the order
 # of LIVE_KINDS. None: no change by itself. Where both are alike, MODIFIED means "look at the content".
-_ROWS = {
+_CHANGE_ROWS = {
     WHITEOUT: (None, DELETED, DELETED, DELETED, DELETED, DELETED, DELETED),
     FILE: (ADDED, MODIFIED, TYPE, TYPE, TYPE, TYPE, TYPE),
     DIRECTORY: (ADDED, TYPE, None, TYPE, TYPE, TYPE, TYPE),
@@ -43,15 +44,15 @@ _ROWS = {
     SOCKET: (ADDED, TYPE, TYPE, TYPE, TYPE, MODIFIED, TYPE),
     DEVICE: (ADDED, TYPE, TYPE, TYPE, TYPE, TYPE, MODIFIED),
 }
-PAIRS: dict[tuple[str, str], str | None] = {
-    (layer, live): change for layer, row in _ROWS.items() for live, change in zip(LIVE_KINDS, row, strict=True)
+CHANGES_BY_KINDS: dict[tuple[str, str], str | None] = {
+    (layer, live): change for layer, row in _CHANGE_ROWS.items() for live, change in zip(LIVE_KINDS, row, strict=True)
 }
 
 
 SECOND = 1_000_000_000
 
 
-def is_later(changed_ns: int, began_ns: int) -> bool:
+def may_be_later(changed_ns: int, began_ns: int) -> bool:
     """Return True if something may have changed after a moment: some file systems have times of whole seconds."""
     return changed_ns > began_ns or (changed_ns % SECOND == 0 and changed_ns + SECOND > began_ns)
 
@@ -61,7 +62,7 @@ def classify(layer: str, live: str) -> str | None:
 
     Two directories are no change by themselves: a new mode is found by comparing metadata.
     """
-    return PAIRS[layer, live]
+    return CHANGES_BY_KINDS[layer, live]
 
 
 class Stamp:
@@ -140,7 +141,7 @@ class Change:
         return f"Change({self.change} {self.kind} {self.path!r} {self.verdict} {self.reason})"
 
 
-def outermost(roots: Sequence[str]) -> list[tuple[int, str]]:
+def outermost_roots(roots: Sequence[str]) -> list[tuple[int, str]]:
     """Return where each root is seen from outside: the number of the outermost one around it, and the path in that.
 
     Only those are counted that lie in no other; a root in another one always comes after it.
@@ -153,28 +154,28 @@ def outermost(roots: Sequence[str]) -> list[tuple[int, str]]:
     return places
 
 
-def below(parent: str, path: str) -> str:
+def path_in_parent(parent: str, path: str) -> str:
     """Return a path of a root, in the one that holds it at another path; the root's own is a dot."""
     return parent if parent and path == "." else f"{parent}/{path}" if parent else path
 
 
-def seen_from(change: Change, root: int, parent: str) -> Change:
+def as_seen_from(change: Change, root: int, parent: str) -> Change:
     """Return a change as it is in the root around its own, or itself where there is none."""
     if not parent and root == change.root:
         return change
-    within = None if change.within is None else below(parent, change.within)
+    within = None if change.within is None else path_in_parent(parent, change.within)
     return Change(
-        root, below(parent, change.path), change.change, change.kind, before=change.before, after=change.after,
+        root, path_in_parent(parent, change.path), change.change, change.kind, before=change.before, after=change.after,
         within=within, marked=change.marked, verdict=change.verdict, reason=change.reason, flags=change.flags,
     )  # fmt: skip
 
 
 def flags_in_words(flags: Sequence[str]) -> str:
     """Write flags for people: most are plain words already."""
-    return ", ".join(map(_in_words, flags))
+    return ", ".join(map(_flag_in_words, flags))
 
 
-def _in_words(flag: str) -> str:
+def _flag_in_words(flag: str) -> str:
     name, _, number = flag.partition(":")
     if name == OTHER_NAMES:
         who = "1 other name of this file keeps" if number == "1" else f"{number} other names of this file keep"
@@ -186,7 +187,7 @@ def _in_words(flag: str) -> str:
     return "its attributes are left as they were" if name == ATTRIBUTES else flag
 
 
-def is_mode_alone(change: Change) -> bool:
+def is_directory_mode(change: Change) -> bool:
     """Return True if only the mode of a directory changes."""
     return change.change == MODE and change.kind == DIRECTORY
 
@@ -197,30 +198,30 @@ def has_new_mode(change: Change) -> bool:
     return change.change == MODE and before is not None and after is not None and before.mode != after.mode
 
 
-def moves_alike(one: Change, other: Change) -> bool:
+def are_same_replacement(one: Change, other: Change) -> bool:
     """Return True if two changes put one version in the place of another, and those are the same."""
     pairs = ((one.before, other.before), (one.after, other.after))
     return all(mine is theirs or (mine and theirs and mine.alike(theirs)) for mine, theirs in pairs)
 
 
-def above(path: str) -> Iterator[str]:
+def directories_above(path: str) -> Iterator[str]:
     """Yield the directories above a path, the nearest first."""
     while path := path.rpartition("/")[0]:
         yield path
 
 
-def all_above(changes: Iterable[Change]) -> set[tuple[int, str]]:
+def all_directories_above(changes: Iterable[Change]) -> set[tuple[int, str]]:
     """Return every directory above some changes, each with its root: it takes no longer for being deep."""
     directories: set[tuple[int, str]] = set()
     for change in changes:
-        for each in above(change.path):
+        for each in directories_above(change.path):
             if (change.root, each) in directories:
                 break  # so are those above it
             directories.add((change.root, each))
     return directories
 
 
-class Inside:
+class DirectorySet:
     """Which of some directories, each with its root, a path lies in: every directory is asked for once."""
 
     def __init__(self, directories: Collection[tuple[int, str]]) -> None:
@@ -238,7 +239,7 @@ class Inside:
     def _ends(self, root: int, path: str) -> tuple[str | None, str | None]:
         asked = []
         ends: tuple[str | None, str | None] = (None, None)
-        for each in above(path) if self._directories else ():
+        for each in directories_above(path) if self._directories else ():
             if (root, each) in self._around:
                 ends = self._around[root, each]
                 break
@@ -274,7 +275,7 @@ def inverse(changes: Sequence[Change]) -> list[Change]:
     ]  # fmt: skip
 
 
-def on_their_own(changes: Sequence[Change]) -> list[Change]:
+def detach_from_missing(changes: Sequence[Change]) -> list[Change]:
     """Let changes move by themselves where the directory that carried them is not among them; they are in order."""
     top: tuple[int, str] | None = None
     for change in changes:
@@ -286,9 +287,9 @@ def on_their_own(changes: Sequence[Change]) -> list[Change]:
     return list(changes)
 
 
-def staying(changes: Sequence[Change]) -> frozenset[tuple[int, str]]:
+def directories_to_keep(changes: Sequence[Change]) -> frozenset[tuple[int, str]]:
     """Return the directories of the layer that hold something which was not taken over."""
-    return frozenset(all_above(change for change in changes if change.verdict != APPLIED))
+    return frozenset(all_directories_above(change for change in changes if change.verdict != APPLIED))
 
 
 def needs_layer(change: Change) -> bool:
@@ -298,7 +299,7 @@ def needs_layer(change: Change) -> bool:
     """
     if change.verdict in (*WAITING, UNSUPPORTED):
         return True
-    return change.verdict == APPLIED and change.before is not None and not is_mode_alone(change)
+    return change.verdict == APPLIED and change.before is not None and not is_directory_mode(change)
 
 
 # The fewest steps that make the project as judged changes say.
@@ -319,7 +320,7 @@ class Step:
         self.change = change
         self.parent, _, self.name = change.path.rpartition("/")
         self.inside = list(inside)
-        self.is_plain = act == SWAP and is_plain(change)
+        self.is_plain = act == SWAP and swaps_no_directory(change)
 
     @property
     def unmark(self) -> list[Change]:
@@ -331,13 +332,13 @@ class Step:
         return f"Step({self.act} {self.change.path!r})"
 
 
-def is_plain(change: Change) -> bool:
+def swaps_no_directory(change: Change) -> bool:
     """Return True if a change swaps two entries that are no directories: most do."""
     before, after = change.before, change.after
     return before is not None and after is not None and before.kind != DIRECTORY != after.kind
 
 
-def plan(changes: Sequence[Change], staying: frozenset[tuple[int, str]] = frozenset()) -> list[Step]:
+def plan_steps(changes: Sequence[Change], staying: frozenset[tuple[int, str]] = frozenset()) -> list[Step]:
     """Return the steps that take over every change whose verdict is `applied`.
 
     Parents come before what lies in them. Directories are removed, and get their modes, last and the
@@ -356,36 +357,36 @@ def plan(changes: Sequence[Change], staying: frozenset[tuple[int, str]] = frozen
         below = inside.get((change.root, change.path), ())
         if change.verdict != APPLIED:
             # What lies in it may still move, where the directory itself is in the project already.
-            steps += _trees(below, staying)
-        elif is_mode_alone(change):
+            steps += _steps_for_tree(below, staying)
+        elif is_directory_mode(change):
             last.append(Step(CHMOD, change))
         elif change.change in (ADDED, DELETED):
-            for step in _trees((change, *below), staying):
+            for step in _steps_for_tree((change, *below), staying):
                 (last if step.act == RMDIR else steps).append(step)
         else:
             steps.append(Step(SWAP, change, below))
-    has_new = any(step.act == MKDIR and not _is_of_objects(step) for step in steps)
-    steps.sort(key=lambda step: (step.change.root, _turn(step, has_new=has_new), step.parent))
+    has_new = any(step.act == MKDIR and not _is_git_object(step) for step in steps)
+    steps.sort(key=lambda step: (step.change.root, _order_of(step, has_new=has_new), step.parent))
     return steps + last[::-1]
 
 
-def _is_of_objects(step: Step) -> bool:
+def _is_git_object(step: Step) -> bool:
     return "/objects/" in f"/{step.parent}/"
 
 
-def _turn(step: Step, *, has_new: bool) -> int:
+def _order_of(step: Step, *, has_new: bool) -> int:
     """Tell what comes first and what goes last; with new directories, some of which may lie around objects, nothing."""
-    if step.act == TAKE and (_is_of_objects(step) or step.name == "packed-refs"):
+    if step.act == TAKE and (_is_git_object(step) or step.name == "packed-refs"):
         return 2
-    return 0 if not has_new and step.act in (PUT, MKDIR) and _is_of_objects(step) else 1
+    return 0 if not has_new and step.act in (PUT, MKDIR) and _is_git_object(step) else 1
 
 
-def _trees(tree: Sequence[Change], staying: frozenset[tuple[int, str]]) -> list[Step]:
+def _steps_for_tree(tree: Sequence[Change], staying: frozenset[tuple[int, str]]) -> list[Step]:
     """Move a new or deleted tree whole where all of it goes, else directory by directory."""
     if not tree:
         return []
     whole, piece = (PUT, MKDIR) if tree[0].change == ADDED else (TAKE, RMDIR)
-    broken = {path for _, path in all_above(each for each in tree if each.verdict != APPLIED)}
+    broken = {path for _, path in all_directories_above(each for each in tree if each.verdict != APPLIED)}
     steps: list[Step] = []
     covered = "\0"
     for change in tree:
@@ -401,7 +402,7 @@ def _trees(tree: Sequence[Change], staying: frozenset[tuple[int, str]]) -> list[
     return steps
 
 
-def sharing(changes: Sequence[Change], version: str) -> list[Change]:
+def files_with_other_links(changes: Sequence[Change], version: str) -> list[Change]:
     """Return the applied files whose inode has another link that does not move with them.
 
     `version` says which is meant: "after" goes into the project, "before" comes out of it.

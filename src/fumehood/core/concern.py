@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from sys import intern
 
-from fumehood.core.changes import Change, Inside, above
+from fumehood.core.changes import Change, DirectorySet, directories_above
 from fumehood.core.value import Value, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-Because = tuple[str, str]  # a flag, and the reason in words
+Reason = tuple[str, str]  # a flag, and the reason in words
 
 
 class Concern(Value):
@@ -26,17 +26,17 @@ class Concern(Value):
     flag: str
 
 
-def held(flag: str, reason: str) -> Concern:
+def hold(flag: str, reason: str) -> Concern:
     """Say that a change waits for a person."""
     return Concern(held=True, reason=reason, flag=flag)
 
 
-def flagged(flag: str, reason: str) -> Concern:
+def flag(flag: str, reason: str) -> Concern:
     """Say that a change is taken over, and why a person may want to look."""
     return Concern(held=False, reason=reason, flag=flag)
 
 
-class Facts(Value):
+class ChangeFacts(Value):
     """What was read about one change, only where it was asked for."""
 
     target: str = ""  # a symlink's text, in its new version
@@ -58,7 +58,8 @@ class Facts(Value):
         return self.whole and self.old is not None and self.old == self.new
 
 
-UNREAD = Facts(whole=False, repository_was_there=True)  # in place of facts that could not be had: they count against
+# Used when the facts could not be read: then the change is judged by the worst they could be.
+UNREAD = ChangeFacts(whole=False, repository_was_there=True)
 
 
 def became_executable(change: Change) -> bool:
@@ -67,7 +68,7 @@ def became_executable(change: Change) -> bool:
     return before is None or after is None or bool(after.mode & ~before.mode & 0o111)
 
 
-class Protected:
+class ProtectedPaths:
     """Single paths and whole directories that something of the person's leads the host to, each with the reason.
 
     They are found by `linux/ways_in`, and known by the number of their root.
@@ -75,24 +76,24 @@ class Protected:
 
     def __init__(self, roots: Sequence[str]) -> None:
         self.roots = tuple(roots)
-        self._paths: dict[tuple[int, str], Because] = {}
-        self._directories: dict[tuple[int, str], Because] = {}
-        self._inside = Inside(self._directories)
-        self._leading: dict[tuple[int, str], Because] = {}  # directories above single paths
+        self._paths: dict[tuple[int, str], Reason] = {}
+        self._directories: dict[tuple[int, str], Reason] = {}
+        self._inside = DirectorySet(self._directories)
+        self._leading: dict[tuple[int, str], Reason] = {}  # directories above single paths
 
-    def add(self, path: str, because: Because, *, whole: bool = False) -> None:
+    def add(self, path: str, because: Reason, *, whole: bool = False) -> None:
         """Protect an absolute path, if it lies in a root; `whole`, with all that is or will be in it."""
-        spot = within(path, self.roots)
+        spot = locate_in_roots(path, self.roots)
         if spot is not None and spot[1]:
             self._paths.setdefault(spot, because)
-            for each in above(spot[1]):
+            for each in directories_above(spot[1]):
                 if (spot[0], each) in self._leading:
                     break  # so are those above it
                 self._leading[spot[0], each] = because
             if whole:
                 self._directories.setdefault(spot, because)
 
-    def why(self, root: int, path: str, *, is_link: bool) -> Because | None:
+    def why(self, root: int, path: str, *, is_link: bool) -> Reason | None:
         """Return why a path is protected, or None.
 
         A link put in the place of a directory brings another one's files to all names below it.
@@ -101,7 +102,7 @@ class Protected:
         return because or (self._leading.get((root, path)) if is_link else None)
 
 
-class Own(Value):
+class OwnSource(Value):
     """What of the roots Fumehood itself loads, by a root's number and the path in it ("" is the root itself).
 
     `places` are its own with all that is in them. In the directories of `searched`, which Python looks through
@@ -112,7 +113,7 @@ class Own(Value):
     searched: tuple[tuple[int, str, frozenset[str]], ...] = ()
 
 
-class Ground(Value):
+class RootFacts(Value):
     """What is known about the roots as a whole; see `danger.survey`.
 
     `repositories` are directories that are git repositories without being called `.git`, by a root's number and a path
@@ -125,8 +126,8 @@ class Ground(Value):
 
     roots: tuple[str, ...] = ()
     repositories: frozenset[tuple[int, str]] = frozenset()
-    protected: Protected | None = None
-    own: Own | None = None
+    protected: ProtectedPaths | None = None
+    own: OwnSource | None = None
     environments: frozenset[tuple[int, str]] = frozenset()
     commands: Mapping[str, str] | None = None
     written: tuple[str, ...] = ()
@@ -137,11 +138,11 @@ class Ground(Value):
 # Where a path written by a command leads, told from its text alone.
 
 # Where anybody may leave a program, and what is another file for each process.
-ANYBODYS = ("/tmp/", "/var/tmp/", "/dev/", "/proc/")  # noqa: S108 - as the text of a link has it
+WORLD_WRITABLE = ("/tmp/", "/var/tmp/", "/dev/", "/proc/")  # noqa: S108 - as the text of a link has it
 _MOST_LINKS, _LONGEST = 40, 32768  # on one way, as the kernel has it; letters of the path where that leads
 
 
-def lands(directory: str, text: str) -> str | None:
+def link_destination(directory: str, text: str) -> str | None:
     """Return the absolute path that a text names from a real absolute directory, or None if that can't be told.
 
     After a name, `..` goes up from wherever a link of that name leads, which the text does not say.
@@ -156,7 +157,7 @@ def lands(directory: str, text: str) -> str | None:
     return "/" + "/".join(base[: max(len(base) - ups, 0)] + parts[ups:])
 
 
-def within(place: str, roots: tuple[str, ...]) -> tuple[int, str] | None:
+def locate_in_roots(place: str, roots: tuple[str, ...]) -> tuple[int, str] | None:
     """Return the number of the root that a path lies in, and the path below it ("" for the root itself)."""
     for number, root in enumerate(roots):
         if root and (place == root or place.startswith(f"{root.rstrip('/')}/")):
@@ -164,17 +165,17 @@ def within(place: str, roots: tuple[str, ...]) -> tuple[int, str] | None:
     return None
 
 
-def roots_of(facts: Facts, ground: Ground) -> tuple[str, ...]:
+def roots_of(facts: ChangeFacts, ground: RootFacts) -> tuple[str, ...]:
     """Return every root a path may lead into, the change's own first."""
     return (facts.root, *ground.roots)
 
 
-def directory_of(change: Change, facts: Facts) -> str:
+def directory_of(change: Change, facts: ChangeFacts) -> str:
     """Return the absolute directory that a change lies in."""
     return f"{facts.root}/{change.path.rpartition('/')[0]}"
 
 
-def by_real_name(place: str, ground: Ground) -> str:
+def real_name_of(place: str, ground: RootFacts) -> str:
     """Return a path as the roots are named, where the person has another name for a directory above them."""
     for name, real in ground.aliases:
         if place == name or place.startswith(f"{name}/"):
@@ -182,7 +183,7 @@ def by_real_name(place: str, ground: Ground) -> str:
     return place
 
 
-def end_of(place: str, link_at: Callable[[tuple[int, str]], str], ground: Ground) -> str:
+def follow_links(place: str, link_at: Callable[[tuple[int, str]], str], ground: RootFacts) -> str:
     """Return where a path leads by the links in the roots; what lies outside is not looked at.
 
     `link_at` tells the text of a link by its root's number and path, or nothing.
@@ -194,7 +195,7 @@ def end_of(place: str, link_at: Callable[[tuple[int, str]], str], ground: Ground
             done = done.rpartition("/")[0]
         elif name not in ("", "."):
             step = f"{done}/{name}"
-            spot = within(step, ground.roots)
+            spot = locate_in_roots(step, ground.roots)
             target = link_at(spot) if spot is not None and spot[1] else ""
             links += bool(target)
             if links > _MOST_LINKS:
@@ -203,14 +204,16 @@ def end_of(place: str, link_at: Callable[[tuple[int, str]], str], ground: Ground
                 return "/"
             names = target.split("/") + names if target else names
             done = step if not target else "" if target.startswith("/") else done
-    return by_real_name(done, ground)
+    return real_name_of(done, ground)
 
 
-def is_anybodys(place: str, roots: tuple[str, ...], ground: Ground) -> bool:
+def is_writable_by_others(place: str, roots: tuple[str, ...], ground: RootFacts) -> bool:
     """Return True if commands or anybody can write a path, or it is not sure where that leads."""
-    place = by_real_name(place, ground)
+    place = real_name_of(place, ground)
     is_absolute = place.startswith("/") and ".." not in place
-    return not is_absolute or place.startswith(ANYBODYS) or within(place, (*roots, *ground.written)) is not None
+    if not is_absolute or place.startswith(WORLD_WRITABLE):
+        return True
+    return locate_in_roots(place, (*roots, *ground.written)) is not None
 
 
 # Which names of files the host acts on by itself, and which run when a person builds.
@@ -219,15 +222,15 @@ _EDITOR = ("editor-settings", "an editor acts on this as soon as the project is 
 _AGENT = ("agent-settings", "an agent acts on this as soon as it is started here")
 _HOOK = ("git-hook", "git runs this hook by itself where it is set up")
 _SHELL = ("shell-settings", "a shell runs this when the directory is entered")
-REPOSITORY = ("repository-settings", "names programs that the version control runs by itself")
+REPOSITORY_SETTINGS = ("repository-settings", "names programs that the version control runs by itself")
 _HOOKS = ("hook-manager", "names commands that git hooks run by themselves where their manager is installed")
 
 
-def _table(*rows: tuple[Because, str]) -> dict[str, Because]:
+def _table(*rows: tuple[Reason, str]) -> dict[str, Reason]:
     return {name: because for because, names in rows for name in names.split()}
 
 
-def _by_parts(*rows: tuple[Because, str]) -> dict[tuple[str, ...], Because]:
+def _by_parts(*rows: tuple[Reason, str]) -> dict[tuple[str, ...], Reason]:
     return {tuple(path.split("/")): because for path, because in _table(*rows).items()}
 
 
@@ -268,7 +271,7 @@ HELD_NAMES = _table(
         crush.json .crush.json .roomodes .continuerc.json .kilocodemodes .opencode.json
         kilo.json kilo.jsonc gptme.toml conductor.json .workmux.yaml .workmux.yml""",
     ),
-    (REPOSITORY, "lazygit.yml .lazygit.yml"),
+    (REPOSITORY_SETTINGS, "lazygit.yml .lazygit.yml"),
 )
 # Managers of git hooks, by what their settings are called without a dot, an ending and `local`.
 _MANAGERS = words(
@@ -280,7 +283,7 @@ _MANAGER_ENDINGS = words("yml yaml toml json jsonc json5 pkl dist local config")
 HELD_SUFFIXES = {"code-workspace": _EDITOR, "sublime-project": _EDITOR}
 # Files by the end of their path: of other version controls, and where the name alone says too little.
 _HELD_ENDS = _by_parts((
-    REPOSITORY,
+    REPOSITORY_SETTINGS,
     """.hg/hgrc .hg/hgrc-not-shared .hg/sharedpath .sl/config .sl/hgrc .sl/sharedpath .git/sl/config .jj/repo
     .jj/repo/config.toml .jj/repo/config-id .jj/workspace-config.toml .jj/workspace-config-id
     .jj/repo/store/git_target _darcs/prefs/defaults _darcs/prefs/prefs""",
@@ -363,13 +366,13 @@ _FLAGGED_PAIRS = _by_parts(
     (_TOOLS, ".config/mise .config/mise.toml"),
 )
 # Other people's packages: what a project would act on, nobody acts on in there.
-PACKAGES = frozenset(("node_modules", "site-packages", "dist-packages"))
+PACKAGE_DIRECTORIES = frozenset(("node_modules", "site-packages", "dist-packages"))
 
 # Branches and objects: files of any name, and none that git acts on.
-AREAS = frozenset(("refs", "logs", "objects"))
+GIT_DATA_DIRECTORIES = frozenset(("refs", "logs", "objects"))
 _IN_REPOSITORIES = frozenset(("hooks", "info", "remotes", "branches", "rebase-merge", "rebase-apply", "sequencer"))
 _HFS_IGNORES = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
-_MANY = 4096
+_MOST_MEANINGS = 4096
 _TELLING = {*HELD_DIRECTORIES, *_FLAGGED_DIRECTORIES, *(name for _, name in _FLAGGED_PAIRS)}
 
 _meanings: dict[str, DirectoryMeaning] = {}
@@ -387,9 +390,9 @@ class DirectoryMeaning:
         different = set(self.parts)
         git = [at for at, name in enumerate(self.parts) if is_dot_git(name)] if any(map(is_dot_git, different)) else []
         self.in_git = bool(git)
-        self.is_dull = len(git) == 1 and not AREAS.isdisjoint(self.parts[git[0] + 1 : git[0] + 2])
+        self.is_dull = len(git) == 1 and not GIT_DATA_DIRECTORIES.isdisjoint(self.parts[git[0] + 1 : git[0] + 2])
         self.is_store = self.parts[-2:-1] == ("objects",)
-        self.is_packaged = not PACKAGES.isdisjoint(different)
+        self.is_packaged = not PACKAGE_DIRECTORIES.isdisjoint(different)
         self.held = self.flagged = None
         is_telling = not _TELLING.isdisjoint(different) or any(name[:1] == "." for name in different)
         if is_telling and not (self.in_git or self.is_packaged):
@@ -400,7 +403,8 @@ class DirectoryMeaning:
                     begin = at + 3
             pairs = list(zip(("", *self.parts[begin:]), self.parts[begin:], strict=False))
             held = (
-                HELD_DIRECTORIES.get(name) or (_AGENT if _is_agents(above, name) else None) for above, name in pairs
+                HELD_DIRECTORIES.get(name) or (_AGENT if _is_agent_setting(above, name) else None)
+                for above, name in pairs
             )
             flagged = (_FLAGGED_DIRECTORIES.get(name) or _FLAGGED_PAIRS.get((above, name)) for above, name in pairs)
             self.held = next(filter(None, held), None)
@@ -414,13 +418,13 @@ def meaning_of(directory: str) -> DirectoryMeaning:
     """Return what the names of a directory mean, "" for the root's top."""
     meaning = _meanings.get(directory)
     if meaning is None:
-        if len(_meanings) >= _MANY:
+        if len(_meanings) >= _MOST_MEANINGS:
             _meanings.clear()
         meaning = _meanings[directory] = DirectoryMeaning(directory)
     return meaning
 
 
-def name_and_around(path: str) -> tuple[str, DirectoryMeaning]:
+def split_path(path: str) -> tuple[str, DirectoryMeaning]:
     """Take a path apart: its last name in lower case, and what the directory around it means."""
     directory, _, name = path.rpartition("/")
     return name.lower(), meaning_of(directory)
@@ -438,7 +442,7 @@ def is_dot_git(name: str) -> bool:
     return name.partition(":")[0].rstrip(". ") in (".git", "git~1")
 
 
-def why_held(name: str, around: DirectoryMeaning) -> Because | None:
+def why_held(name: str, around: DirectoryMeaning) -> Reason | None:
     """Return why a tool acts on a file of this name by itself, or None."""
     if not (around.in_git or around.is_packaged):
         if around.held is not None:
@@ -449,10 +453,10 @@ def why_held(name: str, around: DirectoryMeaning) -> Because | None:
             because = _HOOKS
         if because is not None or not around.parts:
             return because
-        if _is_agents(around.parent, name):
+        if _is_agent_setting(around.parent, name):
             return _AGENT
     # Editors find theirs beside what git has them edit; branches have names of all kinds.
-    elif around.in_git and name in HELD_NAMES and AREAS.isdisjoint(around.parts):
+    elif around.in_git and name in HELD_NAMES and GIT_DATA_DIRECTORIES.isdisjoint(around.parts):
         return HELD_NAMES[name]
     if name not in HELD_END_NAMES:
         return None
@@ -461,7 +465,7 @@ def why_held(name: str, around: DirectoryMeaning) -> Because | None:
     return next((_HELD_ENDS[end] for end in ends if end in _HELD_ENDS), None)
 
 
-def why_flagged(name: str, around: DirectoryMeaning) -> Because | None:
+def why_flagged(name: str, around: DirectoryMeaning) -> Reason | None:
     """Return why a file of this name runs when a person builds or starts something, or None."""
     # Python starts with these, wherever they are from.
     if around.in_git or (around.is_packaged and not name.endswith((".pth", "customize.py"))):
@@ -482,9 +486,9 @@ def why_flagged(name: str, around: DirectoryMeaning) -> Because | None:
     return because
 
 
-def held_by_name(path: str) -> Because | None:
+def why_path_is_held(path: str) -> Reason | None:
     """Return why a tool acts on a path by itself, told from its names alone, or None."""
-    return why_held(*name_and_around(path))
+    return why_held(*split_path(path))
 
 
 def is_hook_manager(name: str, parent: str) -> bool:
@@ -520,7 +524,7 @@ def settings_name(name: str, around: DirectoryMeaning) -> str:
     return "mise.toml" if stem == "mise" or is_in_folder else name
 
 
-def _is_agents(directory: str, name: str) -> bool:
+def _is_agent_setting(directory: str, name: str) -> bool:
     """Return True if a name is one that an agent's directory has, whatever the agent is called."""
     if directory[:1] != "." or directory in _NOT_AGENTS or len(directory) < 2:
         return False

@@ -11,33 +11,33 @@ import sys
 
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, MODIFIED, OPENING, SYMLINK, Change
 from fumehood.core.concern import (
-    ANYBODYS,
-    AREAS,
+    GIT_DATA_DIRECTORIES,
     HELD_END_NAMES,
-    REPOSITORY,
+    REPOSITORY_SETTINGS,
     UNREAD,
-    Because,
+    WORLD_WRITABLE,
+    ChangeFacts,
     Concern,
     DirectoryMeaning,
-    Facts,
-    Ground,
-    Own,
-    Protected,
+    OwnSource,
+    ProtectedPaths,
+    Reason,
+    RootFacts,
     became_executable,
-    by_real_name,
     directory_of,
-    flagged,
-    held,
-    is_anybodys,
+    flag,
+    hold,
     is_dot_git,
-    lands,
+    is_writable_by_others,
+    link_destination,
+    locate_in_roots,
     meaning_of,
-    name_and_around,
+    real_name_of,
     roots_of,
     settings_name,
+    split_path,
     why_flagged,
     why_held,
-    within,
 )
 from fumehood.core.linter_settings import is_what_cloning_writes, loading_concern, may_load
 from fumehood.core.policy import Rules
@@ -50,22 +50,25 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-__all__ = ["Concern", "Facts", "Ground", "Rules", "concern", "survey", "suspects", "wants_facts"]
+__all__ = [
+    "ChangeFacts", "Concern", "RootFacts", "Rules", "find_concern", "gather_root_facts", "possible_repositories",
+    "wants_facts",
+]  # fmt: skip
 
 _SET_ID = 0o6000
-_NOTHING_KNOWN = Ground()
+_NO_ROOT_FACTS = RootFacts()
 # A bare repository's own files, in a directory of any name.
 _IN_REPOSITORIES = frozenset(("config", "config.worktree", "commondir"))
 _GIT_NAMES = _IN_REPOSITORIES | {"head", ".gitmodules", ".lfsconfig"}
-_OBJECT = 38
+_SHORTEST_OBJECT_NAME = 38
 
 
-def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
+def wants_facts(change: Change, ground: RootFacts = _NO_ROOT_FACTS) -> bool:
     """Return True if judging a change needs the file's content or the link's target."""
-    name, around = name_and_around(change.path)
+    name, around = split_path(change.path)
     if change.change == DELETED:
         return change.kind != DIRECTORY and _is_loss_to_git(change, name, around, ground)
-    if ground.own is not None and change.kind == FILE and is_own(change, ground.own):
+    if ground.own is not None and change.kind == FILE and is_own_source(change, ground.own):
         return change.change != ADDED
     if change.kind != FILE:
         return change.kind == SYMLINK
@@ -82,14 +85,16 @@ def wants_facts(change: Change, ground: Ground = _NOTHING_KNOWN) -> bool:
     return change.change != ADDED and (why_held(name, around) or _why_protected(change, ground)) is not None
 
 
-def concern(change: Change, facts: Facts | None, extra: Rules, ground: Ground = _NOTHING_KNOWN) -> Concern | None:
+def find_concern(
+    change: Change, facts: ChangeFacts | None, extra: Rules, ground: RootFacts = _NO_ROOT_FACTS
+) -> Concern | None:
     """Return why a change must be held or flagged, or None.
 
     Facts that `wants_facts` asked for and that could not be had count against the change. Deleting is dangerous
     only where git loses settings; a person's own globs (`extra`) hold it all the same.
     """
     facts = facts or UNREAD
-    name, around = name_and_around(change.path)
+    name, around = split_path(change.path)
     if ground.own is not None and (own := _own_concern(change, facts, ground.own)) is not None:
         return own
     if change.change == DELETED:
@@ -99,34 +104,36 @@ def concern(change: Change, facts: Facts | None, extra: Rules, ground: Ground = 
             loss = loss_concern(change, (*around.parts, name), facts, ground)
             if loss is not None:
                 return loss
-    elif _became_open(change) and _must_stay_closed(change, name, around, ground):
-        return held("opened", "others could write this, and the host acts on what is in it")
+    elif _became_writable_by_others(change) and _must_stay_closed(change, name, around, ground):
+        return hold("opened", "others could write this, and the host acts on what is in it")
     if change.kind == DIRECTORY:
         if change.change != ADDED or not around.in_git or around.is_dull:
             return None
         from fumehood.core.gitdir import stranger_concern
 
         return stranger_concern(change)
-    if extra.hold and (glob := _matching(change.path, extra.hold)) is not None:
-        return held("own-rule", f"a rule of yours holds it: {brief(glob)}")
+    if extra.hold and (glob := _first_matching(change.path, extra.hold)) is not None:
+        return hold("own-rule", f"a rule of yours holds it: {brief(glob)}")
     by_our_rules = None
     if change.change != DELETED and change.kind in (FILE, SYMLINK):
-        by_our_rules = _judged(change, name, around, facts, ground)
-    if by_our_rules is None and extra.flag and (glob := _matching(change.path, extra.flag)) is not None:
-        return flagged("own-rule", f"a rule of yours flags it: {brief(glob)}")
+        by_our_rules = _concern_by_rules(change, name, around, facts, ground)
+    if by_our_rules is None and extra.flag and (glob := _first_matching(change.path, extra.flag)) is not None:
+        return flag("own-rule", f"a rule of yours flags it: {brief(glob)}")
     return by_our_rules
 
 
-def _judged(change: Change, name: str, around: DirectoryMeaning, facts: Facts, ground: Ground) -> Concern | None:
+def _concern_by_rules(
+    change: Change, name: str, around: DirectoryMeaning, facts: ChangeFacts, ground: RootFacts
+) -> Concern | None:
     """Judge a file or link that is there afterwards: by its mode, as a part of git, as a link, by its name."""
     before, after = change.before, change.after
     if change.kind == FILE and after is not None:
         had = before.mode if change.change == MODE and before is not None else 0
         if after.mode & ~had & _SET_ID:
-            return held("setuid", "would run with its owner's or group's rights, whoever starts it")
+            return hold("setuid", "would run with its owner's or group's rights, whoever starts it")
         is_linked = after.links > 1 and (change.root, after.inode) in ground.linked
         if is_linked and _must_stay_closed(change, name, around, ground):
-            return held("other-name", "has another name now, by which it could be changed unseen")
+            return hold("other-name", "has another name now, by which it could be changed unseen")
     mild = None
     if _may_be_git(name, around, ground) or (around.in_git and change.kind == SYMLINK):
         from fumehood.core.gitdir import git_concern
@@ -139,17 +146,19 @@ def _judged(change: Change, name: str, around: DirectoryMeaning, facts: Facts, g
         if link is not None and link.held:
             return link
         mild = mild or link
-    return _by_name(change, name, around, facts, ground) or mild
+    return _concern_by_name(change, name, around, facts, ground) or mild
 
 
-def _by_name(change: Change, name: str, around: DirectoryMeaning, facts: Facts, ground: Ground) -> Concern | None:
+def _concern_by_name(
+    change: Change, name: str, around: DirectoryMeaning, facts: ChangeFacts, ground: RootFacts
+) -> Concern | None:
     because = why_held(name, around)
-    if because is REPOSITORY and is_what_cloning_writes(change, name, facts):
+    if because is REPOSITORY_SETTINGS and is_what_cloning_writes(change, name, facts):
         return None
     because = because or _why_protected(change, ground)
     if because is not None:
         as_before = change.kind == FILE and facts.is_unchanged and not became_executable(change)
-        return None if as_before else held(*because)
+        return None if as_before else hold(*because)
     by_content = _environment_concern(change, facts, ground) if ground.environments else None
     name = settings_name(name, around)
     if by_content is None and may_load(name, around):
@@ -157,16 +166,16 @@ def _by_name(change: Change, name: str, around: DirectoryMeaning, facts: Facts, 
     if by_content is not None:
         return by_content
     because = why_flagged(name, around)
-    return None if because is None else flagged(*because)
+    return None if because is None else flag(*because)
 
 
-def _why_protected(change: Change, ground: Ground) -> Because | None:
+def _why_protected(change: Change, ground: RootFacts) -> Reason | None:
     if ground.protected is None:
         return None
     return ground.protected.why(change.root, change.path, is_link=change.kind == SYMLINK)
 
 
-def _became_open(change: Change) -> bool:
+def _became_writable_by_others(change: Change) -> bool:
     """Return True if others may write what they could not before.
 
     The group counts where it is given more: what is new there may be as the person's own umask has it.
@@ -177,7 +186,7 @@ def _became_open(change: Change) -> bool:
     return OPENING in change.flags or bool(after.mode & 0o002 if before is None else after.mode & ~before.mode & 0o022)
 
 
-def _must_stay_closed(change: Change, name: str, around: DirectoryMeaning, ground: Ground) -> bool:
+def _must_stay_closed(change: Change, name: str, around: DirectoryMeaning, ground: RootFacts) -> bool:
     """Return True if whoever may write a path may have the host run something; a directory's files can be replaced."""
     if change.path == "." or is_dot_git(name):
         return True
@@ -186,18 +195,18 @@ def _must_stay_closed(change: Change, name: str, around: DirectoryMeaning, groun
     directory = change.path.rpartition("/")[0]
     if around.is_dull or not (around.in_git or (change.root, directory) in ground.repositories):
         return False
-    is_dull = name in AREAS or (change.kind != DIRECTORY and name not in _IN_REPOSITORIES)
+    is_dull = name in GIT_DATA_DIRECTORIES or (change.kind != DIRECTORY and name not in _IN_REPOSITORIES)
     return not is_dull or "hooks" in around.parts
 
 
-def _may_be_git(name: str, around: DirectoryMeaning, ground: Ground) -> bool:
+def _may_be_git(name: str, around: DirectoryMeaning, ground: RootFacts) -> bool:
     """Tell cheaply whether git's rules need to be asked at all."""
     if around.in_git:
-        return not around.is_dull and not (around.is_store and len(name) >= _OBJECT)
+        return not around.is_dull and not (around.is_store and len(name) >= _SHORTEST_OBJECT_NAME)
     return name in _GIT_NAMES or is_dot_git(name) or bool(ground.repositories)
 
 
-def _is_loss_to_git(change: Change, name: str, around: DirectoryMeaning, ground: Ground) -> bool:
+def _is_loss_to_git(change: Change, name: str, around: DirectoryMeaning, ground: RootFacts) -> bool:
     """Return True if a deletion is git's business, as hardly any is."""
     if not _may_be_git(name, around, ground):
         return False
@@ -206,7 +215,7 @@ def _is_loss_to_git(change: Change, name: str, around: DirectoryMeaning, ground:
     return git_loses(change, (*around.parts, name), ground)
 
 
-def _matching(path: str, globs: Iterable[str]) -> str | None:
+def _first_matching(path: str, globs: Iterable[str]) -> str | None:
     """Return the first of a person's globs that a path matches."""
     from fnmatch import fnmatchcase
 
@@ -221,7 +230,7 @@ def _matching(path: str, globs: Iterable[str]) -> str | None:
     return None
 
 
-def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
+def possible_repositories(changes: Iterable[Change]) -> set[tuple[int, str]]:
     """Return the directories, by root and path, in which a `HEAD` would make these changes git's business.
 
     The caller looks for a `HEAD` of any kind in each, in the project as the run left it, and gives those
@@ -231,18 +240,18 @@ def suspects(changes: Iterable[Change]) -> set[tuple[int, str]]:
     for change in changes:
         if change.kind == DIRECTORY:
             continue
-        name, around = name_and_around(change.path)
+        name, around = split_path(change.path)
         directories.update((change.root, above) for above in around.above_own)
         if name in _IN_REPOSITORIES and not around.in_git:
             directories.add((change.root, change.path.rpartition("/")[0]))
     return directories
 
 
-def survey(
+def gather_root_facts(
     changes: Iterable[Change], roots: tuple[str, ...] = (), repositories: Iterable[tuple[int, str]] = (),
-    protected: Protected | None = None, own: Own | None = None, environments: Iterable[tuple[int, str]] = (),
+    protected: ProtectedPaths | None = None, own: OwnSource | None = None, environments: Iterable[tuple[int, str]] = (),
     **more: Any,
-) -> Ground:  # fmt: skip
+) -> RootFacts:  # fmt: skip
     """Gather what judging one change needs to know about the others and about the roots.
 
     Finds bare repositories among what the run made; `repositories` are those found by `suspects`. What else there is
@@ -260,7 +269,7 @@ def survey(
             if not meaning_of(parent).in_git:
                 every.add((change.root, parent))
     every.update((number, "") for number, root in enumerate(roots) if meaning_of(root.strip("/")).in_git)
-    return Ground(
+    return RootFacts(
         roots=roots, repositories=frozenset(every), protected=protected, own=own, environments=frozenset(environments),
         linked=frozenset(linked), **more,
     )  # fmt: skip
@@ -276,42 +285,42 @@ _SYSTEM = (
 _INTERPRETERS = ("python", "pypy", "graalpy")
 
 
-def _link_concern(change: Change, facts: Facts, ground: Ground) -> Concern | None:
+def _link_concern(change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
     """Judge where a symlink leads."""
     if not facts.target or not facts.root:
-        return held("outside-link", "where this link leads could not be read")
-    place = lands(directory_of(change, facts), facts.target)
+        return hold("outside-link", "where this link leads could not be read")
+    place = link_destination(directory_of(change, facts), facts.target)
     if place is None:
-        return held("outside-link", f"where this link leads can't be told from its text, {brief(facts.target)}")
-    mild = _leading_out(change, by_real_name(place, ground), facts.target, facts, ground)
+        return hold("outside-link", f"where this link leads can't be told from its text, {brief(facts.target)}")
+    mild = _target_concern(change, real_name_of(place, ground), facts.target, facts, ground)
     for end in facts.leads if mild is None else ():
-        further = _leading_out(change, end, f"{facts.target}, which is {end}", facts, ground)
+        further = _target_concern(change, end, f"{facts.target}, which is {end}", facts, ground)
         if further is not None and further.held:
             return further
         mild = mild or further
     return mild
 
 
-def _leading_out(change: Change, place: str, text: str, facts: Facts, ground: Ground) -> Concern | None:
+def _target_concern(change: Change, place: str, text: str, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
     target = brief(text)
-    if within(place, roots_of(facts, ground)) is not None:
+    if locate_in_roots(place, roots_of(facts, ground)) is not None:
         return None
-    if within(place, ground.written) is not None:
-        return held("outside-link", f"leads to where commands write without being judged, {target}")
+    if locate_in_roots(place, ground.written) is not None:
+        return hold("outside-link", f"leads to where commands write without being judged, {target}")
     ends = (change.path.split("/")[-2:], place.split("/")[-2:])
     is_interpreter = all(len(end) == 2 and end[0] == "bin" and end[1].startswith(_INTERPRETERS) for end in ends)
-    if is_interpreter and not place.startswith(ANYBODYS):
+    if is_interpreter and not place.startswith(WORLD_WRITABLE):
         # As virtual environments have one: `bin/python…` to another `bin/python…`.
-        return flagged("interpreter-link", f"runs the interpreter {target}")
+        return flag("interpreter-link", f"runs the interpreter {target}")
     if place.startswith(_SYSTEM) or place == "/dev/null":
-        return flagged("system-link", f"leads to the system's {target}")
-    return held("outside-link", f"leads out of the project, to {target}")
+        return flag("system-link", f"leads to the system's {target}")
+    return hold("outside-link", f"leads out of the project, to {target}")
 
 
 # What Fumehood itself is loaded from: a change to that would reach it the next time it is started.
 
 
-def is_own(change: Change, own: Own) -> bool:
+def is_own_source(change: Change, own: OwnSource) -> bool:
     """Return True if a change is to one of our own places, to something in it, or to the way there."""
     path = f"{change.path}/" if change.path else ""
     for root, place in own.places:
@@ -325,15 +334,15 @@ def is_own(change: Change, own: Own) -> bool:
     )  # fmt: skip
 
 
-def _own_concern(change: Change, facts: Facts, own: Own) -> Concern | None:
+def _own_concern(change: Change, facts: ChangeFacts, own: OwnSource) -> Concern | None:
     """Hold what is our own, its removal and its mode too; None if it is not, or was written again as it was."""
-    if not is_own(change, own):
+    if not is_own_source(change, own):
         return None
     before, after = change.before, change.after
     has_its_mode = before is not None and after is not None and before.mode == after.mode
     if change.kind == FILE and change.change == MODIFIED and has_its_mode and facts.is_unchanged:
         return None
-    return held("own-source", "Fumehood itself is loaded from here, outside of the sandbox, when you use it next")
+    return hold("own-source", "Fumehood itself is loaded from here, outside of the sandbox, when you use it next")
 
 
 def _is_module(path: str, names: frozenset[str]) -> bool:
@@ -354,9 +363,9 @@ def _is_module(path: str, names: frozenset[str]) -> bool:
 
 SETTINGS, _PROGRAMS = "pyvenv.cfg", "bin"
 # What every environment has and people start without a thought: a new one stands for one that was removed before.
-_ITS_OWN = ("python", "pypy", "pip", "activate", "Activate", SETTINGS)
+_IN_EVERY_ENVIRONMENT = ("python", "pypy", "pip", "activate", "Activate", SETTINGS)
 # Programs that packages bring as they are, and that a project is built and checked with: they are the project's own.
-_BUILDING = words(
+_BUILD_PROGRAMS = words(
     """actionlint bun ccmake cmake corepack cpack ctest deno go gofmt hadolint just maturin ninja node nodejs npm npx
     patchelf pnpm ruff shellcheck shfmt ty typos uv uvx yarn zig"""
 )
@@ -372,7 +381,7 @@ _SCRIPT_LINES = frozenset((
 ))  # fmt: skip
 
 
-def environments_of(changes: Iterable[Change]) -> set[tuple[int, str]]:
+def possible_environments(changes: Iterable[Change]) -> set[tuple[int, str]]:
     """Return the directories, by root and path, that are virtual environments if a `pyvenv.cfg` is in them now."""
     directories = set()
     for change in changes:
@@ -380,11 +389,11 @@ def environments_of(changes: Iterable[Change]) -> set[tuple[int, str]]:
             continue
         if change.kind == SYMLINK and change.before is not None:
             directories.add((change.root, change.path))
-        directories.update((change.root, environment) for environment, _ in _places(change))
+        directories.update((change.root, environment) for environment, _ in _program_places(change))
     return directories
 
 
-def _places(change: Change) -> list[tuple[str, str]]:
+def _program_places(change: Change) -> list[tuple[str, str]]:
     """Return each environment that a change may be to a program or the settings of, with the name there."""
     directory, _, name = change.path.rpartition("/")
     if change.kind not in (FILE, SYMLINK):
@@ -401,35 +410,36 @@ def _places(change: Change) -> list[tuple[str, str]]:
 
 def _program_name(change: Change, environments: Container[tuple[int, str]]) -> str:
     """Return what a program or the settings of an environment are called there; "" where a change is to neither."""
-    return next((name for environment, name in _places(change) if (change.root, environment) in environments), "")
+    places = _program_places(change)
+    return next((name for environment, name in places if (change.root, environment) in environments), "")
 
 
-def new_programs(changes: Iterable[Change], environments: Collection[tuple[int, str]]) -> set[str]:
+def names_of_new_programs(changes: Iterable[Change], environments: Collection[tuple[int, str]]) -> set[str]:
     """Return the names of programs that are new in these environments."""
     if not environments:
         return set()
     return {name for each in changes if each.change == ADDED and (name := _program_name(each, environments))}
 
 
-def _environment_concern(change: Change, facts: Facts, ground: Ground) -> Concern | None:
+def _environment_concern(change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
     """Hold what takes the place of a program, of the environment's or on PATH, or has it use a command's Python."""
     if change.kind == SYMLINK and (change.root, change.path) in ground.environments:
-        return held("environment-program", "leads to another place than the virtual environment that is here")
+        return hold("environment-program", "leads to another place than the virtual environment that is here")
     name = _program_name(change, ground.environments)
     if not name:
         return None
     stands_for_a_module = name.partition(".")[0] in sys.stdlib_module_names
-    is_new = change.change == ADDED and not name.startswith(_ITS_OWN) and not stands_for_a_module
+    is_new = change.change == ADDED and not name.startswith(_IN_EVERY_ENVIRONMENT) and not stands_for_a_module
     replaced = (ground.commands or {}).get(name, "")
     if (is_new and not replaced) or _is_harmless(change, facts, ground):
         return None
     if not is_new:
-        return held("environment-program", "takes the place of what this virtual environment ran before")
+        return hold("environment-program", "takes the place of what this virtual environment ran before")
     reason = f"is run in place of {brief(replaced)} while this virtual environment is active"
-    return flagged("environment-program", reason) if name in _BUILDING else held("environment-program", reason)
+    return flag("environment-program", reason) if name in _BUILD_PROGRAMS else hold("environment-program", reason)
 
 
-def _is_harmless(change: Change, facts: Facts, ground: Ground) -> bool:
+def _is_harmless(change: Change, facts: ChangeFacts, ground: RootFacts) -> bool:
     """Return True if a program leads to its like or only starts a module, and settings name no Python of a command."""
     roots, directory = roots_of(facts, ground), directory_of(change, facts)
     name = change.path.rpartition("/")[2]
@@ -437,17 +447,17 @@ def _is_harmless(change: Change, facts: Facts, ground: Ground) -> bool:
         if not facts.target or facts.old == facts.target.encode("utf-8", "surrogateescape"):
             return facts.target != ""
         # A link to a program that is the same by its name: as `pip`, Python would run `./install`.
-        place = lands(directory, facts.target) or ""
+        place = link_destination(directory, facts.target) or ""
         target = place.rpartition("/")[2]
         is_interpreter = name.startswith(_INTERPRETERS) and target.startswith(_INTERPRETERS)
         if _is_python(facts.target):
             return is_interpreter
-        return (is_interpreter or name == target) and not is_anybodys(place, roots, ground)
+        return (is_interpreter or name == target) and not is_writable_by_others(place, roots, ground)
     if facts.is_unchanged or facts.content is None:
         return facts.is_unchanged
     if name == SETTINGS:
-        fresh = _homes(facts.content) - _homes(facts.old or b"")
-        return not any(is_anybodys(home, roots, ground) for home in fresh)
+        fresh = _python_homes(facts.content) - _python_homes(facts.old or b"")
+        return not any(is_writable_by_others(home, roots, ground) for home in fresh)
     return _starts_a_module(facts.content, facts.old or b"", directory)
 
 
@@ -455,7 +465,7 @@ def _is_python(name: str) -> bool:
     return name.rstrip("0123456789.") in ("python", "pypy")
 
 
-def _homes(content: bytes) -> set[str]:
+def _python_homes(content: bytes) -> set[str]:
     """Return where the settings of an environment say that its Python lies."""
     text = content.decode("utf-8", "surrogateescape")
     # Python itself ends a line at a newline only, and its library at a return too.

@@ -6,7 +6,7 @@ comment to us. It takes any bytes at all; includes are not followed.
 
 from __future__ import annotations
 
-from fumehood.core.concern import Concern, flagged, held
+from fumehood.core.concern import Concern, flag, hold
 from fumehood.core.value import words
 from fumehood.core.wording import brief
 
@@ -310,24 +310,24 @@ def key_concern(key: str, was: Values, now: Values) -> Concern | None:
         if _is_in(key, _SWITCHABLE) and {value.lower() for value in values} <= _SWITCH:
             return None
         if _is_in(key, _FOR_A_PERSON) and values <= _PLAIN_PROGRAMS:
-            return flagged(FLAG, f"{brief(key)} is set")
+            return flag(FLAG, f"{brief(key)} is set")
         if key.startswith("include"):
-            return held(FLAG, f"git would read settings from another file, named by {brief(key)}")
+            return hold(FLAG, f"git would read settings from another file, named by {brief(key)}")
         if _is_in(key, _PLACES):
-            return held(FLAG, f"{brief(key)} leads git to files elsewhere")
-        return held(FLAG, f"git would run a program named by {brief(key)}")
+            return hold(FLAG, f"{brief(key)} leads git to files elsewhere")
+        return hold(FLAG, f"git would run a program named by {brief(key)}")
     before = frozenset(was)
     for value in [value or "" for value in dict.fromkeys(now) if value not in before]:
         if _is_in(key, ADDRESSES) and _is_helper_address(value):
-            return held(FLAG, f"{brief(key)} has an address that makes git run a program")
+            return hold(FLAG, f"{brief(key)} has an address that makes git run a program")
         if (_is_in(key, _UPDATE) and value not in UPDATES) or (key in _TOOLS and "/" in value):
-            return held(FLAG, f"{brief(key)} names a program for git to run")
+            return hold(FLAG, f"{brief(key)} names a program for git to run")
         if key == "extensions.refstorage" and "://" in value:
-            return held(FLAG, f"{brief(key)} leads git to branches elsewhere")
+            return hold(FLAG, f"{brief(key)} leads git to branches elsewhere")
     if _is_in(key, HARMLESS):
         return None
     decides = "decides whom git contacts or trusts" if _is_in(key, ELSEWHERE) else ""
-    return held(FLAG, f"{brief(key)} {decides or 'is not a git setting that is known to be harmless'}")
+    return hold(FLAG, f"{brief(key)} {decides or 'is not a git setting that is known to be harmless'}")
 
 
 def runs_something(key: str) -> bool:
@@ -396,7 +396,7 @@ def everyday_concern(old: bytes | None, new: bytes, is_own_work_tree: Callable[[
     """
     after = parse(new)
     if after is None:
-        return held(FLAG, "can't be understood as a git configuration")
+        return hold(FLAG, "can't be understood as a git configuration")
     before = [] if old is None else parse(old) or []
     was, now = by_key(before), by_key(after)
     renamed = _renamed(was, now)
@@ -410,7 +410,7 @@ def everyday_concern(old: bytes | None, new: bytes, is_own_work_tree: Callable[[
             reasons.append(_why(key, was.get(key, ()), values))
     if reasons:
         more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-        return held(FLAG, f"{min(reasons)[1]}{more}")
+        return hold(FLAG, f"{min(reasons)[1]}{more}")
     return _order_concern(before, after, set(changed))
 
 
@@ -495,5 +495,5 @@ def _order_concern(before: Sequence[Entry], after: Sequence[Entry], changed: set
 
     for one, other in zip(counted(before), counted(after), strict=True):
         if one != other:
-            return held(FLAG, f"{brief(other[0])} is in another place: the order decides which setting git obeys")
+            return hold(FLAG, f"{brief(other[0])} is in another place: the order decides which setting git obeys")
     return None

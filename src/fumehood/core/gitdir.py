@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, SYMLINK, Change
 from fumehood.core.concern import (
-    AREAS,
+    GIT_DATA_DIRECTORIES,
     became_executable,
     directory_of,
-    flagged,
-    held,
+    flag,
+    hold,
     is_dot_git,
-    lands,
+    link_destination,
+    locate_in_roots,
     roots_of,
-    within,
 )
 from fumehood.core.value import words
 from fumehood.core.wording import brief
@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fumehood.core.concern import Concern, Facts, Ground
+    from fumehood.core.concern import ChangeFacts, Concern, RootFacts
     from fumehood.core.gitconfig import Values
 
 HOOKS = words(
@@ -34,7 +34,7 @@ HOOKS = words(
     """
 )
 _CONFIGS = ("config", "config.worktree")
-_OWN = frozenset((*AREAS, *_CONFIGS, "head", "hooks", "info", "commondir", "modules", "worktrees"))
+_OWN = frozenset((*GIT_DATA_DIRECTORIES, *_CONFIGS, "head", "hooks", "info", "commondir", "modules", "worktrees"))
 _ADDRESSES = ("remotes", "branches")
 _NESTING = ("modules", "worktrees")
 _UNDER_WAY = {
@@ -87,11 +87,11 @@ def stranger_concern(change: Change) -> Concern | None:
                 continue
             if lower.endswith(_NOTES) and change.after is not None and not change.after.mode & 0o111:
                 continue
-        return held("repository-settings", f"git writes no {brief(top)} here, and other tools may act on it")
+        return hold("repository-settings", f"git writes no {brief(top)} here, and other tools may act on it")
     return None
 
 
-def git_tails(change: Change, parts: Sequence[str], ground: Ground) -> list[Sequence[str]]:
+def git_tails(change: Change, parts: Sequence[str], ground: RootFacts) -> list[Sequence[str]]:
     """Return a path's remainder below each git directory it lies in; `parts` are its names in lower case.
 
     Of very many, the outermost ones: `git_concern` holds what lies in so many.
@@ -120,7 +120,7 @@ def _repositories_above(root: int, directory: str, repositories: frozenset[tuple
     return depths
 
 
-def git_wants(change: Change, parts: Sequence[str], ground: Ground) -> bool:
+def git_wants(change: Change, parts: Sequence[str], ground: RootFacts) -> bool:
     """Return True if judging a file by git's rules needs its content."""
     name = parts[-1]
     if is_dot_git(name) or name in _READ_ANYWHERE:
@@ -132,7 +132,7 @@ def git_wants(change: Change, parts: Sequence[str], ground: Ground) -> bool:
     )
 
 
-def git_loses(change: Change, parts: Sequence[str], ground: Ground) -> bool:
+def git_loses(change: Change, parts: Sequence[str], ground: RootFacts) -> bool:
     """Return True if a deletion takes settings from a git directory that stays, or is the project's git directory."""
     if _is_projects_own(parts):
         return True
@@ -146,14 +146,14 @@ def git_loses(change: Change, parts: Sequence[str], ground: Ground) -> bool:
     return False
 
 
-def loss_concern(change: Change, parts: Sequence[str], facts: Facts, ground: Ground) -> Concern | None:
+def loss_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, ground: RootFacts) -> Concern | None:
     """Judge a deletion that `git_loses` told of."""
     if _is_projects_own(parts):
-        return held("git-repository", "without it, a repository put there later would pass for a new one")
+        return hold("git-repository", "without it, a repository put there later would pass for a new one")
     if parts[-1] not in _CONFIGS:
-        return held("git-remote", "named an address that git sends data to")
+        return hold("git-remote", "named an address that git sends data to")
     if facts.old is None:
-        return held("git-config", _UNREAD)
+        return hold("git-config", _UNREAD)
     return _config(change, facts, ground, sure=True)
 
 
@@ -162,18 +162,18 @@ def _is_projects_own(parts: Sequence[str]) -> bool:
     return len(parts) == 1 and is_dot_git(parts[0])
 
 
-def git_concern(change: Change, parts: Sequence[str], facts: Facts, ground: Ground) -> Concern | None:
+def git_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, ground: RootFacts) -> Concern | None:
     """Judge a file or symlink by git's rules."""
     if is_dot_git(parts[-1]):
         return _pointer(change, facts, ground)
     in_dot_git = any(map(is_dot_git, parts[:-1]))
     tails = git_tails(change, parts, ground)
     if change.kind == SYMLINK and (in_dot_git or any(tail[0] in _OWN for tail in tails)):
-        return held("git-redirect", "a link in a git directory leads git elsewhere")
+        return hold("git-redirect", "a link in a git directory leads git elsewhere")
     if in_dot_git and (strange := stranger_concern(change)) is not None:
         return strange
     if len(tails) > _MOST_NESTED or any(tail[0] in _NESTING and len(tail) > _DEEPEST for tail in tails):
-        return held("git-repository", "git directories lie in each other here as nobody has them")
+        return hold("git-repository", "git directories lie in each other here as nobody has them")
     worst = None
     for tail in tails:
         for place, sure in _places(tail):
@@ -195,10 +195,10 @@ def _places(tail: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
         sure = True
         for number in range(2, len(tail)):
             yield tail[number:], sure
-            sure = sure and tail[number] not in AREAS
+            sure = sure and tail[number] not in GIT_DATA_DIRECTORIES
 
 
-def _in_git(place: Sequence[str], sure: bool, change: Change, facts: Facts, ground: Ground) -> Concern | None:
+def _in_git(place: Sequence[str], sure: bool, change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
     first, name = place[0], place[-1]
     concern = None
     if len(place) == 1:
@@ -213,32 +213,32 @@ def _in_git(place: Sequence[str], sure: bool, change: Change, facts: Facts, grou
         is_sample = len(place) == 2 and name.endswith(".sample")
         is_as_before = facts.is_unchanged and not became_executable(change)
         if (sure or name in HOOKS) and not is_sample and not is_as_before:
-            concern = held("git-hook", "git runs this hook by itself")
+            concern = hold("git-hook", "git runs this hook by itself")
     elif tuple(place) == ("info", "attributes") and not facts.is_unchanged:
-        concern = held("git-attributes", "tells git which files to run through its filters")
+        concern = hold("git-attributes", "tells git which files to run through its filters")
     elif name in _UNDER_WAY.get(first, ()):
         concern = _rebase(facts) if name == "git-rebase-todo" else _strategy(name, facts)
     elif first in _ADDRESSES and sure:
         # A file that names an address as git did before it had a configuration, and still obeys.
         if not facts.repository_was_there:
-            concern = flagged("git-remote", "names an address for git")
+            concern = flag("git-remote", "names an address for git")
         elif not facts.is_unchanged:
-            concern = held("git-remote", "decides where git sends data to and gets it from")
+            concern = hold("git-remote", "decides where git sends data to and gets it from")
     return concern
 
 
-def _config(change: Change, facts: Facts, ground: Ground, *, sure: bool) -> Concern | None:
+def _config(change: Change, facts: ChangeFacts, ground: RootFacts, *, sure: bool) -> Concern | None:
     """Compare two versions of a configuration by key; not sure, only what git would act on by itself counts."""
     from fumehood.core.gitconfig import changed_keys, everyday_concern, key_concern, runs_by_itself
 
     new = b"" if change.change == DELETED and facts.whole else facts.content
     if new is None:
-        return held("git-config", _UNREAD)
+        return hold("git-config", _UNREAD)
     if sure and facts.repository_was_there:
         return everyday_concern(facts.old, new, lambda values: _is_own_work_tree(change, values, facts, ground))
     changed = changed_keys(facts.old, new)
     if changed is None:
-        return held("git-config", "can't be understood as a git configuration") if sure else None
+        return hold("git-config", "can't be understood as a git configuration") if sure else None
     worst = None
     for key, was, now in changed:
         if not (sure or runs_by_itself(key)):
@@ -252,7 +252,7 @@ def _config(change: Change, facts: Facts, ground: Ground, *, sure: bool) -> Conc
     return worst
 
 
-def _is_own_work_tree(change: Change, values: Values, facts: Facts, ground: Ground) -> bool:
+def _is_own_work_tree(change: Change, values: Values, facts: ChangeFacts, ground: RootFacts) -> bool:
     """Return True if a submodule's configuration names a directory of the project as its work tree, or none."""
     tails = git_tails(change, change.path.lower().split("/"), ground)
     # Where git keeps submodules' directories, and not in another repository there.
@@ -265,7 +265,7 @@ def _is_own_work_tree(change: Change, values: Values, facts: Facts, ground: Grou
     return spot is not None and not any(is_dot_git(name) for name in spot[1].lower().split("/"))
 
 
-def _line(facts: Facts) -> str | None:
+def _line(facts: ChangeFacts) -> str | None:
     """Return the one line that a file consists of, or None."""
     if facts.content is None or b"\0" in facts.content:
         return None
@@ -273,29 +273,29 @@ def _line(facts: Facts) -> str | None:
     return None if "\n" in text else text
 
 
-def _spot(change: Change, text: str, facts: Facts, ground: Ground) -> tuple[int, str] | None:
+def _spot(change: Change, text: str, facts: ChangeFacts, ground: RootFacts) -> tuple[int, str] | None:
     """Return the root (number 0 is the change's own once more) and the path in it that a file's text leads to."""
-    place = lands(directory_of(change, facts), text)
-    return None if place is None else within(place, roots_of(facts, ground))
+    place = link_destination(directory_of(change, facts), text)
+    return None if place is None else locate_in_roots(place, roots_of(facts, ground))
 
 
-def _pointer(change: Change, facts: Facts, ground: Ground) -> Concern | None:
+def _pointer(change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
     """Judge a `.git` that is no directory: a work tree's or a submodule's names its place in a git directory."""
     if change.kind == SYMLINK:
-        return held("git-redirect", "a .git that is a link leads git elsewhere")
+        return hold("git-redirect", "a .git that is a link leads git elsewhere")
     if facts.is_unchanged:
         return None
     if facts.repository_was_there:
-        return held("git-redirect", "a .git file puts another repository in the place of the one that was there")
+        return hold("git-redirect", "a .git file puts another repository in the place of the one that was there")
     text = _line(facts)
     if text is not None and text.startswith("gitdir: "):
         spot = _spot(change, text.removeprefix("gitdir: "), facts, ground)
         if spot is not None and _is_git_room(spot, facts, ground):
             return None
-    return held("git-redirect", "a .git file points git at another repository")
+    return hold("git-redirect", "a .git file points git at another repository")
 
 
-def _is_git_room(spot: tuple[int, str], facts: Facts, ground: Ground) -> bool:
+def _is_git_room(spot: tuple[int, str], facts: ChangeFacts, ground: RootFacts) -> bool:
     """Return True if a path is where git itself keeps a work tree's or a submodule's directory."""
     number, path = spot
     names = path.lower().split("/")
@@ -309,52 +309,52 @@ def _is_git_room(spot: tuple[int, str], facts: Facts, ground: Ground) -> bool:
     return False
 
 
-def _common_directory(change: Change, facts: Facts) -> Concern | None:
+def _common_directory(change: Change, facts: ChangeFacts) -> Concern | None:
     in_worktrees = change.path.lower().split("/")[-3:-2] == ["worktrees"]
     if facts.is_unchanged or (in_worktrees and _line(facts) == "../.."):
         return None
-    return held("git-redirect", "commondir leads git to another repository's settings and hooks")
+    return hold("git-redirect", "commondir leads git to another repository's settings and hooks")
 
 
-def _work_tree(change: Change, facts: Facts, ground: Ground) -> Concern | None:
+def _work_tree(change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
     if facts.is_unchanged:
         return None
     text = _line(facts)
-    place = lands(directory_of(change, facts), text) if text else None
-    if place is not None and place.endswith("/.git") and within(place, roots_of(facts, ground)):
+    place = link_destination(directory_of(change, facts), text) if text else None
+    if place is not None and place.endswith("/.git") and locate_in_roots(place, roots_of(facts, ground)):
         return None
-    return held("git-redirect", "gitdir names a work tree outside the project")
+    return hold("git-redirect", "gitdir names a work tree outside the project")
 
 
-def _rebase(facts: Facts) -> Concern | None:
+def _rebase(facts: ChangeFacts) -> Concern | None:
     if facts.content is None:
-        return held("git-rebase", _UNREAD)
+        return hold("git-rebase", _UNREAD)
     before = set((facts.old or b"").splitlines())
     for line in facts.content.splitlines():
         if line not in before and line.split(None, 1)[:1] in ([b"exec"], [b"x"]):
-            return held("git-rebase", "git runs a command from this list when the rebase goes on")
+            return hold("git-rebase", "git runs a command from this list when the rebase goes on")
     return None
 
 
-def _strategy(name: str, facts: Facts) -> Concern | None:
+def _strategy(name: str, facts: ChangeFacts) -> Concern | None:
     """Judge how a rebase or a cherry-pick that is under way will merge."""
     from fumehood.core.gitconfig import parse
 
     if facts.content is None:
-        return held("git-rebase", _UNREAD)
+        return hold("git-rebase", _UNREAD)
     if name == "opts":
         entries = parse(facts.content)
         if entries is None:
-            return held("git-rebase", _UNREAD)
+            return hold("git-rebase", _UNREAD)
         named = {value or "" for key, value in entries if key == "options.strategy"}
     else:
         named = {facts.content.decode("utf-8", "replace").strip()}
     if named <= _STRATEGIES | {""}:
         return None
-    return held("git-rebase", "names a program for git to merge with when it goes on")
+    return hold("git-rebase", "names a program for git to merge with when it goes on")
 
 
-def _stray(change: Change, name: str, facts: Facts, ground: Ground) -> Concern | None:
+def _stray(change: Change, name: str, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
     """Judge a file that matters if its directory is, or becomes, a bare repository; and `.gitmodules`."""
     if name == "commondir" and change.kind == FILE:
         return _common_directory(change, facts)
@@ -367,7 +367,7 @@ def _stray(change: Change, name: str, facts: Facts, ground: Ground) -> Concern |
     return _config(change, facts, ground, sure=False) if name in _CONFIGS else None
 
 
-def _head(change: Change, facts: Facts) -> Concern | None:
+def _head(change: Change, facts: ChangeFacts) -> Concern | None:
     """Judge a `HEAD` in a directory that was there before, whose other files are not judged with it.
 
     In a directory that is new as a whole, everything is judged by git's rules: see `danger.survey`.
@@ -377,7 +377,7 @@ def _head(change: Change, facts: Facts) -> Concern | None:
     else:
         makes = facts.new is None or (_is_head(facts.new) and not _is_head(facts.old or b""))
     if makes:
-        return held("git-repository", "turns a directory that was there before into a git repository")
+        return hold("git-repository", "turns a directory that was there before into a git repository")
     return None
 
 
@@ -385,24 +385,24 @@ def _is_head(content: bytes) -> bool:
     return content.startswith(b"ref:") or (len(content) >= 40 and content[:40].isalnum())
 
 
-def _submodules(facts: Facts) -> Concern | None:
+def _submodules(facts: ChangeFacts) -> Concern | None:
     from fumehood.core.gitconfig import changed_keys, key_concern
 
     changed = None if facts.content is None else changed_keys(facts.old, facts.content)
     if changed is None:
-        return held("git-submodules", "can't be understood as a list of submodules")
+        return hold("git-submodules", "can't be understood as a list of submodules")
     for key, was, now in changed:
         if not key.startswith("submodule."):
             continue
         if key.endswith(".path") and any((value or "").startswith("-") for value in now):
-            return held("git-submodules", "a submodule's path would be taken for an option")
+            return hold("git-submodules", "a submodule's path would be taken for an option")
         concern = key_concern(key, was, now) if key.endswith((".url", ".update")) else None
         if concern is not None and concern.held:
             return concern
     return None
 
 
-def _lfs(change: Change, facts: Facts) -> Concern | None:
+def _lfs(change: Change, facts: ChangeFacts) -> Concern | None:
     """Judge the project's settings for large files; in a directory that is new, their addresses are its own matter."""
     from fumehood.core.gitconfig import changed_keys
 
@@ -410,8 +410,8 @@ def _lfs(change: Change, facts: Facts) -> Concern | None:
         return None
     changed = None if facts.content is None else changed_keys(facts.old, facts.content)
     if changed is None:
-        return held("git-config", _UNREAD)
+        return hold("git-config", _UNREAD)
     address = next((key for key, _, _ in changed if key.endswith("url")), None)
     if address is None:
         return None
-    return held("git-config", f"{brief(address)} decides where git sends large files to and gets them from")
+    return hold("git-config", f"{brief(address)} decides where git sends large files to and gets them from")

@@ -20,7 +20,7 @@ def judge(
     mode: str,
     concerns: Mapping[int, Concern] | None = None,
     apart: Collection[tuple[int, str]] = (),
-    waiting: Waiting | None = None,
+    waiting: HeldChanges | None = None,
     roots: Sequence[str] = (),
     subvolumes: Collection[tuple[int, str]] = (),
 ) -> None:
@@ -48,11 +48,11 @@ def judge(
             if change.verdict == c.APPLIED and (run := waiting.under(change)) is not None:
                 change.verdict, change.reason = c.HELD, f"it builds on run {waiting.name(run)}, which was held"
     # A commit whose index waits would leave HEAD ahead of it, and a person's next commit would take it back.
-    _share(changes, roots, c.HELD, "is held")
+    _share_verdict(changes, roots, c.HELD, "is held")
     keep_replacements_whole(changes)
-    keep_moved(changes)
+    hold_moved_sources(changes)
     if concerns or waiting:
-        _hold_shells(changes)
+        _hold_empty_directories(changes)
 
 
 def is_mounted_on(change: c.Change) -> bool:
@@ -74,7 +74,7 @@ def _verdict(change: c.Change, mode: str, concern: Concern | None) -> tuple[str,
     return c.APPLIED, ""
 
 
-def _hold_shells(changes: Sequence[c.Change]) -> None:
+def _hold_empty_directories(changes: Sequence[c.Change]) -> None:
     """Hold a new directory in which everything is held: without that it would be an empty shell."""
     full: set[tuple[int, str]] = set()
     needed: set[tuple[int, str]] = set()
@@ -119,7 +119,7 @@ def keep_replacements_whole(changes: Sequence[c.Change]) -> None:
             change.verdict, change.reason = top.verdict, f"{top.path} is {top.verdict}"
 
 
-def keep_moved(changes: Sequence[c.Change]) -> bool:
+def hold_moved_sources(changes: Sequence[c.Change]) -> bool:
     """Hold the deletion of what was moved to a place where it waits; tell whether any more changes are held for it.
 
     Else the project would have it at neither place. What was moved has the size, the time and the mode of what is gone;
@@ -150,27 +150,28 @@ HOLD_PATH, HOLD_ALL = "hold-path", "hold-all"
 CHANGED_SINCE = "it changed in the project after the run began"
 
 # Of a git directory: what tells where its branches and its work tree are, and what is under way in it.
-_FILES = ("HEAD", "index", "packed-refs", "shallow", "AUTO_MERGE", "SQUASH_MSG")
-_POINTERS = ("/gitdir", "/commondir")  # of a linked work tree: git knows it by these, and needs its HEAD then
-_BEGINNINGS = ("sharedindex.", "MERGE_", "BISECT_")
-_TREES = ("refs", "logs", "reftable", "rebase-merge", "rebase-apply", "sequencer")
+_STATE_FILES = ("HEAD", "index", "packed-refs", "shallow", "AUTO_MERGE", "SQUASH_MSG")
+_WORK_TREE_POINTERS = ("/gitdir", "/commondir")  # of a linked work tree: git knows it by these, and needs its HEAD then
+_STATE_PREFIXES = ("sharedindex.", "MERGE_", "BISECT_")
+_STATE_DIRECTORIES = ("refs", "logs", "reftable", "rebase-merge", "rebase-apply", "sequencer")
 # What each command of git's writes anew, for nobody but itself.
-_NOTES = ("COMMIT_EDITMSG", "FETCH_HEAD", "gc.log")
+_GIT_NOTES = ("COMMIT_EDITMSG", "FETCH_HEAD", "gc.log")
 # What shows a git directory begins with one of these, and it takes no more names than that to tell.
-_SHOWN_BY, _MOST = ("objects", "refs", "logs", "worktrees", "reftable"), 7
-_KINDS = ("heads", "tags", "remotes")  # of refs
-_DEEPEST, _MOST_AROUND = 200, 8  # names of a path, and git directories around it: nobody's repository has more
+_TELLTALE_NAMES, _MOST_NAMES = ("objects", "refs", "logs", "worktrees", "reftable"), 7
+_REF_KINDS = ("heads", "tags", "remotes")  # of refs
+# No real repository has paths of more names than this, or lies in more git directories than this.
+_DEEPEST_PATH, _MOST_NESTED_GITS = 200, 8
 _HEX = frozenset("0123456789abcdef")
-_LENGTHS = (38, 62)  # of an object's name, without the two letters of its directory
+_OBJECT_NAME_LENGTHS = (38, 62)  # of an object's name, without the two letters of its directory
 JOURNALS = ("-wal", "-shm", "-journal")  # of SQLite, beside its database
 
 
-def one_state(place: str, gits: Collection[str] = ()) -> str:
+def state_of_path(place: str, gits: Collection[str] = ()) -> str:
     """Name the state that a path is a part of: a git directory, a database, else the path itself."""
-    return repository(place, gits) or database(place)
+    return repository_of(place, gits) or database_of(place)
 
 
-def database(place: str) -> str:
+def database_of(place: str) -> str:
     """Return the database that a path is a journal of, else the path itself: what might be one is its own."""
     for journal in JOURNALS:
         if place.endswith(journal):
@@ -183,22 +184,22 @@ def git_directories(roots: Sequence[str], changes: Iterable[c.Change]) -> frozen
 
     Not every one is called `.git`, and only what lies in one tells: an object, a branch, a log, a linked work tree.
     """
-    return _shown(roots, ((change.root, change.path) for change in changes))
+    return _git_directories_shown_by(roots, ((change.root, change.path) for change in changes))
 
 
-def _shown(roots: Sequence[str], paths: Iterable[tuple[int, str]]) -> frozenset[str]:
+def _git_directories_shown_by(roots: Sequence[str], paths: Iterable[tuple[int, str]]) -> frozenset[str]:
     gits: set[str] = set()
     for root, path in paths:
         if "objects/" in path or "refs/" in path or "logs/" in path or "worktrees/" in path or "reftable/" in path:
-            parts = path.split("/", _DEEPEST)
-            ends = (at for at, name in enumerate(parts) if name in _SHOWN_BY and _is_shown(parts[at : at + _MOST]))
-            end = next(ends, None)
+            parts = path.split("/", _DEEPEST_PATH)
+            ends = (number for number, name in enumerate(parts) if name in _TELLTALE_NAMES)
+            end = next((end for end in ends if _is_inside_git(parts[end : end + _MOST_NAMES])), None)
             if end is not None:
-                gits.add("/".join((_top(roots, root), *parts[:end])))
+                gits.add("/".join((_root_path(roots, root), *parts[:end])))
     return frozenset(gits)
 
 
-def _is_shown(names: list[str]) -> bool:
+def _is_inside_git(names: list[str]) -> bool:
     """Return True if nobody but git keeps a path that begins so in a directory of its own."""
     if names[0] == "worktrees":
         names = names[2:]
@@ -210,29 +211,29 @@ def _is_shown(names: list[str]) -> bool:
         _, directory, name = names
         if directory == "pack":
             return name.startswith("pack-") and name.endswith((".pack", ".idx"))
-        return len(directory) == 2 and len(name) in _LENGTHS and _HEX.issuperset(directory + name)
+        return len(directory) == 2 and len(name) in _OBJECT_NAME_LENGTHS and _HEX.issuperset(directory + name)
     return _is_ref(names) or names == ["reftable", "tables.list"]
 
 
 def _is_ref(names: list[str]) -> bool:
-    return names == ["refs", "stash"] or (names[:1] == ["refs"] and len(names) > 2 and names[1] in _KINDS)
+    return names == ["refs", "stash"] or (names[:1] == ["refs"] and len(names) > 2 and names[1] in _REF_KINDS)
 
 
-def repository(place: str, gits: Collection[str] = ()) -> str:
+def repository_of(place: str, gits: Collection[str] = ()) -> str:
     """Return the git directory of whose state a path is a part, or nothing.
 
     HEAD, the index, refs, their logs and a merge or rebase under way tell one story together. Objects are only ever
     added, so they are apart, and needed by it. `gits` are git directories that their names don't tell.
     """
-    return _repository(place, gits, _is_state)
+    return _outermost_git_of(place, gits, _is_state)
 
 
-def objects_of(place: str, gits: Collection[str] = ()) -> str:
+def object_store_of(place: str, gits: Collection[str] = ()) -> str:
     """Return the git directory that a path is an object of, or a directory of objects, or nothing."""
-    return _repository(place, gits, _is_object)
+    return _outermost_git_of(place, gits, _is_object)
 
 
-def is_list(path: str) -> bool:
+def is_object_list(path: str) -> bool:
     """Return True for a list of commits or packs, that git makes to be quick, and for the directories of such lists.
 
     It names what is there in the state that it was made in.
@@ -240,16 +241,18 @@ def is_list(path: str) -> bool:
     return "/objects/info/" in f"/{path}/" or path.rpartition("/")[2].startswith("multi-pack-index")
 
 
-def is_note(place: str, gits: Collection[str] = ()) -> bool:
+def is_git_note(place: str, gits: Collection[str] = ()) -> bool:
     """Return True if a path is a note that git writes anew with each command: the latest is as good as any."""
-    return place.endswith(_NOTES) and bool(_repository(place, gits, lambda rest: len(rest) == 1 and rest[0] in _NOTES))
+    if not place.endswith(_GIT_NOTES):
+        return False
+    return bool(_outermost_git_of(place, gits, lambda names: len(names) == 1 and names[0] in _GIT_NOTES))
 
 
-def _repository(place: str, gits: Collection[str], is_part: Callable[[list[str]], bool]) -> str:
+def _outermost_git_of(place: str, gits: Collection[str], is_part: Callable[[list[str]], bool]) -> str:
     """Return the outermost git directory that a path is such a part of: branches may be called as repositories are."""
-    if (".git/" not in place and not gits) or place.count("/") > _DEEPEST:
+    if (".git/" not in place and not gits) or place.count("/") > _DEEPEST_PATH:
         return ""
-    end, left = place.find("/", 1), _MOST_AROUND
+    end, left = place.find("/", 1), _MOST_NESTED_GITS
     while end > 0 and left:
         git = place[:end]
         if git.endswith(".git") or git in gits:
@@ -266,10 +269,10 @@ def _repository(place: str, gits: Collection[str], is_part: Callable[[list[str]]
 
 def _is_state(rest: list[str]) -> bool:
     first = rest[0] if rest else ""
-    if first in _TREES:
+    if first in _STATE_DIRECTORIES:
         return True
-    is_one = first in _FILES or first.endswith("_HEAD") or first.startswith(_BEGINNINGS)
-    return (len(rest) == 1 and is_one and first not in _NOTES) or is_list("/".join(rest))
+    is_one = first in _STATE_FILES or first.endswith("_HEAD") or first.startswith(_STATE_PREFIXES)
+    return (len(rest) == 1 and is_one and first not in _GIT_NOTES) or is_object_list("/".join(rest))
 
 
 def _is_object(rest: list[str]) -> bool:
@@ -279,20 +282,20 @@ def _is_object(rest: list[str]) -> bool:
     return rest[:1] == ["lfs"] or rest[:2] == ["annex", "objects"]
 
 
-def _state_of(change: c.Change, place: str, gits: Collection[str]) -> str:
+def _state_of_change(change: c.Change, place: str, gits: Collection[str]) -> str:
     """Name the state that a change is a part of; that an object goes is one: nobody needs it in that state alone."""
-    return (objects_of(place, gits) if change.change == c.DELETED else "") or one_state(place, gits)
+    return (object_store_of(place, gits) if change.change == c.DELETED else "") or state_of_path(place, gits)
 
 
-def _place(roots: Sequence[str], root: int, path: str) -> str:
-    return f"{_top(roots, root)}/{path}"
+def _absolute_path(roots: Sequence[str], root: int, path: str) -> str:
+    return f"{_root_path(roots, root)}/{path}"
 
 
-def _top(roots: Sequence[str], root: int) -> str:
+def _root_path(roots: Sequence[str], root: int) -> str:
     return roots[root] if roots else str(root)
 
 
-def _share(changes: Sequence[c.Change], roots: Sequence[str], verdict: str, what: str) -> bool:
+def _share_verdict(changes: Sequence[c.Change], roots: Sequence[str], verdict: str, what: str) -> bool:
     """Let all of a state have the verdict of a part of it, or of an object; tell whether any more changes have it."""
     if all(change.verdict != verdict for change in changes):
         return False
@@ -300,18 +303,18 @@ def _share(changes: Sequence[c.Change], roots: Sequence[str], verdict: str, what
     firsts: dict[str, str] = {}
     for change in reversed(changes):
         if change.verdict == verdict:
-            place = _place(roots, change.root, change.path)
-            firsts[objects_of(place, gits) or one_state(place, gits)] = change.path
+            place = _absolute_path(roots, change.root, change.path)
+            firsts[object_store_of(place, gits) or state_of_path(place, gits)] = change.path
     more = False
     for change in changes:
-        first = firsts.get(_state_of(change, _place(roots, change.root, change.path), gits))
+        first = firsts.get(_state_of_change(change, _absolute_path(roots, change.root, change.path), gits))
         if first is not None and change.verdict == c.APPLIED:
             more = True
             change.verdict, change.reason = verdict, f"{first} {what}, and they are one state"
     return more
 
 
-def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str = HOLD_PATH) -> bool:
+def spread_conflicts(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str = HOLD_PATH) -> bool:
     """Let what belongs together share a conflict; tell whether any more changes are held for it."""
     conflicts = [change for change in changes if change.verdict == c.CONFLICT]
     if not conflicts:
@@ -321,21 +324,22 @@ def hold_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict
         for change in going:
             change.verdict, change.reason = c.HELD, f"{conflicts[0].path} is a conflict, and then everything is held"
         return bool(going)
-    return _share(changes, roots, c.CONFLICT, "changed in the project after the run began") | keep_moved(changes)
+    has_shared = _share_verdict(changes, roots, c.CONFLICT, "changed in the project after the run began")
+    return hold_moved_sources(changes) or has_shared
 
 
-def hold_open(
+def hold_open_files(
     changes: Sequence[c.Change], roots: Sequence[str], busy: Mapping[tuple[int, str], str], on_conflict: str = HOLD_PATH
 ) -> None:
     """Hold what other programs have open, with what belongs to it; `busy` are these files, with the reason for each."""
     gits = git_directories(roots, changes)
-    states = {one_state(f"{roots[root]}/{path}", gits): path for root, path in busy}
+    states = {state_of_path(f"{roots[root]}/{path}", gits): path for root, path in busy}
     first = next(iter(busy))[1]
     for change in changes:
         if change.verdict != c.APPLIED:
             continue
         reason = busy.get((change.root, change.path), "")
-        partner = states.get(one_state(f"{roots[change.root]}/{change.path}", gits))
+        partner = states.get(state_of_path(f"{roots[change.root]}/{change.path}", gits))
         if not reason and partner is not None:
             reason = f"{partner} is open in another program, and they are one state"
         elif not reason and on_conflict == HOLD_ALL:
@@ -343,10 +347,10 @@ def hold_open(
         if reason:
             change.verdict, change.reason = c.HELD, reason
     keep_replacements_whole(changes)
-    keep_moved(changes)
+    hold_moved_sources(changes)
 
 
-def free_of_conflicts(changes: Sequence[c.Change], meant: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:
+def without_conflicts(changes: Sequence[c.Change], meant: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:
     """Return those of a run's changes that can go while its conflicts stay.
 
     What would lie in one stays with it, so does a replaced tree that has one in it, and the rest of one state.
@@ -354,24 +358,24 @@ def free_of_conflicts(changes: Sequence[c.Change], meant: Sequence[c.Change], ro
     conflicts = [change for change in changes if change.verdict == c.CONFLICT]
     if not conflicts:
         return list(meant)
-    places = c.Inside({(change.root, change.path) for change in conflicts if not c.is_mode_alone(change)})
+    places = c.DirectorySet({(change.root, change.path) for change in conflicts if not c.is_directory_mode(change)})
     replaced = {(change.root, change.path) for change in changes if change.change in (c.TYPE, c.DELETED)}
     trees = replaced & {(change.root, change.within or "") for change in conflicts}
     gits = git_directories(roots, changes)
-    torn = {one_state(f"{roots[change.root]}/{change.path}", gits) for change in conflicts}
+    torn = {state_of_path(f"{roots[change.root]}/{change.path}", gits) for change in conflicts}
     return [
         change
         for change in meant
         if change.verdict != c.CONFLICT
         and places.topmost(change.root, change.path) is None
         and trees.isdisjoint(((change.root, change.path), (change.root, change.within or "")))
-        and one_state(f"{roots[change.root]}/{change.path}", gits) not in torn
+        and state_of_path(f"{roots[change.root]}/{change.path}", gits) not in torn
     ]
 
 
 # Which changes build on what an earlier run has held back, so that they can't go before it.
 
-class Waiting:
+class HeldChanges:
     """What waits in earlier runs: `held` are their runs' ids, the number of the root here, and the changes."""
 
     def __init__(
@@ -384,18 +388,18 @@ class Waiting:
         self._above: dict[tuple[int, str], str] = {}
         self._repositories: dict[str, str] = {}
         held = list(held)
-        self._gits = _shown(roots, ((root, change.path) for _, root, change in held))
+        self._gits = _git_directories_shown_by(roots, ((root, change.path) for _, root, change in held))
         for run, root, change in held:
             self._at[root, change.path] = run
-            if not c.is_mode_alone(change):
+            if not c.is_directory_mode(change):
                 self._trees[root, change.path] = run
-            if git := repository(_place(roots, root, change.path), self._gits):
+            if git := repository_of(_absolute_path(roots, root, change.path), self._gits):
                 self._repositories[git] = run
-            for each in c.above(change.path):
+            for each in c.directories_above(change.path):
                 if self._above.get((root, each)) == run:
                     break  # so it is for those above it
                 self._above[root, each] = run
-        self._inside = c.Inside(self._trees)
+        self._inside = c.DirectorySet(self._trees)
 
     def __bool__(self) -> bool:
         return bool(self._at)
@@ -414,7 +418,7 @@ class Waiting:
         tree = self._inside.topmost(root, path)
         if tree is not None:
             return self._trees[root, tree]
-        place = _place(self._roots, root, path)
-        if place.endswith(_POINTERS):
+        place = _absolute_path(self._roots, root, path)
+        if place.endswith(_WORK_TREE_POINTERS):
             place = f"{place.rpartition('/')[0]}/HEAD"
-        return self._repositories.get(_state_of(change, place, self._gits))
+        return self._repositories.get(_state_of_change(change, place, self._gits))

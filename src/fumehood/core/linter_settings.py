@@ -9,7 +9,7 @@ spell anything count.
 from __future__ import annotations
 
 from fumehood.core.changes import ADDED, FILE, Change
-from fumehood.core.concern import held
+from fumehood.core.concern import hold
 from fumehood.core.value import words
 from fumehood.core.wording import brief
 
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fumehood.core.concern import Concern, DirectoryMeaning, Facts
+    from fumehood.core.concern import ChangeFacts, Concern, DirectoryMeaning
     from fumehood.core.settings_text import Wanted
 
 # Keys, and sections in brackets, whose values name code. One with a sign at an end counts anywhere in a line.
@@ -124,14 +124,14 @@ def may_load(name: str, around: DirectoryMeaning) -> bool:
     return is_named and not around.in_git and not around.is_packaged
 
 
-def loading_concern(name: str, parent: str, facts: Facts) -> Concern | None:
+def loading_concern(name: str, parent: str, facts: ChangeFacts) -> Concern | None:
     """Hold a file of settings that brings something new that loads code; None if nothing does."""
     if facts.content is None:
-        return held("linter-settings", "a tool may load code that this names, and it could not be read")
+        return hold("linter-settings", "a tool may load code that this names, and it could not be read")
     if facts.content == facts.old:
         return None
     if b"\0" in facts.content:
-        return held("linter-settings", "a tool may load code that this names, and it is not plain text")
+        return hold("linter-settings", "a tool may load code that this names, and it is not plain text")
     new = facts.content.decode("utf-8", "replace")
     old = (facts.old or b"").decode("utf-8", "replace")
     if name == _PACKAGE:
@@ -151,10 +151,10 @@ def loading_concern(name: str, parent: str, facts: Facts) -> Concern | None:
         line = _new_in_settings(name, parent, old, new)
     if line is None:
         return None
-    return held("linter-settings", f"a linter, compiler or hook loads what this names by itself: {brief(line)}")
+    return hold("linter-settings", f"a linter, compiler or hook loads what this names by itself: {brief(line)}")
 
 
-def is_what_cloning_writes(change: Change, name: str, facts: Facts) -> bool:
+def is_what_cloning_writes(change: Change, name: str, facts: ChangeFacts) -> bool:
     """Return True if settings of another version control came with a new repository, and run nothing."""
     if change.change != ADDED or change.within is None or change.kind != FILE or facts.content is None:
         return False

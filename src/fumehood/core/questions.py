@@ -38,8 +38,8 @@ APPLY_HELD = "apply"
 NOBODY, TOO_LATE, CANCELLED = "nobody was there to ask", "nobody answered in time", "the question was cancelled"
 
 _INDENT = 2
-_WHOSE = "(what follows the first question mark is quoted: not Fumehood's words)"
-_ESCAPES = r"(\n, \u202e and the like stand for what does not show, \\ for a backslash)"
+_QUOTED_NOTE = "(what follows the first question mark is quoted: not Fumehood's words)"
+_ESCAPES_NOTE = r"(\n, \u202e and the like stand for what does not show, \\ for a backslash)"
 # A grant's key: what is allowed, for which project ("" for every one), and to what (a program, a directory).
 Key = tuple[str, str, str]
 
@@ -91,7 +91,7 @@ class Question(Value):
         """The answers that make sense here, allowing ones first."""
         if self.one_time_only:
             return ALLOW_ONCE, DENY_ONCE
-        offered = [answer for answer in ANSWERS if self.in_session or scope(answer) != SESSION]
+        offered = [answer for answer in ANSWERS if self.in_session or answer_scope(answer) != SESSION]
         return tuple(answer for answer in offered if not (self.is_lasting and answer == ALLOW_ONCE))
 
     @property
@@ -119,7 +119,7 @@ def question_lines(question: Question, width: int = WIDTH, sign: str = "") -> tu
     """Write a question for a window that is so many columns wide; `sign` is put before its first words."""
     fixed, colon, own = question.text.partition(": ")
     texts = [f"{sign}{fixed}? {quoted(own.removesuffix('?'))}" if colon else f"{sign}{quoted(question.text)}"]
-    texts += [_WHOSE] if colon else []
+    texts += [_QUOTED_NOTE] if colon else []
     if question.command not in question.text:
         texts.append(f"command: {quoted(question.command, MOST_OF_A_NAME)}")
     texts.append(f"directory: {quoted(question.directory, MOST_OF_A_NAME)}")
@@ -127,7 +127,7 @@ def question_lines(question: Question, width: int = WIDTH, sign: str = "") -> tu
     if question.what != NETWORK or not question.items:
         texts += [quoted(each, MOST_OF_A_NAME) for each in question.details[:MOST_ITEMS]]
     foreign = (own, question.command, question.directory, *(item.name for item in question.items))
-    texts += [_ESCAPES] if any(quoted(each) != each for each in foreign) else []
+    texts += [_ESCAPES_NOTE] if any(quoted(each) != each for each in foreign) else []
     first, *others = (wrapped(each, width - _INDENT * (number > 0)) for number, each in enumerate(texts))
     return (*first, *(f"{' ' * _INDENT}{line}" for each in others for line in each))
 
@@ -156,13 +156,13 @@ def network_question(
     return Question(
         what=NETWORK, text=f"Run command with network access: {command}?", command=command, directory=directory,
         project=project, target=run, details=details, one_time_only=True, run=run,
-        items=() if details == (EVERY_HOST,) else tuple(map(_host, details)),
+        items=() if details == (EVERY_HOST,) else tuple(map(_host_item, details)),
         ahead=f"what the configuration names needs no question: {setting}", about=digest_of(*roots),
         unaskable=unaskable,
     )  # fmt: skip
 
 
-def _host(text: str) -> Item:
+def _host_item(text: str) -> Item:
     """Say what a host is, in the form in which it is compared: letters of other alphabets look like ours."""
     from fumehood.core.hosts import LOOPBACK_NAMES, parse, special
 
@@ -207,7 +207,7 @@ def root_question(path: str, project: str, link: str | None = None) -> Question:
     return Question(
         what=what, text=text, command="", directory=project, project=project, target=path, one_time_only=True,
         is_lasting=True, details=("it stays a root of this project until: fumehood roots remove",),
-        ahead=_typed("roots add", project, path),
+        ahead=_command_to_allow("roots add", project, path),
     )  # fmt: skip
 
 
@@ -220,12 +220,12 @@ def write_question(path: str, command: str, directory: str, project: str, run: s
     )  # fmt: skip
 
 
-def _typed(words: str, project: str, what: str) -> str:
+def _command_to_allow(words: str, project: str, what: str) -> str:
     """Return the line by which a person allows something themselves, whatever project they are in."""
     return f"to allow it, at a terminal: fumehood {words} {word(what)} --project {word(project)}"
 
 
-def reason_told(reason: str) -> tuple[str, ...]:
+def reason_lines(reason: str) -> tuple[str, ...]:
     """Return an agent's own words for why it asks, as a line of a question."""
     return (f"the agent says: {reason}",) if reason.strip() else ()
 
@@ -234,8 +234,8 @@ def host_question(host: str, project: str, reason: str = "") -> Question:
     """Ask to let later commands reach a host."""
     return Question(
         what=HOST, text=f"Let an agent's commands reach a host: {host}?", command="", directory=project,
-        project=project, target=host, items=(_host(host),), details=reason_told(reason), is_lasting=True,
-        ahead=_typed("ask", project, host),
+        project=project, target=host, items=(_host_item(host),), details=reason_lines(reason), is_lasting=True,
+        ahead=_command_to_allow("ask", project, host),
     )  # fmt: skip
 
 
@@ -243,8 +243,8 @@ def show_question(path: str, project: str, reason: str = "") -> Question:
     """Ask to let later commands see a path of the home."""
     return Question(
         what=SHOW, text=f"Let an agent's commands read a path of your home: {path}?", command="", directory=project,
-        project=project, target=path, details=reason_told(reason), is_lasting=True,
-        ahead=_typed("ask --show", project, path),
+        project=project, target=path, details=reason_lines(reason), is_lasting=True,
+        ahead=_command_to_allow("ask --show", project, path),
     )  # fmt: skip
 
 
@@ -262,23 +262,23 @@ class Decision(Value):
         return f"{answer} ({self.reason})" if answer and self.reason else answer or self.reason
 
 
-def settled(question: Question, session: Mapping[Key, str], kept: Mapping[Key, str]) -> str:
+def earlier_answer(question: Question, session: Mapping[Key, str], kept: Mapping[Key, str]) -> str:
     """Return what earlier answers say: allow, deny, or ask. The session's come before those that were kept."""
     earlier = session.get(question.key) or kept.get(question.key) or ASK
     return ASK if question.one_time_only else earlier
 
 
-def scope(answer: str) -> str:
+def answer_scope(answer: str) -> str:
     """How long an answer holds: once, session or always."""
     return answer.partition("_")[2]
 
 
-def verdict(answer: str) -> str:
+def answer_verdict(answer: str) -> str:
     """What an answer says: allow or deny."""
     return answer.partition("_")[0]
 
 
-def understood(question: Question, answer: object) -> str:
+def parse_answer(question: Question, answer: object) -> str:
     """Take an answer as it was given for one of the six; nothing at all is a no.
 
     One that would last longer than the question allows holds once.
@@ -289,7 +289,7 @@ def understood(question: Question, answer: object) -> str:
         raise BadRequest(f"{answer!r} is not an answer to a question", hint=f"one of: {', '.join(ANSWERS)}")
     if answer in question.options:
         return answer
-    return question.options[0] if verdict(answer) == ALLOW else DENY_ONCE
+    return question.options[0] if answer_verdict(answer) == ALLOW else DENY_ONCE
 
 
 # What a person is asked about held changes: which they are, in order of danger, and what identifies exactly these.
@@ -339,7 +339,7 @@ def held_item(run: Run, change: c.Change) -> Item:
     return Item(name=path, kind=kind, danger=danger, before=what, after=change.reason)
 
 
-def waiting(run: Run) -> list[c.Change]:
+def changes_waiting(run: Run) -> list[c.Change]:
     """Return the changes of a run that wait for a person."""
     return [change for change in run.changed if change.verdict in c.WAITING]
 
@@ -347,12 +347,12 @@ def waiting(run: Run) -> list[c.Change]:
 def apply_question(run: Run) -> Question:
     """Ask whether to apply all that a run holds; a yes is for exactly the changes it holds now."""
     held = [change for change in run.changed if change.verdict == c.HELD]
-    conflicts = len(waiting(run)) - len(held)
+    conflicts = len(changes_waiting(run)) - len(held)
     stay = "stays as it is" if conflicts == 1 else "stay as they are"
     return Question(
         what=APPLY_HELD, text=f"Apply the changes that run {run.name} holds?", command=run.command,
         directory=run.project, project=run.project, target=run.run, run=run.run, one_time_only=True,
-        items=tuple(held_item(run, change) for change in held), about=held_digest(run, waiting(run)),
+        items=tuple(held_item(run, change) for change in held), about=held_digest(run, changes_waiting(run)),
         ahead=f"to look and choose: fumehood review {run.name}",
         details=(
             f"line by line: fumehood diff {run.name}",

@@ -462,10 +462,10 @@ def _group_alike(changes: Sequence[Change]) -> list[list[Change]]:
 
 def _line_for_each(group: Sequence[Change]) -> list[SummaryLine]:
     """Tell changes that are alike one by one, but git's objects, whose names say nothing, by their repository."""
-    from fumehood.core.judge import objects_of
+    from fumehood.core.judge import object_store_of
 
     def place(change: Change) -> str:
-        git = objects_of(f"/{change.path}")
+        git = object_store_of(f"/{change.path}")
         return f"{git[1:]}/objects/" if git else change.path
 
     return _lines_by_place(group, place)

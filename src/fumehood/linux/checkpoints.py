@@ -49,7 +49,7 @@ class Settled:
         """Take note of what a checkpoint has settled, or of the originals that it is about to move."""
         for root, path, layer, left, is_made in entries:
             self._entries[root, path] = layer, left
-            for above in c.above(path):
+            for above in c.directories_above(path):
                 if (root, above) in self._around:
                     break  # and so are those above that
                 self._around.add((root, above))
@@ -86,7 +86,7 @@ class Settled:
         entry = self._entries.get((root, path))
         if entry is not None:
             return entry[0] is None
-        return any((root, above) in self._made for above in c.above(path))
+        return any((root, above) in self._made for above in c.directories_above(path))
 
 
 def note(path: str, entries: list[Entry], originals: list[Original]) -> None:

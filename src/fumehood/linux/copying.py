@@ -101,7 +101,7 @@ def copy_belongings(reading: int, writing: int, status: os.stat_result) -> None:
 def _copy_owner_and_attributes(reading: int, writing: int, status: os.stat_result) -> None:
     give_owner(writing, status)
     for attribute in listxattr(reading):
-        if attribute.startswith(c.BOOKKEEPING):
+        if attribute.startswith(c.OVERLAY_PREFIXES):
             continue
         try:
             os.setxattr(writing, attribute, os.getxattr(reading, attribute))
@@ -350,7 +350,7 @@ def copy_versions(changes: Sequence[c.Change], source: int, target: int) -> None
     """
     from fumehood.linux.checkpoints import identity_of
 
-    copied = [change for change in changes if change.after is not None and not c.is_mode_alone(change)]
+    copied = [change for change in changes if change.after is not None and not c.is_directory_mode(change)]
     directories = [change for change in copied if change.kind == c.DIRECTORY]
     with AccessibleTree(source) as layer, DirectoryCache(target) as parents, Links(target) as links:
         for change in copied:

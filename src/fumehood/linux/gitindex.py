@@ -355,7 +355,7 @@ def _content(tree: DirectoryCache, path: str, version: c.Stamp) -> str:
                 return ""
             digest = blake2b(b"%d %d" % (status.st_uid, status.st_gid), digest_size=_CONTENT_SIZE)
             for name in sorted(listxattr(file)):
-                if name.startswith(("user.", "system.")) and not name.startswith(c.BOOKKEEPING):
+                if name.startswith(("user.", "system.")) and not name.startswith(c.OVERLAY_PREFIXES):
                     digest.update(b"\0%b\0%b" % (os.fsencode(name), os.getxattr(file, name)))
             digest.update(b"\0\0")
             while piece := os.read(file, _PIECE):

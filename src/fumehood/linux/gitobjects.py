@@ -7,7 +7,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.core.concern import is_dot_git
-from fumehood.core.judge import git_directories, is_list, is_note, objects_of, repository
+from fumehood.core.judge import git_directories, is_git_note, is_object_list, object_store_of, repository_of
 from fumehood.core.masks import is_below, is_in
 from fumehood.linux.cache import plain_file
 from fumehood.linux.copying import copy_with_content
@@ -50,7 +50,7 @@ def may_stay(place: str, gits: Collection[str] = ()) -> bool:
 
     `gits` are git directories that their names don't tell.
     """
-    return bool(objects_of(place, gits)) or is_note(place, gits)
+    return bool(object_store_of(place, gits)) or is_git_note(place, gits)
 
 
 def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
@@ -58,7 +58,7 @@ def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
 
     What it has stays, and counts as needed. An object that somebody wants anew is not deleted.
     """
-    conflicts = [change for change in changes if change.verdict == c.CONFLICT and not is_list(change.path)]
+    conflicts = [change for change in changes if change.verdict == c.CONFLICT and not is_object_list(change.path)]
     if conflicts:
         gits = git_directories(roots, changes)
         conflicts = [change for change in conflicts if _is_apart(roots, change, gits)]
@@ -98,7 +98,7 @@ def has_read_theirs(roots: Sequence[str], gits: Collection[str], change: c.Chang
     """
     root = roots[change.root]
     place = f"{root}/{change.path}"
-    git = "" if place.endswith("/stash") else repository(place, gits)
+    git = "" if place.endswith("/stash") else repository_of(place, gits)
     if not git:
         return False
     part, is_ref = place[len(git) + 1 :], False
@@ -151,9 +151,9 @@ def takes_in_staged(
     if name != INDEX or index.verdict != c.APPLIED or index.kind != c.FILE:
         return False
     gits, root = git_directories(roots, changes), roots[index.root]
-    git = repository(f"{root}/{index.path}", gits)
+    git = repository_of(f"{root}/{index.path}", gits)
     others = [each for each in changes if each is not index]
-    others = [each for each in others if git and repository(f"{roots[each.root]}/{each.path}", gits) == git]
+    others = [each for each in others if git and repository_of(f"{roots[each.root]}/{each.path}", gits) == git]
     if not git or any(each.verdict == c.CONFLICT for each in others):
         return False
     with Closing(open_top(root)) as live, Closing(open_top(upper)) as layer, Closing(open_top(split(upper)[0])) as room:
@@ -179,7 +179,7 @@ def _is_moved_since(top: int, tree: str, git: str, began_ns: int) -> bool:
     for each in dict.fromkeys((tree, git)):
         places += (join(each, name) for name in (_branch(top, places[0]), "packed-refs", _TABLES) if name)
     statuses = (_status(top, each) for each in places)
-    return any(status is not None and c.is_later(status.st_ctime_ns, began_ns) for status in statuses)
+    return any(status is not None and c.may_be_later(status.st_ctime_ns, began_ns) for status in statuses)
 
 
 def freshen(top: int, path: str) -> None:
@@ -221,14 +221,14 @@ def without_theirs(
     taken: set[int] = set()
     gits = git_directories(roots, changes)
     for (root, git), group in _by_repository(roots, changes, gits).items():
-        own = [each for each in changes if git and repository(f"{roots[each.root]}/{each.path}", gits) == git]
+        own = [each for each in changes if git and repository_of(f"{roots[each.root]}/{each.path}", gits) == git]
         if git and (
             moved(group) or moved(own) or git in waiting()
             or _is_any_needed(roots, changes, root, _written_since_noted(roots, root, git, noted)) or _is_lent(git)
         ):  # fmt: skip
             # What git makes of its objects is not brought back beside others.
-            objects = [each for each in group if each.change == c.ADDED and not is_list(each.path)]
-            taken.update(map(id, _not_there(c.on_their_own(objects), moved)))
+            objects = [each for each in group if each.change == c.ADDED and not is_object_list(each.path)]
+            taken.update(map(id, _not_there(c.detach_from_missing(objects), moved)))
         else:
             taken.update(map(id, _not_there(group, moved)))
     return [change for change in changes if id(change) in taken or not _is_apart(roots, change, gits)]
@@ -241,7 +241,7 @@ def _by_repository(
     groups: dict[tuple[int, str], list[c.Change]] = {}
     for change in changes:
         if _is_apart(roots, change, gits):
-            git = objects_of(f"{roots[change.root]}/{change.path}", gits)
+            git = object_store_of(f"{roots[change.root]}/{change.path}", gits)
             groups.setdefault((change.root, git), []).append(change)
     return groups
 
@@ -249,7 +249,7 @@ def _by_repository(
 def _not_there(group: list[c.Change], moved: Callable[[Sequence[c.Change]], list[str]]) -> list[c.Change]:
     """Leave out what lies there in another version; in a directory that does, each is looked at by itself."""
     while others := set(moved(group)):
-        group = c.on_their_own([each for each in group if each.path not in others])
+        group = c.detach_from_missing([each for each in group if each.path not in others])
     return group
 
 
@@ -343,7 +343,7 @@ def repositories_of(roots: Sequence[str], changes: Sequence[c.Change]) -> set[tu
     repositories = set()
     for change in changes:
         place = f"{roots[change.root]}/{change.path}"
-        git = change.verdict == c.APPLIED and (objects_of(place, gits) or repository(place, gits))
+        git = change.verdict == c.APPLIED and (object_store_of(place, gits) or repository_of(place, gits))
         if git and (change.within is None or f"{roots[change.root]}/{change.within}".startswith(f"{git}/")):
             repositories.add((change.root, git))
     return repositories
@@ -402,7 +402,7 @@ def _naming_objects(top: int, git: str) -> Iterator[tuple[str, os.stat_result, b
             if not _listed(top, join(tree, name)):
                 continue
             for path, status in walk(top, join(tree, name)):
-                if not stat.S_ISDIR(status.st_mode) and (name == "refs" or is_list(path)):
+                if not stat.S_ISDIR(status.st_mode) and (name == "refs" or is_object_list(path)):
                     yield path, status, name != "refs"
 
 
@@ -467,7 +467,7 @@ def keep_work_trees(roots: Sequence[str], changes: Sequence[c.Change]) -> None:
     for change in changes if kept else ():
         if change.change == c.DELETED and change.verdict in (c.APPLIED, c.HELD):
             why = kept.get((change.root, change.within or change.path), "")
-            if objects_of(f"{roots[change.root]}/{change.path}", gits) in gits:
+            if object_store_of(f"{roots[change.root]}/{change.path}", gits) in gits:
                 why = "a work tree that is out of the command's sight may need it"
             if why:
                 change.verdict, change.reason = c.DISCARDED, why
@@ -485,7 +485,7 @@ def leave_lost_work_trees(roots: Sequence[str], changes: Sequence[c.Change], upp
                 lost[change.root, room] = f"its work tree is not kept: {tree}"
     for change in changes if lost else ():
         why = lost.get((change.root, change.path)) or next(
-            (lost[change.root, each] for each in c.above(change.path) if (change.root, each) in lost), ""
+            (lost[change.root, each] for each in c.directories_above(change.path) if (change.root, each) in lost), ""
         )
         if why:
             change.verdict, change.reason = c.DISCARDED, why

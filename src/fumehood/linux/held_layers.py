@@ -9,7 +9,7 @@ from collections import Counter
 from itertools import islice
 
 from fumehood.core import changes as c
-from fumehood.core.judge import objects_of
+from fumehood.core.judge import object_store_of
 from fumehood.linux import staging
 from fumehood.linux.copying import copy_belongings, copy_directory, copy_entry, fill, is_linked
 from fumehood.linux.layer import IN_PLACE, LayerStack, is_opaque, list_attributes, make_whiteout, set_opaque
@@ -53,14 +53,14 @@ def throw_away(top: int, changes: Sequence[c.Change], staying: Sequence[c.Change
     kept = _ancestors(staying)
     with AccessibleTree(top) as tree:
         for change in _tops(changes, kept):
-            if not c.is_mode_alone(change) and change.path not in kept:
+            if not c.is_directory_mode(change) and change.path not in kept:
                 _act_at(tree, change.path, remove_tree)
 
 
 def prune(top: int, waiting: Sequence[c.Change]) -> None:
     """Remove the directories that nothing waits in: one left behind would hide that the project's own is gone."""
     needed = _ancestors(waiting) | {change.path for change in waiting}
-    whole = c.Inside({(0, each.path) for each in waiting if each.kind == c.DIRECTORY and each.change != c.MODE})
+    whole = c.DirectorySet({(0, each.path) for each in waiting if each.kind == c.DIRECTORY and each.change != c.MODE})
     directories = [path for path, status in walk(top, "") if stat.S_ISDIR(status.st_mode)]
     with AccessibleTree(top) as tree:
         for path in reversed(directories):
@@ -76,7 +76,7 @@ def prune(top: int, waiting: Sequence[c.Change]) -> None:
 
 def _ancestors(changes: Sequence[c.Change]) -> set[str]:
     """Return the directories above the paths of changes."""
-    return {path for _, path in c.all_above(changes)}
+    return {path for _, path in c.all_directories_above(changes)}
 
 
 def _tops(changes: Sequence[c.Change], kept: set[str]) -> list[c.Change]:
@@ -87,7 +87,7 @@ def _tops(changes: Sequence[c.Change], kept: set[str]) -> list[c.Change]:
         if change.path.startswith(covered):
             continue
         tops.append(change)
-        is_whole = change.kind == c.DIRECTORY and not c.is_mode_alone(change) and change.path not in kept
+        is_whole = change.kind == c.DIRECTORY and not c.is_directory_mode(change) and change.path not in kept
         if is_whole or change.change in (c.DELETED, c.TYPE):
             covered = f"{change.path}/"
     return tops
@@ -138,7 +138,7 @@ class _Carrying(Closable):
     def take(self, change: c.Change) -> None:
         if change.path == ".":
             set_mode(self._target.top, stat.S_IMODE(os.stat(self._source.top).st_mode))
-        elif c.is_mode_alone(change) or (change.kind == c.DIRECTORY and change.path in self.kept):
+        elif c.is_directory_mode(change) or (change.kind == c.DIRECTORY and change.path in self.kept):
             self._directory(change.path)
         elif change.change == c.DELETED:
             # A mark: it is made there, and removed here; in an opaque directory there is none.
@@ -311,7 +311,8 @@ class _Links:
         for change, before in several:
             others = [path for path in names.get(change.path, ()) if path not in paths]
             left = before.links - changed[before.inode] - len(others)
-            if left > 0 and not objects_of(f"/{change.path}"):  # git only touches an object, never writes another one
+            # Git only touches an object, never writes another one.
+            if left > 0 and not object_store_of(f"/{change.path}"):
                 change.flags = (*change.flags, f"{c.OTHER_NAMES}:{left}")
             if others:
                 yield from self._also_at(change, others)

@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 
-from fumehood.core.changes import above
+from fumehood.core.changes import directories_above
 from fumehood.core.environment import holds_secret, looks_secret
 from fumehood.core.gitconfig import parse, split_key
 from fumehood.core.masks import is_in
@@ -88,7 +88,7 @@ def _is_open_to(user: int, file: int) -> bool:
     if status.st_uid == user:
         return True
     try:
-        around = [os.stat(f"/{path}") for path in ("", *above(os.readlink(f"/proc/self/fd/{file}")[1:]))]
+        around = [os.stat(f"/{path}") for path in ("", *directories_above(os.readlink(f"/proc/self/fd/{file}")[1:]))]
     except OSError:  # it was moved meanwhile
         return False
     can_come = all(each.st_uid == user or each.st_mode & stat.S_IXOTH for each in around)

@@ -85,7 +85,7 @@ def mark_in_place(directory: int, name: str) -> None:
 def remove_overlay_marks(directory: int, name: str) -> None:
     """Remove every overlay's bookkeeping from an entry of a layer."""
     names = list_attributes(directory, name)
-    remove_attributes(directory, name, [each for each in names if each.startswith(c.BOOKKEEPING)])
+    remove_attributes(directory, name, [each for each in names if each.startswith(c.OVERLAY_PREFIXES)])
 
 
 def remove_attributes(directory: int, name: str, names: Sequence[str]) -> None:
@@ -460,13 +460,13 @@ class _Scan:
 
     def _cleaned(self, directory: int, name: str, names: list[str]) -> int:
         """Remove the one mark that every copied-up file has, while it is at hand; tell what is left to be removed."""
-        marks = [each for each in names if each.startswith(c.BOOKKEEPING)]
+        marks = [each for each in names if each.startswith(c.OVERLAY_PREFIXES)]
         if marks != [ORIGIN] or self._is_in_use:
-            return c.OTHERS if marks else 0
+            return c.OTHER_MARKS if marks else 0
         try:
             os.removexattr(f"/proc/self/fd/{directory}/{name}", ORIGIN, follow_symlinks=False)
         except PermissionError:
-            return c.ORIGIN  # a read-only file: its mode must be opened up for it
+            return c.ORIGIN_MARK  # a read-only file: its mode must be opened up for it
         return 0
 
     def _removed(self, path: str, below: os.stat_result) -> None:
@@ -584,5 +584,5 @@ def own_attributes(directory: int, name: str, names: Sequence[str] | None = None
     return {
         each: os.getxattr(path, each, follow_symlinks=False)
         for each in (list_attributes(directory, name) if names is None else names)
-        if not each.startswith(c.BOOKKEEPING)
+        if not each.startswith(c.OVERLAY_PREFIXES)
     }

@@ -10,7 +10,7 @@ import select
 import stat
 import sys
 
-from fumehood.core.changes import above
+from fumehood.core.changes import directories_above
 from fumehood.core.value import Value
 from fumehood.linux import libc
 from fumehood.linux.bwrap import programs
@@ -242,7 +242,7 @@ def devices_below(roots: Sequence[str], paths: Iterable[tuple[int, str]]) -> lis
     devices = [os.lstat(root).st_dev for root in roots]
     apart: dict[tuple[int, str], bool | None] = {}
     for number, path in paths:
-        for each in (*reversed([*above(path)]), path):
+        for each in (*reversed([*directories_above(path)]), path):
             if (number, each) not in apart:
                 apart[number, each] = _is_apart(f"{roots[number]}/{each}", devices[number])
             if apart[number, each] is not False:

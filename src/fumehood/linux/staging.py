@@ -13,7 +13,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.core.changes import MKDIR, PUT, RMDIR, SWAP, TAKE, Step
-from fumehood.core.judge import JOURNALS, database
+from fumehood.core.judge import JOURNALS, database_of
 from fumehood.core.report import printable
 from fumehood.linux import libc
 from fumehood.linux.copying import Links, copy_directory, copy_entry, copy_file, copy_tree, is_linked
@@ -193,7 +193,7 @@ class Staging:
 
 def _remove_deletion_marks(layer: int, layer_tree: AccessibleTree, path: str) -> None:
     """Remove the whiteout at a directory's path, or above it: its entries are moved into the layer one by one."""
-    for directory_path in (*reversed([*c.above(path)]), path):
+    for directory_path in (*reversed([*c.directories_above(path)]), path):
         parent, name = split(directory_path)
         with Closing(open_below(layer, parent)) as directory:
             status = stat_entry(directory, name) if name else None
@@ -423,7 +423,7 @@ def find_files_in_use(
                 if before is not None and before.kind == c.FILE and not (swaps_ask and change.change == c.MODIFIED):
                     paths.append(path)
                 if path.endswith(JOURNALS):
-                    paths.append(database(path))
+                    paths.append(database_of(path))
         if not paths:
             continue
         with Closing(open_top(root)) as top:

@@ -427,7 +427,7 @@ def _chmod(directory: int, name: str, mode: int) -> None:
 
 def _unmark(directory: int, change: c.Change) -> None:
     name = split(change.path)[1]
-    if change.marked == c.ORIGIN:
+    if change.marked == c.ORIGIN_MARK:
         remove_attributes(directory, name, [ORIGIN])
     else:
         remove_overlay_marks(directory, name)

@@ -16,12 +16,12 @@ import time
 from fumehood.core.concern import (
     HELD_NAMES,
     HELD_SUFFIXES,
-    PACKAGES,
-    Protected,
+    PACKAGE_DIRECTORIES,
+    ProtectedPaths,
     is_hook_manager,
+    locate_in_roots,
     meaning_of,
     settings_name,
-    within,
 )
 from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
@@ -47,7 +47,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from fumehood.core.concern import Because
+    from fumehood.core.concern import Reason
 
     Seen = tuple[int, int, list[str], list[str]]  # when it changed, its inode; names of links, and of directories
 
@@ -65,10 +65,10 @@ _STARTED_BY_HAND = ("launch.json", "tasks.json", ".code-workspace")
 _AT_OPENING = "folderOpen"
 
 
-class Ways(Protected):
+class Ways(ProtectedPaths):
     """The places in the roots that the host acts on, with what leads there."""
 
-    def lead(self, directory: str, text: str, because: Because, *, whole: bool = False) -> str:
+    def lead(self, directory: str, text: str, because: Reason, *, whole: bool = False) -> str:
         """Protect what a path leads to, and every link on its way; returns where that is."""
         *links, end = links_and_end(os.path.join(directory, text))
         for link in links:
@@ -78,7 +78,7 @@ class Ways(Protected):
 
     def holds(self, path: str) -> bool:
         """Return True if a path lies in one of the roots."""
-        return within(path, self.roots) is not None
+        return locate_in_roots(path, self.roots) is not None
 
 
 class ProjectTree:
@@ -89,11 +89,11 @@ class ProjectTree:
     """
 
     def __init__(
-        self, top: str, meaning: Callable[[str], Because | None], is_passed_by: Callable[[str], bool], memory: str = ""
+        self, top: str, meaning: Callable[[str], Reason | None], is_passed_by: Callable[[str], bool], memory: str = ""
     ) -> None:
         self.repositories: list[str] = []
-        self.links: list[tuple[str, str, Because]] = []  # directory, name
-        self.files: list[tuple[str, Because]] = []
+        self.links: list[tuple[str, str, Reason]] = []  # directory, name
+        self.files: list[tuple[str, Reason]] = []
         self.mise: list[str] = []  # settings of that tool
         self._top = top
         self._meaning = meaning
@@ -163,7 +163,7 @@ def entries(directory: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because: Because) -> None:
+def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because: Reason) -> None:
     """Protect what a line for a shell names, from where it is run and from wherever it may go by `cd`."""
     named = [(text, whole, plain) for path, whole, plain in named_paths(line) if (text := expanded(path, home))]
     reached, waiting = set(bases), list(bases)
@@ -181,7 +181,7 @@ def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because
         waiting = entered
 
 
-def protect_script(ways: Ways, path: str, bases: Sequence[str], home: str, because: Because) -> None:
+def protect_script(ways: Ways, path: str, bases: Sequence[str], home: str, because: Reason) -> None:
     """Protect what a script names by a path, and what it runs: another plain word of it is nearly always no file."""
     runs = _Runs(ways, bases, home, because)
     for line in _lines(path):
@@ -201,7 +201,7 @@ class _Runs:
     Not what an installer put there: packages, and programs of a virtual environment, have rules of their own.
     """
 
-    def __init__(self, ways: Ways, bases: Sequence[str], home: str, because: Because) -> None:
+    def __init__(self, ways: Ways, bases: Sequence[str], home: str, because: Reason) -> None:
         self._ways = ways
         self._bases = list(bases)
         self._home = home
@@ -239,7 +239,7 @@ class _Runs:
 
 def _is_installed(place: str) -> bool:
     names = place.split("/")
-    if not PACKAGES.isdisjoint(names) or not _ENVIRONMENTS.isdisjoint(names):
+    if not PACKAGE_DIRECTORIES.isdisjoint(names) or not _ENVIRONMENTS.isdisjoint(names):
         return True
     return os.path.exists(f"{os.path.dirname(os.path.dirname(place))}/pyvenv.cfg")
 
@@ -362,7 +362,7 @@ class Setting(Value):
     home: str
 
     @property
-    def because(self) -> Because:
+    def because(self) -> Reason:
         """Why what it names is held."""
         return "git-executed", f"git runs or obeys this: {brief(self.key)} in {brief(self.source)} leads here"
 
@@ -534,7 +534,7 @@ _CROWD = 200  # no person keeps so many directories in one
 _PASSED_BY = frozenset((".cache", ".npm", ".cargo", ".rustup", ".local", ".gradle", ".m2"))
 # At any depth. In `link`, yarn notes the packages that somebody works on; in `bin` and `versions`, npm, bun and pyenv
 # put what a person starts by its name.
-_PACKED = PACKAGES | {".git", "link", "versions", "bin"}
+_PACKED = PACKAGE_DIRECTORIES | {".git", "link", "versions", "bin"}
 
 
 def protect_home(ways: Ways, home: str, memory: str) -> None:

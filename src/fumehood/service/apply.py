@@ -9,8 +9,8 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import PUT, RMDIR, SWAP, TAKE, Step, plan, sharing
-from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open, hold_together
+from fumehood.core.changes import PUT, RMDIR, SWAP, TAKE, Step, files_with_other_links, plan_steps
+from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open_files, spread_conflicts
 from fumehood.core.report import first_names, printable
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux import nofollow
@@ -115,7 +115,7 @@ def planned(
     """
     overlays = {number for number, root in enumerate(roots) if file_system(root) in OVERLAYS}
     deleted = (change for change in changes if change.root in overlays and change.change == c.DELETED)
-    return plan(changes, staying | {(each.root, each.path) for each in deleted if each.kind == c.DIRECTORY})
+    return plan_steps(changes, staying | {(each.root, each.path) for each in deleted if each.kind == c.DIRECTORY})
 
 
 def _settle(between: Between, steps: Sequence[Step], changes: Sequence[c.Change], roots: Sequence[str]) -> None:
@@ -130,7 +130,7 @@ def _settle(between: Between, steps: Sequence[Step], changes: Sequence[c.Change]
 
 def _wait_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str) -> bool:
     """Have what belongs together with a conflict wait with it; tell whether anything does."""
-    return leave_theirs(roots, changes) | hold_together(changes, roots, on_conflict)
+    return leave_theirs(roots, changes) | spread_conflicts(changes, roots, on_conflict)
 
 
 def _hold(
@@ -140,7 +140,7 @@ def _hold(
     """Hold what other programs have open; where it is all or nothing, that is a failure."""
     if or_nothing:
         raise ApplyFailed(open_in_words(busy), hint="close it there, then try again")
-    hold_open(changes, roots, busy, on_conflict)
+    hold_open_files(changes, roots, busy, on_conflict)
 
 
 def open_in_words(busy: Mapping[tuple[int, str], str]) -> str:
@@ -155,7 +155,7 @@ def _is_cut_off(error: Exception, changes: Sequence[c.Change], roots: Sequence[s
         return False
     going = [change for change in changes if change.verdict == c.APPLIED]
     made = {(change.root, change.path) for change in going if change.change in (c.ADDED, c.TYPE)}
-    in_made = c.Inside(made)
+    in_made = c.DirectorySet(made)
     parents = {(change.root, split(change.path)[0]) for change in going if change.path != "."}
     gone = {
         (root, parent)
@@ -331,7 +331,7 @@ class Between:
                 make_parents(sides.layer, parent)
             if number not in self._staging:
                 # Copies have neither bookkeeping nor links to anything else.
-                shared = sharing(here, "after")
+                shared = files_with_other_links(here, "after")
                 self.has_copies = self.has_copies or bool(shared)
                 self.sides[number].prepare(mine, shared)
         if repositories := repositories_of(self._roots, changes):
@@ -376,7 +376,7 @@ class Between:
 
     def _sharing(self, changes: Sequence[c.Change]) -> dict[int, list[c.Change]]:
         by_root: dict[int, list[c.Change]] = {}
-        for change in sharing(changes, "before"):
+        for change in files_with_other_links(changes, "before"):
             if change.root in self.sides and change.root not in self._staging:
                 by_root.setdefault(change.root, []).append(change)
         return by_root

@@ -22,7 +22,7 @@ import time
 import weakref
 from typing import Protocol, TypeVar, cast
 
-from fumehood.core.questions import ALLOW, CANCELLED, DENY, DENY_ONCE, NOBODY, TOO_LATE, Question, understood
+from fumehood.core.questions import ALLOW, CANCELLED, DENY, DENY_ONCE, NOBODY, TOO_LATE, Question, parse_answer
 from fumehood.core.value import Value
 from fumehood.core.wording import Item
 from fumehood.errors import RAISED_BY, BadRequest
@@ -74,7 +74,7 @@ class Asked:
 
         None says that nobody is there, and leaves the question to the others.
         """
-        option = None if answer is None else understood(self.question, answer)
+        option = None if answer is None else parse_answer(self.question, answer)
         with self._race.changed:
             if self._replied or self._race.is_over:
                 return False
@@ -356,7 +356,7 @@ class Desk:
         options = opened.question.options
         if isinstance(answer, str) and answer not in (ALLOW, DENY, *options):
             raise BadRequest(f"{answer!r} does not answer this question", hint=f"one of: {', '.join(options)}")
-        option = understood(opened.question, answer)
+        option = parse_answer(opened.question, answer)
         try:
             os.rename(self._path(key, _QUESTION), self._path(key, f".{option}{_ANSWER}"))  # only the first can
         except FileNotFoundError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.changes import ADDED, outermost
+from fumehood.core.changes import ADDED, outermost_roots
 from fumehood.core.masks import SERVICES, is_in
 from fumehood.core.policy import FULL, Network
 from fumehood.core.report import (
@@ -304,7 +304,7 @@ def _refused_by_owners(places: Places, project: Project, run: Run, host: Host, w
     complaints = overflows(f"{run.stdout}\n{run.stderr}" if run.exit_code else run.stderr)
     if not complaints:
         return ()
-    has_inner = any(path for _, path in outermost(run.roots))
+    has_inner = any(path for _, path in outermost_roots(run.roots))
     if run.capture not in (KERNEL, BWRAP) and not has_inner:
         return ()
     choice = choose(host, wanted, run.roots, failed_on(places, project))

@@ -14,7 +14,7 @@ import stat
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.judge import hold_open, hold_together
+from fumehood.core.judge import hold_open_files, spread_conflicts
 from fumehood.core.report import Run, first_names, printable
 from fumehood.core.request import APPLY, WHOLE
 from fumehood.core.value import Value
@@ -223,9 +223,9 @@ class Checkpoints:
         give_verdicts(self._hood.store, checkpoint, self._layers, APPLY, self._hood.policy.rules)
         unfinished = self._unfinished(checkpoint, stopped)
         if unfinished:
-            hold_open(checkpoint.changed, checkpoint.roots, unfinished)
+            hold_open_files(checkpoint.changed, checkpoint.roots, unfinished)
         find_conflicts(self._hood.store, checkpoint, self._layers)
-        hold_together(checkpoint.changed, checkpoint.roots, self._hood.policy.on_conflict)
+        spread_conflicts(checkpoint.changed, checkpoint.roots, self._hood.policy.on_conflict)
         left = [change for change in checkpoint.changed if change.verdict != c.APPLIED]
         self.held = [change for change in left if (change.root, change.path) not in unfinished]
         checkpoint.changed = [change for change in checkpoint.changed if change.verdict == c.APPLIED]

@@ -12,10 +12,10 @@ from fumehood.core import changes as c
 from fumehood.core.judge import (
     CHANGED_SINCE,
     git_directories,
-    is_note,
+    is_git_note,
     keep_replacements_whole,
-    objects_of,
-    repository,
+    object_store_of,
+    repository_of,
 )
 from fumehood.core.masks import is_below
 from fumehood.core.report import printable
@@ -69,7 +69,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         change
         for change in run.changed
         if change.before is not None
-        and c.is_later(change.before.changed_ns, began)
+        and c.may_be_later(change.before.changed_ns, began)
         and (
             change.before.kind != c.DIRECTORY
             or (change.change == c.MODE and change.before.changed_ns > change.before.modified_ns)
@@ -116,7 +116,7 @@ def _leave_locks(run: Run) -> None:
     gits = git_directories(run.roots, run.changed)
     for lock in locks:
         locked = f"{run.roots[lock.root]}/{lock.path}".removesuffix(".lock")
-        if lock.verdict in (c.APPLIED, c.HELD) and repository(locked, gits):
+        if lock.verdict in (c.APPLIED, c.HELD) and repository_of(locked, gits):
             lock.verdict, lock.reason = c.DISCARDED, "the git that held this lock has ended"
 
 
@@ -150,7 +150,7 @@ def _taken_back(store: Store, run: Run) -> set[c.Change]:
     moved = {f"{undo.roots[each.root]}/{each.path}" for undo in undos for each in undo.changed}
     going = [each for each in run.changed if each.before is not None and each.verdict in (c.APPLIED, c.HELD)]
     places = {f"{run.roots[each.root]}/{each.path}": each for each in going}
-    return {each for place, each in places.items() if place in moved and repository(place, gits)}
+    return {each for place, each in places.items() if place in moved and repository_of(place, gits)}
 
 
 def drop_changes_without_base(store: Store, run: Run) -> c.Change | None:
@@ -163,8 +163,8 @@ def drop_changes_without_base(store: Store, run: Run) -> c.Change | None:
     first = None
     for change in run.changed if gone else ():
         place = f"{run.roots[change.root]}/{change.path}"
-        note_of = place.rpartition("/")[0] if is_note(place, gits) else ""
-        name = gone.get(objects_of(place, gits) or repository(place, gits) or note_of)
+        note_of = place.rpartition("/")[0] if is_git_note(place, gits) else ""
+        name = gone.get(object_store_of(place, gits) or repository_of(place, gits) or note_of)
         if name is not None and change.verdict in (c.APPLIED, *c.WAITING):
             change.verdict = c.DISCARDED
             change.reason = f"run {store.history.name_of(name)}, which it builds on, was discarded meanwhile"
@@ -184,7 +184,7 @@ def _thrown_away(store: Store, run: Run) -> dict[str, str]:
         changes = store.history.changes(name) if was_decided_meanwhile else []
         gits = git_directories(roots, changes)
         for change in changes:
-            git = repository(f"{roots[change.root]}/{change.path}", gits) if change.verdict == c.DISCARDED else ""
+            git = repository_of(f"{roots[change.root]}/{change.path}", gits) if change.verdict == c.DISCARDED else ""
             if git:
                 gone.setdefault(git, name)
     return gone
@@ -256,12 +256,12 @@ def _in_the_way(
     number: int, top: int, conflicts: Sequence[c.Change]
 ) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
     """Yield what lies where changes of a root met something else; of a tree that was to go, what is not as judged."""
-    new = c.Inside({(number, each.path) for each in conflicts if each.after and each.after.kind == c.DIRECTORY})
+    new = c.DirectorySet({(number, each.path) for each in conflicts if each.after and each.after.kind == c.DIRECTORY})
     trees = {
         (number, each.path) for each in conflicts
         if each.change != c.MODE and each.before is not None and each.before.kind == c.DIRECTORY
     }  # fmt: skip
-    in_trees, paths = c.Inside(trees), {change.path for change in conflicts}
+    in_trees, paths = c.DirectorySet(trees), {change.path for change in conflicts}
     for change, status, is_reached in stat_each(top, conflicts):
         if status is None:
             # What would have come with a new directory is as it was before.
@@ -290,7 +290,7 @@ class ChangeAuthors:
 
     def of_what_is_gone(self, conflict: c.Change, top: int) -> str:
         """Return the run that took away a directory above a path, or nothing where none did."""
-        above = [c.Change(conflict.root, each, c.DELETED, c.DIRECTORY) for each in c.above(conflict.path)]
+        above = [c.Change(conflict.root, each, c.DELETED, c.DIRECTORY) for each in c.directories_above(conflict.path)]
         for directory, status, _ in stat_each(top, reversed(above)):
             if status is None or not stat.S_ISDIR(status.st_mode):
                 return self.of(directory, status)

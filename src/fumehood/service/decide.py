@@ -6,9 +6,9 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import is_plain
+from fumehood.core.changes import swaps_no_directory
 from fumehood.core.edits import with_hunks
-from fumehood.core.judge import CHANGED_SINCE, Waiting, free_of_conflicts, is_mounted_on, keep_replacements_whole
+from fumehood.core.judge import CHANGED_SINCE, HeldChanges, is_mounted_on, keep_replacements_whole, without_conflicts
 from fumehood.core.masks import is_in
 from fumehood.core.questions import digest_of, held_digest
 from fumehood.core.report import Run, printable, shell_path
@@ -245,7 +245,7 @@ def meant(run: Run, paths: Sequence[str], *, here: str = "", forth: bool = True)
 
 def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
     """Leave out what only goes by force; refuse where that is all."""
-    going = free_of_conflicts(run.changed, waiting, run.roots)
+    going = without_conflicts(run.changed, waiting, run.roots)
     if going:
         return going
     among = [change for change in waiting if change.verdict == c.CONFLICT]
@@ -341,7 +341,7 @@ def _keep_edited_trees(run: Run) -> None:
         if change.verdict == c.APPLIED and change.within is None and change.change in (c.DELETED, c.TYPE)
         and change.before is not None and change.before.kind == c.DIRECTORY
     }  # fmt: skip
-    inside = c.Inside(trees)
+    inside = c.DirectorySet(trees)
     mine = [each for each in run.changed if (each.root, each.within or each.path) in trees]
     edited = {(number, inside.topmost(number, path) or path) for number, path in paths_changed_since(run.roots, mine)}
     for place in edited:
@@ -364,7 +364,7 @@ def _count_links(store: Store, run: Run, *, others: bool) -> None:
     may see them in a fold.
     """
     going = [change for change in run.changed if change.verdict == c.APPLIED]
-    leaving = [change for change in going if change.before is not None and not is_plain(change)]
+    leaving = [change for change in going if change.before is not None and not swaps_no_directory(change)]
     for _, change, entry, _ in stat_changes(run.roots, leaving):
         if change.before is not None and entry is not None:
             change.before.links = entry.st_nlink
@@ -400,9 +400,9 @@ def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[l
     was_held = {(change.root, change.path): change for change in run.changed if change.verdict in c.WAITING}
     meant = {(change.root, change.path) for change in waiting}
     # Directories that are gone from the project are made again; what takes another's place goes whole.
-    around = c.all_above(fresh[place] for place in meant if place in fresh) & fresh.keys()
+    around = c.all_directories_above(fresh[place] for place in meant if place in fresh) & fresh.keys()
     meant |= {place for place in around if fresh[place].change == c.TYPE}
-    in_meant = c.Inside(meant)
+    in_meant = c.DirectorySet(meant)
     going = []
     for (root, path), change in fresh.items():
         is_gone = (root, path) in around and change.change == c.ADDED
@@ -447,7 +447,7 @@ def discard_held(
 
 def _refuse_built_upon(store: Store, project: Project, run: Run, waiting: Sequence[c.Change]) -> None:
     """Refuse where another held run builds on what would go."""
-    going = Waiting(((run.run, change.root, change) for change in waiting), run.roots)
+    going = HeldChanges(((run.run, change.root, change) for change in waiting), run.roots)
     for later in map(store.history.find, store.history.held_runs(project.id, run.draft)):
         for change in later.changed if run.run in later.below else ():
             root = later.roots[change.root]

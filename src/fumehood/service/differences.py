@@ -15,7 +15,7 @@ import stat
 
 from fumehood.core import changes as c
 from fumehood.core.edits import equal_lines, hunks, quoted
-from fumehood.core.judge import objects_of
+from fumehood.core.judge import object_store_of
 from fumehood.core.masks import inside, is_in, masks
 from fumehood.core.report import Run, printable, show_command
 from fumehood.core.value import Value
@@ -348,7 +348,8 @@ def _read(top: int, path: str, wanted: c.Stamp | None, read: Reader) -> _Version
 
 def _attributes(file: int) -> dict[str, bytes]:
     try:
-        names = [name for name in os.listxattr(file) if name.startswith(_OWN) and not name.startswith(c.BOOKKEEPING)]
+        names = [name for name in os.listxattr(file) if name.startswith(_OWN)]
+        names = [name for name in names if not name.startswith(c.OVERLAY_PREFIXES)]
         return {name: os.getxattr(file, name) for name in names}
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.ENODATA):
@@ -400,7 +401,7 @@ def _part(name: str, old: _Version, new: _Version) -> _Part:
     notes += _attribute_note(name, old, new)
     unshown = [version.why for version in (old, new) if version.data is None]
     is_alike = old.data == new.data and old.stamp is not None and new.stamp is not None
-    if not is_alike and objects_of(f"/{name}"):
+    if not is_alike and object_store_of(f"/{name}"):
         unshown.append("binary")  # though some have no NUL
     if unshown:
         is_binary = "binary" in unshown

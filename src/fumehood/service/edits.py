@@ -229,7 +229,7 @@ def _keep(places: Places, edit: OpenEdit, from_project: Spots, earlier: str = ""
             if is_fresh:
                 status = _status(top, each.path)
                 missing = ""  # the topmost directory that is
-                for above in c.above(each.path) if status is None else ():
+                for above in c.directories_above(each.path) if status is None else ():
                     if _status(top, above) is not None:
                         break
                     missing = above
@@ -319,7 +319,7 @@ def _changes(store: Store, edit: OpenEdit) -> Iterator[c.Change]:
         within: str | None = None
         if after is not None and each.missing:
             with Closing(open_top(edit.roots[each.root])) as top:
-                for above in reversed(list(c.above(each.path))):
+                for above in reversed(list(c.directories_above(each.path))):
                     status = _status(top, above) if f"{above}/".startswith(f"{each.missing}/") else None
                     if status is None:
                         continue  # it was there before, or is gone since

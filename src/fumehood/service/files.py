@@ -284,13 +284,13 @@ def _counting(changes: Sequence[c.Change], roots: Sequence[str]) -> list[c.Chang
     What is new in a directory of packages or caches has none until it is changed again.
     """
     skipped: dict[str, bool] = {}
-    counting, places = [], c.outermost(roots)
+    counting, places = [], c.outermost_roots(roots)
     for change in changes:
         before, after = change.before, change.after
         if before is None or before.kind not in _KEPT:
             if after is None or after.kind not in _KEPT:
                 continue
-            parent = c.below(places[change.root][1], change.path).rpartition("/")[0]
+            parent = c.path_in_parent(places[change.root][1], change.path).rpartition("/")[0]
             if parent not in skipped:
                 skipped[parent] = lies_in_skipped(parent)
             if skipped[parent]:

@@ -11,7 +11,7 @@ import marshal
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.judge import Waiting
+from fumehood.core.judge import HeldChanges
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux import held_layers
@@ -78,7 +78,7 @@ def drop_if_unneeded(store: Store, run: Run) -> None:
         layering.drop_if_empty(store.places, run.layer, run.changed)
 
 
-def waiting(store: Store, run: Run) -> Waiting:
+def waiting(store: Store, run: Run) -> HeldChanges:
     """Return what held runs that a command saw still hold, or have thrown away while it ran."""
 
     def changes() -> Iterator[tuple[str, int, c.Change]]:
@@ -92,10 +92,10 @@ def waiting(store: Store, run: Run) -> Waiting:
                 if change.verdict in verdicts and root in run.roots:
                     yield name, run.roots.index(root), change
 
-    return Waiting(changes(), run.roots, store.history.name_of)
+    return HeldChanges(changes(), run.roots, store.history.name_of)
 
 
-def unseen(store: Store, project: int, run: Run) -> Waiting:
+def unseen(store: Store, project: int, run: Run) -> HeldChanges:
     """Return what other runs hold that a command did not see: they were settled while it ran."""
     others = [store.history.find(name) for name in store.history.held_runs(project, run.draft) if name not in run.below]
     changes = (
@@ -104,7 +104,7 @@ def unseen(store: Store, project: int, run: Run) -> Waiting:
         for change in other.changed
         if change.verdict in c.WAITING and (root := other.roots[change.root]) in run.roots
     )
-    return Waiting(changes, run.roots, store.history.name_of)
+    return HeldChanges(changes, run.roots, store.history.name_of)
 
 
 def layers(store: Store, run: Run) -> tuple[Layer, ...]:

@@ -9,7 +9,7 @@ import stat
 import time
 from binascii import crc32
 
-from fumehood.core.changes import APPLIED, BOOKKEEPING, SECOND, Change, needs_layer
+from fumehood.core.changes import APPLIED, OVERLAY_PREFIXES, SECOND, Change, needs_layer
 from fumehood.core.masks import is_below
 from fumehood.core.report import Run, printable, shell_path
 from fumehood.errors import BadRequest, FumehoodError, Unfinished, own_umask
@@ -307,7 +307,7 @@ def copy_metadata(upper: str, root: str) -> int:
 
 
 def _is_own(attribute: str) -> bool:
-    return attribute.startswith("user.") and not attribute.startswith(BOOKKEEPING)
+    return attribute.startswith("user.") and not attribute.startswith(OVERLAY_PREFIXES)
 
 
 def scan_layers(

@@ -84,7 +84,7 @@ class Permissions:
             self._store.grants.note_missed(question)
         else:
             self._store.grants.forget_asked(question)
-        verdict, scope = questions.verdict(reply.answer), questions.scope(reply.answer)
+        verdict, scope = questions.answer_verdict(reply.answer), questions.answer_scope(reply.answer)
         if scope == questions.SESSION and self._session is not None and not question.is_lasting:
             self._session[question.key] = verdict
         elif scope == questions.ALWAYS:
@@ -115,7 +115,7 @@ class Permissions:
         if question.one_time_only:
             return questions.ASK
         kept = self._store.grants.find(question.key)
-        return questions.settled(question, self._session or {}, {} if kept is None else {question.key: kept})
+        return questions.earlier_answer(question, self._session or {}, {} if kept is None else {question.key: kept})
 
 
 def add_granted_access(policy: Policy, granted: Sequence[tuple[str, str]]) -> Policy:
@@ -141,7 +141,7 @@ def question_for(store: Store, project: Project, widening: Widening) -> Question
     if widening.what == WRITE:
         real = store.projects.new_root(project, widening.target)
         question = questions.root_question(real, project.path, None if widening.target == real else widening.target)
-        return question.replace(details=(*question.details, *questions.reason_told(widening.reason)))
+        return question.replace(details=(*question.details, *questions.reason_lines(widening.reason)))
     if widening.what == SHOW:
         real, own = os.path.realpath(widening.target), store.places.own_directories()
         if not is_below(real, os.path.realpath(home())):
@@ -183,7 +183,7 @@ def decide_access(
             # What is for always, the permissions have kept.
             elif session and decision.answer in (questions.ALLOW_SESSION, questions.DENY_SESSION):
                 key = question.what, IN_SESSION + session, question.target
-                store.grants.keep(key, questions.verdict(decision.answer))
+                store.grants.keep(key, questions.answer_verdict(decision.answer))
         is_allowed = is_allowed or allowed
         said.append(_in_words(widening, session, allowed=allowed, why=why))
     if not is_allowed:

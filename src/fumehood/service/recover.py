@@ -12,7 +12,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import MKDIR, WAITING, Step, staying
+from fumehood.core.changes import MKDIR, WAITING, Step, directories_to_keep
 from fumehood.core.judge import judge
 from fumehood.core.policy import HOSTS
 from fumehood.core.report import Run, printable
@@ -244,7 +244,7 @@ def _mend(store: Store, name: str) -> None:
 
 
 def _steps(store: Store, run: Run) -> list[Step]:
-    stays = staying(store.history.find(run.layer).changed) if run.act == "undo" else frozenset()
+    stays = directories_to_keep(store.history.find(run.layer).changed) if run.act == "undo" else frozenset()
     return planned(run.changed, run.roots, stays)
 
 

@@ -9,7 +9,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK, is_plain
+from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK, swaps_no_directory
 from fumehood.core.masks import innermost
 from fumehood.core.report import Run, first_names, printable, shell_path
 from fumehood.core.value import Value
@@ -445,7 +445,7 @@ def find_backups(store: Store, project: Project, back: Run, first: Run) -> None:
         os.makedirs(upper, 0o700, exist_ok=True)
         wanted = {
             change.path: change for change in back.changed
-            if change.root == number and change.after is not None and not c.is_mode_alone(change)
+            if change.root == number and change.after is not None and not c.is_directory_mode(change)
         }  # fmt: skip
         recorded = {change.path for change in first.changed if change.root == number}
         with Closing(open_top(upper)) as layer:
@@ -494,7 +494,7 @@ def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str], seals:
             wrong.append((path, f"is damaged: {difference}", entry.st_ino))
         elif seal is not None and not is_untouched(seal, entry):
             touched.append((change, seal[2], entry))
-        if not is_plain(change) or change.after.inode != entry.st_ino:
+        if not swaps_no_directory(change) or change.after.inode != entry.st_ino:
             change.after = stamp_of(entry, change.after.meaning)
     with AccessibleTree(layer) as loosened, DirectoryCache(layer) as parents:
         for change, digest, entry in touched:

@@ -247,15 +247,15 @@ def with_dependent_changes(run: Run, changes: Sequence[c.Change], *, forth: bool
     by_place = {(change.root, change.path): change for change in alike}
     trees = {(change.root, change.within) for change in alike if change.within is not None}
     wanted = {(change.root, change.path) for change in changes}
-    from fumehood.core.judge import git_directories, one_state
+    from fumehood.core.judge import git_directories, state_of_path
 
     gits = git_directories(run.roots, run.changed)
-    states = {one_state(f"{run.roots[each.root]}/{each.path}", gits) for each in changes}
+    states = {state_of_path(f"{run.roots[each.root]}/{each.path}", gits) for each in changes}
     for change in alike:
-        if one_state(f"{run.roots[change.root]}/{change.path}", gits) in states:
+        if state_of_path(f"{run.roots[change.root]}/{change.path}", gits) in states:
             wanted.add((change.root, change.path))
     kinds = (c.ADDED, c.DELETED, c.TYPE) if forth else (c.DELETED, c.TYPE)
-    around = c.all_above(by_place[place] for place in wanted) & by_place.keys()
+    around = c.all_directories_above(by_place[place] for place in wanted) & by_place.keys()
     wanted |= {place for place in around if by_place[place].change in kinds}
     whole = {place for place in wanted & trees if by_place[place].change in (c.DELETED, c.TYPE)}
     return [

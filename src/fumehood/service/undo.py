@@ -6,8 +6,8 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.changes import inverse, is_plain, on_their_own, staying
-from fumehood.core.judge import git_directories, repository
+from fumehood.core.changes import detach_from_missing, directories_to_keep, inverse, swaps_no_directory
+from fumehood.core.judge import git_directories, repository_of
 from fumehood.core.policy import Rules
 from fumehood.core.report import IN_PART, REDO, UNDONE_BY, Run, first_names, path_in_list, printable, shell_path
 from fumehood.core.request import NO_PROJECT
@@ -70,7 +70,7 @@ def undo(
             again = len(store.history.runs_using_layer(back.layer)) > ONCE
             if heads := heads_in_the_way(run.roots, back.changed, _noted(store, back)):
                 _refuse(store, run, [path for _, path in heads])
-            _check(store, run, back, [change for change in back.changed if again or not is_plain(change)])
+            _check(store, run, back, [change for change in back.changed if again or not swaps_no_directory(change)])
             if busy := find_files_in_use(back.changed, run.roots):
                 raise UndoRefused(
                     open_in_words(busy),
@@ -140,7 +140,7 @@ def _is_the_same(run: Run, change: c.Change, moved: c.Change) -> bool:
 
     By force, an undo and its redo take what a later run left out of the project and back: then that can be undone.
     """
-    if c.moves_alike(change, moved):
+    if c.are_same_replacement(change, moved):
         return True
     one, other = change.before, moved.before
     if one is not other and not (one and other and one.alike(other)):
@@ -199,7 +199,7 @@ def in_turn(store: Store, runs: Iterable[Run]) -> list[Run]:
             return
         numbers = [roots.setdefault(root, len(roots)) for root in run.roots]
         back = _planned(store, run, (), "", "")
-        changes, inside = back.changed, c.Inside(moving)
+        changes, inside = back.changed, c.DirectorySet(moving)
         ends = [
             change for change in changes
             if (place := (numbers[change.root], change.path)) not in moving
@@ -210,7 +210,7 @@ def in_turn(store: Store, runs: Iterable[Run]) -> list[Run]:
         if moved:
             _refuse(store, run, moved)
         moving.update((numbers[change.root], change.path) for change in changes)
-        above.update((numbers[root], path) for root, path in c.all_above(changes))
+        above.update((numbers[root], path) for root, path in c.all_directories_above(changes))
 
     while waiting:
         refusals = []
@@ -315,7 +315,7 @@ def _waiting_repositories(store: Store, run: Run) -> set[str]:
     drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
     later = [store.history.find(name) for draft in drafts for name in store.history.held_runs(project, draft)]
     return {
-        repository(f"{each.roots[change.root]}/{change.path}", gits)
+        repository_of(f"{each.roots[change.root]}/{change.path}", gits)
         for each in later
         if each.number > run.number
         for gits in (git_directories(each.roots, each.changed),)
@@ -337,7 +337,7 @@ def _check(store: Store, run: Run, back: Run, changes: Sequence[c.Change]) -> No
 
 def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) -> None:
     """Do it. Where something is not as the record says, everything is looked at, and it is tried once more."""
-    stays = staying(first.changed)
+    stays = directories_to_keep(first.changed)
     for last in (False, True):
         try:
             take_over(
@@ -386,9 +386,9 @@ def _to_take_back(store: Store, run: Run, paths: Sequence[str], here: str) -> li
         if paths and meant:
             what = f"has not changed {printable(meant[0].path)} in the project: {meant[0].reason or meant[0].verdict}"
         raise BadRequest(f"run {run.name} {what}", hint=f"fumehood show {run.name}")
-    if not run.layer and any(change.after is not None and not c.is_mode_alone(change) for change in changes):
+    if not run.layer and any(change.after is not None and not c.is_directory_mode(change) for change in changes):
         raise BadRequest(f"the backups of run {run.name} were cleaned away", hint="fumehood log shows later runs")
-    return on_their_own(changes)
+    return detach_from_missing(changes)
 
 
 def _applied(changes: Sequence[c.Change]) -> list[c.Change]:
@@ -532,7 +532,7 @@ def _anew(live: int, change: c.Change, now: c.Stamp | None, inside: Sequence[c.C
     stamp = after or now
     if stamp is None:
         return
-    if c.is_mode_alone(change) and now is not None and now.kind == c.DIRECTORY:
+    if c.is_directory_mode(change) and now is not None and now.kind == c.DIRECTORY:
         kind = c.MODE
         # It stays the directory that it is.
         after = c.Stamp(now.kind, now.inode, now.size, now.modified_ns, now.changed_ns, stamp.mode, now.links)

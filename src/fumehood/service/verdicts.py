@@ -13,22 +13,30 @@ import sys
 
 from fumehood.core import changes as c
 from fumehood.core.concern import (
-    PACKAGES,
+    PACKAGE_DIRECTORIES,
+    ChangeFacts,
     Concern,
-    Facts,
-    Ground,
-    Own,
-    Protected,
-    by_real_name,
+    OwnSource,
+    ProtectedPaths,
+    RootFacts,
     directory_of,
-    end_of,
-    held_by_name,
+    follow_links,
     is_dot_git,
-    lands,
-    within,
+    link_destination,
+    locate_in_roots,
+    real_name_of,
+    why_path_is_held,
 )
-from fumehood.core.danger import SETTINGS, concern, environments_of, new_programs, survey, suspects, wants_facts
-from fumehood.core.judge import Waiting, judge, keep_replacements_whole
+from fumehood.core.danger import (
+    SETTINGS,
+    find_concern,
+    gather_root_facts,
+    names_of_new_programs,
+    possible_environments,
+    possible_repositories,
+    wants_facts,
+)
+from fumehood.core.judge import HeldChanges, judge, keep_replacements_whole
 from fumehood.core.masks import is_in
 from fumehood.core.report import Run, printable, shell_path
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
@@ -69,7 +77,7 @@ def give_verdicts(
         run.reason = f"{cut_short}; {run.reason}" if run.reason else cut_short
     if not run.changed:
         return
-    waiting: Waiting | None = None
+    waiting: HeldChanges | None = None
     if run.below and run.draft is None:
         from fumehood.service import held
 
@@ -85,7 +93,7 @@ def give_verdicts(
 
 
 def judge_all(
-    run: Run, layers: Sequence[Layer], mode: str, rules: Rules, waiting: Waiting | None = None,
+    run: Run, layers: Sequence[Layer], mode: str, rules: Rules, waiting: HeldChanges | None = None,
     elsewhere: Elsewhere = tuple,
 ) -> None:  # fmt: skip
     """Judge what a run changed, by what it would bring about and by what is mounted now."""
@@ -111,11 +119,13 @@ def concerns(
     names what commands write besides the roots, where that must be known.
     """
     # What lies in a root inside another one is judged by its name in that: a hook is one wherever something is mounted.
-    places = c.outermost(roots)
+    places = c.outermost_roots(roots)
     if any(path for _, path in places):
-        changes = [c.seen_from(change, *places[change.root]) for change in changes]
+        changes = [c.as_seen_from(change, *places[change.root]) for change in changes]
     if planned is not None:
-        planned = {(places[root][0], c.below(places[root][1], path)): text for (root, path), text in planned.items()}
+        planned = {
+            (places[root][0], c.path_in_parent(places[root][1], path)): text for (root, path), text in planned.items()
+        }
     inner: list[dict[str, str]] = [{} for _ in roots]
     for (number, path), upper in zip(places, uppers, strict=True):
         inner[number][path] = upper
@@ -129,7 +139,7 @@ def concerns(
             facts = sources[change.root].facts(change) if wants_facts(change, ground) else None
             if facts is not None and facts.target and (leads := links.ends(change, facts)):
                 facts = facts.replace(leads=leads)
-            answer = concern(change, facts, rules, ground)
+            answer = find_concern(change, facts, rules, ground)
             if answer is not None:
                 answers[place] = answer
         return answers
@@ -140,19 +150,19 @@ def concerns(
 
 def _ground(
     changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequence[Sources], elsewhere: Elsewhere
-) -> Ground:
+) -> RootFacts:
     """Look at the roots as a whole: which directories are repositories, and what leads the host into them."""
-    repositories = [(root, path) for root, path in suspects(changes) if sources[root].has(path, "HEAD")]
+    repositories = [(root, path) for root, path in possible_repositories(changes) if sources[root].has(path, "HEAD")]
     environments = [
         (root, path)
-        for root, path in environments_of(changes)
+        for root, path in possible_environments(changes)
         if sources[root].live_content(f"{path}/{SETTINGS}".lstrip("/")) is not None
     ]
     leads = any(change.kind == c.SYMLINK or change.path.endswith(SETTINGS) for change in changes)
     installs = any(each.change == c.ADDED and each.path.endswith(".dist-info/RECORD") for each in changes)
-    return survey(
+    return gather_root_facts(
         changes, roots, repositories, _protected(changes, roots), own_source(roots), environments,
-        commands=_commands(new_programs(changes, environments), roots, installs=installs),
+        commands=_commands(names_of_new_programs(changes, environments), roots, installs=installs),
         written=_written(elsewhere()) if leads else (), aliases=_aliases(roots) if leads else (),
     )  # fmt: skip
 
@@ -164,7 +174,8 @@ def _commands(names: Iterable[str], roots: tuple[str, ...], *, installs: bool) -
     """
     searched = SYSTEM_PROGRAMS if installs else (*os.environ.get("PATH", "").split(":"), *SYSTEM_PROGRAMS)
     folders = dict.fromkeys(searched) if names else {}
-    outside = [each for each in folders if each.startswith("/") and within(os.path.realpath(each), roots) is None]
+    absolute = (each for each in folders if each.startswith("/"))
+    outside = [each for each in absolute if locate_in_roots(os.path.realpath(each), roots) is None]
     commands = {}
     for name in names:
         path = next((path for each in outside if os.access(path := f"{each}/{name}", os.X_OK)), "")
@@ -196,17 +207,17 @@ def _aliases(roots: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     return tuple(pair for pair in pairs if pair[0] != pair[1] and any(is_in(root, pair[1:]) for root in roots))
 
 
-def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected:
+def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> ProtectedPaths:
     """Find the places that the host acts on because something of the person's leads there."""
     ways = Ways(roots)
     homes, search_path = _homes(roots), [os.environ.get("PATH", "")]
     # Every directory that something was changed in, or below.
-    touched = {f"{roots[number]}/{path}".rstrip("/") for number, path in c.all_above(changes)}
+    touched = {f"{roots[number]}/{path}".rstrip("/") for number, path in c.all_directories_above(changes)}
     touched |= {roots[change.root].rstrip("/") for change in changes}
     tops = [top for number, path in _new_repositories(changes) if (top := f"{roots[number]}/{path}".rstrip("/"))]
     for root in roots:
         memory = f"{state_directory()}/ways-in-{os.stat(root).st_ino}"
-        tree = ProjectTree(root, held_by_name, PACKAGES.__contains__, memory)
+        tree = ProjectTree(root, why_path_is_held, PACKAGE_DIRECTORIES.__contains__, memory)
         protect_what_tools_reach(ways, tree, root, homes[0])
         tops += tree.repositories
         search_path[:0] = searched_first(tree, root)
@@ -281,7 +292,7 @@ class Sources:
         self._tops = Descriptors(map(open_top, (root, *uppers.values())))
         self._live, self._layer = DirectoryCache(self._tops[0]), _Layers(dict(zip(uppers, self._tops[1:], strict=True)))
 
-    def facts(self, change: c.Change) -> Facts:
+    def facts(self, change: c.Change) -> ChangeFacts:
         """Read what a change was and is; what can't be read counts against it."""
         if change.kind == c.SYMLINK and change.change != c.DELETED:
             was_link = change.before is not None and change.before.kind == c.SYMLINK
@@ -289,7 +300,7 @@ class Sources:
                 old = os.fsencode(_target(self._live, change.path)) if was_link else None
             except OSError:
                 old = None  # it lies in a held layer, or is gone by now
-            return Facts(target=_target(self._layer, change.path), old=old, root=self._root)
+            return ChangeFacts(target=_target(self._layer, change.path), old=old, root=self._root)
         if self._planned is None:
             new, old = _content(self._layer, change.path), None
         else:
@@ -298,7 +309,7 @@ class Sources:
             old = _content(self._live, change.path)
         whole = all(each is None or len(each) < _LONGEST_READ for each in (old, new))
         was_there = had_repository(self._live, self._root, change.path)
-        return Facts(old=old, new=new, whole=whole, root=self._root, repository_was_there=was_there)
+        return ChangeFacts(old=old, new=new, whole=whole, root=self._root, repository_was_there=was_there)
 
     def has(self, directory: str, name: str) -> bool:
         """Return True if the project, as the run left it, has an entry."""
@@ -342,20 +353,20 @@ class Sources:
 class LinksOnTheWay:
     """Follow links through the roots, by those that were there and those that a run made; what lies outside is text."""
 
-    def __init__(self, changes: Sequence[c.Change], sources: Sequence[Sources], ground: Ground) -> None:
+    def __init__(self, changes: Sequence[c.Change], sources: Sequence[Sources], ground: RootFacts) -> None:
         self._sources = sources
         self._ground = ground
         made = (change for change in changes if change.kind == c.SYMLINK and change.change != c.DELETED)
         self._new = {(change.root, change.path) for change in made}
         self._old: dict[tuple[int, str], str | None] = {}
 
-    def ends(self, change: c.Change, facts: Facts) -> tuple[str, ...]:
+    def ends(self, change: c.Change, facts: ChangeFacts) -> tuple[str, ...]:
         """Return where a new link leads that stays in the roots by its text, with the run's other links and without."""
-        place = lands(directory_of(change, facts), facts.target)
-        place = None if place is None else by_real_name(place, self._ground)
-        if place is None or within(place, self._ground.roots) is None:
+        place = link_destination(directory_of(change, facts), facts.target)
+        place = None if place is None else real_name_of(place, self._ground)
+        if place is None or locate_in_roots(place, self._ground.roots) is None:
             return ()
-        ends = (end_of(place, self._any_link, self._ground), end_of(place, self._link, self._ground))
+        ends = (follow_links(place, self._any_link, self._ground), follow_links(place, self._link, self._ground))
         return tuple(end for end in dict.fromkeys(ends) if end != place)
 
     def _any_link(self, spot: tuple[int, str]) -> str:
@@ -402,7 +413,7 @@ _IMPORTED = frozenset((
 _loaded: tuple[frozenset[str], dict[str, list[str]]] | None = None
 
 
-def own_source(roots: Sequence[str]) -> Own | None:
+def own_source(roots: Sequence[str]) -> OwnSource | None:
     """Return what of these roots, given by their real paths, Fumehood is loaded from; None: nothing of them."""
     global _loaded
     if _loaded is None:
@@ -419,7 +430,7 @@ def own_source(roots: Sequence[str]) -> Own | None:
         for folder, later in searched.items()
         if is_in(folder, (root,))
     ]
-    return Own(places=frozenset(own), searched=tuple(ways)) if own or ways else None
+    return OwnSource(places=frozenset(own), searched=tuple(ways)) if own or ways else None
 
 
 def _look_around() -> tuple[frozenset[str], dict[str, list[str]]]:
@@ -524,7 +535,7 @@ class _Live:
     def obstacle(self, change: c.Change) -> tuple[str, str] | None:
         """Return the verdict and the reason for a change that we can't make."""
         parent, name = split(change.path)
-        if c.is_mode_alone(change):
+        if c.is_directory_mode(change):
             owner = self._stranger(parent, name)
             return (c.UNSUPPORTED, f"it belongs to {owner}, who alone can change its mode") if owner else None
         if parent not in self._closed:

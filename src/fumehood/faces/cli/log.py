@@ -28,7 +28,7 @@ from typing import Any
 
 from fumehood.core import changes as c
 from fumehood.core.hosts import with_port
-from fumehood.core.judge import objects_of
+from fumehood.core.judge import object_store_of
 from fumehood.core.report import Connection, Run, how_many, pick_fields, printable
 from fumehood.core.request import draft_session_name
 from fumehood.core.wording import elapsed, fitted
@@ -338,7 +338,7 @@ def print_differences(context: Context, run: Run, paths: Sequence[str], about: d
     with _pager(context.store.own_path(), wanted=not options.no_pager):
         objects = 0
         for each in each_difference(*selection, here=working_dir(), hidden_by=policy):
-            if not paths and objects_of(f"/{each.path}"):
+            if not paths and object_store_of(f"/{each.path}"):
                 objects += 1
             else:
                 print_difference(each.text)

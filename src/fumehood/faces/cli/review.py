@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from fumehood.core import changes as c
-from fumehood.core.questions import held_item, waiting
+from fumehood.core.questions import changes_waiting, held_item
 from fumehood.core.report import REDO, Run, how_many, pick_fields, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
@@ -221,7 +221,7 @@ def _find_target(context: Context, undo_run: Run) -> Run:
 def _print_undone(undo_run: Run, run: Run, target: str = "") -> None:
     """Print an undo or redo of a run; `target` is what the command that reverses it must name, if not the run."""
     print_run(undo_run, sys.stdout)
-    held = len(waiting(run))
+    held = len(changes_waiting(run))
     if held and run.state != "held":
         print(f"  {how_many(held, 'change')} that it held: no longer waiting")
     elif held and undo_run.command.startswith(f"{REDO} "):
@@ -308,7 +308,7 @@ def _find_held_runs(context: Context) -> list[Run]:
 
 def _changes_to_decide(run: Run) -> list[c.Change]:
     """Return the changes to ask about: what is inside a directory that waits is decided with the directory."""
-    held = waiting(run)
+    held = changes_waiting(run)
     tops = {(change.root, change.path) for change in held if change.within is None}
     return [change for change in held if change.within is None or (change.root, change.within) not in tops]
 
@@ -324,7 +324,7 @@ def _conflict_paths(run: Run) -> set[tuple[int, str]]:
 def _is_within(place: tuple[int, str], change: c.Change) -> bool:
     """Return True if a place (root and path) is that of a change, or inside the directory that it adds or deletes."""
     root, path = place
-    is_inside = path.startswith(f"{change.path}/") and not c.is_mode_alone(change)
+    is_inside = path.startswith(f"{change.path}/") and not c.is_directory_mode(change)
     return root == change.root and (path == change.path or is_inside)
 
 
@@ -378,7 +378,7 @@ def _review_run(context: Context, run: Run) -> bool:
 
 def _print_all_items(run: Run) -> None:
     """List everything that the keys for the whole run apply or throw away, the dangerous first."""
-    items = [held_item(run, change) for change in waiting(run)]
+    items = [held_item(run, change) for change in changes_waiting(run)]
     if len(items) > 1:
         print(f"the whole run holds {by_kind(items, are_all=True)}:")
         _print_items(items, run)

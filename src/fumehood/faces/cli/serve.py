@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from fumehood.core.questions import ONCE, Question, scope
+from fumehood.core.questions import ONCE, Question, answer_scope
 from fumehood.core.report import Run, how_many, printable
 from fumehood.core.request import shell_quote
 from fumehood.errors import BadRequest, FumehoodError, Unavailable, lacking
@@ -457,5 +457,5 @@ class Notifier:
 
 def buttons(question: Question) -> list[str]:
     """Return the answers that a question allows with their words; for once first: a desktop may show but three."""
-    options = sorted(question.options, key=lambda option: scope(option) != ONCE)
+    options = sorted(question.options, key=lambda option: answer_scope(option) != ONCE)
     return [text for option in options for text in (option, question.worded(KEYS[option][1]).capitalize())]
