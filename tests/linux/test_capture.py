@@ -637,7 +637,7 @@ def layer(test_directory: Path, home: Path) -> Layer:
     os.mknod(newer / "a", stat.S_IFCHR, 0)
     os.setxattr(newer / "d", "user.overlay.opaque", b"y")
     return Layer(
-        root=str(root), upper=str(upper), work=str(work), merged=str(merged), below=(str(newer), str(older))
+        root=str(root), upper=str(upper), work=str(work), merged=str(merged), held=(str(newer), str(older))
     )
 
 

@@ -25,7 +25,7 @@ OPENING: dict[str, Callable[[str, str], object]] = {
 
 
 def _layer(there: str, missing: str) -> Layer:
-    return Layer(root=missing, upper=there, work="", merged=there, below=(there,))
+    return Layer(root=missing, upper=there, work="", merged=there, held=(there,))
 
 
 def open_now() -> list[str]:

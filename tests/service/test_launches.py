@@ -37,10 +37,10 @@ def failing(times):
     seen = []
 
     def start(plan, given):
-        seen.append(plan.look)
+        seen.append(plan.host_view_number)
         if len(seen) <= times:
             wrong = View(target="/usr", sources=("/etc/passwd",))
-            plan = plan.replace(mounts=(wrong, *plan.mounts), ahead=plan.ahead + 1)
+            plan = plan.replace(mounts=(wrong, *plan.mounts), host_mount_count=plan.host_mount_count + 1)
         return shared().start(plan, given)
 
     return start, seen
@@ -86,7 +86,7 @@ def test_one_that_the_launcher_can_not_start_ends_no_other(sandbox, free):
 def test_one_who_does_not_wait_for_the_launchers_answer_ends_no_other(sandbox):
     sandbox.run("true")
     service = shared()
-    plan = launch.Plan(arguments=("/bin/sleep", LONG), environment={}, bare="/")
+    plan = launch.Plan(arguments=("/bin/sleep", LONG), environment={}, unsandboxed_cwd="/")
     for waits in (False, True):
         with open(os.devnull, "r+b") as nothing:
             remote = service.start(plan, [nothing.fileno()] * 3)
@@ -103,7 +103,7 @@ def test_one_who_does_not_wait_for_the_launchers_answer_ends_no_other(sandbox):
 
 def test_what_a_command_left_in_its_home_is_not_looked_at_where_no_more_can_be_open():
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    launch._hand_out(theirs.detach(), [os.open("/", os.O_PATH)])
+    launch.send_and_close(theirs.detach(), [os.open("/", os.O_PATH)])
     running = launch.RunningSandbox(0, -1, mine.detach(), -1)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
@@ -145,16 +145,16 @@ def die(*given):
     os.kill(program, 9)
 program = os.getpid()
 if moment == "as soon as it is forked":
-    forked, launch.forked = launch.forked, lambda child: die(forked(child))
+    forked, launch.fork_sandbox = launch.fork_sandbox, lambda child: die(forked(child))
     if face == "Python":
         start, launcher.Launcher.start = launcher.Launcher.start, lambda *given: die(start(*given))
 else:
-    begin = namespaces.TriesToLeave.begin
+    begin = namespaces.UnroutedCounter.begin
     def begin_to_die(self, process, gate):
         if process is not None:
             die()
         begin(self, process, gate)
-    namespaces.TriesToLeave.begin = begin_to_die
+    namespaces.UnroutedCounter.begin = begin_to_die
 if face == "Python":
     Sandbox(".").run(command)
 else:
@@ -237,7 +237,7 @@ def test_what_was_started_and_not_noted_when_all_died_is_ended(project, dying_bu
     slow = f"""
 import sys, time
 from fumehood.linux import process
-process.end_abandoned = lambda: time.sleep(1000)
+process.kill_abandoned_sandboxes = lambda: time.sleep(1000)
 from fumehood.faces.cli.main import command
 sys.argv[1:] = ["run", "--", {command!r}]
 command()

@@ -304,7 +304,7 @@ def _check_places(layer: Layer) -> None:
     from fumehood.linux.layer import LayerStack
 
     with Descriptors(map(open_top, layer.lowers)) as tops, LayerStack(tops) as shown:
-        for path in layer.inner:
+        for path in layer.inner_roots:
             parent, name = split(path)
             try:
                 with shown.open_merged(parent) as directory:
@@ -347,7 +347,7 @@ class Capture:
                 operations.append(Bind(target=target, source=layer.merged, is_writable=True, why="a root"))
             if self._write is not None and not is_in(layer.root, self._write):
                 below = [path[len(layer.root) + 1 :] for path in self._write if is_below(path, layer.root)]
-                own = tuple(path for path in below if not is_in(path, layer.inner))
+                own = tuple(path for path in below if not is_in(path, layer.inner_roots))
                 operations.append(ReadOnlyRoot(target=target, writable_directories=own, why="asked for"))
         return operations
 
@@ -359,7 +359,7 @@ class Capture:
     def begin(self) -> None:
         """Get ready what must stand before the sandbox starts."""
         for layer in self.layers:
-            if layer.inner:
+            if layer.inner_roots:
                 _check_places(layer)
         for way, layer in self._trees():
             way.begin(layer)

@@ -76,7 +76,7 @@ def begin(layer: Layer) -> None:
         is_to_fill = False
         if stat.S_ISDIR(status.st_mode):
             # What is a root of its own is only stood in for.
-            is_to_fill = path not in layer.inner and _is_readable(reading, name, status, os.R_OK | os.X_OK)
+            is_to_fill = path not in layer.inner_roots and _is_readable(reading, name, status, os.R_OK | os.X_OK)
             record = _record_of_directory(writing, name, status, is_to_fill)
         else:
             try:

@@ -92,7 +92,7 @@ def guard() -> bytes:
     return _guard
 
 
-def is_scoped_by_launcher(*, network_shared: bool) -> bool:
+def must_scope_sockets(*, network_shared: bool) -> bool:
     """Return True if the launcher itself must keep a command from the host's abstract sockets."""
     return ruleset(libc.landlock_version(), has_program=bool(guard()), network_shared=network_shared) == SCOPE
 

@@ -24,7 +24,7 @@ from fumehood.linux.capture import (
     line_for_a_root,
     user_name,
 )
-from fumehood.linux.namespaces import file_system
+from fumehood.linux.namespaces import file_system_kind
 from fumehood.linux.probe import CLONE, FIX, LIMIT, RESTRICTED, Host, as_root, barrier, install, setting
 from fumehood.linux.survey import fault_of
 
@@ -189,7 +189,7 @@ def _kernel_overlay(machine: Host, state_dir: str) -> Ability:
     name = "overlay by the kernel"
     if "kernel" in machine.captures:
         how = "mounted as root" if machine.privileged else "mounted in a user namespace"
-        return _tried(name, "", f"{how}, layers on {file_system(state_dir)}")
+        return _tried(name, "", f"{how}, layers on {file_system_kind(state_dir)}")
     refused = machine.refusal("kernel") or probe.try_kernel_overlay(state_dir, False)
     reason, fix = _overlay_barrier(refused, machine, state_dir) if refused else ("", "")
     return _tried(name, reason or refused, "but there is no bubblewrap to use it with", fix)
@@ -204,7 +204,7 @@ def _overlay_barrier(refused: str, machine: Host, state_dir: str) -> tuple[str, 
         return "the kernel has no overlay file system loaded", as_root("modprobe overlay")
     if refused.startswith("making namespaces") or setting(RESTRICTED) == "1":
         return barrier(refused, machine)
-    kind = file_system(state_dir)
+    kind = file_system_kind(state_dir)
     if (refused.startswith("mounting") and kind.startswith(_NO_LAYERS)) or not libc.keeps_attributes(state_dir):
         reason = f"{state_dir} is on {kind}, which can't hold layers ({refused})"
         if machine.container in ("docker", "podman"):

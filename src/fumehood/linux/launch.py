@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from fumehood.linux.process import Exit, Running
 
-    # Standard input, output and error; the channel that listeners are handed out by, where there are any, and the
-    # session's network, where it is made; and that network, where it is joined.
+    # Descriptors: standard input, output and error; then, if the launch makes listeners or a session's network, a
+    # socket by which they are sent out; then the session's network, if the launch joins that.
     Streams = Sequence[int]
     Starter = Callable[["Plan", Streams], Running]
 
@@ -32,14 +32,14 @@ _HIGHEST_FD = 1 << 20
 _WRITTEN = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 _GUARD = f"/proc/self/fd/{GUARD_FD}"
 _KILL, _INTERRUPT, _END = 9, 2, 15
-SHOWING = "showing the host"
-MAKE, JOIN = "make", "join"
-_HANDED_OUT, _LAYERS = b"!", b"="
-_TRIES = 5  # a host that starts containers may mount several times in the same moment
+_SHOWING_HOST = "showing the host"  # a step's name, also in error messages
+MAKE, JOIN = "make", "join"  # a session's network
+_DESCRIPTORS, _LAYERS = b"!", b"="  # how messages begin that bring descriptors
+_MOST_STARTS = 5  # a host that starts containers may mount several times in the same moment
 
 
 class Owner(Value):
-    """Whom the command runs as, when root works on somebody else's project."""
+    """The user that the command runs as when root works on somebody else's project."""
 
     user: int
     group: int
@@ -47,69 +47,66 @@ class Owner(Value):
 
 
 class Plan(Value):
-    """Everything a fresh process must do to become the sandboxed command.
-
-    The first `ahead` mounts show the host and are the same for the next command, as long as `look` is: the number of
-    the look at the host that they come from.
-    """
+    """Everything that a new process must do to become the sandboxed command."""
 
     arguments: tuple[str, ...]
     environment: dict[str, str]
-    mounts: tuple[Operation, ...] = ()  # what the launcher does; else bubblewrap's arguments have them
-    ahead: int = 0
-    look: int = 0
-    home: str = ""  # a directory that is thrown away: what is left in it can be looked at when the command has ended
-    texts: tuple[bytes, ...] = ()  # for bubblewrap to read from DATA_FD and the following
+    mounts: tuple[Operation, ...] = ()  # done by the launcher; if bubblewrap mounts, its arguments have them instead
+    host_mount_count: int = 0  # the first so many mounts show the host
+    host_view_number: int = 0  # plans with the same number show the host by the same mounts
+    temporary_home: str = ""  # thrown away at the end, when what the command left in it can still be listed
+    bwrap_texts: tuple[bytes, ...] = ()  # bubblewrap reads them from DATA_FD and the following descriptors
     privileged: bool = False
-    groups: tuple[int, ...] = ()  # that our user namespace knows besides our own
+    groups: tuple[int, ...] = ()  # mapped into our user namespace besides our own group
     owner: Owner | None = None
     limits: tuple[tuple[int, int], ...] = ()
-    listen: tuple[tuple[str, int], ...] = ()  # in a network namespace of its own; the listeners are handed out
-    resolvers: tuple[str, ...] = ()  # addresses inside where names are asked for
-    loopback: str = ""  # the session's, to be made or to be joined
-    keeps_channel: bool = False  # the listeners are made inside, and handed out by it from there
-    scoped: bool = False  # kept from the host's abstract sockets, whose namespace it shares
-    bare: str = ""  # the directory of a command that has no sandbox around it
-    filter: bytes = b""  # of system calls, for bubblewrap to read from FILTER_FD
-    init_file: str = ""  # where bubblewrap writes which process is the first inside, before that begins
+    listen: tuple[tuple[str, int], ...] = ()  # addresses in a new network namespace; the listeners are sent out
+    resolvers: tuple[str, ...] = ()  # addresses inside where the proxy answers name queries
+    loopback: str = ""  # MAKE or JOIN the session's network
+    listens_inside: bool = False  # a program inside the sandbox makes the listeners and sends them out
+    blocks_abstract_sockets: bool = False  # those of the host, whose network namespace the command shares
+    unsandboxed_cwd: str = ""  # the working directory of a command that runs without a sandbox
+    syscall_filter: bytes = b""  # bubblewrap reads it from FILTER_FD
+    init_file: str = ""  # bubblewrap writes the number of the first process inside there, before that process runs
 
     @property
-    def enters(self) -> bool:
-        """Whether it is launched in namespaces of ours."""
+    def has_own_namespaces(self) -> bool:
+        """True if we make namespaces for this launch, around those that bubblewrap makes."""
         return bool(self.mounts or self.listen or self.loopback)
 
     @property
-    def begins(self) -> tuple[object, ...]:
-        """What is made first, and may be made ahead for any plan that has the same here; nothing where it can't be.
+    def preparation_key(self) -> tuple[object, ...]:
+        """What a process needs to know to prepare for plans like this one; empty if nothing can be prepared.
 
-        Those of a user lie in those of a session: they can be made ahead where that is new, and nobody listens in it.
+        An ordinary user's namespaces lie inside those of the session. So they can be prepared only for a new session's
+        network in which nobody listens.
         """
         is_joined = self.loopback == JOIN or (self.loopback and self.listen)
-        if not self.enters or (is_joined and not self.privileged):
+        if not self.has_own_namespaces or (is_joined and not self.privileged):
             return ()
-        return self.privileged, self.groups, self.privileged or not self.loopback, self.ahead > 0
+        return self.privileged, self.groups, self.privileged or not self.loopback, self.host_mount_count > 0
 
     @property
-    def lent(self) -> str:
-        """The directory of packages that bubblewrap and its libraries are in, where root starts it as somebody else."""
+    def bwrap_directory(self) -> str:
+        """The package directory of a bundled bubblewrap that root starts as another user; "" otherwise."""
         program = self.arguments[0]
         return program.removesuffix(BUNDLED) if self.owner and self.mounts and program.endswith(BUNDLED) else ""
 
     @property
-    def shows_host(self) -> tuple[Operation, ...]:
+    def host_mounts(self) -> tuple[Operation, ...]:
         """The mounts that show the host."""
-        return self.mounts[: self.ahead]
+        return self.mounts[: self.host_mount_count]
 
 
 def bubblewrap_arguments(
     command: Sequence[str], cwd: str, mounts: Sequence[Operation], *, by_launcher: bool, has_network: bool,
     disable_userns: bool, is_root: bool, variables: Sequence[tuple[str, str]], has_filter: bool,
 ) -> tuple[tuple[str, ...], tuple[bytes, ...]]:  # fmt: skip
-    """Return what follows `bwrap`, and the texts that it reads from descriptors.
+    """Return the arguments of bubblewrap, and the texts that it reads from descriptors.
 
-    Where the launcher mounts, bubblewrap only does what it alone can; a network that there is, is left as it is.
-    Whoever may change the root is root there, without a capability: package managers ask for no more. `variables` are
-    those that the command gets and bubblewrap is not started with.
+    Where the launcher mounts, bubblewrap does only what it alone can do. With `has_network`, the command stays in the
+    network namespace that bubblewrap is started in. With `is_root`, it is root inside, without any capability: package
+    managers need no more. `variables` are set for the command only, and not for bubblewrap itself.
     """
     texts: list[bytes] = []
     arguments = [*NAMESPACES, *(() if has_network else (NO_NETWORK,)), *CONFINEMENT]
@@ -118,7 +115,7 @@ def bubblewrap_arguments(
     if is_root:
         arguments += ("--uid", "0", "--gid", "0")
     if by_launcher:
-        arguments += ("--dev-bind", site.ROOT, "/")  # each mount below has its own restrictions
+        arguments += ("--dev-bind", site.ROOT, "/")  # the mounts below it keep their own flags
     for operation in mounts:
         if not by_launcher or needs_bubblewrap(operation):
             arguments += operation.bwrap_arguments(texts)
@@ -127,142 +124,142 @@ def bubblewrap_arguments(
     arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), *bwrap.NOTES)
     if has_filter:
         arguments += ("--seccomp", str(FILTER_FD))
-    # The guard becomes the command, after it was told every place that may be written.
+    # The guard confines writing to these places and then becomes the command.
     guard = (_GUARD, *writable_places(mounts), "--") if confine.guard() else ()
     return (*arguments, "--", *guard, *command), tuple(texts)
 
 
-class Ends(Value):
-    """What a process that becomes a sandbox has of the one that forked it, and attends it.
+class ParentLink(Value):
+    """What a new process shares with the process that forked and attends it.
 
-    The gate is a pipe's two ends in one descriptor, which both have: what waits there waits for a word, and not for the
-    end of whoever could say it.
+    `parent` is its number; `status` and `report` are what the new process writes to. `gate` is one descriptor for both
+    ends of a pipe, and both processes have it open: a reader waits for a byte, and never finds the end of the pipe.
     """
 
-    attendant: int
+    parent: int
     status: int
     report: int
     gate: int
 
 
-class Ready(Value):
-    """What a process did ahead of being told what to become: the beginning of another plan."""
+class Preparation(Value):
+    """What a process has done before it got its plan: it expects one that begins like this earlier `plan`."""
 
-    like: Plan
+    plan: Plan
     site: Site | None = None
 
 
-def made_ready(plan: Plan) -> Ready:
-    """Do what can be done before the next launch, which is likely to be as the last one was."""
+def prepare(plan: Plan) -> Preparation:
+    """Do what can be done before the next plan is known, which is likely to begin as the last one did."""
     try:
-        _begin(plan)
+        _enter_first_namespaces(plan)
     except OSError:
         os._exit(125)
     try:
-        return Ready(like=plan, site=_host_shown(plan) if plan.ahead else None)
+        return Preparation(plan=plan, site=_show_host(plan) if plan.host_mount_count else None)
     except OSError:
-        # The host is not as it was then; the next plan knows better.
+        # The host has changed since the last launch; the next plan will have other mounts.
         site.unmount_site()
-        return Ready(like=plan)
+        return Preparation(plan=plan)
 
 
-def _begin(plan: Plan) -> None:
-    """Enter the first namespaces of a plan that has some."""
+def _enter_first_namespaces(plan: Plan) -> None:
     is_in_session = plan.loopback != "" and not plan.privileged
     if is_in_session:
-        namespaces.enter_session(-1, privileged=False, groups=plan.groups)
+        namespaces.enter_session_network(-1, privileged=False, groups=plan.groups)
     namespaces.enter_namespaces(privileged=plan.privileged, groups=plan.groups, is_inner=is_in_session)
 
 
-def _host_shown(plan: Plan, ready: Ready | None = None) -> Site:
-    """Return the tree in which the host is shown: as it was made ahead, or put together now."""
-    if ready is not None and ready.site is not None:
-        if (ready.like.look, ready.like.shows_host) == (plan.look, plan.shows_host):
-            return ready.site
+def _show_host(plan: Plan, preparation: Preparation | None = None) -> Site:
+    """Return a site that shows the host: the prepared one if it is as planned, otherwise a new one."""
+    if preparation is not None and preparation.site is not None:
+        prepared = preparation.plan
+        if (prepared.host_view_number, prepared.host_mounts) == (plan.host_view_number, plan.host_mounts):
+            return preparation.site
         site.unmount_site()
-    shown = Site(None if plan.owner is None else (plan.owner.user, plan.owner.group))
-    for operation in plan.shows_host:
-        operation.do(shown)
-    return shown
+    new_site = Site(None if plan.owner is None else (plan.owner.user, plan.owner.group))
+    for operation in plan.host_mounts:
+        operation.do(new_site)
+    return new_site
 
 
-def become(plan: Plan, streams: Streams, ends: Ends, ready: Ready | None = None) -> NoReturn:
-    """Turn this freshly forked process into the sandbox; what fails is told on `ends.report`."""
+def become_sandbox(plan: Plan, streams: Streams, link: ParentLink, preparation: Preparation | None = None) -> NoReturn:
+    """Turn this newly forked process into the sandbox; if that fails, write the reason to `link.report`."""
     step = "preparing"
     try:
-        channel, network, gate = _arrange_descriptors(plan, streams, ends)
-        init = -1 if plan.bare else os.open(plan.init_file or os.devnull, _WRITTEN, 0o600)
-        # Ctrl-C at the terminal is for us; we pass it on, and bubblewrap must live to tell how it ended.
+        channel, network, gate = _arrange_descriptors(plan, streams, link)
+        init_file = -1 if plan.unsandboxed_cwd else os.open(plan.init_file or os.devnull, _WRITTEN, 0o600)
+        # Ctrl-C at the terminal must not end bubblewrap, which tells how the command ended: we pass it on ourselves.
         os.setpgid(0, 0)
-        for step in _steps(plan, channel, network, ready):  # noqa: B007 - told below, if it fails
+        for step in _set_up_steps(plan, channel, network, preparation):  # noqa: B007 - reported below if it fails
             pass
         step = f"starting {plan.arguments[0]}"
-        libc.end_with(ends.attendant, _KILL)
+        libc.end_with(link.parent, _KILL)
         libc.default_signals()
-        kept = {} if init < 0 else {bwrap.INIT_FD: init, bwrap.GATE_FD: gate}
-        if plan.keeps_channel:
-            kept[namespaces.CHANNEL_FD] = channel
-        _keep_open(kept)
-        count_processes = plan.enters and not plan.privileged
-        if plan.bare:
+        wanted = {} if init_file < 0 else {bwrap.INIT_FD: init_file, bwrap.GATE_FD: gate}
+        if plan.listens_inside:
+            wanted[namespaces.CHANNEL_FD] = channel
+        _close_all_but(wanted)
+        count_processes = plan.has_own_namespaces and not plan.privileged
+        if plan.unsandboxed_cwd:
             from fumehood.linux.process import supervise
 
             confine.set_limits(plan.limits, count_processes=count_processes)
-            supervise(plan.arguments, plan.environment, plan.bare)
-        if plan.filter:
-            provide(plan.filter, FILTER_FD)
+            supervise(plan.arguments, plan.environment, plan.unsandboxed_cwd)
+        if plan.syscall_filter:
+            provide(plan.syscall_filter, FILTER_FD)
         if _GUARD in plan.arguments:
             provide(confine.guard(), GUARD_FD, executable=True)
-        for number, text in enumerate(plan.texts):
-            provide(text, DATA_FD + number)
+        for index, text in enumerate(plan.bwrap_texts):
+            provide(text, DATA_FD + index)
         program = plan.arguments[0]
-        if plan.lent:
-            program = site.BWRAP_DIRECTORY + program.removeprefix(plan.lent)
-        # Only now: a mount is a descriptor or two, and a machine may have more mounts than a command may have files.
+        if plan.bwrap_directory:
+            program = site.BWRAP_DIRECTORY + program.removeprefix(plan.bwrap_directory)
+        # Only now: each mount took descriptors, and there may be more mounts than a command may have files open.
         confine.set_limits(plan.limits, count_processes=count_processes)
         os.execve(program, plan.arguments, plan.environment)
     except OSError as error:
-        about = f" ({os.fsdecode(error.filename)})" if error.filename else ""
-        os.write(_REPORT_FD, f"{step}: {error.strerror}{about}\0{error.errno}".encode(errors="surrogateescape"))
+        subject = f" ({os.fsdecode(error.filename)})" if error.filename else ""
+        os.write(_REPORT_FD, f"{step}: {error.strerror}{subject}\0{error.errno}".encode(errors="surrogateescape"))
     finally:
         os._exit(125)
 
 
-def _keep_open(kept: dict[int, int]) -> None:
-    """Close all but the lowest descriptors and some, each of which goes to a place."""
-    highest = max([*kept, *kept.values(), _REPORT_FD]) + 1
-    moved = {place: fcntl.fcntl(fd, fcntl.F_DUPFD, highest) for place, fd in kept.items()}
+def _close_all_but(wanted: dict[int, int]) -> None:
+    """Close all descriptors above the report's, but first move those in `wanted` to the numbers that are its keys."""
+    first_free = max([*wanted, *wanted.values(), _REPORT_FD]) + 1
+    moved = {number: fcntl.fcntl(fd, fcntl.F_DUPFD, first_free) for number, fd in wanted.items()}
     start = _REPORT_FD + 1
-    for place in sorted(moved):
-        os.dup2(moved[place], place, inheritable=True)
-        os.closerange(start, place)
-        start = place + 1
+    for number in sorted(moved):
+        os.dup2(moved[number], number, inheritable=True)
+        os.closerange(start, number)
+        start = number + 1
     os.closerange(start, _HIGHEST_FD)
 
 
-def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Iterator[str]:
-    """Do one by one what comes before bubblewrap; each step is named before it is done, to be told if it fails."""
-    if plan.enters:
+def _set_up_steps(plan: Plan, channel: int, network: int, preparation: Preparation | None) -> Iterator[str]:
+    """Do everything that comes before bubblewrap; yield each step's name before doing it, for the error message."""
+    if plan.has_own_namespaces:
         yield "making namespaces"
-        _enter(plan, channel, network, is_ready=ready is not None)
+        _enter_namespaces(plan, channel, network, is_prepared=preparation is not None)
     if plan.mounts:
-        yield SHOWING
-        shown = _host_shown(plan, ready)
-        for operation in plan.mounts[plan.ahead :]:
+        yield _SHOWING_HOST
+        tree = _show_host(plan, preparation)
+        for operation in plan.mounts[plan.host_mount_count :]:
             yield f"mounting {operation.target}"
-            operation.do(shown)
-        if shown.layers:
+            operation.do(tree)
+        if tree.layers:
             yield "watching the layers"
-            _hand_out(os.dup(_REPORT_FD), shown.watch_layers(), _LAYERS + os.fsencode("\0".join(shown.layers)))
-        if plan.lent:
-            yield f"lending {plan.lent}"
-            shown.bind_bwrap_directory(plan.lent)
-        if plan.home:
-            yield f"keeping {plan.home}"
-            _hand_out(os.dup(_REPORT_FD), [shown.open_directory(plan.home)])
+            send_and_close(os.dup(_REPORT_FD), tree.watch_layers(), _LAYERS + os.fsencode("\0".join(tree.layers)))
+        if plan.bwrap_directory:
+            yield f"lending {plan.bwrap_directory}"
+            tree.bind_bwrap_directory(plan.bwrap_directory)
+        if plan.temporary_home:
+            yield f"keeping {plan.temporary_home}"
+            send_and_close(os.dup(_REPORT_FD), [tree.open_directory(plan.temporary_home)])
     if plan.listen and not plan.loopback:
         yield "listening for the proxy"
-        _hand_out(channel, namespaces.listeners(plan.listen, plan.resolvers))
+        send_and_close(channel, namespaces.make_listeners(plan.listen, plan.resolvers))
     yield "ending first where memory runs out"
     confine.end_first()
     if plan.owner is not None:
@@ -271,40 +268,40 @@ def _steps(plan: Plan, channel: int, network: int, ready: Ready | None) -> Itera
         os.setgroups(plan.owner.groups)
         os.setresgid(group, group, group)
         os.setresuid(user, user, user)
-    if plan.scoped:
+    if plan.blocks_abstract_sockets:
         yield "keeping abstract sockets out of reach"
         libc.scope_abstract_sockets()
 
 
-def _enter(plan: Plan, channel: int, network: int, *, is_ready: bool) -> None:
-    """Enter the namespaces that the plan has, as far as that was not done ahead."""
-    is_joined = not plan.begins
-    if not is_ready and not is_joined:
-        _begin(plan)
+def _enter_namespaces(plan: Plan, channel: int, network: int, *, is_prepared: bool) -> None:
+    """Enter the namespaces of the plan that were not entered by the preparation."""
+    can_prepare = bool(plan.preparation_key)
+    if can_prepare and not is_prepared:
+        _enter_first_namespaces(plan)
     if plan.loopback:
-        if plan.privileged or is_joined:
-            namespaces.enter_session(network, privileged=plan.privileged, groups=plan.groups)
-        made = [] if network >= 0 else [os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)]
+        if plan.privileged or not can_prepare:
+            namespaces.enter_session_network(network, privileged=plan.privileged, groups=plan.groups)
+        descriptors = [] if network >= 0 else [os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)]
         if plan.listen or plan.resolvers:
-            made += namespaces.listeners(plan.listen, plan.resolvers, is_alone=False)
-        if made:
-            _hand_out(channel, made)
-        if is_joined:
+            descriptors += namespaces.make_listeners(plan.listen, plan.resolvers, is_alone=False)
+        if descriptors:
+            send_and_close(channel, descriptors)
+        if not can_prepare:
             namespaces.enter_namespaces(privileged=False, groups=plan.groups, is_inner=True)
     elif plan.listen:
         libc.unshare(libc.CLONE_NEWNET)
 
 
-def _hand_out(taker: int, descriptors: Sequence[int], words: bytes = _HANDED_OUT) -> None:
-    """Give descriptors to whoever waits at the other end of a socket; all are closed here."""
-    connection = _socket.socket(fileno=taker)
-    send_descriptors(connection, words, descriptors)
+def send_and_close(channel: int, descriptors: Sequence[int], message: bytes = _DESCRIPTORS) -> None:
+    """Send descriptors to the other end of a socket, then close the socket and all of them here."""
+    connection = _socket.socket(fileno=channel)
+    send_descriptors(connection, message, descriptors)
     connection.close()
-    for each in descriptors:
-        os.close(each)
+    for fd in descriptors:
+        os.close(fd)
 
 
-# `socket` has these too. It loads much that every fork would have to carry.
+# `socket` has these two functions as well, but loads so much that every fork would become slower.
 
 
 def send_descriptors(connection: _socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
@@ -320,24 +317,24 @@ def receive_descriptors(connection: _socket.socket, size: int, most: int) -> tup
     return data, [int.from_bytes(rights[at : at + 4], sys.byteorder) for at in range(0, len(rights), 4)]
 
 
-def _arrange_descriptors(plan: Plan, streams: Streams, ends: Ends) -> tuple[int, int, int]:
-    """Put the few descriptors that are needed into their places; all others are closed before exec.
+def _arrange_descriptors(plan: Plan, streams: Streams, link: ParentLink) -> tuple[int, int, int]:
+    """Move the standard streams, the status and the report to the numbers 0 to 4.
 
-    One left open would reach into the sandbox: a directory among them is a way out. Returns the channel and the
-    session's network, if any, and the gate.
+    All others are closed before exec: a directory that stays open would be a way out of the sandbox. Returns the
+    channel and the session's network (-1 for none), and the gate.
     """
 
-    def above(fd: int) -> int:
+    def move_up(fd: int) -> int:
         while fd <= _REPORT_FD:
             fd = os.dup(fd)
         return fd
 
-    # First out of the way of the places that are about to be taken.
-    channel = above(streams[3]) if len(streams) > 3 else -1
-    network = above(streams[4]) if plan.loopback == JOIN else -1
-    gate = above(ends.gate)
-    for place, fd in enumerate([above(fd) for fd in (*streams[:3], ends.status, ends.report)]):
-        os.dup2(fd, place, inheritable=place != _REPORT_FD)
+    # First move all away from the numbers that are about to be taken.
+    channel = move_up(streams[3]) if len(streams) > 3 else -1
+    network = move_up(streams[4]) if plan.loopback == JOIN else -1
+    gate = move_up(link.gate)
+    for number, fd in enumerate([move_up(fd) for fd in (*streams[:3], link.status, link.report)]):
+        os.dup2(fd, number, inheritable=number != _REPORT_FD)
     os.chdir("/")
     return channel, network, gate
 
@@ -345,68 +342,68 @@ def _arrange_descriptors(plan: Plan, streams: Streams, ends: Ends) -> tuple[int,
 class RunningSandbox:
     """One running sandbox whose outermost process is a child of this one.
 
-    This process must be a subreaper: the sandbox's own first process falls to it when bubblewrap ends,
-    and only when that one is reaped is nothing left that could still write.
+    This process must be a subreaper: when bubblewrap ends, the sandbox's first process becomes our child. Only when
+    that one is reaped too is nothing left that could still write.
     """
 
     def __init__(self, process: int, status: int, report: int, gate: int) -> None:
         self.process = process
-        self._reading = status
+        self._polled = status
         self._report = report
         self._gate = gate
-        self._text = b""  # what bubblewrap tells on its status descriptor
-        self._ending = False
-        self._killed = False
+        self._status_text = b""  # what bubblewrap has written to its status descriptor
+        self._has_ended = False  # the outermost process; its first one inside may still be there
+        self._was_killed = False
         self._signal = 0
-        self._held = libc.Descriptors()
-        self._tries = namespaces.TriesToLeave()
-        self._layers: dict[str, Any] = {}  # of an Exit
+        self._mount_namespaces = libc.Descriptors()
+        self._unrouted = namespaces.UnroutedCounter()
+        self._layers: dict[str, Any] = {}  # fields of an Exit
 
     def fileno(self) -> int:
-        """The descriptor to poll next: readable when the sandbox tells of itself, or something ended."""
-        return self._reading
+        """The descriptor to poll next: readable when bubblewrap writes its status, or a process has ended."""
+        return self._polled
 
     def advance(self) -> Exit | None:
-        """Take note of what made the descriptor readable; return how it ended once all inside is gone."""
-        if not self._ending:
-            data = os.read(self._reading, 4096)
+        """Handle what made the descriptor readable; return how the sandbox ended once all inside is gone."""
+        if not self._has_ended:
+            data = os.read(self._polled, 4096)
             if data:
-                self._text += data
-                self._tries.begin(self.init(), self._gate)
-                if self._killed:
+                self._status_text += data
+                self._unrouted.begin(self.init(), self._gate)
+                if self._was_killed:
                     self.kill()
                 return None
             self._signal = os.WTERMSIG(os.waitpid(self.process, 0)[1])
-            self._ending = True
-        # The sandbox's first process falls to us when bubblewrap, killing it, is gone.
+            self._has_ended = True
+        # The sandbox's first process becomes our child when bubblewrap, which kills it, is gone.
         init = self.init()
         if init is not None:
             try:
                 if os.waitpid(init, os.WNOHANG)[0] == 0:
-                    os.kill(init, _KILL)  # it may wait for a word of bubblewrap's
-                    os.close(self._reading)
-                    self._reading = os.pidfd_open(init)
+                    os.kill(init, _KILL)  # it may still wait to hear from bubblewrap
+                    os.close(self._polled)
+                    self._polled = os.pidfd_open(init)
                     return None
             except ChildProcessError:
                 pass  # bubblewrap reaped it itself
-        from fumehood.linux.process import Exit, end_abandoned, number_in
+        from fumehood.linux.process import Exit, kill_abandoned_sandboxes, read_number
 
         report, home = self._read_report()
         if init is None and not report:
-            end_abandoned()
-        os.close(self._reading)
+            kill_abandoned_sandboxes()
+        os.close(self._polled)
         os.close(self._gate)
-        tries = self._tries.end()
-        if self._killed or (self._signal and not report):
-            # Not by us: by the kernel, for want of memory, or by a person.
-            by_others = 0 if self._killed else self._signal
-            return Exit(status=128 + (by_others or _KILL), killed_by=by_others, home=home, tries=tries, **self._layers)
-        # Bubblewrap tells the command's own status; never where the command did not run.
-        status = None if report else number_in(self._text, "exit-code")
-        return Exit(status=status, failure=report.partition("\0")[0], home=home, tries=tries, **self._layers)
+        unrouted = self._unrouted.end()
+        if self._was_killed or (self._signal and not report):
+            # A signal that we did not send came from the kernel, which was out of memory, or from a person.
+            signal = 0 if self._was_killed else self._signal
+            return Exit(status=128 + (signal or _KILL), killed_by=signal, home=home, unrouted=unrouted, **self._layers)
+        # Bubblewrap writes the command's exit status only if the command ran.
+        status = None if report else read_number(self._status_text, "exit-code")
+        return Exit(status=status, failure=report.partition("\0")[0], home=home, unrouted=unrouted, **self._layers)
 
     def _read_report(self) -> tuple[str, int]:
-        """Return what failed before bubblewrap was started, and the home that the command had; note its layers."""
+        """Return what failed before bubblewrap was started, and a descriptor of the command's home; note its layers."""
         report, home = b"", -1
         connection = _socket.socket(fileno=self._report)
         while True:
@@ -414,49 +411,45 @@ class RunningSandbox:
             if not data:
                 connection.close()
                 return report.decode(errors="surrogateescape"), home
-            received = descriptors[0] if descriptors else -1  # none where no more files can be open here
-            if data == _HANDED_OUT:
+            received = descriptors[0] if descriptors else -1  # none if this process has too many files open
+            if data == _DESCRIPTORS:
                 home = received
             elif data.startswith(_LAYERS):
-                self._layers = {"layers": tuple(os.fsdecode(data[1:]).split("\0")), "unmounting": received}
+                self._layers = {"layers": tuple(os.fsdecode(data[1:]).split("\0")), "unmount_watch": received}
             else:
                 report += data
 
-    def hold(self) -> None:
-        """Keep its mounts for a while: their end takes time that whoever waits for the command need not wait.
-
-        Where they can't be kept, it does wait.
-        """
+    def keep_mounts(self) -> None:
+        """Keep the mounts after the command's end: to unmount takes time, for which nobody should have to wait."""
         init = self.init()
-        if self._held or init is None:
+        if self._mount_namespaces or init is None:
             return
         for process in (self.process, init):
             try:
-                self._held.append(os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
+                self._mount_namespaces.append(os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
             except OSError:
-                return
+                return  # then the unmount is waited for
 
-    def release(self) -> None:
-        """Let go of its mounts."""
-        self._held.close()
+    def release_mounts(self) -> None:
+        """Let the mounts end."""
+        self._mount_namespaces.close()
 
     def init(self) -> int | None:
-        """The process that is number one inside, once it is known: when it is gone, everything inside is."""
-        from fumehood.linux.process import number_in
+        """The process that is number one inside, or None until it is known: when it is gone, everything inside is."""
+        from fumehood.linux.process import read_number
 
-        return number_in(self._text, "child-pid")
+        return read_number(self._status_text, "child-pid")
 
     def kill(self) -> None:
-        """End everything inside at once.
+        """Kill everything inside at once, or as soon as bubblewrap has told which process is the first inside.
 
-        Not before bubblewrap has told of its first process inside: that one waits for a word of its parent's, and
-        would wait for ever for one that is gone.
+        That process waits to hear from bubblewrap, and would wait for ever if bubblewrap were killed before.
         """
-        self._killed = True
-        if self._ending:
+        self._was_killed = True
+        if self._has_ended:
             return
         init = self.init()
-        if b'"bare": ' in self._text:  # no sandbox, but a process that ends the command's when it is asked to
+        if b'"bare": ' in self._status_text:  # no sandbox: a supervising process, which then ends the command's
             os.kill(self.process, _END)
         elif init is not None:
             os.kill(self.process, _KILL)
@@ -465,48 +458,48 @@ class RunningSandbox:
             except ProcessLookupError:
                 return  # it has just ended
 
-    def dismiss(self) -> None:
-        """End a process that was never told what to become."""
+    def discard(self) -> None:
+        """Kill a process that never got a plan."""
         os.kill(self.process, _KILL)
         os.waitpid(self.process, 0)
-        for fd in (self._reading, self._report, self._gate):
+        for fd in (self._polled, self._report, self._gate):
             os.close(fd)
 
     def interrupt(self) -> None:
-        """Send the command what Ctrl-C would; where it has not begun yet, end it."""
+        """Send the command the signal of Ctrl-C; if it has not begun yet, kill it."""
         init = self.init()
         if init is None:
             self.kill()
             return
         try:
-            # The sandbox's first process leads the session, and ignores the signal itself.
+            # The group of the sandbox's first process, which ignores this signal itself.
             os.killpg(init, _INTERRUPT)
         except ProcessLookupError:
             return
 
 
 def start(plan: Plan, streams: Streams) -> RunningSandbox:
-    """Fork a sandbox from this process, which must have one thread only and outlive it."""
-    return forked(lambda ends: become(plan, streams, ends))
+    """Fork a sandbox from this process, which must have only one thread and outlive the sandbox."""
+    return fork_sandbox(lambda link: become_sandbox(plan, streams, link))
 
 
-def forked(child: Callable[[Ends], NoReturn]) -> RunningSandbox:
-    """Fork a process that becomes a sandbox."""
+def fork_sandbox(child: Callable[[ParentLink], NoReturn]) -> RunningSandbox:
+    """Fork a process that calls `child`, to become a sandbox."""
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
-    made = libc.Descriptors()
+    descriptors = libc.Descriptors()
     try:
-        made += os.pipe()
-        made += (each.detach() for each in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET))
-        made.append(_gate())
-        status, status_end, report, report_end, gate = made
-        ends = Ends(attendant=os.getpid(), status=status_end, report=report_end, gate=gate)
+        descriptors += os.pipe()
+        descriptors += (end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET))
+        descriptors.append(_make_gate())
+        status, status_end, report, report_end, gate = descriptors
+        link = ParentLink(parent=os.getpid(), status=status_end, report=report_end, gate=gate)
         process = libc.fork()
     except OSError:
-        made.close()
+        descriptors.close()
         raise
     if process == 0:
         try:
-            child(ends)
+            child(link)
         finally:
             os._exit(125)
     os.close(status_end)
@@ -514,28 +507,28 @@ def forked(child: Callable[[Ends], NoReturn]) -> RunningSandbox:
     return RunningSandbox(process, status, report, gate)
 
 
-def _gate() -> int:
-    """Make a pipe whose ends are one descriptor: who reads it meets no end, since it could write itself."""
+def _make_gate() -> int:
+    """Make a pipe and open both its ends as one descriptor: a reader of it never finds the end of the pipe."""
     with libc.Descriptors(os.pipe()) as ends:
         return os.open(f"/proc/self/fd/{ends[0]}", os.O_RDWR | os.O_CLOEXEC)
 
 
-class Retried:
-    """A sandbox that is started again where the host could not be shown as it was thought to be.
+class RestartableSandbox:
+    """A sandbox that is started again with a new plan if the host has changed since it was surveyed.
 
-    The command's descriptors are kept until it has ended: pipes that looked ended would be closed on our side.
+    We keep the command's descriptors open until it has ended: between two starts, its pipes would look closed.
     """
 
-    def __init__(self, start: Starter, plan: Plan, streams: Streams, look_again: Callable[[Plan], Plan]) -> None:
+    def __init__(self, start: Starter, plan: Plan, streams: Streams, plan_again: Callable[[Plan], Plan]) -> None:
         self._start = start
         self._plan = plan
-        self._look_again = look_again
-        self._tries = _TRIES
-        self._kept = libc.Descriptors(map(os.dup, streams))
+        self._plan_again = plan_again
+        self._starts_left = _MOST_STARTS
+        self._streams = libc.Descriptors(map(os.dup, streams))
         try:
             self._running = start(plan, streams)
         except BaseException:
-            self._kept.close()
+            self._streams.close()
             raise
 
     def fileno(self) -> int:
@@ -543,38 +536,38 @@ class Retried:
         return self._running.fileno()
 
     def advance(self) -> Exit | None:
-        """Take note; return how it ended, unless it has yet to begin."""
-        ended = self._running.advance()
-        if ended is None:
+        """Handle what made the descriptor readable; return how the last start ended, once it has."""
+        end = self._running.advance()
+        if end is None:
             return None
-        self._tries -= 1
-        if self._tries and ended.status is None and ended.failure.startswith(SHOWING):
+        self._starts_left -= 1
+        if self._starts_left and end.status is None and end.failure.startswith(_SHOWING_HOST):
             try:
-                self._plan = self._look_again(self._plan)
-                self._running = self._start(self._plan, self._kept)
+                self._plan = self._plan_again(self._plan)
+                self._running = self._start(self._plan, self._streams)
             except BaseException:
-                self._kept.close()
+                self._streams.close()
                 raise
             return None
-        self._kept.close()
-        return ended
+        self._streams.close()
+        return end
 
     def init(self) -> int | None:
-        """The first process inside, once it is known."""
+        """The first process inside, or None until it is known."""
         return self._running.init()
 
     def kill(self) -> None:
-        """End everything inside, and do not begin again."""
-        self._tries = 1
+        """Kill everything inside, and do not start again."""
+        self._starts_left = 1
         self._running.kill()
 
     def interrupt(self) -> None:
-        """Send what Ctrl-C would."""
+        """Send the command the signal of Ctrl-C."""
         self._running.interrupt()
 
 
 def owner_of(project: str) -> Owner | None:
-    """Return the person whose project root works on, or None where that is nobody else."""
+    """Return whom a project belongs to if we are root and it is somebody else's, else None."""
     if os.geteuid() != 0:
         return None
     status = os.stat(project)

@@ -192,15 +192,15 @@ class Attendance:
     def _take_layers(self, ended: Exit) -> None:
         """See to it that the layers are nobody else's: the command may have handed another one what it had open."""
         try:
-            left = len(ended.layers) - (libc.unmounted(ended.unmounting) if ended.unmounting >= 0 else 0)
+            left = len(ended.layers) - (libc.unmounted(ended.unmount_watch) if ended.unmount_watch >= 0 else 0)
             if left > 0:
                 from fumehood.linux.copying import renew_unless_gone
 
                 with libc.InterruptsHeld():
-                    renew_unless_gone(ended.layers, ended.unmounting, left)
+                    renew_unless_gone(ended.layers, ended.unmount_watch, left)
         finally:
-            if ended.unmounting >= 0:
-                os.close(ended.unmounting)
+            if ended.unmount_watch >= 0:
+                os.close(ended.unmount_watch)
 
     def _give_way(self) -> None:
         if self._asking is not None:
@@ -416,25 +416,25 @@ class Exit(Value):
 
     `home` is a descriptor of the command's own home, thrown away with the last one of it; -1 is none. `layers` are
     directories with what it wrote in its roots; by `unmounting` is told when nobody has anything open there any more.
-    `tries` counts what was sent to where no route leads, by the command or by another in the same network.
+    `unrouted` counts what was sent to where no route leads, by the command or by another in the same network.
     `killed_by` is the signal by which somebody else ended the sandbox.
     """
 
     status: int | None
     failure: str = ""
     home: int = -1
-    tries: int = 0
+    unrouted: int = 0
     killed_by: int = 0
     layers: tuple[str, ...] = ()
-    unmounting: int = -1
+    unmount_watch: int = -1
 
     @property
     def descriptors(self) -> list[int]:
         """Those that are open, for whoever has it."""
-        return [each for each in (self.home, self.unmounting) if each >= 0]
+        return [each for each in (self.home, self.unmount_watch) if each >= 0]
 
 
-def number_in(text: bytes, key: str) -> int | None:
+def read_number(text: bytes, key: str) -> int | None:
     """Return the number that stands after a key in what bubblewrap tells; None if it is not all there yet."""
     _, is_there, rest = text.partition(f'"{key}": '.encode())
     digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
@@ -454,10 +454,10 @@ def is_gone(init_file: str, patience_s: float, *, by_force: bool = False) -> boo
             noted = file.read()
     except FileNotFoundError:
         return True  # it never began
-    number = number_in(noted, "child-pid")
+    number = read_number(noted, "child-pid")
     if number is None:
         if by_force:
-            end_abandoned()
+            kill_abandoned_sandboxes()
         return True
     try:
         process = os.pidfd_open(number)
@@ -480,14 +480,14 @@ def _is_there_still(process: int, noted: bytes) -> bool:
     """Return True if a process is in the namespaces that bubblewrap noted of it: no other one is."""
     try:
         return all(
-            os.stat(f"/proc/{process}/ns/{name}").st_ino == number_in(noted, f"{name}-namespace")
+            os.stat(f"/proc/{process}/ns/{name}").st_ino == read_number(noted, f"{name}-namespace")
             for name in ("mnt", "pid")
         )
     except OSError:
         return False
 
 
-def end_abandoned() -> None:
+def kill_abandoned_sandboxes() -> None:
     """End what bubblewrap started and died before it let go: it waits for ever, and nobody may have its number."""
     notes = "\0".join(("", *NOTES, "")).encode()
     for number in (int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -505,7 +505,7 @@ def end_abandoned() -> None:
 
 def first_inside(init_file: str) -> int | None:
     """Return the first process of a sandbox that runs, by the file in which bubblewrap has noted it."""
-    init = number_in(libc.read(init_file), "child-pid")
+    init = read_number(libc.read(init_file), "child-pid")
     return init if init is not None and is_first_inside(init) else None
 
 

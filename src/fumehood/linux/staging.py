@@ -18,7 +18,7 @@ from fumehood.core.report import printable
 from fumehood.linux import libc
 from fumehood.linux.copying import Links, copy_directory, copy_entry, copy_file, copy_tree, is_linked
 from fumehood.linux.libc import Closable, Closing
-from fumehood.linux.namespaces import file_system
+from fumehood.linux.namespaces import file_system_kind
 from fumehood.linux.nofollow import (
     PATH_ONLY,
     AccessibleTree,
@@ -467,7 +467,7 @@ def files_open_for_writing(top: int, paths: Iterable[str]) -> dict[str, str]:
                     unclear.append(path)
         if not in_use and not unclear:
             return {}
-        if in_use and file_system(f"/proc/self/fd/{top}") in _NETWORK_FILE_SYSTEMS:
+        if in_use and file_system_kind(f"/proc/self/fd/{top}") in _NETWORK_FILE_SYSTEMS:
             in_use, unclear = [], in_use + unclear
         files = {path: _file_id(parents, path) for path in (*in_use, *unclear)}
         locked = _programs_with_locks(parents, unclear) if unclear else {}

@@ -24,7 +24,7 @@ from fumehood.core.report import (
 )
 from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing, Descriptors, read
-from fumehood.linux.namespaces import look_anew, mount_table
+from fumehood.linux.namespaces import mount_table, refresh_overlays
 from fumehood.linux.nofollow import DirectoryCache, open_top
 from fumehood.linux.usage import ENTRY, KernelMemory, Machine, NotYet, OpenFiles, Processes, TmpfsUse, descendants
 
@@ -355,7 +355,7 @@ class Warden:
         if used > _ANEW_S * _TICKS / _STILL:
             return
         try:
-            look_anew(self._init, self._overlays)
+            refresh_overlays(self._init, self._overlays)
         except OSError:
             return  # it has just ended, or an old kernel can't do it
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from fumehood.linux.libc import Closing, read
-from fumehood.linux.namespaces import as_listed
+from fumehood.linux.namespaces import kernel_form
 from fumehood.linux.process import first_inside
 from fumehood.linux.usage import NotYet, Processes
 
@@ -62,7 +62,7 @@ def _names(address: str, port: int) -> tuple[bytes, ...]:
     else:
         packed = socket.inet_aton(address)
         forms = [[packed], [*_MAPPED, packed]]
-    return tuple(b"%s:%04X" % (as_listed(*form).encode(), port) for form in forms)
+    return tuple(b"%s:%04X" % (kernel_form(*form).encode(), port) for form in forms)
 
 
 _ADDRESS = ".proxy"  # after the name of a run, in its session's directory: where its proxy is spoken to

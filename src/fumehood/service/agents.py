@@ -25,7 +25,7 @@ from fumehood.linux.cache import replace
 from fumehood.linux.libc import Closing, read, stat_of
 from fumehood.linux.mounts import Bind, Operation
 from fumehood.linux.nofollow import LISTING, remove_tree
-from fumehood.linux.process import number_in
+from fumehood.linux.process import read_number
 from fumehood.linux.usage import NotYet, inside_of
 from fumehood.service.checkpoint import Checkpoints, Part
 from fumehood.service.profiles import Scratch, ScratchConditions, ScratchRequest, agents_directory, digest_of
@@ -339,7 +339,7 @@ class ShellCommands:
         return bool(self._open)
 
     def _init(self) -> int:
-        number = number_in(read(self._init_file), "child-pid")
+        number = read_number(read(self._init_file), "child-pid")
         assert number is not None, "somebody in there has said something"
         return number
 

@@ -17,7 +17,7 @@ from fumehood.linux import nofollow
 from fumehood.linux.gitindex import refreshed
 from fumehood.linux.gitobjects import leave_theirs, refs_of, repositories_of
 from fumehood.linux.libc import Closing, Descriptors
-from fumehood.linux.namespaces import OVERLAYS, file_system
+from fumehood.linux.namespaces import OVERLAY_KINDS, file_system_kind
 from fumehood.linux.nofollow import make_parents, open_below, open_top, split, stat_entry
 from fumehood.linux.staging import Staging, can_rename, find_files_in_use
 from fumehood.linux.steps import UNREACHABLE, Changed, Locked, Sides, restore_modes
@@ -113,7 +113,7 @@ def planned(
 
     A directory on an overlay, as in a container, can't be renamed if it was in the image: it goes piece by piece.
     """
-    overlays = {number for number, root in enumerate(roots) if file_system(root) in OVERLAYS}
+    overlays = {number for number, root in enumerate(roots) if file_system_kind(root) in OVERLAY_KINDS}
     deleted = (change for change in changes if change.root in overlays and change.change == c.DELETED)
     return plan_steps(changes, staying | {(each.root, each.path) for each in deleted if each.kind == c.DIRECTORY})
 
@@ -342,7 +342,7 @@ class Between:
     def _open(self, number: int) -> tuple[int, int]:
         self._descriptors += map(open_top, (self._uppers[number], self._roots[number]))
         layer, live = self._descriptors[-2:]
-        if not can_rename(layer, live) or file_system(self._roots[number]) in OVERLAYS:
+        if not can_rename(layer, live) or file_system_kind(self._roots[number]) in OVERLAY_KINDS:
             self._staging[number] = Staging(self._uppers[number], live, self._run)
         return layer, live
 

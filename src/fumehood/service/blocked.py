@@ -81,7 +81,7 @@ def what_was_blocked(
     complaints = run.stdout if run.one_stream else run.stderr
     blocked += _refused(hood, run, complaints, world, home, can_ask=can_ask)
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
-        blocked += _unreached(run, network, request.hosts, result.outcome.exit.tries, _ASKING if can_ask else "")
+        blocked += _unreached(run, network, request.hosts, result.outcome.exit.unrouted, _ASKING if can_ask else "")
     blocked += world.blocked
     if session_run is not None:
         blocked += session_run.missing(run)

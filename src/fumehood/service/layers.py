@@ -18,7 +18,7 @@ from fumehood.linux.capture import COPY, FUSE, KERNEL
 from fumehood.linux.gitindex import SeenIndexes
 from fumehood.linux.libc import Closing, Descriptors, listxattr, remove_file
 from fumehood.linux.lock import Lock
-from fumehood.linux.namespaces import Layer, look_anew
+from fumehood.linux.namespaces import Layer, refresh_overlays
 from fumehood.linux.nofollow import LISTING, DirectoryCache, open_top, remove_directory, remove_tree, stat_entry
 from fumehood.store.history import RUNNING
 from fumehood.store.places import Places, has_entries
@@ -106,7 +106,9 @@ def layers_of(
         held = below[number] if below else ()
         copy = frozen_copy(frozen, number, root) if frozen else ""
         inner = tuple(each[len(root) + 1 :] for each in roots if is_below(each, root))
-        layers.append(Layer(root=root, upper=upper, work=work, merged=merged, below=held, frozen=copy, inner=inner))
+        layers.append(
+            Layer(root=root, upper=upper, work=work, merged=merged, held=held, frozen_root=copy, inner_roots=inner)
+        )
     return tuple(layers)
 
 
@@ -323,7 +325,7 @@ def scan_layers(
         if _is_untouched(layer):
             continue
         # What was held below it may have been applied or thrown away while the command ran.
-        below = (*(each for each in layer.below if os.path.isdir(each)), layer.frozen or layer.root)
+        below = (*(each for each in layer.held if os.path.isdir(each)), layer.frozen_root or layer.root)
         with Descriptors(map(open_top, (layer.upper, *below))) as tops:
             changes = _read(number, tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
             is_linked = any(change.before is not None and change.before.links > 1 for change in changes)
@@ -382,7 +384,7 @@ def remove_work_directories(layers: Sequence[Layer]) -> None:
     above = os.path.dirname(layers[0].upper)
     remove_file(f"{above}/{INIT}")
     remove_file(f"{above}/{SETTLED}")
-    if any(layer.below or layer.frozen for layer in layers):
+    if any(layer.held or layer.frozen_root for layer in layers):
         remove_file(f"{above}/{_BELOW}")
     for layer in layers:
         if _drop_usual_work(layer):
@@ -489,6 +491,6 @@ def refresh_running_commands(store: Store, project: int, run: Run) -> None:
         if init is not None:
             try:
                 in_tree = targets(other.roots)
-                look_anew(init, [*roots, *(in_tree[root] for root in roots)])
+                refresh_overlays(init, [*roots, *(in_tree[root] for root in roots)])
             except OSError:
                 continue  # it has just ended, or an old kernel can't do it

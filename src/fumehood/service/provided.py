@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # ---- Names for a command without a network: its machine's own is found, every other is asked for where no route leads.
 #
-# What is sent there is counted (`TriesToLeave`), and fails at once. Most systems ask at such an address anyway. But
+# What is sent there is counted (`UnroutedCounter`), and fails at once. Most systems ask at such an address anyway. But
 # where the resolver is this machine's own, or none is set, programs would ask at a loopback address at which nobody
 # listens, and a try to leave would look like any datagram to a port of the command's own. And a program that asks for
 # the name of its own machine does not try to leave.

@@ -13,11 +13,11 @@ from fumehood.core.value import Value
 from fumehood.errors import MORE_FILES, BadRequest, FumehoodError, LaunchFailed, NoDirectory, Unavailable
 from fumehood.linux.cache import plain_file
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
-from fumehood.linux.confine import filter_for, is_scoped_by_launcher, resource_limits
-from fumehood.linux.launch import MAKE, Owner, Plan, Retried, bubblewrap_arguments, owner_of
+from fumehood.linux.confine import filter_for, must_scope_sockets, resource_limits
+from fumehood.linux.launch import MAKE, Owner, Plan, RestartableSandbox, bubblewrap_arguments, owner_of
 from fumehood.linux.libc import InterruptsHeld, read, remove_file
 from fumehood.linux.mounts import Operation, Text, needs_bubblewrap
-from fumehood.linux.namespaces import Layer, from_inside
+from fumehood.linux.namespaces import Layer, listen_inside_command
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.streams import Stream, on_terminal, piped
 from fumehood.service.layers import init_file
@@ -105,7 +105,7 @@ class Execution:
                 raise
             lost_files: tuple[str, ...] = ()
             if result.outcome.exit.home >= 0:
-                lost_files = files_written_to_home(result.outcome.exit.home, plan.home, plan.mounts)
+                lost_files = files_written_to_home(result.outcome.exit.home, plan.temporary_home, plan.mounts)
         finally:
             if self.world.scratch is not None:
                 self.world.scratch.remove()
@@ -122,9 +122,9 @@ class Execution:
 
     def _launch(self, plan: Plan, descriptors: Streams) -> Running:
         """Launch; if the host's mounts changed at that moment, look at the host anew and launch again."""
-        if not plan.ahead:
+        if not plan.host_mount_count:
             return self._launch_once(plan, descriptors)
-        return Retried(self._launch_once, plan, descriptors, self._plan_anew)
+        return RestartableSandbox(self._launch_once, plan, descriptors, self._plan_anew)
 
     def _launch_once(self, plan: Plan, descriptors: Streams) -> Running:
         if self.session_run is not None and plan.loopback:
@@ -176,13 +176,13 @@ class Execution:
             is_root=world.tree is not None and world.tree.is_writable, variables=variables, has_filter=bool(refused),
         )  # fmt: skip
         plan = Plan(
-            arguments=(bwrap.path, *arguments), environment=environment, texts=texts,
+            arguments=(bwrap.path, *arguments), environment=environment, bwrap_texts=texts,
             privileged=host.privileged, groups=self._capture.groups, owner=self._owner,
-            listen=() if access is None or listens_inside else access.listen, keeps_channel=listens_inside,
+            listen=() if access is None or listens_inside else access.listen, listens_inside=listens_inside,
             loopback=MAKE if shares_loopback else "",
             resolvers=() if access is None or listens_inside else access.resolvers,
-            scoped=is_scoped_by_launcher(network_shared=access is not None and access.shares),
-            limits=resource_limits(self.hood.policy.limits), filter=refused,
+            blocks_abstract_sockets=must_scope_sockets(network_shared=access is not None and access.shares),
+            limits=resource_limits(self.hood.policy.limits), syscall_filter=refused,
             init_file=init_file(self._capture.layers),
         )  # fmt: skip
         return self._with_mounts(plan, visible)
@@ -240,7 +240,9 @@ class Execution:
         if not self._launcher_mounts:
             return plan
         mounts = tuple(each for each in visible.mounts if not needs_bubblewrap(each))
-        return plan.replace(mounts=mounts, ahead=visible.ahead, look=visible.look, home=visible.home)
+        return plan.replace(
+            mounts=mounts, host_mount_count=visible.ahead, host_view_number=visible.look, temporary_home=visible.home
+        )
 
     def _make_warden(self, init: int) -> Guard | None:
         """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""
@@ -360,7 +362,7 @@ def _listening_inside(access: NetworkAccess, command: tuple[str, ...], world: Wo
             "a command in a root tree can't have hosts here: only bubblewrap may make user namespaces",
             hint="fumehood doctor says why; --root host, or --network",
         )
-    return from_inside(access.listen, command)
+    return listen_inside_command(access.listen, command)
 
 
 def _raise_failure(result: CommandResult, cwd: str, visible: VisibleMounts | None, layers: Sequence[Layer]) -> NoReturn:

@@ -46,7 +46,8 @@ def run_without_sandbox(hood: Hood, directory: RunDirectory, request: Request, c
     store.history.begin(project.id, run, os.getpid())
     plan = Plan(
         arguments=build_argv(checked_command(request.command), request.shell or SHELL, source=request.source),
-        environment=environment, owner=owner_of(project.path), bare=run.cwd, limits=resource_limits(policy.limits),
+        environment=environment, owner=owner_of(project.path), unsandboxed_cwd=run.cwd,
+        limits=resource_limits(policy.limits),
     )  # fmt: skip
     streams = output_streams(places, run.run, policy.output_limit, (caller.on_stdout, caller.on_stderr))
     timeout = policy.timeout if request.timeout is None else request.timeout

@@ -44,7 +44,7 @@ from fumehood.linux.cache import links_and_end
 from fumehood.linux.capture import user_name
 from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.libc import Closing, Descriptors
-from fumehood.linux.namespaces import Layer, devices_below, mounts_below
+from fumehood.linux.namespaces import Layer, mounts_below, other_devices_below
 from fumehood.linux.nofollow import DirectoryCache, is_whiteout, open_top, split, stat_entry
 from fumehood.linux.ways_in import (
     SYSTEM_PROGRAMS,
@@ -98,7 +98,7 @@ def judge_all(
 ) -> None:  # fmt: skip
     """Judge what a run changed, by what it would bring about and by what is mounted now."""
     acted_on = concerns(run.changed, run.roots, [layer.upper for layer in layers], rules, elsewhere=elsewhere)
-    subvolumes = devices_below(run.roots, ((change.root, change.path) for change in run.changed))
+    subvolumes = other_devices_below(run.roots, ((change.root, change.path) for change in run.changed))
     judge(run.changed, mode, acted_on, mounts_below(run.roots), waiting, run.roots, subvolumes)
     for root, path in subvolumes[:1]:
         directory = shell_path(f"{run.roots[root]}/{path}")

@@ -10,7 +10,7 @@ from fumehood.core.report import shell_path
 from fumehood.core.value import Value, words
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
-from fumehood.linux.namespaces import why_no_root
+from fumehood.linux.namespaces import why_not_a_root
 from fumehood.store.audit import IN_SESSION
 from fumehood.store.places import Places, home, make_private
 
@@ -335,7 +335,7 @@ class Projects:
         """Return the real path of a directory that could become a root, or say why it can't."""
         real = self._checked(path, "root")
         for root in project.roots:
-            if is_in(real, (root,)) and (why := why_no_root(real, root)):
+            if is_in(real, (root,)) and (why := why_not_a_root(real, root)):
                 raise BadRequest(f"{real} {why}", hint="nothing to add")
             if is_in(root, (real,)):
                 raise BadRequest(
