@@ -1,7 +1,4 @@
-"""What others changed while a command ran: conflicts with it, what it built on that is gone, and who is run again.
-
-And what they changed since, so that it is no longer as a run left it.
-"""
+"""Conflicts: what others changed while a command ran, or since; and which run then gives way and is run again."""
 
 from __future__ import annotations
 
@@ -48,12 +45,13 @@ if TYPE_CHECKING:
 
 
 def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: SeenIndexes | None = None) -> None:
-    """Mark what a person changed after the run had begun: their version stays, the run's waits.
+    """Make conflicts of the changes to paths that a person changed after the run had begun: their version stays.
 
-    Before anything is recorded, because the scan came after the edit: later, the person's version would look like the
-    one that the run had changed. Both times are the file system's own, so they can be compared. That of a directory
-    says only that something in it changed, unless it is later than when that was: then its mode did. What lies on a
-    held version is told by that. `indexes` are git's, as the command began with them.
+    This must come before anything is recorded: the scan came after the person's edit, so from the record it would look
+    as if the run had changed the person's version. Both times are the file system's own, so they can be compared. A
+    directory's ctime changes with its content too: only one that is later than its mtime tells of a changed mode.
+    A change on top of a held version is compared with that version instead. `indexes` are the git indexes as they were
+    when the command began.
     """
     if not run.changed:
         return
@@ -64,39 +62,37 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         keep_work_trees(run.roots, run.changed)
         leave_lost_work_trees(run.roots, run.changed, [layer.upper for layer in layers], home())
     if run.act != CHECKPOINT:
-        _leave_locks(run)
-    late = [
-        change
-        for change in run.changed
-        if change.before is not None
-        and c.may_be_later(change.before.changed_ns, began)
-        and (
-            change.before.kind != c.DIRECTORY
-            or (change.change == c.MODE and change.before.changed_ns > change.before.modified_ns)
-        )
-        and change.verdict in (c.APPLIED, c.HELD)
-    ]
-    undone = _taken_back(store, run)
-    late += undone.difference(late)
-    if locks := _hidden_locks(run, late):
+        _discard_stale_locks(run)
+    changed_meanwhile = [change for change in run.changed if _was_changed_since(change, began)]
+    undone = _changes_over_undone(store, run)
+    changed_meanwhile += undone.difference(changed_meanwhile)
+    if locks := _locks_of_others(run, changed_meanwhile):
         run.changed = [change for change in run.changed if change not in locks]
-        late = [change for change in late if change not in locks]
-    if late and run.below:
+        changed_meanwhile = [change for change in changed_meanwhile if change not in locks]
+    if changed_meanwhile and run.below:
         from fumehood.service.held import waiting
 
         below = waiting(store, run)
-        late = [change for change in late if below.under(change) is None]
-    if late:
-        _mark(run, late, undone, layers, began, indexes)
+        changed_meanwhile = [change for change in changed_meanwhile if below.under(change) is None]
+    if changed_meanwhile:
+        _mark_conflicts(run, changed_meanwhile, undone, layers, began, indexes)
 
 
-def _mark(
-    run: Run, late: Sequence[c.Change], undone: Collection[c.Change], layers: Sequence[Layer], began: int,
+def _was_changed_since(change: c.Change, began: int) -> bool:
+    before = change.before
+    if before is None or change.verdict not in (c.APPLIED, c.HELD) or not c.is_later(before.changed_ns, began):
+        return False
+    return before.kind != c.DIRECTORY or (change.change == c.MODE and before.changed_ns > before.modified_ns)
+
+
+def _mark_conflicts(
+    run: Run, changed_meanwhile: Sequence[c.Change], undone: Collection[c.Change], layers: Sequence[Layer], began: int,
     indexes: SeenIndexes | None,
 ) -> None:  # fmt: skip
-    """Let what was changed meanwhile be a conflict, unless the command has read it, or it has room beside the run's."""
+    """Make conflicts of these changes, unless the command has seen the person's version, or both can be merged."""
     gits = git_directories(run.roots, run.changed)
-    for change in sorted(late, key=lambda each: each.path.endswith(INDEX)):  # these wait with anything else of it
+    # Indexes come last: an index waits if anything else of its repository does.
+    for change in sorted(changed_meanwhile, key=lambda each: each.path.endswith(INDEX)):
         upper = layers[change.root].upper
         if change not in undone and has_read_theirs(run.roots, gits, change, upper):
             continue
@@ -108,8 +104,8 @@ def _mark(
     keep_replacements_whole(run.changed)
 
 
-def _leave_locks(run: Run) -> None:
-    """Leave out git's locks that a command left behind: whoever held them has ended with it."""
+def _discard_stale_locks(run: Run) -> None:
+    """Discard git lock files that the command left behind: the process that held them has ended with it."""
     locks = [each for each in run.changed if each.change == c.ADDED and each.path.endswith(".lock")]
     if not locks:
         return
@@ -120,9 +116,12 @@ def _leave_locks(run: Run) -> None:
             lock.verdict, lock.reason = c.DISCARDED, "the git that held this lock has ended"
 
 
-def _hidden_locks(run: Run, late: Sequence[c.Change]) -> list[c.Change]:
-    """Return git's locks: a command that removes its own hides one that another git has taken at that place since."""
-    locks = [change for change in late if change.change == c.DELETED and change.path.endswith(".lock")]
+def _locks_of_others(run: Run, changed_meanwhile: Sequence[c.Change]) -> list[c.Change]:
+    """Return deletions of git lock files that are somebody else's.
+
+    The command removed its own lock; another git has created one at the same path since.
+    """
+    locks = [change for change in changed_meanwhile if change.change == c.DELETED and change.path.endswith(".lock")]
     if not locks:
         return []
     gits = git_directories(run.roots, run.changed)
@@ -132,13 +131,13 @@ def _hidden_locks(run: Run, late: Sequence[c.Change]) -> list[c.Change]:
     ]  # fmt: skip
 
 
-# ---- What it built on, and was taken away meanwhile. Of a repository, nothing on top of that can stay.
+# ---- Repositories: a commit on top of something that was taken away meanwhile lacks its objects, so it can't stay.
 
 
-def _taken_back(store: Store, run: Run) -> set[c.Change]:
-    """Return what a run would change of repositories where undos have too since: it may have read what they took back.
+def _changes_over_undone(store: Store, run: Run) -> set[c.Change]:
+    """Return changes to paths of repositories that an undo has also changed since the run began.
 
-    A draft is compared with the project when it is applied.
+    The command may have read what the undo took back. A draft is compared with the project when it is applied.
     """
     if run.draft is not None or not _is_in_repository(run):
         return set()
@@ -147,115 +146,122 @@ def _taken_back(store: Store, run: Run) -> set[c.Change]:
         " AND undo.number > mine.number WHERE undo.act = 'undo' AND undo.state = 'applied'", (run.run,),
     )  # fmt: skip
     undos, gits = [store.history.find(name) for (name,) in rows], git_directories(run.roots, run.changed)
-    moved = {f"{undo.roots[each.root]}/{each.path}" for undo in undos for each in undo.changed}
-    going = [each for each in run.changed if each.before is not None and each.verdict in (c.APPLIED, c.HELD)]
-    places = {f"{run.roots[each.root]}/{each.path}": each for each in going}
-    return {each for place, each in places.items() if place in moved and repository_of(place, gits)}
+    changed_paths = {f"{undo.roots[each.root]}/{each.path}" for undo in undos for each in undo.changed}
+    applied_changes = [each for each in run.changed if each.before is not None and each.verdict in (c.APPLIED, c.HELD)]
+    places = {f"{run.roots[each.root]}/{each.path}": each for each in applied_changes}
+    return {each for place, each in places.items() if place in changed_paths and repository_of(place, gits)}
 
 
 def drop_changes_without_base(store: Store, run: Run) -> c.Change | None:
-    """Leave out what a run did to repositories on top of what was held, and thrown away while it ran; return one of it.
+    """Discard changes to repositories that build on a held run which was discarded meanwhile; return the first one.
 
-    A commit on top of that lacks its objects.
+    A commit on top of that run lacks its objects.
     """
-    gone = _thrown_away(store, run) if _is_in_repository(run) else {}
-    gits = git_directories(run.roots, run.changed) if gone else ()
-    first = None
-    for change in run.changed if gone else ():
+    discarded = _discarded_repositories(store, run) if _is_in_repository(run) else {}
+    gits = git_directories(run.roots, run.changed) if discarded else ()
+    first_dropped = None
+    for change in run.changed if discarded else ():
         place = f"{run.roots[change.root]}/{change.path}"
         note_of = place.rpartition("/")[0] if is_git_note(place, gits) else ""
-        name = gone.get(object_store_of(place, gits) or repository_of(place, gits) or note_of)
+        name = discarded.get(object_store_of(place, gits) or repository_of(place, gits) or note_of)
         if name is not None and change.verdict in (c.APPLIED, *c.WAITING):
             change.verdict = c.DISCARDED
             change.reason = f"run {store.history.name_of(name)}, which it builds on, was discarded meanwhile"
-            first = first or change
-    return first
+            first_dropped = first_dropped or change
+    return first_dropped
 
 
 def _is_in_repository(run: Run) -> bool:
-    """Return True if a run may have changed what branches or an index say."""
+    """Return True if a run may have changed a branch or an index."""
     return any(change.path.endswith("index") or "refs/" in change.path for change in run.changed)
 
 
-def _thrown_away(store: Store, run: Run) -> dict[str, str]:
-    """Return the git directories of which a run saw a held state that was thrown away since, with whose it was."""
-    gone: dict[str, str] = {}
+def _discarded_repositories(store: Store, run: Run) -> dict[str, str]:
+    """Return git directories that the run saw as a held run had left them, if that was discarded since: with its id."""
+    discarded: dict[str, str] = {}
     for name, _, was_decided_meanwhile, roots in store.history.decisions(run.below, run):
         changes = store.history.changes(name) if was_decided_meanwhile else []
         gits = git_directories(roots, changes)
         for change in changes:
             git = repository_of(f"{roots[change.root]}/{change.path}", gits) if change.verdict == c.DISCARDED else ""
             if git:
-                gone.setdefault(git, name)
-    return gone
+                discarded.setdefault(git, name)
+    return discarded
 
 
-# ---- A run that conflicts with nothing but other runs is run once more, from the state that they left. Nothing that it
-# did has left the hood: it reached no network, and what it wrote was not applied.
+# ---- A run that conflicts only with other runs is run again, from the state that they left. Nothing that it did has
+# left the hood: it reached no network, and nothing that it wrote was applied.
 
 
 def yield_to_other_runs(store: Store, run: Run) -> None:
-    """Forget a run that has conflicts if all that it conflicts with was made by other runs; raises RunAgain then.
+    """If every conflict of a run is with other runs, forget it and raise RunAgain; the project's lock is taken.
 
-    The project's lock is held. What a person changed after such a run is a conflict with the person.
+    If a person changed a path after such a run, that is a conflict with the person.
     """
-    first = place = ""
-    makers = ChangeAuthors(store, run)
+    reason = place = ""
+    authors = ChangeAuthors(store, run)
     for number, root in enumerate(run.roots):
         conflicts = [change for change in run.changed if change.root == number and change.verdict == c.CONFLICT]
         if not conflicts:
             continue
         with Closing(open_top(root)) as top:
-            for change, status, is_reached in _in_the_way(number, top, conflicts):
-                by = makers.of(change, status) if is_reached else makers.of_what_is_gone(change, top)
-                if not by:
+            for change, status, is_reached in _conflicting_entries(number, top, conflicts):
+                if is_reached:
+                    author = authors.run_that_left(change, status)
+                else:
+                    author = authors.run_that_removed_parent(change, top)
+                if not author:
                     return
-                if not first:
-                    first = f"run {store.history.name_of(by)} changed {printable(change.path)} meanwhile"
+                if not reason:
+                    reason = f"run {store.history.name_of(author)} changed {printable(change.path)} meanwhile"
                     place = f"{root}/{change.within or change.path}"
-    if first:
-        forget(store, run, first, place)
+    if reason:
+        forget_and_run_again(store, run, reason, place)
 
 
 def check_conflicts_in_draft(store: Store, project: int, run: Run, *, may_run_again: bool) -> None:
-    """Forget a run that changed what others of its draft changed meanwhile: one version would hide the other.
+    """If other runs of its draft changed the same paths meanwhile, forget the run and raise RunAgain.
 
-    Raises RunAgain then; where it can't be run again, it says so. The project's lock is held.
+    Both versions would lie in the draft, and one would hide the other. If it can't be run again, the reasons of its
+    changes say so. The project's lock is taken.
     """
     from fumehood.core.patterns import lies_in_cache
     from fumehood.service.held import unseen
 
     others = unseen(store, project, run)
     for change in run.changed if others else ():
-        by = others.under(change) if change.verdict in c.WAITING and not lies_in_cache(change.path) else None
-        if by is not None and may_run_again:
-            reason = f"run {others.name(by)} changed {printable(change.path)} meanwhile"
-            forget(store, run, reason, f"{run.roots[change.root]}/{change.path}")
-        if by is not None:
-            change.reason += f"; run {others.name(by)} changed it meanwhile, and one of both versions is hidden"
+        author = others.under(change) if change.verdict in c.WAITING and not lies_in_cache(change.path) else None
+        if author is not None and may_run_again:
+            reason = f"run {others.name(author)} changed {printable(change.path)} meanwhile"
+            forget_and_run_again(store, run, reason, f"{run.roots[change.root]}/{change.path}")
+        if author is not None:
+            change.reason += f"; run {others.name(author)} changed it meanwhile, and one of both versions is hidden"
 
 
 def yield_to_waiting_runs(store: Store, run: Run, place: str) -> None:
-    """Forget a run that changes the place, or something in it, for which another is run again; raises RunAgain then.
+    """If another command is being run again because of a place that this run changes, forget this one: raise RunAgain.
 
-    Else that one would be overtaken each time, and in the end be held, with all that builds on it.
+    Else the other command would conflict each time, and in the end be held, with all that builds on it.
     """
     for change in run.changed if place else ():
         if f"{run.roots[change.root]}/{change.path}/".startswith(f"{place}/"):
-            forget(store, run, f"a command that is run again changes {printable(change.path)}", place)
+            forget_and_run_again(store, run, f"a command that is run again changes {printable(change.path)}", place)
 
 
-def forget(store: Store, run: Run, reason: str, place: str) -> NoReturn:
-    """Leave nothing of a run that is to be run again: what it met, and where, is told by RunAgain."""
+def forget_and_run_again(store: Store, run: Run, reason: str, place: str) -> NoReturn:
+    """Remove the run from the records and the disk, and raise RunAgain with the reason and the conflict's place."""
     store.history.withdraw(run, reason)
     layering.drop(store.places, run.run)
     raise layering.RunAgain(reason, place)
 
 
-def _in_the_way(
+def _conflicting_entries(
     number: int, top: int, conflicts: Sequence[c.Change]
 ) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
-    """Yield what lies where changes of a root met something else; of a tree that was to go, what is not as judged."""
+    """Yield the entries at which changes of one root conflicted, with their status and whether they could be reached.
+
+    Of a directory tree that was to be deleted or replaced, yield the entries in it that differ from what was judged.
+    """
     new = c.DirectorySet({(number, each.path) for each in conflicts if each.after and each.after.kind == c.DIRECTORY})
     trees = {
         (number, each.path) for each in conflicts
@@ -264,7 +270,7 @@ def _in_the_way(
     in_trees, paths = c.DirectorySet(trees), {change.path for change in conflicts}
     for change, status, is_reached in stat_each(top, conflicts):
         if status is None:
-            # What would have come with a new directory is as it was before.
+            # An entry that would have come with a new directory: nothing is there, as before.
             if new.topmost(number, change.path) is None:
                 yield change, status, is_reached
             continue
@@ -278,22 +284,22 @@ def _in_the_way(
 
 
 class ChangeAuthors:
-    """Which runs left paths as they are now; what was applied in a directory is read once for all paths in it."""
+    """Finds which run left a path as it is now. Records are read once for all paths of a directory."""
 
     def __init__(self, store: Store, run: Run) -> None:
         self._database, self._run = store.database, run
         self._applied: dict[tuple[int, str], dict[str, list[tuple[str, c.Change]]]] = {}
 
-    def of(self, conflict: c.Change, status: os.stat_result | None) -> str:
-        """Return the run that left a path as it is, or nothing where none did."""
+    def run_that_left(self, conflict: c.Change, status: os.stat_result | None) -> str:
+        """Return the id of the run that left a path as it is now, or ""."""
         return next((name for name, change in self._latest(conflict) if is_state_after(change, status)), "")
 
-    def of_what_is_gone(self, conflict: c.Change, top: int) -> str:
-        """Return the run that took away a directory above a path, or nothing where none did."""
+    def run_that_removed_parent(self, conflict: c.Change, top: int) -> str:
+        """Return the id of the run that removed a directory above a path, or ""."""
         above = [c.Change(conflict.root, each, c.DELETED, c.DIRECTORY) for each in c.directories_above(conflict.path)]
         for directory, status, _ in stat_each(top, reversed(above)):
             if status is None or not stat.S_ISDIR(status.st_mode):
-                return self.of(directory, status)
+                return self.run_that_left(directory, status)
         return ""
 
     def _latest(self, conflict: c.Change) -> Sequence[tuple[str, c.Change]]:
@@ -307,29 +313,29 @@ class ChangeAuthors:
         return by_path.get(conflict.path, ())
 
 
-# ---- What of a project is no longer as a run left it, or as a held one has seen it.
+# ---- What of a project is no longer as a run left it, or as a held run has seen it.
 
 def paths_changed_since(roots: Sequence[str], changes: Sequence[c.Change]) -> list[tuple[int, str]]:
-    """Return the places that are not as the changes expect to find them; the others are stamped anew."""
-    moved = []
-    tops, inside = apart(changes)
+    """Return the places whose entries differ from what the changes expect; `before` of the others is renewed."""
+    changed_paths = []
+    tops, inside = split_by_tree(changes)
     for live, change, entry, is_reached in stat_changes(roots, tops):
         before = change.before
         if before is None or entry is None:
             if not is_reached or before is not None or entry is not None:
-                moved.append((change.root, change.path))
-        elif (now := _as_left(live, change.path, before, entry)) is None:
-            moved.append((change.root, change.path))
+                changed_paths.append((change.root, change.path))
+        elif (now := _stamp_if_unchanged(live, change.path, before, entry)) is None:
+            changed_paths.append((change.root, change.path))
         else:
             change.before = now
             if before.kind == c.DIRECTORY and change.change != c.MODE:
                 expected = inside.get((change.root, change.path), ())
-                moved += [(change.root, path) for path in _moved_inside(live, change.path, expected)]
-    return moved
+                changed_paths += [(change.root, path) for path in _paths_changed_in_tree(live, change.path, expected)]
+    return changed_paths
 
 
-def apart(changes: Sequence[c.Change]) -> tuple[list[c.Change], dict[tuple[int, str], list[c.Change]]]:
-    """Return the changes that stand by themselves, and, by the places of these, those that lie in them."""
+def split_by_tree(changes: Sequence[c.Change]) -> tuple[list[c.Change], dict[tuple[int, str], list[c.Change]]]:
+    """Return the changes that stand by themselves, and those that lie inside a tree, by the place of that tree."""
     inside: dict[tuple[int, str], list[c.Change]] = {}
     for change in changes:
         if change.within is not None:
@@ -340,7 +346,7 @@ def apart(changes: Sequence[c.Change]) -> tuple[list[c.Change], dict[tuple[int, 
 def stat_changes(
     roots: Sequence[str], changes: Sequence[c.Change]
 ) -> Iterator[tuple[int, c.Change, os.stat_result | None, bool]]:
-    """Yield the open root of each change, the change, what lies there now, and if its directory could be reached."""
+    """Yield each change with its open root, the status of what lies there now, and whether it could be reached."""
     for number, root in enumerate(roots):
         mine = [change for change in changes if change.root == number]
         if mine:
@@ -349,23 +355,24 @@ def stat_changes(
                     yield live, change, entry, is_reached
 
 
-def _as_left(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:
-    """Return the stamp of what lies at a path now, if that is what a run left; a git index may be refreshed since."""
+def _stamp_if_unchanged(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:
+    """Return the current stamp of a path if it is as a run left it, else None; git may have refreshed an index."""
     return stamp_of(entry, before.meaning) if matches_stamp(before, entry) else refreshed(before, live, path, entry)
 
 
-def _moved_inside(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
-    """Return what was added to, taken from or changed in a directory that a run had put there."""
+def _paths_changed_in_tree(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:
+    """Return the paths that were added, removed or changed in a directory that a run had made."""
     expected = {change.path: change for change in inside if change.before is not None}
-    moved = []
+    changed_paths = []
     try:
         for path, entry in walk(live, top):
             change = expected.pop(path, None)
-            now = None if change is None or change.before is None else _as_left(live, path, change.before, entry)
+            before = None if change is None else change.before
+            now = None if before is None else _stamp_if_unchanged(live, path, before, entry)
             if change is None or now is None:
-                moved.append(path)
+                changed_paths.append(path)
             else:
                 change.before = now
     except PermissionError:
-        return [*moved, top]  # somebody has a directory in it that is closed to us
-    return moved + list(expected)
+        return [*changed_paths, top]  # it contains a directory that we may not read
+    return changed_paths + list(expected)

@@ -29,9 +29,9 @@ from fumehood.service.settle import (
     DISCARDED,
     FAILED,
     HELD,
-    chosen,
-    hold_all,
-    outcomes,
+    change_outcomes,
+    changes_at,
+    hold_all_changes,
     record_files,
     record_outcome,
     state_of,
@@ -198,7 +198,7 @@ def _unmounted(store: Store, run: Run, paths: Sequence[str], here: str) -> set[t
     """Have those changes wait for a person that only a mount was in the way of, which is gone; return their places."""
     if run.state in (*UNFINISHED, "undone"):
         return set()
-    meant = chosen(run, paths, here=here)
+    meant = changes_at(run, paths, here=here)
     stuck = [change for change in meant if is_mounted_on(change)]
     mounts = [mount for root in run.roots for mount in mounts_inside(root)] if stuck else []
     free = [change for change in stuck if not is_in(f"{run.roots[change.root]}/{change.path}", mounts)]
@@ -232,7 +232,7 @@ def _compared_anew(
 
 def meant(run: Run, paths: Sequence[str], *, here: str = "", forth: bool = True) -> list[c.Change]:
     """Return the held changes that paths mean, with those that can't stay behind."""
-    named_changes = chosen(run, paths, here=here)
+    named_changes = changes_at(run, paths, here=here)
     waiting = [change for change in named_changes if change.verdict in c.WAITING]
     if not waiting:
         first = named_changes[0]
@@ -307,7 +307,7 @@ def _apply(
     _count_links(store, run, others=others)
     # What is in flight is `applied` in the journal, what was applied before is `done`.
     store.history.record_progress(run, APPLYING, decided=f"apply {first_paths(waiting)}", only_verdicts=not is_anew)
-    expected, failure = outcomes(run.changed), None
+    expected, failure = change_outcomes(run.changed), None
     try:
         _bring_back(store, run, others=others)
         take_over(
@@ -316,10 +316,10 @@ def _apply(
         )  # fmt: skip
     except ApplyFailed as error:
         failure = error
-        hold_all(run, error)
+        hold_all_changes(run, error)
         for change, verdict, reason in reasons:
             change.verdict, change.reason = verdict, reason or error.message
-    outcome_changed = bool(earlier) or outcomes(run.changed) != expected
+    outcome_changed = bool(earlier) or change_outcomes(run.changed) != expected
     for change in earlier:
         change.verdict = c.APPLIED
     for change in run.changed:

@@ -25,7 +25,7 @@ from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import open_below, open_top, stamp_of
 from fumehood.service.held import trees
 from fumehood.service.restore import versions
-from fumehood.service.settle import chosen
+from fumehood.service.settle import changes_at
 from fumehood.store.files import Files
 from fumehood.store.places import home
 from fumehood.store.search import change_at, later_runs
@@ -97,7 +97,7 @@ def each_difference(
 
     With a policy, it is for an agent: of a file that its commands don't see, nothing is shown here either.
     """
-    wanted = chosen(run, paths, here=here)
+    wanted = changes_at(run, paths, here=here)
     hidden: set[str] = set()
     if hidden_by is not None:
         masked = masks((home(),), (), hidden_by.mask, hidden_by.unmask, root=os.geteuid() == 0)

@@ -1,4 +1,4 @@
-"""A hood: one project with its policy, what its commands see, and who may be asked; and what a caller caller."""
+"""A hood: one project with its policy, surroundings and permissions; and how a caller takes part in a run."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
         def launched(self) -> None:
             """Its command was started."""
         def finish(self) -> None:
-            """All that was printed is told; raises what the program's own functions raised."""
+            """Everything that was printed has been passed on; raises what the program's own functions raised."""
 
 
 class Caller(Value):
-    """How the caller wants to take part while the command runs."""
+    """Whoever runs a command, and how they take part in it: input, output, questions, signals."""
 
     stdin: Wish = CLOSED
     on_stdout: Sink | None = None
@@ -56,27 +56,27 @@ class Caller(Value):
     cancelled: Callable[[], bool] | None = None
     terminal: Terminal | ProgramTerminal | None = None  # the command's own, in place of pipes
     partner: TakingPart | None = None  # the program, where it takes part from another thread
-    is_agents_terminal: bool = False  # Ctrl-C there is not a person's, who would have seen what came of it
-    on_again: Callable[[str], None] | None = None  # is told why the command is run once more
-    on_install: Callable[[str, int, int], None] | None = None  # is told how a missing root tree gets installed
-    is_one_stream: bool = False  # what it prints comes as standard output, errors too, in order
-    signals: Signals | None = None  # those that ask for the command's end; without, KeyboardInterrupt does
-    asks: tuple[Ask, ...] = ()  # who may answer for this run, in place of those who usually do
+    is_agents_terminal: bool = False  # an agent types there: its Ctrl-C is no person's decision
+    on_again: Callable[[str], None] | None = None  # called with the reason when the command is run again
+    on_install: Callable[[str, int, int], None] | None = None  # called with the progress of installing a root tree
+    is_one_stream: bool = False  # errors come in the standard output too, in order
+    signals: Signals | None = None  # that end the command; if None, KeyboardInterrupt ends it
+    asks: tuple[Ask, ...] = ()  # who may answer questions of this run, in place of the usual ones
 
     @property
     def given_up(self) -> Callable[[], bool] | None:
-        """What tells, while a person is asked before the command begins, that nobody waits for it any more."""
+        """A function that is true once nobody waits for the command any more; for questions before it begins."""
         partner = self.partner
         return self.cancelled if partner is None or self.cancelled is not None else lambda: bool(partner.asked)
 
     @property
     def can_run_twice(self) -> bool:
-        """Return True if a command that is run twice is given the same."""
+        """Return True if a second run of the command would get the same input as the first."""
         return self.terminal is None and can_be_given_again(self.stdin)
 
 
 class Hood:
-    """What a run needs of its project, whether it is sandboxed or not."""
+    """One project, ready to run commands: its policy, surroundings, permissions, and the launcher."""
 
     def __init__(
         self, store: Store, project: Project, policy: Policy, start: Starter, permissions: Permissions | None = None
@@ -88,13 +88,13 @@ class Hood:
         self.permissions = Permissions(store) if permissions is None else permissions
         self.surroundings = Surroundings(store.places, policy, HostViews(store.places.cache, store.projects.paths))
         self.profiles: tuple[Profile, ...] = ()
-        self.withheld_grants: dict[str, Any] = {}  # what profiles would grant a plain command
-        self.agent: Agent | None = None  # who runs whole in the hood
-        self.variables: Variables | None = None  # a program's own, asked for at each run and kept nowhere
+        self.withheld_grants: dict[str, Any] = {}  # what its profiles would grant if it were a plain command
+        self.agent: Agent | None = None  # the agent that runs in the hood as a whole
+        self.variables: Variables | None = None  # called for each run; its result is never stored
         self._host: Host | None = None
 
     def replace(self, **changed: Any) -> Self:
-        """Return a hood that differs in this; what was found out about the host is known to it too."""
+        """Return a hood with other attributes; what is already known about the host is shared."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__, **changed)
         other.surroundings = self.surroundings.under(other.policy)
@@ -107,7 +107,7 @@ class Hood:
         return self._host
 
     def with_profiles(self, request: Request) -> tuple[Self, Request]:
-        """Return a hood whose policy has what the profiles of a command say, and how it then runs; mostly as it is."""
+        """Return the hood and the request with what the command's profiles add; most commands have none."""
         if request.agent is not None:
             policy = self.policy.under(request.agent.settings)
             return self.replace(policy=policy, profiles=(BUILD_TOOLS_PROFILE,), agent=request.agent), request
@@ -120,11 +120,11 @@ class Hood:
         return self.replace(policy=policy, profiles=profiles, withheld_grants=withheld_grants), request
 
     def permissions_for(self, caller: Caller) -> Permissions:
-        """Return who may be asked for a run: those it names, or those who usually are."""
+        """Return the permissions for a run: its caller may name who is asked."""
         return self.permissions.among(caller.asks) if caller.asks else self.permissions
 
     def require_permission(self, run: Run, question: Question, caller: Caller) -> None:
-        """Have a question settled before a run begins; a no is recorded as a refused run, and raised."""
+        """Have a question answered before the run begins; a no is recorded as a refused run, and raises Refused."""
         try:
             self.record_decision(run, question, self.permissions_for(caller).require(question, caller.given_up))
         except Refused as error:
@@ -133,7 +133,7 @@ class Hood:
             raise
 
     def record_decision(self, run: Run, question: Question, decision: Decision) -> None:
-        """Leave in the audit trail what a person said."""
+        """Write to the audit trail what a person decided."""
         from fumehood.core.questions import NETWORK
 
         hosts = f" ({', '.join(question.details)})" if question.what == NETWORK else ""
@@ -142,7 +142,7 @@ class Hood:
 
 
 def mark_refused(run: Run, error: Refused) -> None:
-    """Write down that a run was refused, and by what."""
+    """Write into the run, and into the error, that the run was refused and why."""
     from fumehood.service.settle import REFUSED
 
     run.state, run.reason, run.exit_code = REFUSED, error.message, error.exit_code

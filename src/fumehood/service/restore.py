@@ -36,7 +36,7 @@ from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.files import LiveFiles, catch_up, record
-from fumehood.service.settle import meanings, outcomes
+from fumehood.service.settle import change_outcomes, possible_paths
 from fumehood.store.database import Days
 from fumehood.store.files import Daily, Files, Past, Record, Slots, backup_parts, digest_of, is_untouched, read_seals
 from fumehood.store.history import APPLYING, RunFilter
@@ -234,7 +234,7 @@ def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple
     """
     places = [
         (root, meant[len(root) + 1 :])
-        for meant in meanings(project.roots, path, here)
+        for meant in possible_paths(project.roots, path, here)
         if (root := innermost(os.path.dirname(meant), project.roots))
     ]
     if not places:
@@ -311,7 +311,7 @@ def _perform(store: Store, project: Project, run: Run) -> None:
         layering.drop(store.places, run.run)
         return
     store.history.write_journal(run)
-    expected = outcomes(run.changed)
+    expected = change_outcomes(run.changed)
     try:
         take_over(
             run.changed, run.roots, store.uppers(run), run.run, or_nothing=True,
@@ -323,7 +323,7 @@ def _perform(store: Store, project: Project, run: Run) -> None:
         why = reason.removeprefix("nothing was applied: ")
         raise ApplyFailed(f"nothing was restored: {why}", hint="the project is as it was; try again") from error
     run.state, run.duration_s = "applied", time.monotonic() - began
-    store.history.settle(run, rewrite=outcomes(run.changed) != expected)
+    store.history.settle(run, rewrite=change_outcomes(run.changed) != expected)
     record(store, project.id, run)
     layering.drop_if_empty(store.places, run.run, run.changed)
 

@@ -1,4 +1,4 @@
-"""The end of a run: verdicts take effect, what waits is set apart, and all of it is recorded."""
+"""The end of a run: its changes are applied, held or discarded as their verdicts say, and the result is recorded."""
 
 from __future__ import annotations
 
@@ -24,42 +24,42 @@ if TYPE_CHECKING:
 
 APPLIED, HELD, DISCARDED, EMPTY = "applied", "held", "discarded", "empty"
 FAILED, REFUSED = "failed", "refused"
-AGAIN = "run again: "  # begins the reason of a command that is
-TAKEN_BACK = "taken back by run "  # begins the reason of what an undo took back at last
+AGAIN = "run again: "  # how the reason begins of a run that was run again
+TAKEN_BACK = "taken back by run "  # how the reason begins of a run of which an undo took back the last change
 
 
 def settle(
-    store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
+    store: Store, project: int, run: Run, output: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
     *, may_run_again: bool = False, indexes: SeenIndexes | None = None,
 ) -> None:  # fmt: skip
-    """Let the verdicts take effect, and record it; raises RunAgain where it gives way to other runs instead."""
+    """Apply, hold or discard the changes, and record it; raises RunAgain if the run gives way to other runs."""
     if run.changed:
         from fumehood.service.conflicts import find_conflicts
 
         find_conflicts(store, run, layers, indexes)
     if state_of(run.changed) in (APPLIED, HELD):
-        from fumehood.service.conflicts import drop_changes_without_base, forget, yield_to_waiting_runs
+        from fumehood.service.conflicts import drop_changes_without_base, forget_and_run_again, yield_to_waiting_runs
 
         with store.alone(project):
-            if run.below:  # not before: a person may just be about to discard what it saw
-                gone = drop_changes_without_base(store, run)
-                if gone is not None and may_run_again:
-                    forget(store, run, gone.reason, f"{run.roots[gone.root]}/{gone.path}")
+            if run.below:  # only under the lock: until then a person may discard a held run that this command saw
+                dropped = drop_changes_without_base(store, run)
+                if dropped is not None and may_run_again:
+                    forget_and_run_again(store, run, dropped.reason, f"{run.roots[dropped.root]}/{dropped.path}")
             if any(change.verdict == c.APPLIED for change in run.changed):
                 if may_run_again and not run.reason.startswith(AGAIN):
                     yield_to_waiting_runs(store, run, store.whose_turn(project))
-                _apply(store, run, printed, layers, on_conflict, may_run_again=may_run_again)
+                _apply(store, run, output, layers, on_conflict, may_run_again=may_run_again)
                 record_files(store, project, run)
-                # Not after: an undo that waits for the lock puts what was added there.
+                # Only under the lock: an undo that waits for it puts the files that this run added into these layers.
                 layering.drop_if_empty(store.places, run.run, run.changed)
                 return
             if state_of(run.changed) == HELD:
-                _hold(store, project, run, printed, layers, may_run_again=may_run_again)
+                _hold(store, project, run, output, layers, may_run_again=may_run_again)
                 record_files(store, project, run)
                 return
     run.state = state_of(run.changed)
-    store.history.write_journal(run, printed)
-    # Not before: the kernel is still busy with it when the command has just ended.
+    store.history.write_journal(run, output)
+    # As late as possible: when the command has just ended, the kernel is still busy with these directories.
     layering.remove_work_directories(layers)
     if run.changed:
         from fumehood.core.judge import is_mounted_on
@@ -70,18 +70,18 @@ def settle(
 
 
 def _apply(
-    store: Store, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
+    store: Store, run: Run, output: Sequence[Printed], layers: Sequence[Layer], on_conflict: str,
     *, may_run_again: bool,
 ) -> None:  # fmt: skip
-    """Apply what is to be applied, and hold what waits; the project's lock is held."""
+    """Apply the changes that may be applied, and hold the rest; the project's lock is taken."""
     from fumehood.core.judge import HOLD_ALL
     from fumehood.service.apply import take_over
     from fumehood.service.conflicts import yield_to_other_runs
 
     run.state = APPLYING
-    store.history.write_journal(run, printed)
+    store.history.write_journal(run, output)
     layering.remove_work_directories(layers)
-    expected = outcomes(run.changed)
+    expected = change_outcomes(run.changed)
 
     def apply(on_conflict: str) -> None:
         take_over(
@@ -91,11 +91,11 @@ def _apply(
 
     try:
         if may_run_again:
-            # Nothing may be applied of what is then done again.
-            going = [change for change in run.changed if change.verdict == c.APPLIED]
+            # Of a run that is then run again, nothing may be applied: so first, any conflict holds everything.
+            applied_changes = [change for change in run.changed if change.verdict == c.APPLIED]
             apply(HOLD_ALL)
             yield_to_other_runs(store, run)
-            held = [change for change in going if change.verdict == c.HELD]
+            held = [change for change in applied_changes if change.verdict == c.HELD]
             for change in held:
                 change.verdict, change.reason = c.APPLIED, ""
             if held:
@@ -104,14 +104,14 @@ def _apply(
             apply(on_conflict)
         run.state = state_of(run.changed)
     except ApplyFailed as error:
-        hold_all(run, error)
-    record_outcome(store, run, outcome_changed=outcomes(run.changed) != expected)
+        hold_all_changes(run, error)
+    record_outcome(store, run, outcome_changed=change_outcomes(run.changed) != expected)
 
 
 def _hold(
-    store: Store, project: int, run: Run, printed: Sequence[Printed], layers: Sequence[Layer], *, may_run_again: bool
+    store: Store, project: int, run: Run, output: Sequence[Printed], layers: Sequence[Layer], *, may_run_again: bool
 ) -> None:
-    """Set apart what waits; the project's lock is held."""
+    """Hold the run; the project's lock is taken."""
     from fumehood.service.conflicts import check_conflicts_in_draft, yield_to_other_runs
 
     if run.draft is not None:
@@ -119,23 +119,26 @@ def _hold(
     elif may_run_again:
         yield_to_other_runs(store, run)
     run.state = SETTLING
-    store.history.write_journal(run, printed)
+    store.history.write_journal(run, output)
     layering.remove_work_directories(layers)
-    _set_apart(store, run)
+    _set_apart_held(store, run)
     run.state = HELD
     store.history.settle(run, rewrite=False)
 
 
 def record_outcome(store: Store, run: Run, *, outcome_changed: bool, decided_at: float | None = None) -> None:
-    """Record what became of a run, once that is so: what waits is set apart first."""
+    """Record what became of a run. If it is held, its layer is set apart first.
+
+    `outcome_changed`: verdicts, reasons or stamps differ from those in the journal.
+    """
     if run.state == HELD:
         store.history.record_progress(run, SETTLING)
         outcome_changed = False
-        _set_apart(store, run)
+        _set_apart_held(store, run)
     store.history.settle(run, rewrite=outcome_changed, decided_at=decided_at)
 
 
-def _set_apart(store: Store, run: Run) -> None:
+def _set_apart_held(store: Store, run: Run) -> None:
     from fumehood.service.held import set_apart
 
     try:
@@ -148,17 +151,17 @@ def _set_apart(store: Store, run: Run) -> None:
 
 
 def record_files(store: Store, project: int, run: Run) -> None:
-    """Bring the records of files up to date with what was just settled; the project's lock is held."""
+    """Bring the records of the project's files up to date with a settled run; the project's lock is taken."""
     if run.draft is not None:
-        return  # nobody waits for what is in a draft
-    # Here, so that it costs nothing where nothing was applied.
+        return  # changes in a draft are not in the project
+    # Imported here: most runs have nothing to record.
     from fumehood.service.files import record
 
     record(store, project, run)
 
 
 def state_of(changes: Sequence[c.Change]) -> str:
-    """Name the state of a run by what became of its changes."""
+    """Return the state of a run, from the verdicts on its changes."""
     verdicts = {change.verdict for change in changes}
     if not verdicts.isdisjoint(c.WAITING):
         return HELD
@@ -167,27 +170,27 @@ def state_of(changes: Sequence[c.Change]) -> str:
     return DISCARDED if verdicts else EMPTY
 
 
-def outcomes(changes: Sequence[c.Change]) -> list[tuple[str, c.Stamp | None, c.Stamp | None]]:
-    """Return what an apply may have changed in the changes themselves, to be compared later."""
+def change_outcomes(changes: Sequence[c.Change]) -> list[tuple[str, c.Stamp | None, c.Stamp | None]]:
+    """Return what an apply may modify in each change, to compare it afterwards."""
     return [(change.verdict, change.before, change.after) for change in changes]
 
 
-def hold_all(run: Run, error: FumehoodError) -> None:
-    """An apply was taken back: everything waits for a person, with the reason."""
+def hold_all_changes(run: Run, error: FumehoodError) -> None:
+    """Hold every change of a run whose apply was taken back, with the reason."""
     run.state, run.reason = HELD, error.message
     for change in run.changed:
         if change.verdict == c.APPLIED:
             change.verdict, change.reason = c.HELD, error.message
 
 
-# ---- Which of a run's changes a person means by paths, and which others must go with them.
+# ---- Which of a run's changes a person means by some paths, and which others must go with them.
 
 
-def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
-    """Return the changes that paths name, each by itself or by a directory above it; no path names all.
+def changes_at(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
+    """Return the changes at or below the paths; without a path, all changes.
 
     A path may be absolute, relative to `here` (where the person is), or relative to a root, as reports
-    show it; the first of these that names a change counts. A run that failed changed nothing.
+    show it; the first meaning that names a change counts. A run that failed changed nothing.
     """
     if run.state == "failed":
         return []
@@ -195,7 +198,7 @@ def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
         return list(run.changed)
     wanted: set[int] = set()
     for path in paths:
-        places = (_named(run, place) for place in meanings(run.roots, path, here))
+        places = (_changes_below(run, place) for place in possible_paths(run.roots, path, here))
         numbers = next((each for each in places if each), None)
         if numbers is None:
             said = f"{run_label(run)} did not change {printable(path) or 'an empty path'}"
@@ -204,7 +207,7 @@ def chosen(run: Run, paths: Sequence[str], *, here: str = "") -> list[c.Change]:
     return [change for n, change in enumerate(run.changed) if n in wanted]
 
 
-def meanings(roots: Sequence[str], path: str, here: str) -> Iterator[str]:
+def possible_paths(roots: Sequence[str], path: str, here: str) -> Iterator[str]:
     """Yield the absolute paths that a path may mean, the likeliest first."""
     if not path or "\0" in path:
         return
@@ -214,11 +217,11 @@ def meanings(roots: Sequence[str], path: str, here: str) -> Iterator[str]:
         return
     plain = os.path.normpath(path)
     yield plain
-    # By way of a symlink; the last name is left alone, because it may be a symlink that was changed itself.
+    # With symlinks resolved, except for the last name: it may be a symlink that was itself changed.
     yield os.path.join(os.path.realpath(os.path.dirname(plain)), os.path.basename(plain))
 
 
-def _named(run: Run, place: str) -> set[int]:
+def _changes_below(run: Run, place: str) -> set[int]:
     """Return the numbers of the changes at or below an absolute path."""
     numbers: set[int] = set()
     for number, root in enumerate(run.roots):
@@ -235,14 +238,14 @@ def _named(run: Run, place: str) -> set[int]:
 
 
 def with_dependent_changes(run: Run, changes: Sequence[c.Change], *, forth: bool) -> list[c.Change]:
-    """Add the changes of the same fate that can't stay behind.
+    """Return the changes, and those with the same verdict that must go with them.
 
-    On the way `forth` into the project, what lies in a new directory needs that. A replaced or deleted directory goes
-    whole, and the state of a repository or database is never half of two histories.
+    On the way `forth` into the project, an entry in a new directory needs that directory. A replaced or deleted
+    directory goes as a whole, and a repository or database is never left half in one state and half in another.
     """
     verdicts = {change.verdict for change in changes}
     if not verdicts.isdisjoint(c.WAITING):
-        verdicts |= set(c.WAITING)  # a tree is held for a conflict in it
+        verdicts |= set(c.WAITING)  # a held tree may contain a conflict
     alike = [change for change in run.changed if change.verdict in verdicts]
     by_place = {(change.root, change.path): change for change in alike}
     trees = {(change.root, change.within) for change in alike if change.within is not None}
@@ -265,25 +268,26 @@ def with_dependent_changes(run: Run, changes: Sequence[c.Change], *, forth: bool
     ]
 
 
-# ---- The look at what a command changed, and what becomes of the run where it comes to no end: what it wrote is kept.
+# ---- The scan of what a command changed, and what becomes of the run if the scan does not finish: its layers are kept.
 
 INTERRUPTED = "interrupted while its changes were looked at"
-_LONG_S = 1.0  # of work: whoever types Ctrl-C twice means the command, not what comes after it
+_LONG_S = 1.0  # of work: who types Ctrl-C twice at once means the command both times, not the scan after it
 
 
 class InterruptibleScan:
-    """Lets Ctrl-C end a look that takes long, in a `with`: nothing is applied yet.
+    """Lets Ctrl-C end a long scan, in a `with` block: nothing is applied yet.
 
-    An interrupted run is left as one whose process died, so the next start looks again and holds it. What is nested too
-    deeply would never be taken over: that run has failed, and a person can look into its directory, or discard it.
+    An interrupted run is left as if its process had died, so the next start scans it again and holds it. A run with
+    files nested too deeply could never be applied: it has failed, and a person can look into its directory or discard
+    it.
     """
 
     def __init__(
-        self, store: Store, run: Run, printed: Sequence[Printed], signals: Signals | None, interrupts: InterruptsHeld
+        self, store: Store, run: Run, output: Sequence[Printed], signals: Signals | None, interrupts: InterruptsHeld
     ) -> None:
         self._store = store
         self._run = run
-        self._printed = printed
+        self._output = output
         self._signals = signals
         self._interrupts = interrupts
 
@@ -314,8 +318,8 @@ class InterruptibleScan:
         if isinstance(error, KeyboardInterrupt):
             self._record(run.state, INTERRUPTED)
             if self._signals is None:
-                return  # whoever calls the library is told in Python's own way
-            run.state = HELD  # as soon as anybody asks
+                return  # a program that uses the library gets the KeyboardInterrupt itself
+            run.state = HELD  # it will be, once the next command has started
             unfinished = Unfinished(
                 f"run {run.name} was {INTERRUPTED}: nothing was applied",
                 hint=f"what it wrote is kept, and the next fumehood command holds it; {discard}",
@@ -325,7 +329,7 @@ class InterruptibleScan:
 
     def _record(self, state: str, reason: str) -> None:
         self._run.state, self._run.reason = state, reason
-        self._store.history.end(self._run, self._printed)
+        self._store.history.end(self._run, self._output)
 
     def _with_report(self, error: FumehoodError) -> FumehoodError:
         error.run, error.report = self._run.run, self._run.as_dict()

@@ -19,11 +19,11 @@ from fumehood.linux.staging import find_files_in_use
 from fumehood.linux.steps import Changed
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
-from fumehood.service.conflicts import apart, paths_changed_since, stat_changes
+from fumehood.service.conflicts import paths_changed_since, split_by_tree, stat_changes
 from fumehood.service.decide import discard_held, recorded
 from fumehood.service.files import drop_shared_backups, record
 from fumehood.service.restore import ONCE, find_backups
-from fumehood.service.settle import FAILED, TAKEN_BACK, chosen, outcomes, state_of, with_dependent_changes
+from fumehood.service.settle import FAILED, TAKEN_BACK, change_outcomes, changes_at, state_of, with_dependent_changes
 from fumehood.service.verdicts import concerns
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, RunFilter
 from fumehood.store.places import new_id
@@ -84,11 +84,11 @@ def undo(
         began = time.monotonic()
         store.history.begin(project.id, back, os.getpid())
         store.history.write_journal(back)
-        expected = outcomes(back.changed)
+        expected = change_outcomes(back.changed)
         drop_shared_backups(store, back)
         _perform(store, project, run, back, first)
         back.state, back.duration_s = "applied", time.monotonic() - began
-        outcome_changed = outcomes(back.changed) != expected
+        outcome_changed = change_outcomes(back.changed) != expected
         store.history.settle(back, rewrite=outcome_changed, others=consequences(store, run, back))
         record(store, project.id, back)
         layering.drop_if_empty(store.places, back.layer, _in_layer(store, back, first))
@@ -271,7 +271,7 @@ def to_redo(store: Store, name: str, *filters: RunFilter, paths: Sequence[str] =
 
 def _has_all(run: Run, paths: Sequence[str], here: str) -> bool:
     try:
-        chosen(run, paths, here=here)
+        changes_at(run, paths, here=here)
     except BadRequest:
         return False
     return True
@@ -366,7 +366,7 @@ def _to_take_back(store: Store, run: Run, paths: Sequence[str], here: str) -> li
     if run.state == UNDONE:
         hint = f"to have its changes back: fumehood redo {run.name}" if run.layer else f"fumehood show {run.name}"
         raise BadRequest(f"run {run.name} is undone already", hint=hint)
-    meant = chosen(run, paths, here=here)
+    meant = changes_at(run, paths, here=here)
     changes = inverse(with_dependent_changes(run, _applied(meant), forth=False) if paths else meant)
     if not changes:
         what = "changed nothing in the project"
@@ -515,7 +515,7 @@ _NO_DIRECTORY = "move the directory back, or make it; then undo again"
 def _counted_as_they_are(run: Run, changes: Sequence[c.Change]) -> list[c.Change]:
     """Return the changes of an undo, judged against the project as it is; what is so already is left out."""
     anew: list[c.Change] = []
-    tops, inside = apart(changes)
+    tops, inside = split_by_tree(changes)
     for live, change, entry, is_reached in stat_changes(run.roots, tops):
         if not is_reached and change.after is not None:
             raise UndoRefused(f"the directory of {printable(change.path)} is gone", hint=_NO_DIRECTORY)

@@ -55,7 +55,7 @@ from fumehood.faces.cli.run_text import (
 )
 from fumehood.service.differences import contents, differences, each_difference
 from fumehood.service.layers import MEND, unknown
-from fumehood.service.settle import chosen
+from fumehood.service.settle import changes_at
 from fumehood.store.audit import Event
 from fumehood.store.history import CHECKPOINT, UNFINISHED, History, RunFilter
 from fumehood.store.records import file_pieces
@@ -426,7 +426,7 @@ def _show_in_difftool(context: Context, run: Run) -> int:
     skipped = []
     with tempfile.TemporaryDirectory(prefix="fumehood-diff-") as directory:
         environment = {**os.environ, "PATH": path, "GIT_CEILING_DIRECTORIES": os.path.dirname(directory)}
-        for number, change in enumerate(chosen(run, options.paths, here=working_dir())):
+        for number, change in enumerate(changes_at(run, options.paths, here=working_dir())):
             if change.kind != c.FILE or change.change == c.MODE:
                 skipped.append(f"not shown: {change.change} {change.kind} {printable(change.path)}")
                 continue

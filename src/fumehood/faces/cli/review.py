@@ -27,7 +27,7 @@ from fumehood.service.differences import each_difference
 from fumehood.service.opened import upkeep
 from fumehood.service.overview import redo_command, redo_session, undo_command, undo_session
 from fumehood.service.session import project_of
-from fumehood.service.settle import chosen
+from fumehood.service.settle import changes_at
 from fumehood.service.undo import last_to_undo, to_redo, undo
 from fumehood.store.history import CHECKPOINT, LAST
 
@@ -88,7 +88,7 @@ def _apply(context: Context) -> int:
         result = decide.apply_held(context.store, project, run, options.paths, here=working_dir(), force=options.force)
     _report_decision(context, result)
     # 1 if something still waits, as `git merge` exits with 1 on a conflict.
-    return int(any(change.verdict in c.WAITING for change in chosen(result, options.paths, here=working_dir())))
+    return int(any(change.verdict in c.WAITING for change in changes_at(result, options.paths, here=working_dir())))
 
 
 def _report_decision(context: Context, result: Run) -> int:
