@@ -80,7 +80,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
 
 def _was_changed_since(change: c.Change, began: int) -> bool:
     before = change.before
-    if before is None or change.verdict not in (c.APPLIED, c.HELD) or not c.is_later(before.changed_ns, began):
+    if before is None or change.verdict not in (c.APPLIED, c.HELD) or not c.may_be_later(before.changed_ns, began):
         return False
     return before.kind != c.DIRECTORY or (change.change == c.MODE and before.changed_ns > before.modified_ns)
 
