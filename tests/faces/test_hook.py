@@ -60,7 +60,7 @@ def written_by(client: str, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def rewrite(command: str, client: str, told: dict[str, Any], options: hook.HookOptions) -> str:
-    return hook.rewrite(command, hook_clients.read_call(written_by(client, told), client), options)
+    return hook.rewrite_command(command, hook_clients.read_call(written_by(client, told), client), options)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def answer(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     monkeypatch.delenv("CLAUDE_PROJECT_DIR", raising=False)
 
     def ask(told: object, *arguments: str) -> dict[str, Any]:
-        given = json.loads(hook.answered(json.dumps(told).encode(), hook.parse(arguments)))
+        given = json.loads(hook.answer_call(json.dumps(told).encode(), hook.parse_options(arguments)))
         return given.get("hookSpecificOutput", given)
 
     return ask
@@ -143,7 +143,7 @@ def test_a_call_that_has_ended_is_let_alone(client: str) -> None:
     format_ = hook_clients.CLIENTS[client]
     told = of(client, format_.preferred_shell, {"command": "ls"})
     told |= dict.fromkeys(format_.result_fields, "x") or {"hook_event_name": format_.after[-1]}
-    assert hook.answered(json.dumps(told).encode(), hook.parse(["--client", client])) in ("", "{}\n")
+    assert hook.answer_call(json.dumps(told).encode(), hook.parse_options(["--client", client])) in ("", "{}\n")
 
 
 @pytest.mark.parametrize("event", ["PreToolUse", "BeforeTool"])
@@ -273,7 +273,7 @@ def of(client: str, tool: str, tool_input: object, **more: Any) -> dict[str, Any
 @pytest.mark.parametrize(("client", "tool", "tool_input"), HARMLESS)
 def test_tools_that_run_nothing_are_let_alone(client: str, tool: str, tool_input: object) -> None:
     told = json.dumps(of(client, tool, tool_input)).encode()
-    assert hook.answered(told, hook.parse(["--client", client])) in ("", "{}\n")
+    assert hook.answer_call(told, hook.parse_options(["--client", client])) in ("", "{}\n")
 
 
 @pytest.mark.parametrize(("client", "tool", "tool_input"), RUNNING)
@@ -302,7 +302,7 @@ def test_what_a_server_calls_itself_counts_in_gemini() -> None:
     def answered(server: str) -> str:
         context = {"server_name": server, "tool_name": "run_command"}
         told = of("gemini", "mcp_fumehood_run_command", {"command": "ls"}, mcp_context=context)
-        return hook.answered(json.dumps(told).encode(), hook.parse([]))
+        return hook.answer_call(json.dumps(told).encode(), hook.parse_options([]))
 
     assert answered("fumehood") == ""
     assert "deny" in answered("other")
@@ -310,8 +310,9 @@ def test_what_a_server_calls_itself_counts_in_gemini() -> None:
 
 def test_a_person_can_let_a_tool_run_outside(answer: Any) -> None:
     def answered(tool: str) -> str:
-        options = hook.parse(["--allow-tool", "mcp__x__do", "--allow-tool=mcp__mine__*", "--allow-tool", "Bash"])
-        return hook.answered(json.dumps(of("claude", tool, {"command": "ls"})).encode(), options)
+        words = ["--allow-tool", "mcp__x__do", "--allow-tool=mcp__mine__*", "--allow-tool", "Bash"]
+        options = hook.parse_options(words)
+        return hook.answer_call(json.dumps(of("claude", tool, {"command": "ls"})).encode(), options)
 
     assert answered("mcp__x__do") == answered("mcp__mine__any") == ""
     assert "deny" in answered("mcp__x__do_more")
@@ -329,7 +330,7 @@ def test_our_own_servers_tools_are_known() -> None:
 
 def test_a_template_of_the_person_s_is_a_tool_of_our_own_server(home: Path) -> None:
     def answered(tool: str) -> str:
-        return hook.answered(json.dumps(of("claude", tool, {"command": "x"})).encode(), hook.parse([]))
+        return hook.answer_call(json.dumps(of("claude", tool, {"command": "x"})).encode(), hook.parse_options([]))
 
     assert "deny" in answered("mcp__fumehood__run_tests")
     configuration = home / ".config/fumehood/config.toml"
@@ -369,7 +370,8 @@ def test_names_of_sessions_never_meet() -> None:
     assert len(set(names)) == len(names)
     assert all(checked_name(name) for name in names)
     assert hook._name("claude", None) == hook._name("claude", "") == ""
-    assert "permissionDecision" in hook.answered(json.dumps(call("ls", session_id=[1])).encode(), hook.parse([]))
+    told = json.dumps(call("ls", session_id=[1])).encode()
+    assert "permissionDecision" in hook.answer_call(told, hook.parse_options([]))
 
 
 @pytest.mark.long

@@ -38,7 +38,7 @@ def told(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
         }  # fmt: skip
         fields |= dict.fromkeys(client.result_fields[:1], "ok") if is_after else {}
         fields.pop("", None)
-        answered = hook.answered(json.dumps(fields).encode(), hook.parse(["--client", name]))
+        answered = hook.answer_call(json.dumps(fields).encode(), hook.parse_options(["--client", name]))
         answer = json.loads(answered or "{}")
         return answer.get("hookSpecificOutput", answer)
 

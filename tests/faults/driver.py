@@ -30,7 +30,7 @@ def main(act: str, project: str, told: str = "", *paths: str) -> None:
         os.chdir(project)
         event = {"hook_event_name": "PreToolUse" if act == "begin" else "PostToolUse", "tool_name": "apply_patch"}
         call = {"tool_input": {"command": told}, "session_id": "s", "tool_use_id": "1", "cwd": project}
-        if hook.answered(json.dumps(event | call).encode(), hook.parse(["--client", "codex"])):
+        if hook.answer_call(json.dumps(event | call).encode(), hook.parse_options(["--client", "codex"])):
             sys.exit("the edit was refused")
         if act == "edit":
             OpenedStore().close()

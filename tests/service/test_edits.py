@@ -12,7 +12,7 @@ from fumehood import Policy, Sandbox
 from fumehood.core.edits import Planned, written
 from fumehood.core.report import Run
 from fumehood.errors import UndoRefused
-from fumehood.faces.cli.hook import edit_ended
+from fumehood.faces.cli.hook import end_edit
 from fumehood.faces.cli.hook_clients import CLIENTS, ToolCall
 from fumehood.service import edits
 from fumehood.service.differences import differences
@@ -63,7 +63,7 @@ class Client:
             client=CLIENTS["claude"], is_after=True, tool="Edit", input={}, session="", call_id=call, directory="",
             raw={},
         )  # fmt: skip
-        edit_ended(tool_call, SESSION)
+        end_edit(tool_call, SESSION)
 
     def end(self, call: str) -> Run | None:
         """Say that it is done, and look for what became of it."""

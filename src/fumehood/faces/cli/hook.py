@@ -1,7 +1,7 @@
-"""`fumehood hook`: an agent's shell command is rewritten, before it runs, to run in the hood; its edits are recorded.
+"""`fumehood hook`: rewrite an agent's shell command, before it runs, to run in the hood; record the agent's edits.
 
-Starts before every command of an agent, so it loads nothing but `json` and `re`. Whatever goes wrong here must forbid
-the command: clients take any exit status but 2 for "go on".
+The hook starts before every command of an agent, so it imports nothing but `json` and `re`. Whatever goes wrong here
+must forbid the command: clients take any exit status but 2 for "go on".
 """
 
 from __future__ import annotations
@@ -26,94 +26,95 @@ if TYPE_CHECKING:
     from fumehood.faces.cli.hook_clients import Command, ToolCall
     from fumehood.store.edits import EditSeat, OpenEdit
 
-_FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
-_VALUES = frozenset({"--project", "--draft", "--allow-host", "--root", "--timeout"})
-_ASKED = frozenset({"--client", "--session", "--allow-tool"})
-_NULL = os.makedev(1, 3)
-_LONGEST = 120 * 1024  # what one argument may be, less what the client puts around it
-_NAMED = 5
-_MOST_OPEN = 16  # edits that wait to be recorded: each is looked at before and after the next
-_STATUS = "fumehood_status"
-_RUN_BY_SHELLS = frozenset("\n\"\\;|&$`<>()#")
-_IN_PLAIN_NAMES = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@-")
-_LONGEST_NAME = 100
+_PASSED_ON_FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
+_PASSED_ON_OPTIONS = frozenset({"--project", "--draft", "--allow-host", "--root", "--timeout"})
+_OWN_OPTIONS = frozenset({"--client", "--session", "--allow-tool"})
+_NULL_DEVICE = os.makedev(1, 3)
+_MAX_LINE_BYTES = 120 * 1024  # the kernel's limit for one argument, less what the client puts around the line
+_MAX_NAMED = 5  # files of an edit that its title names
+_MAX_OPEN_EDITS = 16  # with more unrecorded edits, they are recorded first: each one makes the next slower
+_STATUS_VARIABLE = "fumehood_status"
+_SHELL_CHARACTERS = frozenset("\n\"\\;|&$`<>()#")
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@-")
+_MAX_NAME_LENGTH = 100
 
 
 class HookOptions:
-    """What the person set up."""
+    """The options of the hook, as the person wrote them into the client's settings."""
 
     def __init__(self) -> None:
         self.client = self.session = ""
         self.allowed_tools: list[str] = []
-        self.leaves_asking = False
-        self.passed_on: list[str] = []
+        self.keeps_approval = False  # the client asks for approval as it does without the hook
+        self.passed_on: list[str] = []  # options for `fumehood run`
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Answer one tool call; 2 forbids it."""
+    """Answer one tool call; returns the exit code: 2 forbids the call."""
     if set(arguments) & {"-h", "--help"}:
         sys.stdout.write(load_text("hook.txt"))
         return 0
     if os.path.isdir(SESSION_DIRECTORY):
-        return 0  # its client runs whole in the hood, and so does all that it does
+        return 0  # the client itself runs in the hood, and so does everything that it starts
     try:
-        _deliver(answered(_input(), parse(arguments)))
+        _write_answer(answer_call(_read_input(), parse_options(arguments)))
         return 0
     except FumehoodError as error:
         failure = error
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - what nobody foresaw must not let the command through
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - an unforeseen error must forbid the command too
         what = f"the hook failed: {type(error).__name__}: {error}"
         failure = FumehoodError(what, hint="the command was not run")
     try:
         print_error(failure)
         sys.stderr.flush()
     except OSError:
-        pass  # the exit code says it
+        pass  # the exit code forbids the call anyway
     return 2
 
 
-def _input() -> bytes:
+def _read_input() -> bytes:
     if os.isatty(0):
         hint = "a client starts this: fumehood setup CLIENT writes it into its settings; fumehood hook --help"
         raise BadRequest("the hook reads a client's tool call, and standard input is a terminal", hint=hint)
     return sys.stdin.buffer.read()
 
 
-def _deliver(answer: str) -> None:
-    """Write the answer; raises FumehoodError where nobody gets it, for without it the command runs as it was."""
+def _write_answer(answer: str) -> None:
+    """Write the answer; raises FumehoodError if the client can't get it, or it would run the command unchanged."""
     try:
         sys.stdout.write(answer)
         sys.stdout.flush()
     except OSError as error:
-        # What could not be written would be tried once more at the end.
+        # Otherwise Python would try once more to write it at its end, and fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise FumehoodError(f"the answer can't be written: {error.strerror}", hint="the command was not run") from error
     try:
-        is_nowhere = os.fstat(sys.stdout.fileno()).st_rdev == _NULL  # or it was closed, and is that now
+        # If standard output was closed, main() has opened the null device in its place.
+        is_null_device = os.fstat(sys.stdout.fileno()).st_rdev == _NULL_DEVICE
     except OSError:
-        is_nowhere = False  # it is no file
-    if answer not in ("", "{}\n") and is_nowhere:
+        is_null_device = False  # standard output has no descriptor
+    if answer not in ("", "{}\n") and is_null_device:
         raise FumehoodError("nobody reads the answer", hint="the command was not run; standard output must be open")
 
 
-def parse(arguments: Sequence[str]) -> HookOptions:
+def parse_options(arguments: Sequence[str]) -> HookOptions:
     """Read the command line."""
     options = HookOptions()
-    waiting = list(arguments)
-    while waiting:
-        word = waiting.pop(0)
+    remaining = list(arguments)
+    while remaining:
+        word = remaining.pop(0)
         name, equals, value = word.partition("=")
-        if word in _FLAGS:
+        if word in _PASSED_ON_FLAGS:
             options.passed_on.append(word)
         elif word == "--ask":
-            options.leaves_asking = True
-        elif name in _VALUES | _ASKED:
-            if not equals and not waiting:
+            options.keeps_approval = True
+        elif name in _PASSED_ON_OPTIONS | _OWN_OPTIONS:
+            if not equals and not remaining:
                 raise BadRequest(f"{name} needs a value", hint="fumehood hook --help")
-            value = value if equals else waiting.pop(0)
+            value = value if equals else remaining.pop(0)
             if name == "--allow-tool":
                 options.allowed_tools.append(value)
-            elif name in _ASKED:
+            elif name in _OWN_OPTIONS:
                 setattr(options, name[2:], value)
             else:
                 options.passed_on += (name, value)
@@ -124,31 +125,31 @@ def parse(arguments: Sequence[str]) -> HookOptions:
     return options
 
 
-def answered(data: bytes, options: HookOptions) -> str:
-    """Return the answer to a tool call: nothing where no command is run."""
-    call = hook_clients.read_call(_read(data), options.client)
-    client, answer = call.client, call.client.nothing
+def answer_call(data: bytes, options: HookOptions) -> str:
+    """Return the client's answer to a tool call; "" or an empty object if the call is left as it is."""
+    call = hook_clients.read_call(_parse_json(data), options.client)
+    client, answer = call.client, call.client.no_answer
     is_shell = call.tool in client.shells and not call.is_after
     is_edit = call.tool in client.edits or call.tool in client.patches
     if is_shell and call.tool in client.patching_shells and "patch <<" in str(call.input):
-        # A client may make an edit of a shell's command; any doubt about it makes it a command.
+        # This client turns such a shell command into an edit. If the patch is unclear, treat it as a command.
         is_edit = hook_clients.shell_patch(call) is not None
     try:
         if is_edit and call.is_after:
-            edit_ended(call, _session(call, options))
+            end_edit(call, _session_name(call, options))
         elif is_edit:
-            if reason := edit_begins(call, _session(call, options), options.passed_on):
-                answer = client.refused(ASK, reason)
+            if reason := begin_edit(call, _session_name(call, options), options.passed_on):
+                answer = client.refuse_answer(ASK, reason)
         elif is_shell:
-            tool_input = _rewritten(command_of(call), call, options)
-            decision = ASK if options.leaves_asking and client.honours_ask else ALLOW
-            # What sets our words apart from a command's, for its model.
-            mark = session_mark(state_directory(), _session(call, options)) if client.tells_before else ""
-            answer = client.rewritten(tool_input, decision, explain_mark(mark) if mark else "")
+            tool_input = _rewrite_input(command_of(call), call, options)
+            decision = ASK if options.keeps_approval and client.honours_ask else ALLOW
+            # The mark tells the model which lines are ours and which a command printed.
+            mark = session_mark(state_directory(), _session_name(call, options)) if client.can_add_context else ""
+            answer = client.rewrite_answer(tool_input, decision, explain_mark(mark) if mark else "")
         elif not call.is_after:
-            hook_clients.refuse_what_runs(call, options.allowed_tools)
+            hook_clients.refuse_if_it_runs_something(call, options.allowed_tools)
     except BadRequest as error:
-        answer = client.refused(DENY, f"{error.message}. {error.hint}")
+        answer = client.refuse_answer(DENY, f"{error.message}. {error.hint}")
     if not answer:
         return "" if answer is None else "{}\n"
     import json
@@ -156,17 +157,17 @@ def answered(data: bytes, options: HookOptions) -> str:
     return json.dumps(answer) + "\n"
 
 
-def _read(data: bytes) -> object:
-    """Read JSON by the part of Python's own reader that is in C: the rest of it loads more than all else here."""
+def _parse_json(data: bytes) -> object:
+    """Parse JSON with only the C part of Python's parser: importing the rest takes longer than all else here."""
     from _json import make_scanner
 
     try:
         text = data.decode().strip(" \t\r\n")
-        value, end = make_scanner(_Plain)(text, 0)  # type: ignore[arg-type]
+        value, end = make_scanner(_JsonOptions)(text, 0)  # type: ignore[arg-type]
         if end == len(text):
             return value
     except (StopIteration, ValueError, SystemError):
-        pass  # told below; the last where that part lacks the other's exception
+        pass  # parse again below, for the message; SystemError comes when the C part misses its exception class
     import json
 
     try:
@@ -175,8 +176,8 @@ def _read(data: bytes) -> object:
         raise BadRequest(f"the hook's input is not JSON: {error}", hint="the command was not run") from error
 
 
-class _Plain:
-    """How JSON is read: as it always is."""
+class _JsonOptions:
+    """The options of the C parser: the defaults of `json.loads`."""
 
     strict = True
     object_hook = object_pairs_hook = None
@@ -184,52 +185,53 @@ class _Plain:
     parse_int = int
 
 
-def _rewritten(command: Command, call: ToolCall, options: HookOptions) -> dict[str, Any]:
+def _rewrite_input(command: Command, call: ToolCall, options: HookOptions) -> dict[str, Any]:
     """Return the tool's input with its command rewritten."""
     text = command.text
     if command.script.startswith(f"{' '.join(map(shell_quote, own_command()))} "):
-        text = command.script  # what we wrote ourselves, in a shell that the client put around it
+        text = command.script  # our own rewritten line, inside a shell that the client has put around it
     if "\0" in text:
         raise BadRequest("the command has a NUL in it", hint="no program can be given one; write it as \\0")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise BadRequest("the command is not valid text", hint="it holds half of a surrogate pair") from error
-    line = rewrite(text, call, options)
-    if len(line.encode()) > _LONGEST:
+    line = rewrite_command(text, call, options)
+    if len(line.encode()) > _MAX_LINE_BYTES:
         raise BadRequest("the command is too long to be rewritten", hint="write it to a script and run that")
     assert isinstance(call.input, dict)
-    # The shell too: the list may have named a file of the project.
+    # The shell is replaced too: the list may have named a program of the project.
     return {**call.input, command.field: ["/bin/sh", "-c", line] if command.is_list else line}
 
 
-def rewrite(command: str, call: ToolCall, options: HookOptions) -> str:
-    """Return the line that runs a command in the hood; one that does already stays as it is.
+def rewrite_command(command: str, call: ToolCall, options: HookOptions) -> str:
+    """Return the line that runs a command in the hood; if the command is such a line already, do not wrap it twice.
 
-    An agent may have copied one, or write a line that merely begins so: that is a command like any other.
+    The agent may have copied such a line from an earlier call. A line that only begins like one is wrapped as any other
+    command.
     """
-    ours = " ".join(map(shell_quote, own_command()))
+    own_line = " ".join(map(shell_quote, own_command()))
     head, separator, rest = command.partition(" -- '")
-    if separator and head.startswith(f"{ours} run --brief "):
+    if separator and head.startswith(f"{own_line} run --brief "):
         inner, _, after = f"{rest} ".replace("'\"'\"'", "\0").partition("'")
         inner, after = inner.replace("\0", "'"), after[:-1]
-        begin, end = f"; {_STATUS}=$?; cd -P -- ", f' 2>/dev/null; (exit "${_STATUS}")'
+        begin, end = f"; {_STATUS_VARIABLE}=$?; cd -P -- ", f' 2>/dev/null; (exit "${_STATUS_VARIABLE}")'
         link = after.removeprefix(begin).removesuffix(end)
-        # All around it is as in one for another call.
-        is_plain = _RUN_BY_SHELLS.isdisjoint(head[len(ours) :]) and _RUN_BY_SHELLS.isdisjoint(link)
+        # The line was written for another call if nothing in it but the inner command means anything to a shell.
+        is_plain = _SHELL_CHARACTERS.isdisjoint(head[len(own_line) :]) and _SHELL_CHARACTERS.isdisjoint(link)
         is_ours = is_plain and after in ("", begin + link + end)
-        command = inner if is_ours or command == _wrapped(inner, ours, call, options) else command
-    return _wrapped(command, ours, call, options)
+        command = inner if is_ours or command == _wrap_command(inner, own_line, call, options) else command
+    return _wrap_command(command, own_line, call, options)
 
 
-def _session(call: ToolCall, options: HookOptions) -> str:
-    return options.session or _name(call.client.name, call.session)
+def _session_name(call: ToolCall, options: HookOptions) -> str:
+    return options.session or _safe_name(call.client.name, call.session)
 
 
-def _wrapped(command: str, ours: str, call: ToolCall, options: HookOptions) -> str:
-    session = _session(call, options)
+def _wrap_command(command: str, own_line: str, call: ToolCall, options: HookOptions) -> str:
+    session = _session_name(call, options)
     client = call.client
-    # The shell that the client itself would use, as far as that is known.
+    # Use the shell that the client would use, as far as we know.
     shells = (os.environ.get("SHELL", ""), "/bin/bash", "/usr/bin/bash")
     usable = (each for each in shells if each.rpartition("/")[2] in ("bash", "zsh") and os.access(each, os.X_OK))
     shell = next(usable, "/bin/sh")
@@ -246,15 +248,15 @@ def _wrapped(command: str, ours: str, call: ToolCall, options: HookOptions) -> s
         words += ["--source", client.shell_settings(shell.rpartition("/")[2])]
     after = ""
     if session and client.keeps_directory and not is_background(call):
-        # A link says where the command left the shell, whatever the name of that directory.
-        link = f"{state_directory()}/sessions/{session}/{_name('at', call.call_id)}"
+        # `run` makes this link to the directory where the command ended, and the client's shell changes to it.
+        link = f"{state_directory()}/sessions/{session}/{_safe_name('at', call.call_id)}"
         words += ["--keep-cwd", link]
-        after = f'; {_STATUS}=$?; cd -P -- {shell_quote(link)} 2>/dev/null; (exit "${_STATUS}")'
-    return " ".join([ours, "run", *map(shell_quote, words), "--", shell_quote(command, always=True)]) + after
+        after = f'; {_STATUS_VARIABLE}=$?; cd -P -- {shell_quote(link)} 2>/dev/null; (exit "${_STATUS_VARIABLE}")'
+    return " ".join([own_line, "run", *map(shell_quote, words), "--", shell_quote(command, always=True)]) + after
 
 
 def own_command() -> list[str]:
-    """Return how this program was started, so that it is found again from any directory and with any PATH."""
+    """Return the command that starts this program from any directory and with any PATH."""
     started, words = os.path.abspath(sys.argv[0]), sys.orig_argv
     if os.path.basename(started) == "__main__.py":
         return [sys.executable, "-P", "-m", "fumehood"]
@@ -264,27 +266,28 @@ def own_command() -> list[str]:
     return [sys.executable, *options, started]
 
 
-def _name(kind: str, identity: object) -> str:
-    """Return a name made of what a client calls something; "" where it says nothing.
+def _safe_name(kind: str, identity: object) -> str:
+    """Return a file name for a client's identifier, "" if there is none.
 
-    Two things never get one name: what can't be a name as it is gets its hash, after a letter that no other name has.
+    Two identifiers never get the same name: one that can't be a file name is replaced by its hash after a colon, which
+    no other name contains.
     """
     if identity is None or identity == "":
         return "at-" if kind == "at" else ""
     if not isinstance(identity, str):
         raise BadRequest("the call's session has no usable name", hint="session_id and tool_use_id must be strings")
-    if len(identity) <= _LONGEST_NAME and _IN_PLAIN_NAMES.issuperset(identity):
+    if len(identity) <= _MAX_NAME_LENGTH and _NAME_CHARACTERS.issuperset(identity):
         return f"{kind}-{identity}"
     from hashlib import sha256
 
-    kept = "".join(letter for letter in identity[:_LONGEST_NAME] if letter in _IN_PLAIN_NAMES)
+    kept = "".join(letter for letter in identity[:_MAX_NAME_LENGTH] if letter in _NAME_CHARACTERS)
     return f"{kind}-{kept[:40]}:{sha256(identity.encode(errors='surrogatepass')).hexdigest()[:40]}"
 
 
-def edit_begins(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
-    """Keep what an edit is about to change; returns why a person must be asked first, or nothing.
+def begin_edit(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
+    """Save the files that an edit is about to change; returns why a person must be asked first, or "".
 
-    Where the client has no way to ask one, BadRequest is raised instead, and nothing is kept.
+    If a person must be asked but the client has no way to ask, BadRequest is raised instead, and nothing is saved.
     """
     from fumehood.linux import nofollow
     from fumehood.service import edits
@@ -292,35 +295,36 @@ def edit_begins(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     from fumehood.store.edits import keep_seat, open_edits, seat_of
 
     is_shell = call.tool in call.client.shells
-    planned, directory = (hook_clients.shell_patch(call) if is_shell else None) or (hook_clients.planned_by(call), "")
+    patch = hook_clients.shell_patch(call) if is_shell else None
+    planned_edits, patch_directory = patch or (hook_clients.planned_edits(call), "")
     places = all_places()
-    if not os.path.exists(places.database) or len(open_edits(places)) > _MOST_OPEN:
+    if not os.path.exists(places.database) or len(open_edits(places)) > _MAX_OPEN_EDITS:
         from fumehood.service.opened import OpenedStore
 
         OpenedStore().close()
     nofollow.mode_notes_directory = places.modes
     seat = None if "--project" in passed_on else seat_of(places, session)
     if seat is None:
-        seat = keep_seat(places, session, lambda: _seat(call, session, passed_on, places))
+        seat = keep_seat(places, session, lambda: _find_seat(call, session, passed_on, places))
     policy = policy_for(places, seat.roots)
-    # An edit goes to the project itself, which the commands of a draft leave alone.
+    # An edit writes to the project itself, which the commands of a draft do not.
     is_in_draft = bool(policy.drafts) or "--draft" in passed_on
     mode = policy.mode(HOLD if is_in_draft or "--hold" in passed_on else DISCARD if "--discard" in passed_on else None)
-    cwd = os.path.join(call.directory if isinstance(call.directory, str) else working_dir(), directory)
-    wanted = edits.targets(seat, cwd, [each.replace(path=os.path.expanduser(each.path)) for each in planned])
-    verdict = edits.judged(seat, policy, mode, wanted, is_in_draft=is_in_draft)
+    cwd = os.path.join(call.directory if isinstance(call.directory, str) else working_dir(), patch_directory)
+    targets = edits.targets(seat, cwd, [each.replace(path=os.path.expanduser(each.path)) for each in planned_edits])
+    verdict = edits.judged(seat, policy, mode, targets, is_in_draft=is_in_draft)
     reason = "; ".join(verdict.reasons)
     if reason and not call.client.honours_ask:
         raise BadRequest(f"the user must be asked first: {reason}", hint=verdict.instead)
-    names = [each.path if each.root == 0 else each.real for each in wanted]
-    title = f"{'apply_patch' if is_shell else call.tool} {first_names([*map(printable, names)], _NAMED)}"
+    names = [each.path if each.root == 0 else each.real for each in targets]
+    title = f"{'apply_patch' if is_shell else call.tool} {first_names([*map(printable, names)], _MAX_NAMED)}"
     with FileLock(places.lock(f"project-{seat.project}")):
-        edits.begin(places, seat, session, call_name(call), title, cwd, wanted, verdict.flags)
+        edits.begin(places, seat, session, call_name(call), title, cwd, targets, verdict.flags)
     return reason
 
 
-def _seat(call: ToolCall, session: str, passed_on: Sequence[str], places: Places) -> EditSeat:
-    """Return the project of an edit, as that of a command: what is set, the session's, or where the client works."""
+def _find_seat(call: ToolCall, session: str, passed_on: Sequence[str], places: Places) -> EditSeat:
+    """Find the project of an edit as that of a command: by --project, the session, or the client's directory."""
     from fumehood.store.database import Database
     from fumehood.store.edits import EditSeat
     from fumehood.store.projects import Projects
@@ -337,21 +341,21 @@ def _seat(call: ToolCall, session: str, passed_on: Sequence[str], places: Places
     return EditSeat(project=project.id, roots=project.roots)
 
 
-def edit_ended(call: ToolCall, session: str) -> None:
-    """Note what an edit did; other edits of the same files that are under way go on from there."""
+def end_edit(call: ToolCall, session: str) -> None:
+    """Record what an edit did; unfinished edits of the same files then start from its result."""
     from fumehood.store.edits import note_end, open_edits
 
     places, name = all_places(), call_name(call)
 
-    def mine() -> OpenEdit | None:
-        every = open_edits(places)
-        return next((each for each in reversed(every) if (each.session, each.call) == (session, name)), None)
+    def find_open_edit() -> OpenEdit | None:
+        open_ones = open_edits(places)
+        return next((each for each in reversed(open_ones) if (each.session, each.call) == (session, name)), None)
 
-    if (edit := mine()) is None:
+    if (edit := find_open_edit()) is None:
         return
     with FileLock(places.lock(f"project-{edit.project}")):
-        if (edit := mine()) is None:
-            return  # it is recorded
+        if (edit := find_open_edit()) is None:
+            return  # another process has recorded it
         note_end(places, edit, is_told=True)
         others = [each for each in open_edits(places, edit.project) if not each.ended_at]
         if any(each.paths & edit.paths for each in others):
@@ -361,10 +365,10 @@ def edit_ended(call: ToolCall, session: str) -> None:
 
 
 def call_name(call: ToolCall) -> str:
-    """Name a call, the same before and after it; where the client has no name for it, by what it does."""
+    """Return a name that a call has both before and after it; if the client gives it none, a hash of its input."""
     if isinstance(call.call_id, str) and call.call_id:
         return call.call_id
-    # What `hashlib` has it from, without OpenSSL around it.
+    # Importing `hashlib` would load OpenSSL.
     from _blake2 import blake2b
 
     fields = sorted(call.input.items()) if isinstance(call.input, dict) else call.input
