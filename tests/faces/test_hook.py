@@ -365,11 +365,11 @@ def test_a_command_given_as_a_list_of_words_is_run_in_the_hood(answer: Any, proj
 
 def test_names_of_sessions_never_meet() -> None:
     ids = ["s-1", "s1", "s/1", "s 1", "s:1", "é", "e", "x" * 100, "x" * 101, "x" * 102, "\ud800", "-", ".", "..", "S-1"]
-    names = [hook._name(client, each) for each in ids for client in ("claude", "codex", "gemini")]
-    names += [hook._name("claude", hook._name("claude", each).removeprefix("claude-")) for each in ids[2:5]]
+    names = [hook._safe_name(client, each) for each in ids for client in ("claude", "codex", "gemini")]
+    names += [hook._safe_name("claude", hook._safe_name("claude", each).removeprefix("claude-")) for each in ids[2:5]]
     assert len(set(names)) == len(names)
     assert all(checked_name(name) for name in names)
-    assert hook._name("claude", None) == hook._name("claude", "") == ""
+    assert hook._safe_name("claude", None) == hook._safe_name("claude", "") == ""
     told = json.dumps(call("ls", session_id=[1])).encode()
     assert "permissionDecision" in hook.answer_call(told, hook.parse_options([]))
 

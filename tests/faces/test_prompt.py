@@ -205,7 +205,7 @@ def test_in_the_background_nobody_is_asked(home, project):
 ANOTHER_ANSWERS = """
 import sys, threading
 from fumehood.core.questions import network_question
-from fumehood.faces.cli.screen import terminal
+from fumehood.faces.cli.screen import terminal_asker
 from fumehood.service.ask import ask_all
 
 class Page:
@@ -214,7 +214,7 @@ class Page:
 
 go = threading.Event()
 threading.Timer(0.3, go.set).start()
-print(ask_all((*terminal(), Page()), network_question("x", "/", "/", "1"), 60).answer)
+print(ask_all((*terminal_asker(), Page()), network_question("x", "/", "/", "1"), 60).answer)
 print("fumehood-prompt" not in [thread.name for thread in threading.enumerate()])
 """
 

@@ -21,7 +21,7 @@ import pytest
 
 from conftest import need
 from fumehood.errors import Unavailable
-from fumehood.faces.cli.machine import show
+from fumehood.faces.cli.machine import print_examination
 from fumehood.linux import bwrap, doctor, probe
 from fumehood.linux.probe import Host
 from fumehood.service.explain import Examination
@@ -573,7 +573,7 @@ def doctor_says(cache: Path, state: Path, *, as_json: bool = False, colour: bool
     out = io.StringIO()
     machine = probe.host(str(cache), str(state), fresh=True)
     examination = Examination(host=machine, abilities=tuple(doctor.examine(str(state), machine)))
-    status = show(examination, as_json=as_json, colour=colour, out=out)
+    status = print_examination(examination, as_json=as_json, colour=colour, out=out)
     return status, out.getvalue()
 
 

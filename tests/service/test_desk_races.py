@@ -50,14 +50,14 @@ with desk.attend():
 ASKER = f"""
 from fumehood.core.questions import Question
 from fumehood.faces.cli import screen
-from fumehood.faces.cli.screen import terminal
+from fumehood.faces.cli.screen import terminal_asker
 from fumehood.service.ask import ask_all
 from fumehood.service.ask import Desk
 from fumehood.store.places import places
 screen._QUIET_S = 0  # or a program always wins
 for number in range({ROUNDS}):
     question = Question(what="w", text=f"t{{number}}", command="c", directory="/", project="/", target=str(number))
-    reply = ask_all((*terminal(), Desk(places())), question, {LONG_S})
+    reply = ask_all((*terminal_asker(), Desk(places())), question, {LONG_S})
     print(f"{{number}} came to {{reply.answer}}.", flush=True)
 """
 SAID = {ALLOW_SESSION: "allow for this session", ALLOW_ALWAYS: "allow always", DENY_ALWAYS: "never"}

@@ -21,7 +21,7 @@ from fumehood.faces.cli.commands import Context, argument, command, flag, option
 from fumehood.faces.cli.log import print_difference, print_differences
 from fumehood.faces.cli.output import COMMAND_WIDTH, Paint, print_error, whole_number
 from fumehood.faces.cli.run_text import deletions_note, lines_by_directory, print_run
-from fumehood.faces.cli.screen import ticking
+from fumehood.faces.cli.screen import show_progress
 from fumehood.service import bundles, drafts
 from fumehood.service.drafting import MOST, Best, Candidate
 from fumehood.service.drafts import Conflict, Preview
@@ -75,7 +75,7 @@ def _diff(context: Context, draft: DraftRecord) -> int:
 
 def _new(context: Context) -> int:
     options = context.options
-    with ticking("copying the project", options):
+    with show_progress("copying the project", options):
         project = context.store.projects.open(context.project.path)
         draft = drafts.new_draft(context.store, project, options.name, frozen=options.frozen)
     return context.print_result(
@@ -165,7 +165,7 @@ def _log(context: Context, draft: DraftRecord) -> int:
 def _apply(context: Context, draft: DraftRecord) -> int:
     options = context.options
     try:
-        with ticking("applying", options):
+        with show_progress("applying", options):
             if options.as_commit:
                 with context.sandbox() as sandbox:
                     run = sandbox.draft(draft.name).commit(

@@ -1,4 +1,4 @@
-"""Commands about this machine: its root trees and workspaces, what it can do and lacks, and what is old and may go.
+"""Commands about this machine: root trees, workspaces, its abilities, and what can be cleaned up.
 
 rootfs, workspace, doctor, clean
 """
@@ -24,7 +24,7 @@ from fumehood.faces.cli.commands import (  # fmt: skip
     subcommands,
 )
 from fumehood.faces.cli.output import COMMAND_WIDTH, Paint, ask_yes_no, whole_number
-from fumehood.faces.cli.screen import Progress, ticking
+from fumehood.faces.cli.screen import Progress, show_progress
 from fumehood.linux import doctor
 from fumehood.rootfs.tree import Installed, mark_of
 from fumehood.service import recover
@@ -41,7 +41,7 @@ _CAPTURES = {
     "fuse": "fuse-overlayfs",
     "copy": "a copy of every root before each run (slow on big projects)",
 }
-_COLOURS = {"ok": "green", "MISSING": "red", "missing": "yellow", "info": "dim"}
+_MARK_COLOURS = {"ok": "green", "MISSING": "red", "missing": "yellow", "info": "dim"}
 
 
 @command(
@@ -75,7 +75,7 @@ def _rootfs(context: Context) -> int:
     if what not in ("use", "remove") and options.name:
         raise BadRequest(f"rootfs {what} takes no name", hint=f"fumehood rootfs {what} --help")
     if what == "check":
-        return _check(context)
+        return _check_newer(context)
     if what == "remove":
         root_trees.remove_from(store, options.name, Progress(is_shown=not context.as_json))
         current = root_trees.installed(store)[1]
@@ -85,7 +85,7 @@ def _rootfs(context: Context) -> int:
         )
     tree = root_trees.use(store, options.name) if what == "use" else None
     if what in ("install", "update"):
-        tree = _install(context)  # None: the newest is there already
+        tree = _install_or_update(context)  # None if the newest version is installed already
         if tree is None:
             return context.print_result({"newer": None}, "the newest version is installed")
     trees, current = root_trees.installed(store)
@@ -110,29 +110,29 @@ def _rootfs(context: Context) -> int:
     )
 
 
-def _install(context: Context) -> Installed | None:
-    """Install what was asked for, or update; returns None where the newest is there already."""
+def _install_or_update(context: Context) -> Installed | None:
+    """Install or update a tree; returns None if the newest version is installed already."""
     from fumehood.service import root_trees
 
     options = context.options
-    wishes: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "tier": options.tier, "packages": options.package or (), "mirror": options.mirror or "",
         "proxy": options.proxy or "", "key": options.key or (), "on_progress": Progress(is_shown=not context.as_json),
     }  # fmt: skip
     if options.subcommand == "update":
-        unheeded = {
+        not_for_update = {
             "--version": options.version, "--from": options.source, "--name": options.named, "--sha256": options.sha256
         }  # fmt: skip
-        for option in (option for option, value in unheeded.items() if value is not None):
+        for option in (option for option, value in not_for_update.items() if value is not None):
             raise BadRequest(f"rootfs update does not take {option}", hint=f"fumehood rootfs install {option} … does")
-        return root_trees.update(context.store, **wishes)
+        return root_trees.update(context.store, **settings)
     return root_trees.install_into(
         context.store, version=options.version or "", name=options.named or "", from_=options.source or "",
-        sha256=options.sha256 or "", **wishes,
+        sha256=options.sha256 or "", **settings,
     )  # fmt: skip
 
 
-def _check(context: Context) -> int:
+def _check_newer(context: Context) -> int:
     from fumehood.service import root_trees
 
     options = context.options
@@ -148,7 +148,7 @@ def _check(context: Context) -> int:
     return context.print_result({"current": used, "newer": newer}, line)
 
 
-def _writable(parser: argparse.ArgumentParser) -> None:
+def _writable_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
     may = "its commands may install into a root layer of its own"
     group.add_argument("--writable", action="store_true", default=None, help=may)
@@ -167,7 +167,7 @@ def _writable(parser: argparse.ArgumentParser) -> None:
     argument("name", nargs="?", metavar="NAME", help="its name; reset without one means this project"),
     option("--root", "ROOT", "the root its commands see (default: alpine)"),
     option("--network", "RULE", "none, ask or full (default: as configured)"),
-    repeated_option("--env", "NAME=VALUE", "set this variable; can be repeated"), _writable,
+    repeated_option("--env", "NAME=VALUE", "set this variable; can be repeated"), _writable_options,
     flag("--yes", "clear or remove it although it is not empty"),
 )  # fmt: skip
 def _workspace(context: Context) -> int:
@@ -196,8 +196,8 @@ def _workspace(context: Context) -> int:
 
 def _create_or_set(context: Context) -> int:
     options = context.options
-    wishes = {"root": options.root, "network": options.network, "writable": options.writable}
-    settings: dict[str, Any] = {name: value for name, value in wishes.items() if value is not None}
+    given_options = {"root": options.root, "network": options.network, "writable": options.writable}
+    settings: dict[str, Any] = {name: value for name, value in given_options.items() if value is not None}
     if options.env is not None:
         pairs = [pair.partition("=") for pair in options.env]
         for name, equals, _ in pairs:
@@ -244,11 +244,11 @@ def _list_workspaces(context: Context) -> int:
     "doctor", "say what this host can do, what is missing, and how to fix it",
     "fumehood doctor\nfumehood doctor --mend",
     flag("--mend", "move a damaged database aside, and rebuild what can be rebuilt from the runs' directories"),
-    opens_records=False,  # they may be what is to be mended
+    opens_records=False,  # the database may be damaged
 )  # fmt: skip
 def _doctor(options: argparse.Namespace) -> int:
     if options.mend:
-        return _mend(options)
+        return _mend_records(options)
     context = Context(options)
     try:
         project = context.project_here
@@ -258,11 +258,12 @@ def _doctor(options: argparse.Namespace) -> int:
         if options.project or options.workspace:
             raise
         project = None
-    return show(examined(context.store, project), as_json=context.as_json, colour=Paint().on, out=sys.stdout)
+    examination = examined(context.store, project)
+    return print_examination(examination, as_json=context.as_json, colour=Paint().on, out=sys.stdout)
 
 
-def show(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) -> int:
-    """Report what was seen; returns 0 if commands can be sandboxed here, else 1."""
+def print_examination(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) -> int:
+    """Print what this host can do; returns 0 if commands can be sandboxed here, else 1."""
     host = examination.host
     if as_json:
         out.write(json.dumps(examination.as_dict(), indent=2) + "\n")
@@ -276,7 +277,7 @@ def show(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) 
         ]  # fmt: skip
     else:
         version = ".".join(str(part) for part in host.bwrap.version)
-        # What protects commands besides the sandbox itself, and then what does not.
+        # The protections that work come first, then those that this host lacks.
         protections = sorted(doctor.in_force(host).items(), key=lambda item: not item[1].works)
         in_force = [
             name if each.works else f"no {name} ({each.detail.partition(': ')[2]})" for name, each in protections
@@ -292,14 +293,15 @@ def show(examination: Examination, *, as_json: bool, colour: bool, out: TextIO) 
     for ability in examination.abilities:
         mark = "ok" if ability.works else "MISSING" if ability.needed == "required" else "missing"
         mark = "info" if ability.needed == "info" else mark
-        lines.append(f"{paint(f'{mark:8}', _COLOURS[mark])} {ability.name:{name_width}}  {printable(ability.detail)}")
+        label = paint(f"{mark:8}", _MARK_COLOURS[mark])
+        lines.append(f"{label} {ability.name:{name_width}}  {printable(ability.detail)}")
         if ability.fix and not ability.works:
             lines.append(f"{'':9}{paint('fix:', 'bold')} {ability.fix}")
     out.write("\n".join(lines) + "\n")
     return int(bool(host.why_bare))
 
 
-def _mend(options: argparse.Namespace) -> int:
+def _mend_records(options: argparse.Namespace) -> int:
     store, mended = recover.rebuild(OpenedStore)
     store.close()
     if options.json:
@@ -330,27 +332,28 @@ def _clean(context: Context) -> int:
     options = context.options
     if options.all and (options.project or options.workspace):
         raise BadRequest("--all and --project can't be used together", hint="choose one")
-    wishes = policy_for(context.store.places, ()).clean
-    days = wishes.keep_days if options.days is None else options.days
+    settings = policy_for(context.store.places, ()).clean
+    days = settings.keep_days if options.days is None else options.days
     project = None if options.all else context.project
 
     def cleaned(*, dry: bool) -> Freed:
-        with ticking("looking what may go" if dry else "removing", options):
+        with show_progress("looking for what can be removed" if dry else "removing", options):
             return clean(
-                context.store, days=days, backup_days=wishes.backup_days, budget=wishes.budget, project=project, dry=dry
-            )
+                context.store, days=days, backup_days=settings.backup_days, budget=settings.budget, project=project,
+                dry=dry,
+            )  # fmt: skip
 
     if not options.dry_run and not options.yes and os.isatty(0) and os.isatty(1):
         going = cleaned(dry=True)
-        if (going.runs or going.backups) and not ask_yes_no(f"{_in_words(context, going)}\ngo on? [y/N] "):
+        if (going.runs or going.backups) and not ask_yes_no(f"{_freed_text(context, going)}\ngo on? [y/N] "):
             sys.stderr.write("nothing was removed\n")
             return 1
     freed = cleaned(dry=options.dry_run)
-    return context.print_result(freed.fields(), _in_words(context, freed))
+    return context.print_result(freed.fields(), _freed_text(context, freed))
 
 
-def _in_words(context: Context, freed: Freed) -> str:
-    """Say what a cleaning removes; the first runs that it names, by what people know them by."""
+def _freed_text(context: Context, freed: Freed) -> str:
+    """Return what a cleaning removes as text, with the number and command of the first runs that it names."""
     runs = map(context.store.history.find, freed.not_undoable[:NAMED])
     lines = [
         f"  #{run.number}  {fitted(printable(run.command), COMMAND_WIDTH)}"

@@ -1,4 +1,4 @@
-"""Commands about a project: its files, where it is, what its commands may do, and what is set for it.
+"""Commands about a project: its files, its place, its permissions and its configuration.
 
 files, restore, scan, projects, roots, grants, playground, config, tool, capabilities
 """
@@ -22,7 +22,7 @@ from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, subcommands
 from fumehood.faces.cli.output import Paint, ask_yes_no, whole_number, working_dir
 from fumehood.faces.cli.run_text import print_run
-from fumehood.faces.cli.screen import terminal, ticking
+from fumehood.faces.cli.screen import show_progress, terminal_asker
 from fumehood.linux.launch import start
 from fumehood.service import provided
 from fumehood.service.files import scan_project
@@ -33,7 +33,7 @@ from fumehood.store.audit import Grant
 from fumehood.store.config import compile_file, file_of, load, policy_for
 from fumehood.store.projects import Project
 
-_NAMED = 3  # days and runs named in a line
+_MAX_SOURCES = 3  # days and runs named in a line
 
 
 @command(
@@ -45,23 +45,23 @@ _NAMED = 3  # days and runs named in a line
 def _files(context: Context) -> int:
     project, path = context.project, context.options.path
     if path is None:
-        return _tell_list(context, project, known_files(context.store, project))
+        return _print_files(context, project, known_files(context.store, project))
     top = os.path.realpath(os.path.join(working_dir(), path))
     if top in project.roots:
-        return _tell_list(context, project, known_files(context.store, project, top))
+        return _print_files(context, project, known_files(context.store, project, top))
     root, below = place_of(context.store, project, path, working_dir())
     file = known_file(context.store, project, root, below)
     inside = [] if file is not None else known_files(context.store, project, root, below)
     if inside:
-        return _tell_list(context, project, inside)
-    return _tell_one(context, project, root, below, file)
+        return _print_files(context, project, inside)
+    return _print_file(context, project, root, below, file)
 
 
-def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -> int:
+def _print_files(context: Context, project: Project, files: Sequence[KnownFile]) -> int:
     listed, paint = [each for each in files if context.options.all or each.was_touched], Paint()
 
     def lines() -> Iterator[str]:
-        yield from (_line(context, project.path, each, paint) for each in listed)
+        yield from (_file_line(context, project.path, each, paint) for each in listed)
         if not files:
             yield "no files are known yet; fumehood scan reads the project"
         elif len(listed) < len(files):
@@ -71,24 +71,24 @@ def _tell_list(context: Context, project: Project, files: Sequence[KnownFile]) -
     return context.print_result(lambda: {"files": [each.as_dict() for each in listed]}, lines())
 
 
-def _line(context: Context, project: str, file: KnownFile, paint: Paint) -> str:
-    """Write a file in one line: its state, size, path, and where it can be had from."""
+def _file_line(context: Context, project: str, file: KnownFile, paint: Paint) -> str:
+    """Return a file as a line: its state, size, path, and the days and runs from which it can be restored."""
     record = file.record
-    word, shade = ("deleted", "red") if record.is_deleted else ("", "dim")
-    word, shade = ("waiting", "yellow") if record.needs_approval else (word, shade)
+    word, colour = ("deleted", "red") if record.is_deleted else ("", "dim")
+    word, colour = ("waiting", "yellow") if record.needs_approval else (word, colour)
     sources = [*file.days, *map(context.store.history.name_of, file.runs)]
     count = len(file.days) + file.run_count
-    named = ", ".join(sources[:_NAMED]) + (f" and {count - _NAMED} more" if count > _NAMED else "")
+    named = ", ".join(sources[:_MAX_SOURCES]) + (f" and {count - _MAX_SOURCES} more" if count > _MAX_SOURCES else "")
     where = "" if record.root == project else f"{record.root}/"
     past = paint(f"  from {named}", "dim") if sources else ""
-    size = "" if record.kind == ABSENT else format_size(record.size)  # it would only come to be
-    return f"{paint(f'{word:8}', shade)} {size:>10}  {path_in_list(where + record.path)}{past}"
+    size = "" if record.kind == ABSENT else format_size(record.size)  # absent: a held change would create it
+    return f"{paint(f'{word:8}', colour)} {size:>10}  {path_in_list(where + record.path)}{past}"
 
 
-def _tell_one(context: Context, project: Project, root: str, path: str, file: KnownFile | None) -> int:
-    kept = versions(context.store, project, root, path)
-    by = made_by(context.store, project, root, path)
-    if file is None and not kept and not by:
+def _print_file(context: Context, project: Project, root: str, path: str, file: KnownFile | None) -> int:
+    stored_versions = versions(context.store, project, root, path)
+    last_run = made_by(context.store, project, root, path)
+    if file is None and not stored_versions and not last_run:
         raise BadRequest(
             f"nothing is known about {printable(path)}", hint="no run changed it; fumehood scan reads the project"
         )
@@ -96,13 +96,13 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
 
     def lines() -> Iterator[str]:
         if file is not None:
-            yield _line(context, project.path, file.replace(days=(), runs=()), paint)
-        if not kept:
-            last = f"no earlier version is kept; run {context.store.history.name_of(by)} changed it last"
-            yield f"it can't be restored: {last if by else 'no run changed it'}"
+            yield _file_line(context, project.path, file.replace(days=(), runs=()), paint)
+        if not stored_versions:
+            last = f"no earlier version is kept; run {context.store.history.name_of(last_run)} changed it last"
+            yield f"it can't be restored: {last if last_run else 'no run changed it'}"
             return
         yield "it can be restored:"
-        for version in kept:
+        for version in stored_versions:
             is_run = "-" not in version.source
             when = time.strftime("%Y-%m-%d %H:%M:%S" if is_run else "%Y-%m-%d", time.localtime(version.at))
             source = context.store.history.name_of(version.source) if is_run else version.source
@@ -112,7 +112,7 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
         yield paint(f"fumehood restore {shell_path(path)} [--from RUN|DATE]", "dim")
 
     answer = {"path": path, "root": root} if file is None else file.as_dict()
-    return context.print_result({**answer, "versions": [version.as_dict() for version in kept]}, lines())
+    return context.print_result({**answer, "versions": [version.as_dict() for version in stored_versions]}, lines())
 
 
 @command(
@@ -124,12 +124,12 @@ def _tell_one(context: Context, project: Project, root: str, path: str, file: Kn
            " (default: from before its last change)", dest="source", default=""),
 )  # fmt: skip
 def _restore(context: Context) -> int:
-    done = restore(context.store, context.project, context.options.path, context.options.source, here=working_dir())
-    if done.state == EMPTY:
-        return context.print_result(done.as_dict, "nothing to do: it is that version already")
-    if not context.print_if_json(done.as_dict):
-        print_run(done, sys.stdout)
-        print(f"  to have it back as it was: fumehood undo {done.name}")
+    run = restore(context.store, context.project, context.options.path, context.options.source, here=working_dir())
+    if run.state == EMPTY:
+        return context.print_result(run.as_dict, "nothing to do: it is that version already")
+    if not context.print_if_json(run.as_dict):
+        print_run(run, sys.stdout)
+        print(f"  to undo this: fumehood undo {run.name}")
     return 0
 
 
@@ -138,15 +138,15 @@ def _restore(context: Context) -> int:
     "virtual environments and caches are left out", "fumehood scan",
 )  # fmt: skip
 def _scan(context: Context) -> int:
-    seen = [0]
+    file_counts = [0]
 
     def progress(count: int) -> None:
-        seen[0] = count
+        file_counts[0] = count
 
-    with ticking("reading the project", context.options, lambda: f"{seen[0]} files"):
+    with show_progress("reading the project", context.options, lambda: f"{file_counts[0]} files"):
         scan = scan_project(context.store, context.project, progress)
-    kept = f", {scan.kept} missing but backed up" if scan.kept else ""
-    lines = [f"{how_many(scan.files, 'file')}: {scan.added} new, {scan.updated} changed, {scan.dropped} gone{kept}"]
+    missing = f", {scan.kept} missing but backed up" if scan.kept else ""
+    lines = [f"{how_many(scan.files, 'file')}: {scan.added} new, {scan.updated} changed, {scan.dropped} gone{missing}"]
     lines += [f"{how_many(scan.unread, 'directory', 'directories')} could not be read"] if scan.unread else []
     return context.print_result(scan.fields(), lines)
 
@@ -173,21 +173,21 @@ def _projects(context: Context) -> int:
     if not options.which or (options.subcommand == "move" and not options.to):
         needed = "PROJECT NEW" if options.subcommand == "move" else "PROJECT"
         raise BadRequest(f"projects {options.subcommand} needs {needed}", hint="fumehood projects list shows them")
-    which = projects.named(options.which)
+    project = projects.named(options.which)
     if options.subcommand == "move":
-        with context.store.alone(which.id):
-            moved = projects.move(which, options.to)
+        with context.store.alone(project.id):
+            moved = projects.move(project, options.to)
         return context.print_result(moved.fields(), f"project {moved.id} is at {printable(moved.path)} now")
-    lost = loss(context.store, which)
+    losses = loss(context.store, project)
     if not options.yes:
         if not (os.isatty(0) and os.isatty(2)):
-            hint = f"{lost.in_words()}; --yes does it"
-            raise BadRequest(f"there is nobody to ask whether to forget {which.path}", hint=hint)
-        question = f"forget project {which.id}, {printable(which.path)}? {lost.in_words()}. Its own files stay. [y/N] "
-        if not ask_yes_no(question):
+            hint = f"{losses.in_words()}; --yes does it"
+            raise BadRequest(f"there is nobody to ask whether to forget {project.path}", hint=hint)
+        name = f"project {project.id}, {printable(project.path)}"
+        if not ask_yes_no(f"forget {name}? {losses.in_words()}. Its own files stay. [y/N] "):
             raise BadRequest("nothing was forgotten", hint="answer y, or give --yes")
-    forget(context.store, which)
-    return context.print_result({"forgotten": which.fields(), **lost.fields()}, f"forgotten; {lost.in_words()}")
+    forget(context.store, project)
+    return context.print_result({"forgotten": project.fields(), **losses.fields()}, f"forgotten; {losses.in_words()}")
 
 
 @command(
@@ -203,18 +203,18 @@ def _roots(context: Context) -> int:
         )
     if options.subcommand == "add":
         project = store.projects.open(project.path)
-        permissions = Permissions(store, terminal, patience_s=store.policy_of(project).ask_timeout)
-        # Whoever types this at a terminal is the person; an agent that runs it is not.
-        is_person = os.isatty(0) and os.isatty(2) and bool(terminal())
+        permissions = Permissions(store, terminal_asker, patience_s=store.policy_of(project).ask_timeout)
+        # Only the person types this at a terminal; an agent has none.
+        is_person = os.isatty(0) and os.isatty(2) and bool(terminal_asker())
         project = add_root(store, project, options.directory, permissions, by_person=is_person)
     elif options.subcommand == "remove":
         project = remove_root(store, project, options.directory)
-    more = offered(store, project)
+    offered_directories = offered(store, project)
     lines = list(map(printable, project.roots))
-    if more:
+    if offered_directories:
         lines.append("commands can't write these yet: a git directory, a mount, or where a link leads; to let them:")
-    lines += [f"  fumehood roots add {shell_path(path)}" for path in more]
-    return context.print_result({"roots": list(project.roots), "offered": more}, lines)
+    lines += [f"  fumehood roots add {shell_path(path)}" for path in offered_directories]
+    return context.print_result({"roots": list(project.roots), "offered": offered_directories}, lines)
 
 
 @command(
@@ -227,8 +227,8 @@ def _grants(context: Context) -> int:
     if context.options.subcommand == "revoke":
         if context.options.grant is None:
             raise BadRequest("grants revoke needs a number", hint="fumehood grants list shows them")
-        gone = grants.revoke(context.options.grant)
-        return context.print_result(gone.fields(), f"revoked: {_grant_line(gone)}")
+        revoked = grants.revoke(context.options.grant)
+        return context.print_result(revoked.fields(), f"revoked: {_grant_line(revoked)}")
     kept = grants.all()
     lines = [f"{grant.id:4}  {_grant_line(grant)}" for grant in kept]
     none = "no answers are kept: you are asked whenever a permission is needed"
@@ -259,7 +259,7 @@ def _playground(context: Context) -> int:
 
 def _roots_here(context: Context) -> tuple[str, ...]:
     project = context.project_here
-    return () if project is None else project.roots  # settings hold there too
+    return () if project is None else project.roots  # without a project, the settings for all projects hold
 
 
 @command(
@@ -297,22 +297,23 @@ def _check_config(context: Context, path: str) -> int:
         answer: dict[str, Any] = {"path": path, "exists": False, "problems": [], "remarks": []}
         return context.print_result(answer, f"{printable(path)} does not exist: the defaults are used")
     checked = compile_file(path)[1]
-    complaints, notes = checked.complaints, tuple[Complaint, ...]()
+    complaints, config_remarks = checked.complaints, tuple[Complaint, ...]()
     if not complaints:
         from fumehood.service.explain import remarks
 
-        notes = remarks(path, checked)
-        # What is no matter of its text: who may write it.
+        config_remarks = remarks(path, checked)
+        # Loading also checks who can write the file.
         load(context.store.places, _roots_here(context))
     lines = []
-    for each in (*complaints, *notes):
-        key = f"{Paint()(printable(each.key), 'bold')}: " if each.key else ""
-        hint = f" ({printable(each.hint)})" if each.hint else ""
-        lines.append(f"{printable(path)}:{each.line}: {key}{printable(each.message)}{hint}")
+    for complaint in (*complaints, *config_remarks):
+        key = f"{Paint()(printable(complaint.key), 'bold')}: " if complaint.key else ""
+        hint = f" ({printable(complaint.hint)})" if complaint.hint else ""
+        lines.append(f"{printable(path)}:{complaint.line}: {key}{printable(complaint.message)}{hint}")
     if not complaints:
-        lines.append(f"{printable(path)} is fine{', but not all of it has an effect working_dir' if notes else ''}")
-    problems, noted = ([each.fields() for each in some] for some in (complaints, notes))
-    context.print_result({"path": path, "exists": True, "problems": problems, "remarks": noted}, lines)
+        remark = ", but not all of it has an effect here" if config_remarks else ""
+        lines.append(f"{printable(path)} is fine{remark}")
+    problems, remark_fields = ([each.fields() for each in listed] for listed in (complaints, config_remarks))
+    context.print_result({"path": path, "exists": True, "problems": problems, "remarks": remark_fields}, lines)
     return 1 if complaints else 0
 
 
@@ -321,21 +322,21 @@ def _show_config(context: Context, path: str) -> int:
     project = roots[0] if roots else None
     settings = load(context.store.places, roots)
     policy = policy_for(context.store.places, roots)
-    own, everywhere = settings.get(project, {}) if project else {}, settings.get(ALL_PROJECTS, {})
+    project_settings, global_settings = settings.get(project, {}) if project else {}, settings.get(ALL_PROJECTS, {})
     keys, lines, sections = [], [], {}
     for key in KEYS:
-        origin = "project" if key.place in own else "global" if key.place in everywhere else "default"
+        origin = "project" if key.place in project_settings else "global" if key.place in global_settings else "default"
         keys.append({"key": key.name, "value": key.of(policy), "from": origin})
         line = f"{key.name} = {printable(key.kind.write(key.of(policy)))}"
         lines.append(Paint()(line, "dim") if origin == "default" else f"{line}    # {origin}")
-    for section in SECTIONS:  # tables of the policy, or what was made of one, without what says nothing
-        all_of_it = (each.fields() if isinstance(each, Value) else each for each in getattr(policy, section.field))
-        tables = [{name: value for name, value in each.items() if value not in ((), {})} for each in all_of_it]
+    for section in SECTIONS:  # tables of the policy, without their empty fields
+        entries = (each.fields() if isinstance(each, Value) else each for each in getattr(policy, section.field))
+        tables = [{name: value for name, value in each.items() if value not in ((), {})} for each in entries]
         sections[section.name] = tables
         for table in tables:
             fields = {**table, **table.get("settings", {})}.items()
-            inside = [f"{name} = {as_toml(value)}" for name, value in fields if name not in ("settings", "defaults")]
-            lines.append(f"[[{section.name}]] {printable(', '.join(inside))}")
+            cells = [f"{name} = {as_toml(value)}" for name, value in fields if name not in ("settings", "defaults")]
+            lines.append(f"[[{section.name}]] {printable(', '.join(cells))}")
     return context.print_result({"path": path, "project": project, "keys": keys, **sections}, lines)
 
 

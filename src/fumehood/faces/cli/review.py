@@ -21,7 +21,7 @@ from fumehood.faces.cli.commands import RUN, RUN_FILTER_OPTIONS, Context, argume
 from fumehood.faces.cli.log import print_difference
 from fumehood.faces.cli.output import Paint, working_dir
 from fumehood.faces.cli.run_text import absolute_path, apply_command, headline, print_run, run_label
-from fumehood.faces.cli.screen import Keys, columns, ticking, turn, wait_for_quiet
+from fumehood.faces.cli.screen import Keys, columns, show_progress, terminal_turn, wait_for_quiet
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import upkeep
@@ -58,8 +58,8 @@ def _draw(context: Context, **options: Any) -> None:
     """Draw the views until the person leaves; raises ModuleNotFoundError if the extra `terminal` is not installed."""
     from fumehood.faces.terminal.app import watch
 
-    with turn(0) as terminal_turn:
-        terminal_turn.wait()  # until no other process asks a question on this terminal
+    with terminal_turn(0) as own_turn:
+        own_turn.wait()  # until no other process asks a question on this terminal
         watch(context.store, **options)
 
 
@@ -83,7 +83,7 @@ _UNDO_ARGUMENTS = (
 )  # fmt: skip
 def _apply(context: Context) -> int:
     options, run = context.options, context.run(context.options.run)
-    with ticking("applying", options):
+    with show_progress("applying", options):
         project = context.project_of(run)
         result = decide.apply_held(context.store, project, run, options.paths, here=working_dir(), force=options.force)
     _report_decision(context, result)
@@ -106,7 +106,7 @@ def _report_decision(context: Context, result: Run) -> int:
 )  # fmt: skip
 def _discard(context: Context) -> int:
     run = context.run(context.options.run)
-    with ticking("throwing away", context.options):
+    with show_progress("throwing away", context.options):
         result = decide.discard_held(
             context.store, context.project_of(run), run, context.options.paths, here=working_dir()
         )
@@ -124,7 +124,7 @@ def _undo(context: Context) -> int:
     is_last, by = options.run in (None, LAST), options.only_session or ""
     is_whole = not is_last and not options.paths
     run = last_to_undo(store, *context.run_filters(LAST)) if is_last else context.run(options.run)
-    with ticking("taking back", options):
+    with show_progress("taking back", options):
         project, force = context.project_of(run), options.force
         if is_whole:
             undo_runs = undo_command(store, project, run, by=by, force=force)
@@ -156,7 +156,7 @@ def _redo(context: Context) -> int:
     name, by = LAST if options.run is None else options.run, options.only_session or ""
     run_filters = context.run_filters(name)
     run = to_redo(context.store, name, *run_filters) if name == LAST else context.run(name)
-    with ticking("bringing back", options):
+    with show_progress("bringing back", options):
         undo_runs = redo_command(
             context.store, context.project_of(run), name, *run_filters, paths=options.paths, here=working_dir(), by=by,
             force=options.force,
@@ -201,7 +201,7 @@ def _act_on_session(context: Context, act: Callable[..., list[Run]]) -> int:
     )
     if path is None or not is_allowed:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
-    with ticking("going through the session", options):
+    with show_progress("going through the session", options):
         project = context.store.projects.open(path)
         undo_runs = act(context.store, project, name, by=options.only_session or "", force=options.force)
 
@@ -339,8 +339,8 @@ def _review_run(context: Context, run: Run) -> bool:
         change = undecided[0]
         seen.add((change.root, change.path))
         conflicts = _conflict_paths(run)
-        with turn(0) as terminal_turn:
-            terminal_turn.wait()
+        with terminal_turn(0) as own_turn:
+            own_turn.wait()
             _print_change(context, run, change)
             # Changes that this one needs, and that are therefore applied with it.
             affected = decide.meant(run, [absolute_path(run, change)])

@@ -245,9 +245,9 @@ def _run_command(
     request = _build_request(options, project, policy)
 
     def at_terminal() -> Sequence[Ask]:
-        from fumehood.faces.cli.screen import terminal
+        from fumehood.faces.cli.screen import terminal_asker
 
-        return terminal()
+        return terminal_asker()
 
     # With --brief, the agent draws its own screen on the terminal: a question would get lost in it.
     askers = (options.variant.askers or at_terminal) if brief is None else ()

@@ -1,10 +1,9 @@
-"""Commands that serve others, or have others serve: mcp, web, worker, fleet, notify.
+"""Commands that run servers, or use them: mcp, web, worker, fleet, notify.
 
-`worker` does what others send to a queue, and `fleet` is how they send it: what that changes comes back held.
+`fleet` sends commands to a queue, and `worker` does them on another machine; what they change comes back held.
 
-`notify` has questions shown as notifications of the desktop, answered by their buttons. Whoever runs it is present at
-the desk as long as the desktop shows notifications: `org.freedesktop.Notifications`, on the session's own bus, which no
-command reaches.
+`notify` shows questions as desktop notifications with buttons (`org.freedesktop.Notifications`). While it runs, the
+person counts as present at the desk. It uses the session bus, which no command in the hood can reach.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _WEB_EXTRA = ("starlette", "uvicorn", "jinja2", "markupsafe", "anyio", "python_m
     option("--session", "NAME", "the session that its runs belong to (default: a new one)"),
     option("--draft", "NAME", "the draft that its runs are in, which begins if there is none"),
     flag("--own-tmp", "serve only where the commands of a session can share a /tmp"),
-    opens_records=False,  # each client's sandbox does that
+    opens_records=False,  # each client's sandbox opens them
 )  # fmt: skip
 def _mcp(options: argparse.Namespace) -> int:
     try:
@@ -81,7 +80,7 @@ def _web(options: argparse.Namespace) -> int:
     return serve(options.port, bind=options.bind, hosts=tuple(options.host), opens=not options.no_open)
 
 
-_ITEM = "{}"
+_PLACEHOLDER = "{}"
 _QUEUE = (
     option("--redis", "URL", "where the queue is (default: the variable FUMEHOOD_REDIS, which no process list shows)",
            default=os.environ.get("FUMEHOOD_REDIS", "")),
@@ -91,7 +90,7 @@ _QUEUE = (
 )  # fmt: skip
 
 
-def _address(context: Context) -> str:
+def _queue_address(context: Context) -> str:
     address: str = context.options.redis
     if not address:
         raise BadRequest("where is the queue?", hint="--redis redis://HOST:6379, or the variable FUMEHOOD_REDIS")
@@ -110,7 +109,7 @@ def _worker(context: Context) -> int:
         from fumehood.service.fleet.worker import work
     except ModuleNotFoundError as error:
         raise lacking(error, "the fleet", "fleet", PACKAGES) from error
-    options, address = context.options, _address(context)
+    options, address = context.options, _queue_address(context)
     context.store.close()
     named = {"name": options.queue} if options.queue else {}
     return work(address, store=options.store, directory=options.directory, burst=options.burst, **named)
@@ -140,7 +139,7 @@ def _worker(context: Context) -> int:
     flag("--keep", "best: keep the drafts of the others too"), flag("--hold", "best: apply nothing"),
 )  # fmt: skip
 def _fleet(context: Context) -> int:
-    options, address = context.options, _address(context)
+    options, address = context.options, _queue_address(context)
     act = {
         "list": _list, "plan": _plan, "run": _run, "map": _map, "best": _best, "attach": _attach, "cancel": _cancel,
     }[options.subcommand]  # fmt: skip
@@ -152,7 +151,7 @@ def _fleet(context: Context) -> int:
         return act(context, sender)
 
 
-def _wishes(context: Context) -> dict[str, Any]:
+def _job_settings(context: Context) -> dict[str, Any]:
     options = context.options
     for each in options.limit:
         if not each.partition("=")[2].isdigit():
@@ -168,14 +167,14 @@ def _wishes(context: Context) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _command(context: Context) -> str | list[str]:
+def _command_to_run(context: Context) -> str | list[str]:
     rest: list[str] = context.options.rest
     if not rest:
         raise BadRequest("which command?", hint="fumehood fleet run -- COMMAND")
     return rest[0] if len(rest) == 1 else rest
 
 
-def _job(context: Context) -> str:
+def _job_id(context: Context) -> str:
     rest: list[str] = context.options.rest
     if len(rest) != 1:
         raise BadRequest("which job?", hint="fumehood fleet list shows them")
@@ -196,23 +195,23 @@ def _plan(context: Context, sender: FleetSender) -> int:
 
 
 def _run(context: Context, sender: FleetSender) -> int:
-    job = sender.send(_command(context), **_wishes(context))
+    job = sender.send(_command_to_run(context), **_job_settings(context))
     if context.options.detach:
         return context.print_result({"job": job}, job)
     if not context.as_json:
         print(f"fumehood: job {job}", file=sys.stderr, flush=True)
-    return _waited(context, sender, job)
+    return _wait_for_job(context, sender, job)
 
 
 def _attach(context: Context, sender: FleetSender) -> int:
-    return _waited(context, sender, _job(context))
+    return _wait_for_job(context, sender, _job_id(context))
 
 
-def _waited(context: Context, sender: FleetSender, job: str) -> int:
+def _wait_for_job(context: Context, sender: FleetSender, job: str) -> int:
     def tell(stream: str, text: str) -> None:
         (sys.stdout if stream == "stdout" else sys.stderr).write(text)
 
-    _tell_of_workers(context, sender)
+    _print_missing_workers(context, sender)
     try:
         run = sender.attach(job, on_output=None if context.as_json else tell)
     except KeyboardInterrupt:
@@ -223,24 +222,24 @@ def _waited(context: Context, sender: FleetSender, job: str) -> int:
         print_run(run, sys.stderr)
         if run.state in ("failed", "refused"):
             print_error(FumehoodError(run.reason, hint=f"fumehood show {run.name}"))
-    return _status(run)
+    return _exit_code(run)
 
 
-def _tell_of_workers(context: Context, sender: FleetSender) -> None:
-    """Say why it may last: nobody is there to do it."""
+def _print_missing_workers(context: Context, sender: FleetSender) -> None:
+    """Say that no worker is there, so the job may wait long."""
     if not context.as_json and not sender.workers():
         print("fumehood: no worker is at this queue; the job waits for one", file=sys.stderr, flush=True)
 
 
-def _status(run: Run) -> int:
+def _exit_code(run: Run) -> int:
     if run.state in ("failed", "refused"):
         return 126 if run.state == "refused" else 125
     return 124 if run.timed_out else run.exit_code or 0
 
 
 def _map(context: Context, sender: FleetSender) -> int:
-    line = _command(context)
-    if not isinstance(line, str) or _ITEM not in line or not context.options.items:
+    line = _command_to_run(context)
+    if not isinstance(line, str) or _PLACEHOLDER not in line or not context.options.items:
         raise BadRequest(
             "map needs a shell line with {} in it, and a file with what it stands for",
             hint="fumehood fleet map --from tasks.txt -- 'python solve.py {}'",
@@ -251,13 +250,13 @@ def _map(context: Context, sender: FleetSender) -> int:
     except OSError as error:
         raise BadRequest(f"{context.options.items} can't be read: {error.strerror}", hint="check the path") from error
     ids: dict[str, str] = {}
-    wishes = _wishes(context)
+    job_settings = _job_settings(context)
     for item in items:
-        ids[sender.send(line.replace(_ITEM, shell_quote(item)), fresh=not ids, **wishes)] = item
+        ids[sender.send(line.replace(_PLACEHOLDER, shell_quote(item)), fresh=not ids, **job_settings)] = item
     if context.options.detach:
         return context.print_result({"jobs": list(ids)}, ids)
     runs = {}
-    _tell_of_workers(context, sender)
+    _print_missing_workers(context, sender)
     try:
         for job, run in sender.results(list(ids)):
             runs[job] = run
@@ -270,24 +269,24 @@ def _map(context: Context, sender: FleetSender) -> int:
         print(f"\nfumehood: {len(left)} go on; fumehood fleet attach ID comes back for one", file=sys.stderr)
         return 130
     context.print_if_json(lambda: {"runs": [{"job": job, "item": ids[job], **runs[job].as_dict()} for job in ids]})
-    return max((1 if _status(run) else 0 for run in runs.values()), default=0)
+    return max((1 if _exit_code(run) else 0 for run in runs.values()), default=0)
 
 
 def _best(context: Context, sender: FleetSender) -> int:
     from fumehood.faces.cli.drafts import print_best, print_candidate
 
     options = context.options
-    _tell_of_workers(context, sender)
+    _print_missing_workers(context, sender)
     result = sender.best(
-        _command(context), options.count, check=options.check, score=options.score, keep=options.keep,
-        apply=not options.hold, on_candidate=None if context.as_json else print_candidate, **_wishes(context),
+        _command_to_run(context), options.count, check=options.check, score=options.score, keep=options.keep,
+        apply=not options.hold, on_candidate=None if context.as_json else print_candidate, **_job_settings(context),
     )  # fmt: skip
     context.print_result(result.as_dict, lambda: print_best(result))
     return 130 if result.is_interrupted else int(result.best is None or (result.run is None and not options.hold))
 
 
 def _cancel(context: Context, sender: FleetSender) -> int:
-    job = _job(context)
+    job = _job_id(context)
     sender.cancel(job)
     return context.print_result({"job": job}, f"{job} is cancelled")
 
@@ -302,12 +301,12 @@ def _list(context: Context, sender: FleetSender) -> int:
     return context.print_result({"jobs": notes}, lines)
 
 
-_NAME, _PATH = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
+_NOTIFICATIONS, _NOTIFICATIONS_PATH = "org.freedesktop.Notifications", "/org/freedesktop/Notifications"
 _BUS, _BUS_PATH = "org.freedesktop.DBus", "/org/freedesktop/DBus"
-_LOOKS_EVERY_S = 0.2
-_URGENT = 2  # it stays until it is answered
-_NEVER = 0  # when it expires
-_ELSEWHERE = "fumehood web and fumehood watch show questions too"
+_POLL_S = 0.2
+_URGENT = 2  # such a notification stays until it is answered
+_NEVER_EXPIRES = 0
+_OTHER_FACES = "fumehood web and fumehood watch show questions too"
 
 
 @command(
@@ -320,13 +319,13 @@ def _notify(context: Context) -> int:
     named = context.options.project is not None or context.options.workspace is not None
     desk, project = Desk(context.store.places), context.project.path if named else ""
     try:
-        answered = asyncio.run(_served(desk, project))
+        answered = asyncio.run(_serve_notifications(desk, project))
     except ModuleNotFoundError as error:
         raise lacking(error, "showing notifications", "desktop", ("dbus_fast",)) from error
     return context.print_result({"answered": answered}, ())
 
 
-async def _served(desk: Desk, project: str) -> int:
+async def _serve_notifications(desk: Desk, project: str) -> int:
     import asyncio
 
     from dbus_fast import AuthError, InvalidAddressError
@@ -335,20 +334,20 @@ async def _served(desk: Desk, project: str) -> int:
     try:
         bus = await MessageBus().connect()
     except (AuthError, InvalidAddressError, OSError) as error:
-        raise Unavailable(f"there is no desktop session here: {error}", hint=_ELSEWHERE) from error
-    over = asyncio.Event()
+        raise Unavailable(f"there is no desktop session here: {error}", hint=_OTHER_FACES) from error
+    ended = asyncio.Event()
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(each, over.set)
-    ending = asyncio.create_task(bus.wait_for_disconnect())  # type: ignore[no-untyped-call]
-    ending.add_done_callback(lambda _ending: over.set())
+        asyncio.get_running_loop().add_signal_handler(each, ended.set)
+    disconnected = asyncio.create_task(bus.wait_for_disconnect())  # type: ignore[no-untyped-call]
+    disconnected.add_done_callback(lambda _ending: ended.set())
     notifier = Notifier(desk, project, bus)
     try:
         await notifier.begin()
         print("questions are shown as notifications of the desktop; Ctrl-C ends that", flush=True)
-        while not over.is_set():
+        while not ended.is_set():
             await notifier.look()
             try:
-                await asyncio.wait_for(over.wait(), _LOOKS_EVERY_S)
+                await asyncio.wait_for(ended.wait(), _POLL_S)
             except TimeoutError:
                 continue
         return notifier.answered
@@ -356,36 +355,36 @@ async def _served(desk: Desk, project: str) -> int:
         if bus.connected:
             await notifier.end()
             bus.disconnect()
-        ending.cancel()
+        disconnected.cancel()
 
 
 class Notifier:
-    """Shows the questions that wait, each in a notification, and takes the buttons for answers."""
+    """Shows each open question as a notification, and answers it when a button is pressed."""
 
     def __init__(self, desk: Desk, project: str, bus: MessageBus) -> None:
         self._desk = desk
         self._project = project
         self._bus = bus
-        self._owner = ""  # the address of the program that shows notifications; no other's signals count
+        self._owner = ""  # the bus address of the program that shows notifications; other senders are ignored
         self._is_marked_up = False
-        self._shown: dict[str, int] = {}  # questions with their notifications: 0 where a person closed it
-        self._signals: list[Message] = []  # a button may be pressed before we hear which notification it is of
+        self._shown: dict[str, int] = {}  # by question, the number of its notification; 0 if the person closed it
+        self._signals: list[Message] = []  # kept until `look`: a button may be pressed before we know the number
         self._presence = ExitStack()
         self.answered = 0
 
     async def begin(self) -> None:
-        """Find the program that shows notifications, and hear from now on what it says."""
+        """Find the program that shows notifications, and listen to its signals."""
         self._bus.add_message_handler(lambda message: self._signals.append(message))  # noqa: PLW0108 - it returns None
         for rule in (
-            f"type='signal',sender='{_NAME}',interface='{_NAME}'",
-            f"type='signal',sender='{_BUS}',member='NameOwnerChanged',arg0='{_NAME}'",
+            f"type='signal',sender='{_NOTIFICATIONS}',interface='{_NOTIFICATIONS}'",
+            f"type='signal',sender='{_BUS}',member='NameOwnerChanged',arg0='{_NOTIFICATIONS}'",
         ):
             await self._call("AddMatch", "s", [rule], name=_BUS, path=_BUS_PATH)
-        if not await self._is_present():
-            raise Unavailable("this desktop has nothing that shows notifications with buttons", hint=_ELSEWHERE)
+        if not await self._find_notification_server():
+            raise Unavailable("this desktop has nothing that shows notifications with buttons", hint=_OTHER_FACES)
 
-    async def _is_present(self) -> bool:
-        """Be present if a program shows notifications that can be answered; it may have to be started by the bus."""
+    async def _find_notification_server(self) -> bool:
+        """Attend the desk if a program shows notifications with buttons; the bus may have to start that program."""
         reply = await self._call("GetCapabilities")
         if reply is None or "actions" not in reply.body[0]:
             return False
@@ -395,11 +394,11 @@ class Notifier:
         return True
 
     async def look(self) -> None:
-        """Take the buttons that were pressed, show what is new, and close what was answered."""
+        """Handle pressed buttons, show new questions, and close the notifications of answered ones."""
         signals, self._signals = self._signals, []
         for message in signals:
-            self._take(message)
-        if not self._owner and not await self._is_present():
+            self._handle_signal(message)
+        if not self._owner and not await self._find_notification_server():
             return
         waiting = {each.id: each for each in self._desk.waiting(self._project)}
         await self._close(self._shown.keys() - waiting.keys())
@@ -408,7 +407,7 @@ class Notifier:
                 await self._show(question)
 
     async def end(self) -> None:
-        """Be present no longer."""
+        """Leave the desk, and close all notifications."""
         self._presence.close()
         await self._close({*self._shown})
 
@@ -422,19 +421,19 @@ class Notifier:
         lines = "\n".join(question.question.lines)
         body = [
             "Fumehood", 0, "dialog-question", "Fumehood asks", escape(lines) if self._is_marked_up else lines,
-            buttons(question.question), {"urgency": Variant("y", _URGENT)}, _NEVER,
+            buttons(question.question), {"urgency": Variant("y", _URGENT)}, _NEVER_EXPIRES,
         ]  # fmt: skip
         reply = await self._call("Notify", "susssasa{sv}i", body)
         if reply is not None:
             self._shown[question.id] = reply.body[0]
 
-    def _take(self, message: Message) -> None:
-        if message.sender == _BUS and message.member == "NameOwnerChanged" and message.body[0] == _NAME:
-            # What was shown is gone with the program that did. Another one is looked for.
+    def _handle_signal(self, message: Message) -> None:
+        if message.sender == _BUS and message.member == "NameOwnerChanged" and message.body[0] == _NOTIFICATIONS:
+            # The program has ended, and its notifications with it. `look` searches for another one.
             self._owner = ""
             self._shown.clear()
             self._presence.close()
-        elif message.sender == self._owner and message.interface == _NAME:
+        elif message.sender == self._owner and message.interface == _NOTIFICATIONS:
             key = next((key for key, number in self._shown.items() if number == message.body[0]), None)
             if key is not None and message.member == "ActionInvoked":
                 option = message.body[1]
@@ -442,12 +441,13 @@ class Notifier:
                 if question is not None and option in question.question.options:
                     self.answered += question.answer(option)
             elif key is not None and message.member == "NotificationClosed":
-                self._shown[key] = 0  # that is no answer: others may give one
+                self._shown[key] = 0  # closing is no answer: another face may still answer
 
     async def _call(
-        self, member: str, signature: str = "", body: Sequence[Any] = (), *, name: str = _NAME, path: str = _PATH
-    ) -> Message | None:
-        """Call a method; None where that failed, because the program is gone or never was there."""
+        self, member: str, signature: str = "", body: Sequence[Any] = (), *, name: str = _NOTIFICATIONS,
+        path: str = _NOTIFICATIONS_PATH,
+    ) -> Message | None:  # fmt: skip
+        """Call a method on the bus; returns None if that fails, because the program is not there."""
         from dbus_fast import Message, MessageType
 
         message = Message(name, path, name, member, signature=signature, body=[*body])
@@ -456,6 +456,6 @@ class Notifier:
 
 
 def buttons(question: Question) -> list[str]:
-    """Return the answers that a question allows with their words; for once first: a desktop may show but three."""
+    """Return the answers that a question allows, each with its text; "once" first: a desktop may show only three."""
     options = sorted(question.options, key=lambda option: answer_scope(option) != ONCE)
     return [text for option in options for text in (option, question.worded(KEYS[option][1]).capitalize())]

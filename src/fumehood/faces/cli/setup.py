@@ -21,23 +21,30 @@ from fumehood.faces.cli import setup_clients
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, repeated_option
 from fumehood.faces.cli.hook_clients import ALLOW
 from fumehood.faces.cli.output import Paint, ask_yes_no, whole_number, working_dir
-from fumehood.faces.cli.screen import Progress, terminal
-from fumehood.faces.cli.setup_clients import CLIENTS, ClientSettings, SettingsEdit, at, meaning, read_settings
+from fumehood.faces.cli.screen import Progress, terminal_asker
+from fumehood.faces.cli.setup_clients import (
+    CLIENTS,
+    ClientSettings,
+    SettingsEdit,
+    parse_settings,
+    read_settings,
+    value_at,
+)
 from fumehood.linux import doctor, probe
 from fumehood.linux.launch import start
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root
 from fumehood.store.config import policy_for, replace, set_key
 
-_AGENTS = (*CLIENTS, "mcp", "python", "none")
+_AGENT_CHOICES = (*CLIENTS, "mcp", "python", "none")
 _INSTALLERS = ("apt ", "apt-get ", "dnf ", "pacman ", "apk ", "zypper ")
 _MCP = """  {"mcpServers": {"fumehood": {"command": "fumehood", "args": ["mcp"]}}}"""
 _PYTHON = """  from fumehood import Sandbox
 
   sandbox = Sandbox("my-project")
   print(sandbox.run("make test").for_model())"""
-_LONGEST_SETTINGS = 1 << 20
-_START_S = 120  # how long a server may take to start, with what it needs installed
+_MAX_SETTINGS = 1 << 20
+_SERVER_START_S = 120  # how long the server may take to start, because its packages may be installed first
 
 
 @command(
@@ -52,7 +59,7 @@ _START_S = 120  # how long a server may take to start, with what it needs instal
     argument("--tier", type=whole_number(), choices=(1, 2), help="how many tools an Alpine root gets"),
     option("--mirror", "URL", "where an Alpine root comes from"),
     repeated_option("--key", "FILE", "a public key that signs that mirror's packages"),
-    argument("--agent", choices=_AGENTS, help="the client whose snippet is shown at the end"),
+    argument("--agent", choices=_AGENT_CHOICES, help="the client whose snippet is shown at the end"),
 )  # fmt: skip
 def _setup(context: Context) -> int:
     if context.options.client:
@@ -65,17 +72,17 @@ def _setup(context: Context) -> int:
     wizard.make_playground()
     wizard.try_it()
     wizard.show_snippet()
-    return context.print_result(wizard.answer, ())
+    return context.print_result(wizard.result, ())
 
 
 class _Wizard:
-    """One setting up: each step says what it finds, and asks where there is a choice."""
+    """The steps of the setup: each prints what it finds, and asks if there is a choice."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._options = context.options
         self._paint = Paint()
-        self.answer: dict[str, object] = {}
+        self.result: dict[str, object] = {}
         if not self._options.yes and not (os.isatty(0) and os.isatty(1)):
             raise BadRequest("there is nobody to ask", hint="fumehood setup --yes takes every default")
 
@@ -101,16 +108,16 @@ class _Wizard:
             self._say(f"  one of: {', '.join(choices)}")
 
     def check_host(self) -> None:
-        """See that commands can be sandboxed here, and offer to install what is missing."""
+        """Check that commands can be sandboxed here, and offer to install what is missing."""
         self._say(f"\n{self._paint('1. This machine', 'bold')}")
         places = self._context.store.places
         host = probe.host(places.cache, places.state, fresh=True)
         abilities = doctor.examine(places.state, host)
         missing = [ability for ability in abilities if ability.needed == "required" and not ability.works]
-        for ability in missing:  # what no package mends is only told
+        for ability in missing:  # if no package provides it, it is only named
             self._say(f"  missing: {ability.name}: {ability.detail}")
             line = ability.fix.removeprefix("sudo ")
-            # As somebody else, sudo would ask for a password, which --yes can't give.
+            # For an ordinary user, sudo would ask for a password, which --yes can't answer.
             can_run = line.startswith(_INSTALLERS) and (os.geteuid() == 0 or not self._options.yes)
             if can_run and self._ask(f"  run `{ability.fix}`?", ("y", "n"), "y") == "y":
                 command = line if os.geteuid() == 0 else f"sudo {line}"
@@ -125,7 +132,7 @@ class _Wizard:
         assert host.bwrap is not None
         version = ".".join(str(part) for part in host.bwrap.version)
         self._say(f"  commands can be sandboxed: bubblewrap {version}, writes captured by {host.captures[0]}")
-        self.answer["capture"] = host.captures[0]
+        self.result["capture"] = host.captures[0]
 
     def choose_root(self) -> None:
         """Choose what commands see as `/` by default, and install it."""
@@ -141,10 +148,10 @@ class _Wizard:
             root = before
         changed = f" now: {printable(set_key(store.places, 'root', root))}" if root != before else ""
         self._say(f"  {root} is the default{changed}")
-        self.answer["root"] = root
+        self.result["root"] = root
 
     def _install(self) -> bool:
-        """Install an Alpine root where there is none; tell whether there is one then."""
+        """Install an Alpine root if there is none; returns whether there is one then."""
         from fumehood.service import root_trees
 
         store = self._context.store
@@ -163,19 +170,19 @@ class _Wizard:
             return False
         self._say(f"  {tree.name} is installed")
         for name, value in (("rootfs.mirror", mirror), ("rootfs.keys", keys)):
-            if value:  # so that `rootfs update` knows them too
+            if value:  # `rootfs update` needs them too
                 self._say(f"  {name} is set: {printable(set_key(store.places, name, value))}")
-        self.answer["rootfs"] = tree.name
+        self.result["rootfs"] = tree.name
         return True
 
     def make_playground(self) -> None:
-        """Make the directory of the agent's own."""
+        """Make the agents' own directory."""
         from fumehood.service.provided import make_playground
 
         self._say(f"\n{self._paint('3. The playground', 'bold')}")
         path = make_playground(self._context.store.places)
         self._say(f"  agents may write {printable(path)} too, outside of every project")
-        self.answer["playground"] = path
+        self.result["playground"] = path
 
     def try_it(self) -> None:
         """Run a command, as an agent would."""
@@ -187,7 +194,7 @@ class _Wizard:
         self._say(f"\n{self._paint('4. A first command', 'bold')}")
         store = self._context.store
         policy = policy_for(store.places, ())
-        # Not in /tmp, which a command does not see, if possible.
+        # If possible not in /tmp, which a command does not see.
         room = "/var/tmp" if os.access("/var/tmp", os.W_OK) else None  # noqa: S108
         with tempfile.TemporaryDirectory(dir=room, prefix="fumehood-setup-") as folder:
             hood = Hood(store, store.projects.open(folder, register=False), policy, start)
@@ -197,14 +204,14 @@ class _Wizard:
         self._say(f"  {printable(said.strip())}")
 
     def show_snippet(self) -> None:
-        """Show how the person's agent comes to use it."""
+        """Connect the person's agent, or show how to do it."""
         self._say(f"\n{self._paint('5. Your agent', 'bold')}")
-        agent = self._options.agent or self._ask("  which one?", _AGENTS, "none")
-        self.answer["agent"] = agent
+        agent = self._options.agent or self._ask("  which one?", _AGENT_CHOICES, "none")
+        self.result["agent"] = agent
         if agent in CLIENTS:
             self._say(f"  the same later: fumehood setup {agent}\n")
             if not self._context.as_json:
-                # Without a person, another program's settings are only shown.
+                # With --yes nobody has agreed to the change, so another program's settings are only shown.
                 self._options.print = self._options.yes
                 connect(self._context, agent)
         elif agent == "mcp":
@@ -216,25 +223,28 @@ class _Wizard:
 
 
 def connect(context: Context, client: str) -> int:
-    """Show what would change, then change it: a backup is kept, and doing it again changes nothing."""
+    """Show how a client's settings would change, ask, then change them and keep a backup.
+
+    Doing it again changes nothing.
+    """
     options = context.options
     if client not in CLIENTS:
         raise BadRequest(f"there is no client {client}", hint=f"one of: {', '.join(CLIENTS)}")
     settings = setup_clients.connections(installed_command())[client]
     if (options.mcp or not settings.hook) and not options.remove and not options.print:
         _check_server()
-    edits_of, notes = settings.chosen(mcp=options.mcp)
-    changes = [_compared(path, edits, is_removal=options.remove) for path, edits in edits_of.items()]
+    edits_of, notes = settings.edits_and_notes(mcp=options.mcp)
+    changes = [_planned_change(path, edits, is_removal=options.remove) for path, edits in edits_of.items()]
     files: list[dict[str, Any]] = [
         {"path": each.path, "changed": False, "diff": each.diff, "backup": None} for each in changes
     ]
     notes = () if options.remove else notes
-    answer: dict[str, Any] = {"client": client, **files[0], "notes": list(notes), "files": files}
+    result: dict[str, Any] = {"client": client, **files[0], "notes": list(notes), "files": files}
     if options.print:
         for file, change in zip(files, changes, strict=True):
             file["text"] = change.after
         headed = [f"# {each.path}\n{each.after}" if len(changes) > 1 else each.after for each in changes]
-        return context.print_result(answer, lambda: sys.stdout.write("".join(headed)))
+        return context.print_result(result, lambda: sys.stdout.write("".join(headed)))
     if not context.as_json:
         sys.stdout.write("".join(each.diff for each in changes) or f"{changes[0].path}: nothing to change\n")
     is_agreed = any(each.diff for each in changes)
@@ -247,51 +257,51 @@ def connect(context: Context, client: str) -> int:
         for file, change in zip(files, changes, strict=True):
             if change.diff:
                 file |= {"backup": _write(change), "changed": True}
-        answer |= files[0] | {"changed": True}
-    answer["directories"] = directories = [] if options.remove else _offered(context, settings)
-    answer["notes"] += [f"the client was given {path}; for commands: fumehood roots add {shell_quote(path)}"
+        result |= files[0] | {"changed": True}
+    result["directories"] = directories = [] if options.remove else _offer_directories(context, settings)
+    result["notes"] += [f"the client was given {path}; for commands: fumehood roots add {shell_quote(path)}"
                         for path in directories]  # fmt: skip
     lines = []
     for file in files:
         backup = f"; what was there: {file['backup']}" if file["backup"] else ""
         done = "written" if os.path.exists(file["path"]) else "removed"
         lines += [f"{done}: {file['path']}{backup}"] if file["changed"] else []
-    return context.print_result(answer, [*lines, *(f"note: {note}" for note in answer["notes"])])
+    return context.print_result(result, [*lines, *(f"note: {note}" for note in result["notes"])])
 
 
-def _offered(context: Context, settings: ClientSettings) -> list[str]:
-    """Offer directories that a client's settings name as roots of this project; returns what still is none.
+def _offer_directories(context: Context, settings: ClientSettings) -> list[str]:
+    """Offer to add the directories that a client's settings name as roots of this project; returns those not added.
 
-    A command can write the settings of a project: only a person's answer counts, and never `--yes`.
+    Commands can write the settings in a project, so only a person's answer counts, and not `--yes`.
     """
     store = context.store
     try:
         project = store.projects.open(store.projects.holding(working_dir()), register=False)
     except BadRequest:
         return []  # nothing here can be a project
-    asks = () if context.options.yes else terminal()
+    askers = () if context.options.yes else terminal_asker()
     left = []
-    paths = (os.path.join(project.path, file) for file in settings.naming)
-    for name in dict.fromkeys(name for path in paths for name in _named(path, settings.keys)):
+    paths = (os.path.join(project.path, file) for file in settings.settings_files)
+    for name in dict.fromkeys(name for path in paths for name in _named_directories(path, settings.directory_keys)):
         path = os.path.normpath(os.path.join(project.path, os.path.expanduser(name)))
         try:
             store.projects.new_root(project, path)
         except BadRequest:
-            continue  # it is one already, or can't be one
+            continue  # it is a root already, or can't be one
         try:
-            project = store.projects.open(project.path, register=bool(asks))
-            project = add_root(store, project, path, Permissions(store, asks))
+            project = store.projects.open(project.path, register=bool(askers))
+            project = add_root(store, project, path, Permissions(store, askers))
         except Refused:
             left.append(path)
     return left
 
 
-def _named(path: str, keys: Sequence[str]) -> list[str]:
-    """Return the directories that settings name; none where they can't be read. OpenCode's are patterns."""
+def _named_directories(path: str, keys: Sequence[str]) -> list[str]:
+    """Return the directories that a settings file names; none if it can't be read. OpenCode names them by patterns."""
     try:
-        # Waits for nothing, whatever a command left there.
+        # O_NONBLOCK: a command may have put a pipe there.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
-            listed = at(meaning(path, file.read(_LONGEST_SETTINGS)), keys)
+            listed = value_at(parse_settings(path, file.read(_MAX_SETTINGS)), keys)
     except (OSError, UnicodeDecodeError, BadRequest):
         return []
     if isinstance(listed, dict):
@@ -299,69 +309,75 @@ def _named(path: str, keys: Sequence[str]) -> list[str]:
     return [each for each in listed if isinstance(each, str) and each] if isinstance(listed, list) else []
 
 
-class Rewriting(Value):
-    """What becomes of one file."""
+class SettingsChange(Value):
+    """A planned change of one settings file."""
 
     path: str
     before: str
     after: str
-    is_gone: bool = False
+    is_deleted: bool = False
     needs_backup: bool = True
-    # What was kept beside it before, and is in it again.
-    stale: tuple[str, ...] = ()
+    # Earlier backups with the content that the file will have again: they are deleted.
+    stale_backups: tuple[str, ...] = ()
 
     @property
     def diff(self) -> str:
-        """The difference, for a person to agree to."""
+        """The difference, which a person must agree to."""
         texts = self.before.splitlines(True), self.after.splitlines(True)
         lines = difflib.unified_diff(*texts, f"{self.path} (now)", f"{self.path} (then)")
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def _compared(path: str, edits: Sequence[SettingsEdit], *, is_removal: bool) -> Rewriting:
+def _planned_change(path: str, edits: Sequence[SettingsEdit], *, is_removal: bool) -> SettingsChange:
     path = os.path.realpath(path)
     before = read_settings(path)
     try:
-        after = _changed(before, edits, is_removal=is_removal)
-        if meaning(path, before) == meaning(path, after) and bool(before) == bool(after):
-            return Rewriting(path=path, before=before, after=before)  # what is there already stays as it is written
+        after = _edited(before, edits, is_removal=is_removal)
+        if parse_settings(path, before) == parse_settings(path, after) and bool(before) == bool(after):
+            return SettingsChange(path=path, before=before, after=before)  # nothing new: keep the person's formatting
         if is_removal:
-            return _taken_out(path, edits, before, after)
-        return Rewriting(path=path, before=before, after=after)
+            return _planned_removal(path, edits, before, after)
+        return SettingsChange(path=path, before=before, after=after)
     except BadRequest as error:
         raise BadRequest(f"{path}: {error.message}", hint=error.hint) from error
 
 
-def _changed(text: str, edits: Sequence[SettingsEdit], *, is_removal: bool) -> str:
-    """Return the text with everything added, or without it."""
+def _edited(text: str, edits: Sequence[SettingsEdit], *, is_removal: bool) -> str:
+    """Return the text with all edits made, or taken out again."""
     for edit in edits:
         text = (edit.remove if is_removal else edit.add)(text)
     return text
 
 
-def _taken_out(path: str, edits: Sequence[SettingsEdit], before: str, after: str) -> Rewriting:
-    """Return to what was there before the setup: where the file is as that left it, to the letter."""
+def _planned_removal(path: str, edits: Sequence[SettingsEdit], before: str, after: str) -> SettingsChange:
+    """Plan to remove our settings from a file.
+
+    If the file is exactly as the setup left it, the backup's text comes back, so that nothing differs from before.
+    """
     backups = {each: read_settings(each) for each in sorted(glob.glob(f"{glob.escape(path)}.before-fumehood-*"))}
-    without = {each: _changed(text, edits, is_removal=True) for each, text in backups.items()}
-    # A backup that holds something of ours is of a second setup.
-    earlier = [text for each, text in backups.items() if meaning(path, without[each]) == meaning(path, text)]
-    after = next((text for text in earlier if _changed(text, edits, is_removal=False) == before), after)
-    is_gone = after not in earlier and "".join(after.split()) in ("", "{}")
-    after = "" if is_gone else after
-    stale = [each for each in backups if meaning(path, without[each]) == meaning(path, after)]
-    # What adding it again would bring back needs no copy.
-    again = [meaning(path, _changed(text, edits, is_removal=False)) for text in (before, after)]
-    return Rewriting(
-        path=path, before=before, after=after, is_gone=is_gone, needs_backup=again[0] != again[1], stale=tuple(stale)
-    )
+    without = {each: _edited(text, edits, is_removal=True) for each, text in backups.items()}
+    # A backup that contains our own settings was made by a second setup, so it is not what was there before.
+    earlier = [
+        text for each, text in backups.items() if parse_settings(path, without[each]) == parse_settings(path, text)
+    ]
+    after = next((text for text in earlier if _edited(text, edits, is_removal=False) == before), after)
+    is_deleted = after not in earlier and "".join(after.split()) in ("", "{}")
+    after = "" if is_deleted else after
+    stale_backups = [each for each in backups if parse_settings(path, without[each]) == parse_settings(path, after)]
+    # No backup is needed if adding our settings again would restore the same settings.
+    added_again = [parse_settings(path, _edited(text, edits, is_removal=False)) for text in (before, after)]
+    return SettingsChange(
+        path=path, before=before, after=after, is_deleted=is_deleted, needs_backup=added_again[0] != added_again[1],
+        stale_backups=tuple(stale_backups),
+    )  # fmt: skip
 
 
-def _write(change: Rewriting) -> str | None:
+def _write(change: SettingsChange) -> str | None:
     path = change.path
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         backup = replace(path, change.before, change.after, needs_backup=change.needs_backup)
-        for each in (*change.stale, *([path] if change.is_gone else [])):
+        for each in (*change.stale_backups, *([path] if change.is_deleted else [])):
             os.unlink(each)
     except OSError as error:
         hint = "--print shows what to add"
@@ -370,10 +386,10 @@ def _write(change: Rewriting) -> str | None:
 
 
 def installed_command() -> list[str]:
-    """Return how this program is started by somebody else, from anywhere."""
+    """Return the command by which another program can start this one, from any directory."""
     started = os.path.abspath(sys.argv[0])
     if os.path.basename(started) in ("launch.py", "launch.pyc"):
-        # The wrapper of a checkout, which finds the environment again when that is made anew.
+        # In a checkout, use its wrapper, which also works after the environment has been made anew.
         wrapper = os.path.abspath(f"{os.path.dirname(__file__)}/../../../../fumehood")
         if os.access(wrapper, os.X_OK):
             return [wrapper]
@@ -383,9 +399,9 @@ def installed_command() -> list[str]:
 
 
 def _check_server() -> None:
-    """Refuse a server that can't start: it is started once, and ends at once, since its input does.
+    """Start the server once to see that it can start; it ends at once, because its input is empty.
 
-    A checkout installs what the server needs when it is first started: a client would not wait for that.
+    In a checkout, the first start installs the server's packages, for which a client would not wait.
     """
     from importlib.util import find_spec
 
@@ -395,7 +411,7 @@ def _check_server() -> None:
     try:
         started = subprocess.run(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False,
-            timeout=_START_S,
+            timeout=_SERVER_START_S,
         )  # fmt: skip
         why = started.stderr.strip() if started.returncode else ""
     except (OSError, subprocess.TimeoutExpired) as error:

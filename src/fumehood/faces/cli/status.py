@@ -25,7 +25,7 @@ from fumehood.faces.cli.commands import (
 )
 from fumehood.faces.cli.output import Paint, terminal_width, whole_number, working_dir
 from fumehood.faces.cli.run_text import draft_or_session, print_run, run_label
-from fumehood.faces.cli.screen import terminal
+from fumehood.faces.cli.screen import terminal_asker
 from fumehood.service import checkpoint, loopback
 from fumehood.service.ask import Desk
 from fumehood.service.overview import missed_questions
@@ -147,7 +147,7 @@ def _ask(context: Context) -> int:
     project = store.projects.open(context.project.path)
     session_name = options.only_session or options.session
     session = _check_session(context, session_name) if session_name else ""
-    may_ask = () if options.only_session else terminal
+    may_ask = () if options.only_session else terminal_asker
     permissions = Permissions(store, may_ask, patience_s=store.policy_of(project).ask_timeout)
     answer = decide_access(store, project, session, requests, permissions.decide)
     return context.print_result({"asked": [each.fields() for each in requests], "said": answer}, answer)

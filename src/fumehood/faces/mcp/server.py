@@ -190,9 +190,9 @@ def serve(
     if http is not None and os.isatty(2):
         # Who is asked where a client can't: the person who started us in a terminal of their own. On standard input
         # we were started by the client, whose own screen the terminal shows.
-        from fumehood.faces.cli.screen import terminal
+        from fumehood.faces.cli.screen import terminal_asker
 
-        others = terminal()
+        others = terminal_asker()
     clients = Clients(project, session, own_tmp=own_tmp, draft=draft, others=others)
     server = build(clients, _own_tools(None if project is None else os.path.realpath(project)))
     gc.freeze()  # all that was loaded stays; looking through it again and again would hold up calls
