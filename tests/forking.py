@@ -46,7 +46,7 @@ def begin_databases_whole() -> None:
     """Have each new database begin as a copy of one with its tables: to make these takes longer than many a test."""
     import tempfile
 
-    from fumehood.linux.lock import locked
+    from fumehood.linux.lock import lock_directory
     from fumehood.store import database
 
     make, connect, steps = database._make, database.Database._connect, database.MIGRATIONS
@@ -59,7 +59,7 @@ def begin_databases_whole() -> None:
         if database.MIGRATIONS is not steps:
             make(path)
             return
-        with locked(os.path.dirname(path)):
+        with lock_directory(os.path.dirname(path)):
             if not os.path.exists(path):
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
                 with open(os.open(f"{path}.new", flags, 0o600), "wb") as file:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import need
-from fumehood.linux.gitindex import LARGEST, has_any, meaning
+from fumehood.linux.gitindex import LARGEST, meaning, names_any_object
 
 FORMS = [(kind, version) for kind in ("sha1", "sha256") for version in (2, 3, 4)]
 
@@ -71,13 +71,14 @@ def test_the_names_that_an_index_has(repository: Repository) -> None:
     strange = [bytes([number]) * len(tree) for number in range(1, 200)]
     index = repository.index()
     assert len(blobs) == 30
-    assert all(has_any(index, {*strange, name}) for name in blobs)
-    assert has_any(index, {*strange, tree}) == (tree in index), "git notes trees after the entries, while they are so"
-    assert not has_any(index, set(strange))
-    assert not has_any(index, set())
+    assert all(names_any_object(index, {*strange, name}) for name in blobs)
+    is_named = names_any_object(index, {*strange, tree})
+    assert is_named == (tree in index), "git notes trees after the entries, while they are so"
+    assert not names_any_object(index, set(strange))
+    assert not names_any_object(index, set())
     another_version, more = index[:4] + b"\0\0\0\x09" + index[8:], index[:8] + b"\xff" * 4 + index[12:]
     for torn in (b"x" + index, index[:-30], another_version, more):
-        assert all(has_any(torn, {*strange, name}) for name in blobs)
+        assert all(names_any_object(torn, {*strange, name}) for name in blobs)
 
 
 def test_an_index_is_read_once_for_all_names(repository: Repository) -> None:
@@ -92,7 +93,7 @@ def test_an_index_is_read_once_for_all_names(repository: Repository) -> None:
     for many in (10, 10_000):
         names = {number.to_bytes(4, "big") * 5 for number in range(1, many)}
         Counting.reads = 0
-        assert not has_any(Counting(repository.index()), names)
+        assert not names_any_object(Counting(repository.index()), names)
         counts.append(Counting.reads)
     assert counts[0] == counts[1]
 
@@ -180,6 +181,6 @@ def test_numbers_and_paths_without_end_are_given_up() -> None:
 
 def test_what_is_too_long_to_look_through_may_have_any_name() -> None:
     names = {bytes(range(20))}
-    assert not has_any(bytes(1000), names)
-    assert has_any(bytes(2 << 20), names)  # a hole, that a command has left in place of an index
-    assert has_any(b"DIRC" + (2).to_bytes(4, "big") + bytes(2 << 20), names)
+    assert not names_any_object(bytes(1000), names)
+    assert names_any_object(bytes(2 << 20), names)  # a hole, that a command has left in place of an index
+    assert names_any_object(b"DIRC" + (2).to_bytes(4, "big") + bytes(2 << 20), names)

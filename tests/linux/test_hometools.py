@@ -11,7 +11,7 @@ import pytest
 
 import fumehood
 from fumehood.core.masks import HOME, variables_for_tools
-from fumehood.linux.hometools import InSight, tools_in_sight
+from fumehood.linux.hometools import VisibleTools, find_tools
 from homes import Planted, plant
 from patience import let_time_pass
 
@@ -33,26 +33,28 @@ def app(place: Planted) -> Path:
     return project
 
 
-def look(place: Planted, *path: str, roots: tuple[Path, ...] = (), variables: dict[str, str] | None = None) -> InSight:
+def look(
+    place: Planted, *path: str, roots: tuple[Path, ...] = (), variables: dict[str, str] | None = None
+) -> VisibleTools:
     """Search with these directories of the home on PATH, and variables that name places in it."""
     named = {name: str(place.home / value) for name, value in (variables or {}).items()}
     environment = {"PATH": ":".join(str(place.home / one) for one in path) + ":/usr/bin", **named}
-    return tools_in_sight([str(place.home)], environment, [str(root) for root in roots])
+    return find_tools([str(place.home)], environment, [str(root) for root in roots])
 
 
-def folders(place: Planted, answer: InSight) -> set[str]:
+def folders(place: Planted, answer: VisibleTools) -> set[str]:
     return {os.path.relpath(path, place.home) for path, _ in answer.folders}
 
 
-def links(place: Planted, answer: InSight) -> dict[str, str]:
+def links(place: Planted, answer: VisibleTools) -> dict[str, str]:
     return {os.path.relpath(path, place.home): target for path, target, _ in answer.links}
 
 
-def masked(place: Planted, answer: InSight) -> set[str]:
+def masked(place: Planted, answer: VisibleTools) -> set[str]:
     return {os.path.relpath(path, place.home) for path in answer.masked}
 
 
-def leave_only(home: Path, answer: InSight) -> None:
+def leave_only(home: Path, answer: VisibleTools) -> None:
     """Make the home what a command would see of it."""
     away = home.with_name("away")
     home.rename(away)
@@ -84,7 +86,7 @@ def test_every_tool_works_and_no_secret_is_left_with_only_what_is_in_sight(test_
     planted = plant(home)
     tried = {command: run(command, planted.environment) for command in planted.tools}
     assert tried == planted.tools, "the tools don't work by themselves"
-    leave_only(home, tools_in_sight([str(home)], planted.environment, []))
+    leave_only(home, find_tools([str(home)], planted.environment, []))
     assert {command: run(command, planted.environment) for command in planted.tools} == planted.tools
     texts = "".join(path.read_text() for path in home.rglob("*") if path.is_file() and not path.is_symlink())
     assert texts.count("/bin/sh") > 20
@@ -185,7 +187,7 @@ def test_libraries_that_variables_name_are_in_sight_and_work_is_not(place):
     place.write("Documents/letter")
     names = ("opt/x/lib", "libs/lib", "src/mine/lib", "src/mine", "Documents")
     paths = ":".join(str(place.home / name) for name in names)
-    answer = tools_in_sight([str(place.home)], {"LD_LIBRARY_PATH": paths, "PYTHONPATH": paths}, [])
+    answer = find_tools([str(place.home)], {"LD_LIBRARY_PATH": paths, "PYTHONPATH": paths}, [])
     assert folders(place, answer) == {"opt/x", "libs/lib"}
 
 
@@ -309,7 +311,7 @@ def test_what_a_person_masked_is_neither_shown_nor_followed(place):
     place.program("private/tool/x", "")
     place.link(".local/bin/x", "~/private/tool/x")
     environment = {"PATH": f"{place.home}/private/bin:{place.home}/.local/bin"}
-    answer = tools_in_sight([str(place.home)], environment, [], hidden=[f"{place.home}/private"])
+    answer = find_tools([str(place.home)], environment, [], hidden=[f"{place.home}/private"])
     assert folders(place, answer) == {".local/bin"}
 
 
@@ -318,7 +320,7 @@ def test_two_homes_are_searched(place, test_directory):
     other.python(".pyenv/versions/3.12.1", "3.12.1")
     place.link(".local/bin/python3", f"{other.home}/.pyenv/versions/3.12.1/bin/python3")
     homes = [str(place.home), str(other.home)]
-    answer = tools_in_sight(homes, {"PATH": f"{place.home}/.local/bin"}, [])
+    answer = find_tools(homes, {"PATH": f"{place.home}/.local/bin"}, [])
     assert {path for path, _ in answer.folders} == {f"{place.home}/.local/bin", f"{other.home}/.pyenv"}
 
 
@@ -431,13 +433,13 @@ def test_what_a_command_planted_shows_nothing_more(place, app, way):
     place.write("src/next/x")
     path = [".local/bin", "mydir", "src/app/.venv/bin", "src/app/node_modules/.bin", "src/app/tools/bin"]
     environment = {"PATH": ":".join(str(place.home / one) for one in path), "VIRTUAL_ENV": f"{app}/.venv"}
-    before = tools_in_sight([str(place.home)], environment, [str(app)])
+    before = find_tools([str(place.home)], environment, [str(app)])
     for victim, folder in VICTIMS.items():
         WAYS[way](place, say(folder, place))
-        after = tools_in_sight([str(place.home)], environment, [str(app)])
+        after = find_tools([str(place.home)], environment, [str(app)])
         assert after.replace(watched=None) == before.replace(watched=None), victim
         # Nor to the commands of another project.
-        elsewhere = tools_in_sight([str(place.home)], environment, [f"{place.home}/src/next"], written=[str(app)])
+        elsewhere = find_tools([str(place.home)], environment, [f"{place.home}/src/next"], written=[str(app)])
         assert folders(place, elsewhere) <= folders(place, before), victim
         shutil.rmtree(app)
         app.mkdir()
@@ -500,7 +502,7 @@ def test_a_python_that_another_project_s_commands_built_is_not_believed(place, a
     place.python("src/fake", "3.12.1")
     place.secret("src/fake/.env.local")
     place.environment_of("src/app/.venv", "src/fake/bin", "x")
-    answer = tools_in_sight([str(place.home)], {}, [str(app)], written=[f"{place.home}/src/fake"])
+    answer = find_tools([str(place.home)], {}, [str(app)], written=[f"{place.home}/src/fake"])
     assert answer.folders == ()
 
 
@@ -569,7 +571,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-def home_with_everything(place: Planted) -> InSight:
+def home_with_everything(place: Planted) -> VisibleTools:
     place.program(".local/bin/script", "")
     place.write("Documents/later")
     place.link(".local/bin/later", "../../Documents/later")

@@ -14,7 +14,7 @@ from fumehood.core.masks import Sight
 from fumehood.linux import libc, survey
 from fumehood.linux.cache import Snapshot
 from fumehood.linux.mounts import HostView, Text, Tmpfs, View
-from fumehood.linux.survey import look_over
+from fumehood.linux.survey import survey_host
 from fumehood.service import blocked
 from patience import LONG_S, eventually
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.namespaces
 
 
 def looked_over(*hidden: str, home: Path, points: tuple[str, ...] = ()) -> HostView:
-    return look_over(Sight(homes=(str(home),), points=points, hidden=hidden))
+    return survey_host(Sight(homes=(str(home),), points=points, hidden=hidden))
 
 
 def hidden_in(view: HostView) -> set[str]:
@@ -265,7 +265,7 @@ def test_root_reads_for_somebody_only_the_settings_that_are_open_to_them(home, p
     for path in (home, home / ".gitconfig"):
         os.chown(path, SOMEBODY, SOMEBODY)
     sight = Sight(homes=(str(home),), points=(str(project),), hidden=(), is_home_hidden=True, user=SOMEBODY)
-    texts = {each.target: each.content for each in look_over(sight).operations if isinstance(each, Text)}
+    texts = {each.target: each.content for each in survey_host(sight).operations if isinstance(each, Text)}
     shown = {os.path.relpath(target, home): text for target, text in texts.items() if target.startswith(f"{home}/")}
     assert not any(b"of-root" in text for text in shown.values())
     assert b"of@theirs.example" in shown[".gitconfig"]
@@ -311,7 +311,7 @@ def test_what_only_root_may_read_of_services_is_hidden_from_its_commands(service
 def test_a_home_among_services_is_in_sight_or_not_as_every_home(services):
     (services / "home").mkdir(mode=0o700)
     (services / "home/notes").touch(mode=0o600)
-    view = look_over(Sight(homes=(str(services / "home"),), points=(), hidden=(), user=0))
+    view = survey_host(Sight(homes=(str(services / "home"),), points=(), hidden=(), user=0))
     assert str(services / "home/notes") not in hidden_in(view)
     assert not any(each.target == str(services / "home") for each in view.operations if isinstance(each, Tmpfs))
 
@@ -321,5 +321,5 @@ def test_a_directory_with_very_many_files_that_only_root_may_read_is_hidden_as_a
     (services / "many").mkdir()
     for number in range(150):
         (services / f"many/{number}").touch(mode=0o600)
-    view = look_over(Sight(homes=("/nonexistent",), points=(str(services / "x"),), hidden=(), user=0))
+    view = survey_host(Sight(homes=("/nonexistent",), points=(str(services / "x"),), hidden=(), user=0))
     assert [path for path in hidden_in(view) if path.startswith(str(services))] == [str(services / "many")]

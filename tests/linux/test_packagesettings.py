@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.linux.home_settings import ToolSettings, Unreadable, Watch, seen_at, tool_settings
+from fumehood.linux.home_settings import ToolSettings, Unreadable, WatchedReader, tool_settings, visible_path
 from patience import let_time_pass
 
 PIP = """
@@ -570,12 +570,12 @@ def test_where_a_path_comes_into_a_directory(path: str, seen: str | None, tmp_pa
     (top / "work/out").symlink_to("..")
     (top / "back").symlink_to("work/out/private")
     (top / "circle").symlink_to("circle")
-    found = seen_at(str(tmp_path / path), [str(top / "work")])
+    found = visible_path(str(tmp_path / path), [str(top / "work")])
     assert found == (None if seen is None else str(tmp_path / seen))
 
 
 def test_a_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
-    watch = Watch()
+    watch = WatchedReader()
     (tmp_path / "full").write_bytes(b"x" * (1 << 20))
     (tmp_path / "more").write_bytes(b"x" * ((1 << 20) + 1))
     assert watch.read(str(tmp_path / "full")) == b"x" * (1 << 20)
@@ -586,7 +586,7 @@ def test_a_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_directory_counts_by_what_it_is_and_not_by_what_is_in_it(tmp_path: Path) -> None:
-    watch = Watch()
+    watch = WatchedReader()
     (tmp_path / "d").mkdir()
     watch.look(str(tmp_path / "d"))
     (tmp_path / "d/x").touch()

@@ -81,10 +81,10 @@ def test_only_versions_are_remembered_and_only_of_files_that_are_as_they_were(
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
     first = told(cli)
     (kept,) = (home / ".cache/fumehood/capabilities").iterdir()
-    versions = cache.recalled(str(kept))
+    versions = cache.load(str(kept))
     # What is remembered is what is told, so that program was not started again.
     grep = next(each for each in versions if each.split()[0].endswith("/grep"))
-    cache.keep(str(kept), {**versions, grep: "99.9"})
+    cache.save(str(kept), {**versions, grep: "99.9"})
     assert told(cli)["tools"] == {**first["tools"], "grep": "99.9"}
     assert told(cli, "--fresh") == first
     kept.write_text("{")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fumehood import BadRequest, Run, Sandbox
-from fumehood.linux.cache import forget
+from fumehood.linux.cache import remove_older
 from fumehood.service import files, layers
 from fumehood.service.clean import Freed, clean
 from fumehood.service.differences import differences
@@ -458,7 +458,7 @@ def test_what_is_just_being_written_to_the_cache_is_in_no_cleanings_way(
         return names
 
     monkeypatch.setattr(os, "listdir", listed_and_then_renamed)
-    forget(str(tmp_path), ("hostview-",), time.time() + DAY)
+    remove_older(str(tmp_path), ("hostview-",), time.time() + DAY)
     monkeypatch.undo()
     assert os.listdir(tmp_path) == ["hostview-1"]
 

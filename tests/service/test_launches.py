@@ -257,13 +257,13 @@ command()
 @pytest.fixture
 def surveys(monkeypatch):
     """What the host was looked over for, each time."""
-    sights, look_over = [], survey.look_over
+    sights, look_over = [], survey.survey_host
 
     def counted(sight, written):
         sights.append(sight)
         return look_over(sight, written)
 
-    monkeypatch.setattr(survey, "look_over", counted)
+    monkeypatch.setattr(survey, "survey_host", counted)
     return sights
 
 

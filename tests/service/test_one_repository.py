@@ -542,7 +542,7 @@ def test_refs_that_are_packed_while_they_are_noted_are_left_out(
             yield path, *others
 
     monkeypatch.setattr(gitobjects, "_naming_objects", vanishing)
-    refs = gitobjects.refs_of(str(repository), str(repository / ".git"))
+    refs = gitobjects.digest_refs(str(repository), str(repository / ".git"))
     assert ".git/refs/heads/main" in refs
     assert ".git/refs/heads/a/branch" not in refs
 

@@ -104,7 +104,7 @@ def compiled(place):
 def form(directory, identity, settings):
     """What is kept of these settings."""
     path = directory / "form"
-    cache.keep(str(path), settings, identity)
+    cache.save(str(path), settings, identity)
     return path.read_bytes()
 
 

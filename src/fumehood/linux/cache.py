@@ -24,7 +24,7 @@ _SUM = 8  # bytes in front that tell whether the rest is whole
 _FORMAT = 2  # of what follows: a file of another is not whole
 
 
-def recalled(path: str, question: Any = None) -> Any:
+def load(path: str, question: Any = None) -> Any:
     """Return the answer that was kept to a question, or None; a file that is not whole and ours alone does not count.
 
     With `sudo` the cache may lie in somebody else's home: what others wrote is not an answer.
@@ -43,12 +43,12 @@ def recalled(path: str, question: Any = None) -> Any:
     return answer if asked == question else None
 
 
-def keep(path: str, answer: Any, question: Any = None) -> None:
+def save(path: str, answer: Any, question: Any = None) -> None:
     """Keep an answer, of plain values; where that can't be done, it only costs time later."""
     content = marshal.dumps((question, answer), 4)  # a form that every Python reads
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        replace(path, _sum(content) + content, by_many=True)
+        replace_file(path, _sum(content) + content, by_many=True)
     except OSError:
         return
 
@@ -65,7 +65,7 @@ def plain_file(path: str, top: int | None = None, most: int = 1 << 16) -> bytes 
         return None
 
 
-def replace(path: str, content: bytes, *, by_many: bool = False, mode: int = 0o600) -> None:
+def replace_file(path: str, content: bytes, *, by_many: bool = False, mode: int = 0o600) -> None:
     """Write a file beside its place, and let it take that when it is whole; raises OSError.
 
     What several may write at once, `by_many`, is written beside it by each for itself.
@@ -79,7 +79,7 @@ def replace(path: str, content: bytes, *, by_many: bool = False, mode: int = 0o6
     os.rename(spare, path)
 
 
-def forget(directory: str, prefixes: tuple[str, ...], before: float) -> None:
+def remove_older(directory: str, prefixes: tuple[str, ...], before: float) -> None:
     """Remove what was kept under names that begin so, and was last written before a time."""
     try:
         names = [name for name in os.listdir(directory) if name.startswith(prefixes)]
@@ -359,7 +359,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 _MOST_LINKS = 40  # on the way along one path: the kernel's own limit
 
 
-def followed(path: str) -> Iterator[tuple[str, bool, list[str]]]:
+def follow_path(path: str) -> Iterator[tuple[str, bool, list[str]]]:
     """Yield each place that an absolute path leads over, whether it is a link, and the names that follow it.
 
     The last one is where the path ends, which need not exist. `..` goes up from where a link has led.
@@ -387,10 +387,10 @@ def followed(path: str) -> Iterator[tuple[str, bool, list[str]]]:
             done = place
 
 
-def links_and_end(path: str) -> list[str]:
+def resolve_links(path: str) -> list[str]:
     """Return the links that a path leads over, in their order, and where it ends."""
     links, end = [], "/"
-    for place, is_link, _ in followed(path):
+    for place, is_link, _ in follow_path(path):
         if is_link:
             links.append(place)
         else:
@@ -398,7 +398,7 @@ def links_and_end(path: str) -> list[str]:
     return [*links, end]
 
 
-def expanded(path: str, home: str) -> str | None:
+def expand_home(path: str, home: str) -> str | None:
     """Return a path as git reads it in a setting, with `~` and `~user` replaced; None where it can't be."""
     if path.startswith("%(prefix)/"):
         return None

@@ -14,9 +14,9 @@ import stat
 from struct import Struct
 
 from fumehood.errors import FumehoodError, OverlayUnavailable
-from fumehood.linux.cache import replace
+from fumehood.linux.cache import replace_file
 from fumehood.linux.checkpoints import let_time_pass
-from fumehood.linux.copying import copy_belongings, copy_entry, copy_file, fill
+from fumehood.linux.copying import copy_entry, copy_file, copy_metadata, fill_directory
 from fumehood.linux.gitindex import same_content
 from fumehood.linux.layer import (
     LayerStack,
@@ -92,13 +92,13 @@ def begin(layer: Layer) -> None:
             Closing(os.open(layer.merged, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC)) as target,
             LayerStack(lowers) as shown,
         ):
-            fill(target, shown, make, may_vanish=True)
+            fill_directory(target, shown, make, may_vanish=True)
             with Closing(open_below(lowers[-1], "", LISTING)) as root:
-                copy_belongings(root, target, os.fstat(root))
+                copy_metadata(root, target, os.fstat(root))
             # The layer's own top directory is what an overlay would show.
             set_mode(target, stat.S_IMODE(os.stat(layer.upper).st_mode))
         let_time_pass()  # whatever changes from now on has a later time than what was copied
-        replace(_manifest_file(layer), marshal.dumps(manifest))
+        replace_file(_manifest_file(layer), marshal.dumps(manifest))
     except OSError as error:
         raise OverlayUnavailable(
             f"cannot copy {layer.root}: {error.strerror}: {_subject(error)}",
@@ -206,7 +206,7 @@ class _Distilling(Closable):
                 Closing(self._merged.open_as_is(path, LISTING)) as reading,
                 Closing(self._upper.open_as_is(path, LISTING)) as writing,
             ):
-                copy_belongings(reading, writing, os.fstat(reading))
+                copy_metadata(reading, writing, os.fstat(reading))
                 set_mode(writing, mode)
 
     def _directory(self, path: str) -> list[str]:

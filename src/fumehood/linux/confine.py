@@ -43,7 +43,7 @@ def filter_for(directory: str, *, unix_sockets: bool, pretends_owners: bool = Fa
     variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
     # Named by content: installations that share a cache keep out of each other's way.
     path = f"{directory}/{CACHE_PREFIX}{machine()}{variant}-{crc32(tables):08x}"
-    kept: bytes | None = cache.recalled(path) if tables else None
+    kept: bytes | None = cache.load(path) if tables else None
     if kept is not None:
         return kept
     from fumehood.core.syscalls import NO_UNIX_SOCKETS, PRETENDED_OWNERS, program
@@ -51,7 +51,7 @@ def filter_for(directory: str, *, unix_sockets: bool, pretends_owners: bool = Fa
     more = (() if unix_sockets else NO_UNIX_SOCKETS) + (PRETENDED_OWNERS if pretends_owners else ())
     made = program(machine(), more) if is_known() else b""
     if tables:
-        cache.keep(path, made)
+        cache.save(path, made)
     return made
 
 

@@ -42,7 +42,7 @@ _PATIENCE_S = 2.0
 _SOURCE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _TARGET = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # That a file can't have another name there: by its owner, by the file system, or because that is another one.
-CANT_LINK = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+LINK_REFUSED = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def copy_file(source_dir: int, source: str, target_dir: int, target: str) -> None:
@@ -65,7 +65,7 @@ def _copy_open(reading: int, status: os.stat_result, target_dir: int, target: st
             fcntl.ioctl(writing, _FICLONE, reading)  # some file systems can share the blocks
         except OSError:
             _copy_content(reading, writing, status.st_size)
-        copy_belongings(reading, writing, status)
+        copy_metadata(reading, writing, status)
 
 
 def _copy_content(reading: int, writing: int, size: int) -> None:
@@ -91,7 +91,7 @@ def _copy_content(reading: int, writing: int, size: int) -> None:
     os.ftruncate(writing, size)
 
 
-def copy_belongings(reading: int, writing: int, status: os.stat_result) -> None:
+def copy_metadata(reading: int, writing: int, status: os.stat_result) -> None:
     """Give a copy the owner, attributes, mode and times of its source."""
     _copy_owner_and_attributes(reading, writing, status)
     os.fchmod(writing, stat.S_IMODE(status.st_mode))
@@ -128,7 +128,7 @@ def give_owner(entry: int | str, status: os.stat_result, directory: int | None =
             raise
 
 
-class Links(Closable):
+class LinkedCopies(Closable):
     """Where the first copy of each file with several names lies below a top: the next ones become links to it."""
 
     def __init__(self, top: int) -> None:
@@ -153,7 +153,7 @@ class Links(Closable):
 
 
 def copy_entry(
-    source_dir: int, source: str, target_dir: int, target: str, links: Links | None = None, at: str = ""
+    source_dir: int, source: str, target_dir: int, target: str, links: LinkedCopies | None = None, at: str = ""
 ) -> None:
     """Copy a file, a symlink, a special file or a whole tree; follows nothing.
 
@@ -188,7 +188,7 @@ def copy_entry(
 
 
 def copy_tree(
-    source_dir: int, source: str, target_dir: int, target: str, links: Links | None = None, at: str = "", *,
+    source_dir: int, source: str, target_dir: int, target: str, links: LinkedCopies | None = None, at: str = "", *,
     is_layer: bool = False,
 ) -> None:  # fmt: skip
     """Copy a directory and all below it."""
@@ -196,7 +196,7 @@ def copy_tree(
     with (
         Closing(open_below(source_dir, source)) as source_top,
         Closing(open_below(target_dir, target)) as target_top,
-        Links(target_top) as own_links,
+        LinkedCopies(target_top) as own_links,
         LayerStack([source_top]) as tree,
     ):
 
@@ -204,10 +204,10 @@ def copy_tree(
             if status is None or not stat.S_ISDIR(status.st_mode):
                 copy_entry(reading, name, writing, name, links or own_links, join(at, path) if links else path)
 
-        fill(target_top, tree, make, is_layer=is_layer)
+        fill_directory(target_top, tree, make, is_layer=is_layer)
 
 
-def renew_unless_gone(layers: Sequence[str], unmounting: int, count: int) -> None:
+def replace_unless_unmounted(layers: Sequence[str], unmounting: int, count: int) -> None:
     """Put copies in the place of layers whose overlays live on, because another command has something of them open.
 
     By `unmounting` is told that overlays are gone, if at all: so many are awaited, but only for a little while. Who
@@ -222,10 +222,10 @@ def renew_unless_gone(layers: Sequence[str], unmounting: int, count: int) -> Non
             count -= unmounted(unmounting)
         if count <= 0:
             return
-    renew(written)
+    replace_by_copies(written)
 
 
-def renew(layers: Sequence[str]) -> None:
+def replace_by_copies(layers: Sequence[str]) -> None:
     """Put copies in the place of layers.
 
     What another command wrote there would change files after they were judged, and in the project itself: what is
@@ -269,37 +269,39 @@ def copy_with_content(source: int, name: str, target: int, copy: str, content: b
         os.fchmod(file.fileno(), mode)
 
 
-def copy_whole(source: int, target: int, is_never_written: Callable[[str, os.stat_result], bool]) -> None:
+def copy_all(source: int, target: int, is_never_written: Callable[[str, os.stat_result], bool]) -> None:
     """Copy all that lies in a directory into an empty one; of what is never written there, links are made.
 
     What others remove meanwhile is left out.
     """
-    with Links(target) as links, LayerStack([source]) as tree:
+    with LinkedCopies(target) as links, LayerStack([source]) as tree:
 
         def make(reading: int, writing: int, name: str, path: str, status: os.stat_result | None) -> None:
             if status is None or stat.S_ISDIR(status.st_mode):
                 return
             try:
-                if not is_never_written(path, status) or not is_linked(reading, name, writing, name):
+                if not is_never_written(path, status) or not try_link(reading, name, writing, name):
                     copy_entry(reading, name, writing, name, links, path)
             except FileNotFoundError:
                 return
 
-        fill(target, tree, make, may_vanish=True)
+        fill_directory(target, tree, make, may_vanish=True)
 
 
-def is_linked(source_dir: int, source: str, target_dir: int, target: str) -> bool:
+def try_link(source_dir: int, source: str, target_dir: int, target: str) -> bool:
     """Give an entry another name, maybe in another directory; False where it can't have one there."""
     try:
         os.link(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir, follow_symlinks=False)
     except OSError as error:
-        if error.errno not in CANT_LINK:
+        if error.errno not in LINK_REFUSED:
             raise
         return False
     return True
 
 
-def fill(target: int, shown: LayerStack, make: Make, *, may_vanish: bool = False, is_layer: bool = False) -> None:
+def fill_directory(
+    target: int, stack: LayerStack, make: Make, *, may_vanish: bool = False, is_layer: bool = False
+) -> None:
     """Fill an empty directory with what a stack shows; directories get what belongs to them when they are full.
 
     Directories are made here; `make` makes all else, given None where a layer hides an entry, and returns False of a
@@ -310,7 +312,7 @@ def fill(target: int, shown: LayerStack, make: Make, *, may_vanish: bool = False
         while waiting:
             path = waiting.pop()
             try:
-                directory = shown.open_merged(path)
+                directory = stack.open_merged(path)
             except FileNotFoundError:
                 if may_vanish and path:
                     continue
@@ -325,15 +327,15 @@ def fill(target: int, shown: LayerStack, make: Make, *, may_vanish: bool = False
                         waiting.append(join(path, name))
             full.append(path)
         for path in reversed(full):
-            source, mode = shown.open_topmost(path)
+            source, mode = stack.open_topmost(path)
             with Closing(source) as reading, Closing(parents.open(path, LISTING)) as writing:
                 if is_layer and is_opaque(reading):
                     set_opaque(writing)
-                copy_belongings(reading, writing, os.fstat(reading))
+                copy_metadata(reading, writing, os.fstat(reading))
                 set_mode(writing, mode)
 
 
-def copy_directory(source_dir: int, target_dir: int, name: str) -> None:
+def copy_directory_metadata(source_dir: int, target_dir: int, name: str) -> None:
     """Give a directory the owner and the attributes of another one of the same name."""
     with (
         AccessibleTree(source_dir) as loosened,
@@ -352,7 +354,7 @@ def copy_versions(changes: Sequence[c.Change], source: int, target: int) -> None
 
     copied = [change for change in changes if change.after is not None and not c.is_directory_mode(change)]
     directories = [change for change in copied if change.kind == c.DIRECTORY]
-    with AccessibleTree(source) as layer, DirectoryCache(target) as parents, Links(target) as links:
+    with AccessibleTree(source) as layer, DirectoryCache(target) as parents, LinkedCopies(target) as links:
         for change in copied:
             parent, name = split(change.path)
             make_parents(parents, parent)
@@ -375,5 +377,5 @@ def copy_versions(changes: Sequence[c.Change], source: int, target: int) -> None
                 Closing(layer.open_to_read(change.path)) as reading,
                 Closing(parents.open(change.path, LISTING)) as writing,
             ):
-                copy_belongings(reading, writing, os.fstat(reading))
+                copy_metadata(reading, writing, os.fstat(reading))
                 set_mode(writing, 0 if change.after is None else change.after.mode)

@@ -149,7 +149,7 @@ def meaning(data: bytes) -> str:
     return digest.hexdigest()
 
 
-def has_any(data: bytes, names: Collection[bytes]) -> bool:
+def names_any_object(data: bytes, names: Collection[bytes]) -> bool:
     """Return True if an index has any of some objects' names, or may have; however many these are, it is read once.
 
     They are looked for in the entries, then in what follows these; where they are no entries, everywhere.
@@ -190,7 +190,7 @@ def _path_after(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:
 # ---- What a person only stages while a command changes the index, too: each path is as the one has it who changed it.
 
 
-def joined(then: bytes, now: bytes, mine: bytes, *, is_all: bool) -> bytes:
+def merge_staged_entries(then: bytes, now: bytes, mine: bytes, *, is_all: bool) -> bytes:
     """Return a command's index with what a person has only staged since `then`, each given by its bytes.
 
     Nothing where the command has an entry of its own at a path that the person changed, or where not all is understood.
@@ -258,14 +258,14 @@ def _number(value: int) -> bytes:
 # Git replaces an index by a rename, so the version that a command saw is gone once somebody's `git status` has
 # refreshed it: only a descriptor from before still has it.
 
-NAME = "index"  # in a git directory, whatever that one is called; only the content tells whether it is an index
+INDEX_NAME = "index"  # in a git directory, whatever that one is called; only the content tells whether it is an index
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CONTENT_SIZE = 16  # bytes of the digest of a content; that of an index is longer
 _MOST_FILES, _MOST_READ, _PIECE = 1_000, 1 << 23, 1 << 20
 _MOST_HELD = 8  # descriptors are few in some places, and a project with more work trees just has more conflicts
 
 
-def meaning_in(directory: int, name: str, status: os.stat_result) -> str:
+def read_meaning(directory: int, name: str, status: os.stat_result) -> str:
     """Return what an entry of a directory means as a git index; nothing where it is none, or not this version."""
     try:
         file = os.open(name, _READING, dir_fd=directory)
@@ -275,7 +275,7 @@ def meaning_in(directory: int, name: str, status: os.stat_result) -> str:
         return _meaning(file, status)
 
 
-def refreshed(stamp: c.Stamp, top: int, path: str, status: os.stat_result) -> c.Stamp | None:
+def equivalent_stamp(stamp: c.Stamp, top: int, path: str, status: os.stat_result) -> c.Stamp | None:
     """Return the stamp of what lies at a path now, if that means what the stamped version did.
 
     Somebody may have touched a file, or written the same once more; what git made of its index may be refreshed.
@@ -295,7 +295,7 @@ def refreshed(stamp: c.Stamp, top: int, path: str, status: os.stat_result) -> c.
     return now if now.meaning == stamp.meaning else None
 
 
-def note_contents(changes: Sequence[c.Change], layer: int, below: Sequence[int]) -> None:
+def record_content_digests(changes: Sequence[c.Change], layer: int, below: Sequence[int]) -> None:
     """Let the stamps of a run's changes say what the files hold, so that `refreshed` knows one that was only touched.
 
     It reads all of them, so only where they are few and small: who changes more is told by times alone. Git touches an
@@ -404,7 +404,7 @@ class SeenIndexes:
                 return
             git, prefix = os.dup(top), ""
         with Closing(git):
-            for path in (NAME, *_others(git)):
+            for path in (INDEX_NAME, *_others(git)):
                 if len(self._held) < _MOST_HELD:
                     try:
                         file = open_below(git, path, _READING)
@@ -419,7 +419,7 @@ class SeenIndexes:
         file, then = self._held[root, path]
         return means if _is_same(then, now) else _meaning(file, then)
 
-    def has_been_read(self, root: int, path: str, live: int, layer: int) -> bool:
+    def includes_committed(self, root: int, path: str, live: int, layer: int) -> bool:
         """Return True if a command's index has all that a person committed since theirs was looked at.
 
         Then the command has read the person's before it wrote its own. The two lie in a directory each. What a person
@@ -428,9 +428,9 @@ class SeenIndexes:
         file, _ = self._held[root, path]
         then = _understood(_whole(file))
         try:
-            with Closing(os.open(NAME, _READING, dir_fd=live)) as theirs:
+            with Closing(os.open(INDEX_NAME, _READING, dir_fd=live)) as theirs:
                 now = _understood(_whole(theirs))
-            with Closing(os.open(NAME, _READING, dir_fd=layer)) as own:
+            with Closing(os.open(INDEX_NAME, _READING, dir_fd=layer)) as own:
                 mine = _understood(_whole(own))
         except OSError:
             return False  # git has just replaced one
@@ -440,7 +440,7 @@ class SeenIndexes:
         before, after, ours = set(then.meant), set(now.meant), set(mine.meant)
         return bool(before and after and ours) and after - before <= ours and ours.isdisjoint(before - after)
 
-    def joined(self, change: c.Change, live: int, layer: int, *, is_all: bool) -> tuple[bytes, int]:
+    def merge_staged_entries(self, change: c.Change, live: int, layer: int, *, is_all: bool) -> tuple[bytes, int]:
         """Return a command's index with what a person has only staged since, as bytes, and the older time of the two.
 
         With that time, git looks again at each file that was written when either of them was. Nothing where there is no
@@ -451,13 +451,13 @@ class SeenIndexes:
         file, _ = self._held[change.root, change.path]
         try:
             with (
-                Closing(os.open(NAME, _READING, dir_fd=live)) as theirs,
-                Closing(os.open(NAME, _READING, dir_fd=layer)) as own,
+                Closing(os.open(INDEX_NAME, _READING, dir_fd=live)) as theirs,
+                Closing(os.open(INDEX_NAME, _READING, dir_fd=layer)) as own,
             ):
                 now, mine = os.fstat(theirs), os.fstat(own)
                 if change.before is None or not change.before.same(stamp_of(now)):
                     return b"", 0
-                content = joined(_whole(file), _whole(theirs), _whole(own), is_all=is_all)
+                content = merge_staged_entries(_whole(file), _whole(theirs), _whole(own), is_all=is_all)
                 return content, min(now.st_mtime_ns, mine.st_mtime_ns)
         except OSError:
             return b"", 0  # git has just replaced one
@@ -478,4 +478,4 @@ def _others(git: int) -> Iterator[str]:
             continue
         with Closing(directory):
             names = os.listdir(directory)
-        yield from (f"{kind}/{name}/{NAME}" for name in names[:_MOST_HELD])
+        yield from (f"{kind}/{name}/{INDEX_NAME}" for name in names[:_MOST_HELD])

@@ -11,8 +11,8 @@ from fumehood.core.judge import git_directories, is_git_note, is_object_list, ob
 from fumehood.core.masks import is_below, is_in
 from fumehood.linux.cache import plain_file
 from fumehood.linux.copying import copy_with_content
-from fumehood.linux.gitindex import LARGEST, SeenIndexes, has_any, meaning
-from fumehood.linux.gitindex import NAME as INDEX
+from fumehood.linux.gitindex import INDEX_NAME as INDEX
+from fumehood.linux.gitindex import LARGEST, SeenIndexes, meaning, names_any_object
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import (
     LISTING,
@@ -45,7 +45,7 @@ _LONGEST_LOG = 1 << 24  # bytes
 _LONGEST_REFS = 1 << 20  # bytes of one file; a command can leave one of any length, which takes no room on the disk
 
 
-def may_stay(place: str, gits: Collection[str] = ()) -> bool:
+def is_object_or_note(place: str, gits: Collection[str] = ()) -> bool:
     """Return True if nobody minds which of two versions lies at a path, nor that one stays.
 
     `gits` are git directories that their names don't tell.
@@ -53,7 +53,7 @@ def may_stay(place: str, gits: Collection[str] = ()) -> bool:
     return bool(object_store_of(place, gits)) or is_git_note(place, gits)
 
 
-def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
+def drop_harmless_conflicts(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
     """Settle conflicts that are none: the project has the same object by now, or a later note; tell whether any are.
 
     What it has stays, and counts as needed. An object that somebody wants anew is not deleted.
@@ -74,7 +74,7 @@ def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
                 elif entry is not None and kind_of(entry.st_mode) == change.kind:
                     left.add((number, change.path))
                     if change.kind == c.FILE:
-                        freshen(top, change.path)
+                        freshen_object(top, change.path)
     for change in changes:
         above = change.within if change.change == c.DELETED else None
         if (change.root, change.path) in left or (change.root, above) in left:
@@ -85,10 +85,10 @@ def leave_theirs(roots: Sequence[str], changes: Sequence[c.Change]) -> bool:
 def _is_apart(roots: Sequence[str], change: c.Change, gits: Collection[str]) -> bool:
     """Return True for an object or a note, unless it only moves with more of its repository."""
     paths = (change.path,) if change.within is None else (change.path, change.within)
-    return all(may_stay(f"{roots[change.root]}/{path}", gits) for path in paths)
+    return all(is_object_or_note(f"{roots[change.root]}/{path}", gits) for path in paths)
 
 
-def has_read_theirs(roots: Sequence[str], gits: Collection[str], change: c.Change, upper: str) -> bool:
+def builds_on_project_ref(roots: Sequence[str], gits: Collection[str], change: c.Change, upper: str) -> bool:
     """Return True for a ref or log of git's that a command changed after it had read the project's of now.
 
     A log tells: the command's has all lines of the project's, in their order. `git gc` writes logs anew, without lines
@@ -139,7 +139,7 @@ def _is_on_top(layer: int, git: str, old: bytes, new: str) -> bool:
     return commit.startswith(b"commit ") and b"\nparent %b\n" % old in commit.partition(b"\n\n")[0] + b"\n"
 
 
-def takes_in_staged(
+def merges_staged_entries(
     roots: Sequence[str], changes: Sequence[c.Change], index: c.Change, upper: str, indexes: SeenIndexes, began_ns: int
 ) -> bool:
     """Let a command's index have what a person has only staged meanwhile; tell whether it has it now.
@@ -161,7 +161,7 @@ def takes_in_staged(
             return False
         try:
             with Closing(open_below(live, parent)) as theirs, Closing(open_below(layer, parent)) as own:
-                content, time_ns = indexes.joined(index, theirs, own, is_all=not others)
+                content, time_ns = indexes.merge_staged_entries(index, theirs, own, is_all=not others)
                 if not content:
                     return False
                 copy_with_content(own, INDEX, room, _JOINED, content)
@@ -182,7 +182,7 @@ def _is_moved_since(top: int, tree: str, git: str, began_ns: int) -> bool:
     return any(status is not None and c.may_be_later(status.st_ctime_ns, began_ns) for status in statuses)
 
 
-def freshen(top: int, path: str) -> None:
+def freshen_object(top: int, path: str) -> None:
     """Let an object count as needed from now on, as git does where it would write one that is there."""
     parent, name = split(path)
     with Closing(open_below(top, parent)) as directory:
@@ -192,7 +192,7 @@ def freshen(top: int, path: str) -> None:
             return  # somebody else's, so it is in no run of ours
 
 
-def keep_needed(roots: Sequence[str], changes: Sequence[c.Change], began_ns: int) -> None:
+def keep_objects_in_use(roots: Sequence[str], changes: Sequence[c.Change], began_ns: int) -> None:
     """Let objects stay that a run would remove, where a ref, or an index that names one, was written since it began."""
     for (root, git), group in _by_repository(roots, changes, git_directories(roots, changes)).items():
         going = [each for each in group if each.change == c.DELETED and each.verdict == c.APPLIED] if git else []
@@ -208,7 +208,7 @@ def keep_needed(roots: Sequence[str], changes: Sequence[c.Change], began_ns: int
                 change.verdict, change.reason = c.DISCARDED, "it may be needed since"
 
 
-def without_theirs(
+def without_objects_in_use(
     roots: Sequence[str], changes: Sequence[c.Change], noted: Refs, moved: Callable[[Sequence[c.Change]], list[str]],
     waiting: Callable[[], Container[str]],
 ) -> list[c.Change]:  # fmt: skip
@@ -258,7 +258,7 @@ def _written_since_noted(roots: Sequence[str], root: int, git: str, noted: Refs)
 
     These say where a HEAD was, and name no object that must be there.
     """
-    others = (path for path, says in refs_of(roots[root], git).items() if noted.get((root, path)) != says)
+    others = (path for path, says in digest_refs(roots[root], git).items() if noted.get((root, path)) != says)
     return [path for path in others if "refs/" in path or not path.endswith("logs/HEAD")]
 
 
@@ -321,7 +321,7 @@ def _have_any(top: int, indexes: Sequence[str], names: Collection[bytes]) -> boo
         return True
     for path in indexes:
         content = plain_file(path, top, LARGEST)
-        if content is None or len(content) == LARGEST or b"" in names or has_any(content, names):
+        if content is None or len(content) == LARGEST or b"" in names or names_any_object(content, names):
             return True
     return False
 
@@ -330,7 +330,7 @@ def _have_any(top: int, indexes: Sequence[str], names: Collection[bytes]) -> boo
 # before they came, and says the same now, needs none of them.
 
 
-def repositories_of(roots: Sequence[str], changes: Sequence[c.Change]) -> set[tuple[int, str]]:
+def changed_repositories(roots: Sequence[str], changes: Sequence[c.Change]) -> set[tuple[int, str]]:
     """Return the git directories, each with its root, that some changes are made in, unless these move with them."""
     gits = set(git_directories(roots, changes))
     for change in changes:
@@ -349,7 +349,7 @@ def repositories_of(roots: Sequence[str], changes: Sequence[c.Change]) -> set[tu
     return repositories
 
 
-def refs_of(root: str, git: str) -> dict[str, bytes]:
+def digest_refs(root: str, git: str) -> dict[str, bytes]:
     """Return a digest of each ref and HEAD, and what tells versions of an index, a log or a list apart.
 
     Those that vanish meanwhile are left out: `git gc` packs them.
@@ -406,7 +406,7 @@ def _naming_objects(top: int, git: str) -> Iterator[tuple[str, os.stat_result, b
                     yield path, status, name != "refs"
 
 
-def heads_in_the_way(roots: Sequence[str], changes: Sequence[c.Change], noted: Refs) -> list[tuple[int, str]]:
+def heads_moved_since(roots: Sequence[str], changes: Sequence[c.Change], noted: Refs) -> list[tuple[int, str]]:
     """Return the HEADs that moved on since they were `noted`, so that an undo would tear them from what it changes.
 
     An index that goes back alone, below a later commit, has the opposite of that commit staged. A branch that goes
@@ -414,7 +414,7 @@ def heads_in_the_way(roots: Sequence[str], changes: Sequence[c.Change], noted: R
     """
     moved: list[tuple[int, str]] = []
     paths = {(change.root, change.path) for change in changes}
-    for root, place in sorted(repositories_of(roots, changes)):
+    for root, place in sorted(changed_repositories(roots, changes)):
         git = _inside(roots[root], place)
         if (root, join(git, "HEAD")) not in noted:
             continue  # that was before HEADs were noted
@@ -446,7 +446,7 @@ def _work_trees(top: int, git: str) -> list[str]:
     return [join(git, f"worktrees/{name}") for name in _listed(top, join(git, "worktrees"))]
 
 
-def keep_work_trees(roots: Sequence[str], changes: Sequence[c.Change]) -> None:
+def keep_unseen_work_trees(roots: Sequence[str], changes: Sequence[c.Change]) -> None:
     """Let git go on knowing a linked work tree that it took for removed, because no command sees where it lies.
 
     What it would remove of that repository's objects stays too: the work tree may need them.
@@ -473,7 +473,7 @@ def keep_work_trees(roots: Sequence[str], changes: Sequence[c.Change]) -> None:
                 change.verdict, change.reason = c.DISCARDED, why
 
 
-def leave_lost_work_trees(roots: Sequence[str], changes: Sequence[c.Change], uppers: Sequence[str], home: str) -> None:
+def drop_lost_work_trees(roots: Sequence[str], changes: Sequence[c.Change], uppers: Sequence[str], home: str) -> None:
     """Leave out what git notes of a new work tree that went with the home that a command has for itself."""
     new = {(change.root, change.path) for change in changes if change.change == c.ADDED}
     lost: dict[tuple[int, str], str] = {}

@@ -19,7 +19,7 @@ from fumehood.core.masks import is_in
 from fumehood.core.package_settings import Malformed, announces_secret, may_hold_secret, paths_below, shown_of
 from fumehood.core.patterns import matches
 from fumehood.core.value import Value, words
-from fumehood.linux.cache import Snapshot, expanded, followed
+from fumehood.linux.cache import Snapshot, expand_home, follow_path
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_below, open_top
 
@@ -39,7 +39,7 @@ class Unreadable(Exception):
     """A settings file that is there and can't be used; the message says why."""
 
 
-class Watch:
+class WatchedReader:
     """Reads files; a snapshot has how they were, and the links on the way to them.
 
     Where root reads for another user, only what is open to them is read: they decide where their settings lead.
@@ -57,7 +57,7 @@ class Watch:
         """
         if path not in self._looked_at and "\0" not in path:
             end = "/"
-            for end, _, _ in followed(path):
+            for end, _, _ in follow_path(path):
                 self.snapshot.leads(end)
             if os.path.isdir(end):
                 self.snapshot.exists(end)
@@ -79,7 +79,7 @@ class Watch:
         if self._user != os.geteuid() and not _is_open_to(self._user, file):
             os.close(file)
             raise Unreadable(os.strerror(errno.EACCES))
-        return content(file)
+        return read_open_file(file)
 
 
 def _is_open_to(user: int, file: int) -> bool:
@@ -95,7 +95,7 @@ def _is_open_to(user: int, file: int) -> bool:
     return can_come and bool(status.st_mode & stat.S_IROTH)
 
 
-def content(file: int) -> bytes | None:
+def read_open_file(file: int) -> bytes | None:
     """Return what an open file holds if it is a regular one, and close it."""
     try:
         with Closing(file):
@@ -110,12 +110,12 @@ def content(file: int) -> bytes | None:
     return data
 
 
-def seen_at(path: str, directories: Sequence[str]) -> str | None:
+def visible_path(path: str, directories: Sequence[str]) -> str | None:
     """Return where a path comes into one of some directories, by itself or by a link on its way, or None.
 
     What commands can write is among them: from there a link that one made may lead to anything of the person's.
     """
-    for place, _, names in followed(path):
+    for place, _, names in follow_path(path):
         if is_in(place, directories):
             return os.path.join(place, *names)
     return None
@@ -146,7 +146,7 @@ def tool_settings(
 
     What lies there is left as it is, and never read as if the person had written it. `user` is whom it runs as.
     """
-    watch = Watch(user)
+    watch = WatchedReader(user)
     homes = tuple(dict.fromkeys((home, os.path.realpath(home))))
     ours = tuple({path: None for each in writable for path in (each, os.path.realpath(each))})
     files: list[SettingsFile] = []
@@ -158,7 +158,7 @@ def tool_settings(
         if not is_whole or not watch.look(path) or is_in(path, ours):
             continue
         text, dropped = "", ("all of it: it lies where commands can write",)
-        if seen_at(path, ours) is None:
+        if visible_path(path, ours) is None:
             try:
                 data = watch.read(path)
                 text, dropped = shown_of(manager, data, homes) if data is not None else ("", ())
@@ -169,7 +169,7 @@ def tool_settings(
     return ToolSettings(files=tuple(files), watched=watch.snapshot)
 
 
-def _places(home: str, environment: Mapping[str, str], watch: Watch) -> Iterator[tuple[str, ...]]:
+def _places(home: str, environment: Mapping[str, str], watch: WatchedReader) -> Iterator[tuple[str, ...]]:
     """Yield each tool's name, and where it would look for its files."""
     config = environment.get("XDG_CONFIG_HOME") or f"{home}/.config"
     named = environment.get("PIP_CONFIG_FILE", "")
@@ -214,7 +214,7 @@ class Configuration:
     """The settings that git would find, in its order; an include is among them only where it was left to git."""
 
     def __init__(
-        self, home: str, environment: Mapping[str, str], project: str, in_sight: Sequence[str], watch: Watch
+        self, home: str, environment: Mapping[str, str], project: str, in_sight: Sequence[str], watch: WatchedReader
     ) -> None:
         self.entries: list[Entry] = []
         self._home = home
@@ -233,7 +233,7 @@ class Configuration:
 
     def _file(self, path: str, around: tuple[str, ...], *, conditions: bool = True) -> list[Entry]:
         """Return what one file says, and what it includes; `around` are the files that include it."""
-        seen = seen_at(path, self._in_sight)
+        seen = visible_path(path, self._in_sight)
         if seen is not None:
             self._watch.look(path)
             return [(INCLUDE, seen)]
@@ -261,7 +261,7 @@ class Configuration:
                 continue
             section, condition, name = split_key(key)
             is_met = conditions and section == "includeif" and name == "path" and self._holds(condition or "", path)
-            target = expanded(value, self._home) if value is not None and (key == INCLUDE or is_met) else None
+            target = expand_home(value, self._home) if value is not None and (key == INCLUDE or is_met) else None
             if target:
                 included = os.path.join(os.path.dirname(path), target)
                 result += self._file(included, around, conditions=conditions)
@@ -283,7 +283,7 @@ class Configuration:
     def _names(self, pattern: str, path: str, places: Sequence[str], *, ignores_case: bool) -> bool:
         """Return True if a condition's pattern names one of some paths; `path` is the file that has the condition."""
         if pattern.startswith("~"):
-            pattern = expanded(pattern, os.path.realpath(self._home)) or pattern
+            pattern = expand_home(pattern, os.path.realpath(self._home)) or pattern
         prefix = ""
         if pattern.startswith("./"):
             prefix = os.path.dirname(os.path.realpath(path)).rstrip("/") + "/"
@@ -311,7 +311,7 @@ class Configuration:
 class Repository:
     """What conditions ask of a project's repository; it is looked at when one does."""
 
-    def __init__(self, project: str, environment: Mapping[str, str], watch: Watch) -> None:
+    def __init__(self, project: str, environment: Mapping[str, str], watch: WatchedReader) -> None:
         self._project = project
         self._logical = _as_named(project, environment.get("PWD", ""))
         self._watch = watch
@@ -372,7 +372,7 @@ class Repository:
         self._watch.look(os.path.join(top, path))
         try:
             with Closing(open_top(top)) as directory:
-                return content(open_below(directory, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)) or b""
+                return read_open_file(open_below(directory, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)) or b""
         except (OSError, Unreadable):
             return b""
 
@@ -459,7 +459,7 @@ def flat_git_settings(
     All roots must be among them: what commands can write there is never read as if the person had written it. `user` is
     whom the command runs as.
     """
-    watch = Watch(user)
+    watch = WatchedReader(user)
     config_home = xdg_config_home or f"{home}/.config"
     visible = tuple({path: None for each in (project, *in_sight) for path in (each, os.path.realpath(each))})
     configuration = Configuration(home, environment, project, visible, watch)
@@ -535,23 +535,25 @@ class _Judge:
         """Return True if a setting is other than a directory that git may trust and the command does not see."""
         if key != "safe.directory" or not value or value in ("*", "."):
             return True
-        path = (expanded(value, self._home) or value).rstrip("/")
+        path = (expand_home(value, self._home) or value).rstrip("/")
         if path.endswith("/*"):
             above = path[:-2]
             return is_in(above, self._visible) or any(is_in(each, (above,)) for each in self._visible)
         return is_in(path, self._visible)
 
 
-def _pattern_list(value: str, name: str, home: str, visible: Sequence[str], watch: Watch) -> tuple[str, str | None]:
+def _pattern_list(
+    value: str, name: str, home: str, visible: Sequence[str], watch: WatchedReader
+) -> tuple[str, str | None]:
     """Return what a command's setting for a list of patterns is, and its text where it must be copied.
 
     Comments are not copied, and without a file the setting is "", which is none.
     """
-    path = expanded(value, home) or ""
+    path = expand_home(value, home) or ""
     if not path.startswith("/"):
         return path, None  # found from the directory that git is in
     watch.look(path)
-    seen = seen_at(path, visible)
+    seen = visible_path(path, visible)
     if seen is not None or not is_in(path, (home, os.path.realpath(home))):
         return seen or path, None
     try:

@@ -36,7 +36,7 @@ _MOST_SCRIPTS = 500  # looked into for tokens
 _LONG_SHEBANG = b"'''exec' "  # how pip writes one that is longer than the kernel reads
 
 
-class InSight(Value):
+class VisibleTools(Value):
     """What of the homes is shown, each with the reason, in words for people.
 
     `folders` are real paths of directories, or of single files. `links` are made again: path, target, reason.
@@ -49,10 +49,10 @@ class InSight(Value):
     watched: Snapshot
 
 
-def tools_in_sight(
+def find_tools(
     homes: Sequence[str], environment: Mapping[str, str], roots: Sequence[str], *, written: Iterable[str] = (),
     hidden: Iterable[str] = (),
-) -> InSight:  # fmt: skip
+) -> VisibleTools:  # fmt: skip
     """Find what programs need of the homes; homes and roots are real paths.
 
     The environment must be the person's own: a variable that a command set could show anything. `written` are other
@@ -501,11 +501,11 @@ class _Search:
                 self._followed.add(real)
                 self._show_folder(real, why)
 
-    def answer(self) -> InSight:
+    def answer(self) -> VisibleTools:
         self.go_on()
         self._masked.update(self.homes.moved_secrets)
         inside = self._prefixes
-        return InSight(
+        return VisibleTools(
             folders=tuple(sorted(self._folders.items())),
             links=tuple((path, *self._links[path]) for path in sorted(self._links) if not path.startswith(inside)),
             masked=tuple(path for path in sorted(self._masked) if path.startswith(inside)),

@@ -51,7 +51,7 @@ class HostViews:
         """Read the view from the cache, or survey the host if that has changed since."""
         question = f"{FORMAT} {sight!r} {_mounts_in_sight(sight)!r}"
         path = f"{self._directory}/{CACHE_PREFIX}{crc32(question.encode(errors='surrogateescape')):08x}"
-        cached = cache.recalled(path, question)
+        cached = cache.load(path, question)
         if cached is not None:
             rows, masked_in_roots, parts = cached
             snapshot = Snapshot(*parts)
@@ -59,11 +59,11 @@ class HostViews:
                 return HostView(
                     operations=from_rows(rows), masked_in_roots=masked_in_roots, snapshot=snapshot, number=snapshot.sum
                 )
-        from fumehood.linux.survey import look_over
+        from fumehood.linux.survey import survey_host
 
-        view = look_over(sight, self._writable_places())
+        view = survey_host(sight, self._writable_places())
         if view.snapshot.is_settled:
-            cache.keep(path, (to_rows(view.operations), view.masked_in_roots, view.snapshot.parts), question)
+            cache.save(path, (to_rows(view.operations), view.masked_in_roots, view.snapshot.parts), question)
         return view
 
 

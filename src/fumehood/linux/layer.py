@@ -7,8 +7,8 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.linux.gitindex import NAME as INDEX
-from fumehood.linux.gitindex import SeenIndexes, meaning_in, note_contents, same_content
+from fumehood.linux.gitindex import INDEX_NAME as INDEX
+from fumehood.linux.gitindex import SeenIndexes, read_meaning, record_content_digests, same_content
 from fumehood.linux.libc import Closable, Closing, listxattr
 from fumehood.linux.nofollow import (
     PATH_ONLY,
@@ -263,7 +263,7 @@ def scan(
         reading.flag_moved()
         reading.flag_copied_links()
     changes = c.by_path(reading.changes)
-    note_contents(changes, upper, below)
+    record_content_digests(changes, upper, below)
     return changes
 
 
@@ -379,17 +379,17 @@ class _Scan:
         Where a person refreshed it meanwhile, it is still the version that the command saw. So it is where the command
         took over what the person had committed.
         """
-        means = meaning_in(part, INDEX, below)
+        means = read_meaning(part, INDEX, below)
         for _ in range(_LOOKS):
             now = None if means else stat_entry(part, INDEX)
             if now is None or now.st_mtime_ns == below.st_mtime_ns:
                 break
-            below, means = now, meaning_in(part, INDEX, now)  # git replaced it in between
+            below, means = now, read_meaning(part, INDEX, now)  # git replaced it in between
         before, seen = self.stamp_below(path, below), ""
         before.meaning = means
         if self._indexes is not None and part == live.live:
             seen = self._indexes.meaning(self._root, path, below, means)
-            if means and seen and (seen == means or self._indexes.has_been_read(self._root, path, part, upper)):
+            if means and seen and (seen == means or self._indexes.includes_committed(self._root, path, part, upper)):
                 before.changed_ns = 0
         return before, after.meaning in (means, seen) and after.mode == before.mode
 
@@ -526,7 +526,7 @@ class _Scan:
 
 def _stamped(directory: int, name: str, status: os.stat_result) -> c.Stamp:
     """Return the stamp of an entry of the layer; that of a git index with what it means."""
-    return stamp_of(status, meaning_in(directory, name, status) if name == INDEX else "")
+    return stamp_of(status, read_meaning(directory, name, status) if name == INDEX else "")
 
 
 def _opening(directory: int, name: str, names: list[str]) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class Lock(Closable):
         self._owner.close()
 
 
-def locked(directory: str) -> Lock:
+def lock_directory(directory: str) -> Lock:
     """Wait for the lock on a directory, and take it."""
     return Lock(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)).take()
 

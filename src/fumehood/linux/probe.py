@@ -265,7 +265,7 @@ def host(cache_dir: str, state_dir: str, *, fresh: bool = False) -> Host:
     options = bubblewrap.candidates()
     boot, context = read("/proc/sys/kernel/random/boot_id"), _context(options, state_dir)
     path = f"{cache_dir}/probe-{os.getuid()}"
-    kept: dict[str, tuple[Any, ...]] = cache.recalled(path, boot) or {}  # the newest first
+    kept: dict[str, tuple[Any, ...]] = cache.load(path, boot) or {}  # the newest first
     if context in kept and not fresh:
         *programs, fields = kept[context]
         bwrap, overlay_bwrap = (Bwrap(**each) if each else None for each in programs)
@@ -275,7 +275,7 @@ def host(cache_dir: str, state_dir: str, *, fresh: bool = False) -> Host:
         fields = answer.fields()
         programs = [each and each.fields() for each in (fields.pop("bwrap"), fields.pop("overlay_bwrap"))]
         rows = [(context, (*programs, fields)), *(row for row in kept.items() if row[0] != context)]
-        cache.keep(path, dict(rows[:_KEPT_CONTEXTS]), boot)
+        cache.save(path, dict(rows[:_KEPT_CONTEXTS]), boot)
     return answer
 
 

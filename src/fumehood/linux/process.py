@@ -194,10 +194,10 @@ class Attendance:
         try:
             left = len(ended.layers) - (libc.unmounted(ended.unmount_watch) if ended.unmount_watch >= 0 else 0)
             if left > 0:
-                from fumehood.linux.copying import renew_unless_gone
+                from fumehood.linux.copying import replace_unless_unmounted
 
                 with libc.InterruptsHeld():
-                    renew_unless_gone(ended.layers, ended.unmount_watch, left)
+                    replace_unless_unmounted(ended.layers, ended.unmount_watch, left)
         finally:
             if ended.unmount_watch >= 0:
                 os.close(ended.unmount_watch)

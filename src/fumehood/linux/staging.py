@@ -16,7 +16,7 @@ from fumehood.core.changes import MKDIR, PUT, RMDIR, SWAP, TAKE, Step
 from fumehood.core.judge import JOURNALS, database_of
 from fumehood.core.report import printable
 from fumehood.linux import libc
-from fumehood.linux.copying import Links, copy_directory, copy_entry, copy_file, copy_tree, is_linked
+from fumehood.linux.copying import LinkedCopies, copy_directory_metadata, copy_entry, copy_file, copy_tree, try_link
 from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.namespaces import file_system_kind
 from fumehood.linux.nofollow import (
@@ -99,7 +99,7 @@ class Staging:
             Closing(open_top(self._upper)) as layer,
             AccessibleTree(layer) as tree,
             DirectoryCache(self.directory) as target,
-            Links(self.directory) as links,
+            LinkedCopies(self.directory) as links,
         ):
             for step in steps:
                 if step.act in (SWAP, PUT, TAKE, MKDIR):
@@ -111,7 +111,7 @@ class Staging:
                             copy_entry(source, step.name, there, step.name, links, step.change.path)
                         elif stat_entry(source, step.name) is not None:
                             os.mkdir(step.name, 0o700, dir_fd=there)
-                            copy_directory(source, there, step.name)
+                            copy_directory_metadata(source, there, step.name)
         # The copies will be in the project, except for directories, which are made there.
         copies = dict(walk(self.directory, ""))
         made = {step.change.path for step in steps if step.act == MKDIR}
@@ -169,7 +169,7 @@ class Staging:
                         ):
                             if step.act == RMDIR:  # the layer's directory takes the place of the removed one
                                 make_parents(target_dir, step.name)
-                                copy_directory(source_dir, target_dir, step.name)
+                                copy_directory_metadata(source_dir, target_dir, step.name)
                                 if step.change.before is not None:
                                     os.chmod(step.name, step.change.before.mode, dir_fd=target_dir)
                             else:
@@ -258,7 +258,7 @@ def move(source: int, target: int, name: str) -> None:
         return
     is_directory = stat.S_ISDIR(os.stat(name, dir_fd=source, follow_symlinks=False).st_mode)
     # Unlike a rename, a link never replaces anything.
-    if not is_directory and is_linked(source, name, target, name):
+    if not is_directory and try_link(source, name, target, name):
         try:
             if _have_different_inodes(stat_entry(source, name), stat_entry(target, name)):
                 os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)  # this keeps the entry's inode number
@@ -308,7 +308,7 @@ def _link_aside(aside_dir: int, entry_dir: int, name: str) -> bool:
     With sshfs, each name has an inode number of its own: then nobody can tell whether both are the same file.
     """
     for _ in range(_TRIES):
-        if not is_linked(entry_dir, name, aside_dir, ASIDE):
+        if not try_link(entry_dir, name, aside_dir, ASIDE):
             return False
         entry, aside = stat_entry(entry_dir, name), stat_entry(aside_dir, ASIDE)
         if entry is not None and aside is not None and _is_same(entry, aside):

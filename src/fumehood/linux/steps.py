@@ -9,7 +9,7 @@ import stat
 from fumehood.core import changes as c
 from fumehood.core.changes import CHMOD, MKDIR, PUT, RMDIR, SWAP, TAKE, Step
 from fumehood.linux import libc, staging
-from fumehood.linux.copying import copy_directory
+from fumehood.linux.copying import copy_directory_metadata
 from fumehood.linux.layer import ORIGIN, make_whiteout, remove_attributes, remove_overlay_marks
 from fumehood.linux.libc import Closing
 from fumehood.linux.lock import Lock
@@ -353,7 +353,7 @@ def _rmdir(sides: Sides, step: Step) -> None:
     if status is None or not stat.S_ISDIR(status.st_mode):
         raise Changed(step.change.path)
     # The layer's own stands for it from now on.
-    copy_directory(live, layer, step.name)
+    copy_directory_metadata(live, layer, step.name)
     if step.change.before is not None:
         _chmod(layer, step.name, step.change.before.mode)
     try:
@@ -377,7 +377,7 @@ def _make_directory(sides: Sides, step: Step, like: c.Stamp | None) -> c.Stamp:
         raise Changed(step.change.path) from None
     with_belongings = sides.layer.get(step.parent)
     if stat_entry(with_belongings, step.name) is not None:
-        copy_directory(with_belongings, live, step.name)
+        copy_directory_metadata(with_belongings, live, step.name)
     made = stamp_of(os.stat(step.name, dir_fd=live, follow_symlinks=False))
     made.mode = 0o755 if like is None else like.mode
     sides.set_directory_mode(step.change.path, made.mode)

@@ -41,7 +41,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from fumehood.linux.hometools import InSight
+    from fumehood.linux.hometools import VisibleTools
 
 # Asking a server that is gone may take for ever, so these are shown only where a command can't do without.
 _REMOTE = frozenset({"afs", "autofs", "ceph", "cifs", "nfs", "nfs4", "smb3", "smbfs", "ncpfs", "davfs", "glusterfs"})
@@ -67,7 +67,7 @@ _SYS = (
 _RUN = ("/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/shm")
 
 
-def look_over(sight: Sight, written: Sequence[str] = ()) -> HostView:
+def survey_host(sight: Sight, written: Sequence[str] = ()) -> HostView:
     """Look the host over, whatever is remembered; `written` are places besides the roots that commands write."""
     survey = _Survey(sight, written)
     survey.place_all("/")
@@ -170,9 +170,9 @@ class _Survey:
                     why="the home: tools only; what is written here is thrown away",
                 )
             )  # fmt: skip
-        from fumehood.linux.hometools import tools_in_sight
+        from fumehood.linux.hometools import find_tools
 
-        tools = tools_in_sight(
+        tools = find_tools(
             self._hidden_homes, dict(self._sight.variables), self._sight.points, written=self._written,
             hidden=self._sight.hidden,
         )  # fmt: skip
@@ -202,7 +202,7 @@ class _Survey:
         else:
             self._add(Bind(target=path, source=path, why=why))
 
-    def _add_settings(self, tools: InSight) -> None:
+    def _add_settings(self, tools: VisibleTools) -> None:
         """Write the settings of version controls and of package managers into the home, less what is secret in them."""
         home, variables = self._sight.homes[0], dict(self._sight.variables)
         if home not in self._hidden_homes:

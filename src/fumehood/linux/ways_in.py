@@ -39,7 +39,7 @@ from fumehood.core.what_runs import (
     tasks_at_opening,
 )
 from fumehood.core.wording import brief
-from fumehood.linux.cache import TICK_NS, expanded, keep, links_and_end, recalled
+from fumehood.linux.cache import TICK_NS, expand_home, load, resolve_links, save
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import DirectoryCache, open_top
 
@@ -70,7 +70,7 @@ class Ways(ProtectedPaths):
 
     def lead(self, directory: str, text: str, because: Reason, *, whole: bool = False) -> str:
         """Protect what a path leads to, and every link on its way; returns where that is."""
-        *links, end = links_and_end(os.path.join(directory, text))
+        *links, end = resolve_links(os.path.join(directory, text))
         for link in links:
             self.add(link, because)
         self.add(end, because, whole=whole)
@@ -98,7 +98,7 @@ class ProjectTree:
         self._top = top
         self._meaning = meaning
         self._is_passed_by = is_passed_by
-        before: list[str] = (memory and recalled(memory)) or []
+        before: list[str] = (memory and load(memory)) or []
         telling: list[str] = []
         waiting, looked_at = ["", *before], set[str]()
         with Closing(open_top(top)) as here, DirectoryCache(here, bounded=False) as parents:
@@ -112,7 +112,7 @@ class ProjectTree:
                     if directory and self._count > count:
                         telling.append(directory)
         if memory and telling[:_MOST_KEPT] != before:
-            keep(memory, telling[:_MOST_KEPT])
+            save(memory, telling[:_MOST_KEPT])
 
     @property
     def _count(self) -> int:
@@ -165,14 +165,14 @@ def entries(directory: str) -> list[os.DirEntry[str]]:
 
 def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because: Reason) -> None:
     """Protect what a line for a shell names, from where it is run and from wherever it may go by `cd`."""
-    named = [(text, whole, plain) for path, whole, plain in named_paths(line) if (text := expanded(path, home))]
+    named = [(text, whole, plain) for path, whole, plain in named_paths(line) if (text := expand_home(path, home))]
     reached, waiting = set(bases), list(bases)
     for _ in range(_MOST_ROUNDS):
         entered: list[str] = []
         for base in waiting:
             for text, whole, may_only_be_entered in named:
                 if may_only_be_entered:
-                    place = links_and_end(os.path.join(base, text))[-1]
+                    place = resolve_links(os.path.join(base, text))[-1]
                 else:
                     place = ways.lead(base, text, because, whole=whole)
                 if place not in reached and ways.holds(place) and os.path.isdir(place):
@@ -210,7 +210,7 @@ class _Runs:
 
     def protect(self, line: str) -> None:
         for path in entered(line):
-            places = [links_and_end(place)[-1] for place in self._places(path)]
+            places = [resolve_links(place)[-1] for place in self._places(path)]
             if len(self._bases) < _MOST_ENTERED:
                 inside = [each for each in places if self._ways.holds(each) and os.path.isdir(each)]
                 self._bases += [each for each in inside if each not in self._bases]
@@ -220,7 +220,7 @@ class _Runs:
                     self._ways.lead("/", place, self._because)
 
     def _places(self, path: str) -> list[str]:
-        text = expanded(path, self._home)
+        text = expand_home(path, self._home)
         return [os.path.join(base, text) for base in self._bases] if text else []
 
     def is_program(self, path: str) -> bool:
@@ -228,7 +228,7 @@ class _Runs:
 
     def _there(self, path: str) -> Iterator[str]:
         """Yield where a path may be something: hardly any word of a line is."""
-        text = expanded(path, self._home) or ""
+        text = expand_home(path, self._home) or ""
         first = text.removeprefix("./").partition("/")[0]  # "" of an absolute one
         for base in self._bases if text else ():
             if base not in self._names:
@@ -410,7 +410,7 @@ def _protect_one(ways: Ways, repository: GitDirectory, persons: Sequence[Setting
         elif setting.key != "core.worktree" and (setting.value.startswith("!") or split_key(setting.key)[0] != "alias"):
             protect_line(ways, setting.value, bases, setting.home, setting.because)
     default = f"{repository.common}/hooks"
-    if len(links_and_end(default)) == 1:
+    if len(resolve_links(default)) == 1:
         # Nothing leads elsewhere, and what lies in a git directory is judged by its name.
         _protect_each_hook(ways, default, bases, home)
         hooks = [each for each in hooks if each != default]
@@ -438,7 +438,7 @@ def _protect_each_hook(ways: Ways, directory: str, bases: Sequence[str], home: s
 
 
 def _joined(base: str, setting: Setting) -> str | None:
-    text = expanded(setting.value, setting.home)
+    text = expand_home(setting.value, setting.home)
     return os.path.join(base, text) if text else None
 
 
@@ -503,7 +503,7 @@ def _settings(ways: Ways, path: str, home: str, around: tuple[str, ...] = ()) ->
     for key, value in parse(text_of(path).encode("utf-8", "surrogateescape")) or ():
         section, _, name = split_key(key)
         if section in ("include", "includeif") and name == "path" and value:
-            text = expanded(value, home)
+            text = expand_home(value, home)
             if text:
                 directory = os.path.dirname(path)
                 ways.lead(directory, text, Setting(key=key, value=value, source=path, home=home).because)
@@ -545,7 +545,7 @@ def protect_home(ways: Ways, home: str, memory: str) -> None:
     """
     if ways.holds(home):
         return
-    before: dict[str, Seen] = recalled(memory) or {}
+    before: dict[str, Seen] = load(memory) or {}
     now: dict[str, Seen] = {}
     waiting, left = [(0, home)], _MOST_OF_HOME
     while waiting and left:
@@ -579,4 +579,4 @@ def protect_home(ways: Ways, home: str, memory: str) -> None:
             if is_followed and f"{directory}/{name}" not in ways.roots:
                 heapq.heappush(waiting, (beside, f"{directory}/{name}"))
     if now != before:
-        keep(memory, now)
+        save(memory, now)

@@ -21,7 +21,7 @@ from fumehood.core.request import SESSION_BIN
 from fumehood.core.settings_text import parse
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
-from fumehood.linux.cache import replace
+from fumehood.linux.cache import replace_file
 from fumehood.linux.libc import Closing, read, stat_of
 from fumehood.linux.mounts import Bind, Operation
 from fumehood.linux.nofollow import LISTING, remove_tree
@@ -264,7 +264,7 @@ def shell_mounts(cache: str) -> list[Operation]:
         mounts += (Bind(target=f"{shell.at}/{name}", source=shell.path, why="a shell") for name in shell.names)
         content = _SHIM.format(sh=sh, at=shell.at, name=shell.names[0], around=around_line()).encode()
         script = f"{cache}/shell-{zlib.crc32(content):08x}-{len(content)}"
-        replace(script, content, by_many=True, mode=0o755)
+        replace_file(script, content, by_many=True, mode=0o755)
         os.chmod(script, 0o755)  # noqa: S103 - whatever our umask; what lies around it is closed
         mounts.append(Bind(target=shell.path, source=script, why="tells when a command begins and ends"))
     return mounts

@@ -14,8 +14,8 @@ from fumehood.core.judge import CHANGED_SINCE, HOLD_PATH, hold_open_files, sprea
 from fumehood.core.report import first_names, printable
 from fumehood.errors import ApplyFailed, FumehoodError, Unfinished
 from fumehood.linux import nofollow
-from fumehood.linux.gitindex import refreshed
-from fumehood.linux.gitobjects import leave_theirs, refs_of, repositories_of
+from fumehood.linux.gitindex import equivalent_stamp
+from fumehood.linux.gitobjects import changed_repositories, digest_refs, drop_harmless_conflicts
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import OVERLAY_KINDS, file_system_kind
 from fumehood.linux.nofollow import make_parents, open_below, open_top, split, stat_entry
@@ -130,7 +130,7 @@ def _settle(between: Between, steps: Sequence[Step], changes: Sequence[c.Change]
 
 def _wait_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str) -> bool:
     """Have what belongs together with a conflict wait with it; tell whether anything does."""
-    return leave_theirs(roots, changes) | spread_conflicts(changes, roots, on_conflict)
+    return drop_harmless_conflicts(roots, changes) | spread_conflicts(changes, roots, on_conflict)
 
 
 def _hold(
@@ -252,7 +252,7 @@ def _is_gits(error: Changed, change: c.Change, sides: Sides, note: Callable[[str
     parent, name = split(change.path)
     live = sides.live.get(parent)
     status = stat_entry(live, name)
-    now = None if status is None else refreshed(before, sides.live.top, change.path, status)
+    now = None if status is None else equivalent_stamp(before, sides.live.top, change.path, status)
     if now is None:
         return status != stat_entry(live, name)  # replaced while it was read
     change.before = now
@@ -334,8 +334,8 @@ class Between:
                 shared = files_with_other_links(here, "after")
                 self.has_copies = self.has_copies or bool(shared)
                 self.sides[number].prepare(mine, shared)
-        if repositories := repositories_of(self._roots, changes):
-            refs_by_git = [(number, refs_of(self._roots[number], git)) for number, git in repositories]
+        if repositories := changed_repositories(self._roots, changes):
+            refs_by_git = [(number, digest_refs(self._roots[number], git)) for number, git in repositories]
             refs = {(number, path): says for number, refs in refs_by_git for path, says in refs.items()}
             record_refs(self._uppers[0], refs)
 

@@ -21,7 +21,7 @@ from fumehood.core.report import (
 )
 from fumehood.core.request import shell_quote
 from fumehood.errors import BadRequest
-from fumehood.linux.cache import replace
+from fumehood.linux.cache import replace_file
 from fumehood.linux.capture import (
     BWRAP,
     COPY,
@@ -287,7 +287,7 @@ def failed_on(places: Places, project: Project) -> list[Stranger]:
 
 def _remember(places: Places, project: Project, strangers: Sequence[Stranger]) -> None:
     paths = b"\0".join(os.fsencode(each.whole) for each in strangers)
-    replace(places.foreign_files_list(project.id), paths, by_many=True)
+    replace_file(places.foreign_files_list(project.id), paths, by_many=True)
 
 
 def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:

@@ -16,7 +16,7 @@ from fumehood.core.report import first_names, format_size, how_many
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux import confine, hostview
-from fumehood.linux.cache import forget
+from fumehood.linux.cache import remove_older
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, open_top, stat_entry
 from fumehood.service import apply
@@ -118,9 +118,9 @@ def clean(
         )
         if not dry:
             if project is None:
-                forget(store.places.cache, (confine.CACHE_PREFIX, hostview.CACHE_PREFIX), old)
+                remove_older(store.places.cache, (confine.CACHE_PREFIX, hostview.CACHE_PREFIX), old)
                 # Notes of jobs are written when these are sent, and when they have ended.
-                forget(f"{store.places.state}/fleet", ("",), recorded.moment(max(days, _FLEET_DAYS), moment))
+                remove_older(f"{store.places.state}/fleet", ("",), recorded.moment(max(days, _FLEET_DAYS), moment))
                 remove_left(store.places)
             if freed != Freed(days=days):
                 store.audit.add_event("", CLEANED, freed.in_words().replace("\n", "; "), project=owner)

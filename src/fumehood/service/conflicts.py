@@ -16,15 +16,15 @@ from fumehood.core.judge import (
 )
 from fumehood.core.masks import is_below
 from fumehood.core.report import printable
-from fumehood.linux.gitindex import NAME as INDEX
-from fumehood.linux.gitindex import refreshed
+from fumehood.linux.gitindex import INDEX_NAME as INDEX
+from fumehood.linux.gitindex import equivalent_stamp
 from fumehood.linux.gitobjects import (
-    has_read_theirs,
-    keep_needed,
-    keep_work_trees,
-    leave_lost_work_trees,
-    leave_theirs,
-    takes_in_staged,
+    builds_on_project_ref,
+    drop_harmless_conflicts,
+    drop_lost_work_trees,
+    keep_objects_in_use,
+    keep_unseen_work_trees,
+    merges_staged_entries,
 )
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import is_state_after, kind_of, matches_stamp, open_top, stamp_of, stat_each, walk
@@ -57,10 +57,10 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         return
     began = os.stat(os.path.dirname(os.path.dirname(layers[0].upper))).st_mtime_ns
     if any(change.change == c.DELETED and "objects/" in change.path for change in run.changed):
-        keep_needed(run.roots, run.changed, began)
+        keep_objects_in_use(run.roots, run.changed, began)
     if any(change.path.endswith("/gitdir") for change in run.changed):
-        keep_work_trees(run.roots, run.changed)
-        leave_lost_work_trees(run.roots, run.changed, [layer.upper for layer in layers], home())
+        keep_unseen_work_trees(run.roots, run.changed)
+        drop_lost_work_trees(run.roots, run.changed, [layer.upper for layer in layers], home())
     if run.act != CHECKPOINT:
         _discard_stale_locks(run)
     changed_meanwhile = [change for change in run.changed if _was_changed_since(change, began)]
@@ -94,13 +94,13 @@ def _mark_conflicts(
     # Indexes come last: an index waits if anything else of its repository does.
     for change in sorted(changed_meanwhile, key=lambda each: each.path.endswith(INDEX)):
         upper = layers[change.root].upper
-        if change not in undone and has_read_theirs(run.roots, gits, change, upper):
+        if change not in undone and builds_on_project_ref(run.roots, gits, change, upper):
             continue
-        if indexes and not undone and takes_in_staged(run.roots, run.changed, change, upper, indexes, began):
+        if indexes and not undone and merges_staged_entries(run.roots, run.changed, change, upper, indexes, began):
             continue
         change.reason = f"{CHANGED_SINCE}; {change.reason}" if change.flags and change.reason else CHANGED_SINCE
         change.verdict = c.CONFLICT
-    leave_theirs(run.roots, run.changed)
+    drop_harmless_conflicts(run.roots, run.changed)
     keep_replacements_whole(run.changed)
 
 
@@ -357,7 +357,9 @@ def stat_changes(
 
 def _stamp_if_unchanged(live: int, path: str, before: c.Stamp, entry: os.stat_result) -> c.Stamp | None:
     """Return the current stamp of a path if it is as a run left it, else None; git may have refreshed an index."""
-    return stamp_of(entry, before.meaning) if matches_stamp(before, entry) else refreshed(before, live, path, entry)
+    if matches_stamp(before, entry):
+        return stamp_of(entry, before.meaning)
+    return equivalent_stamp(before, live, path, entry)
 
 
 def _paths_changed_in_tree(live: int, top: str, inside: Sequence[c.Change]) -> list[str]:

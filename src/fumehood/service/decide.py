@@ -14,8 +14,8 @@ from fumehood.core.questions import digest_of, held_digest
 from fumehood.core.report import Run, printable, shell_path
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
 from fumehood.linux.copying import copy_with_content
-from fumehood.linux.gitindex import refreshed
-from fumehood.linux.gitobjects import keep_needed
+from fumehood.linux.gitindex import equivalent_stamp
+from fumehood.linux.gitobjects import keep_objects_in_use
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import matches_stamp, open_below, open_top, split, stamp_of
@@ -299,7 +299,7 @@ def _apply(
         change.verdict = c.APPLIED
     # What others need or have edited stays where it is.
     verdicts = [change.verdict for change in run.changed]
-    keep_needed(run.roots, run.changed, int(run.started_at * 1e9))
+    keep_objects_in_use(run.roots, run.changed, int(run.started_at * 1e9))
     if not even_open:
         _keep_edited_trees(run)
     is_anew |= verdicts != [change.verdict for change in run.changed]
@@ -388,7 +388,7 @@ def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
             continue
         if matches_stamp(change.before, entry):
             change.before.inode, is_anew = entry.st_ino, True
-        elif (now := refreshed(change.before, live, change.path, entry)) is not None:
+        elif (now := equivalent_stamp(change.before, live, change.path, entry)) is not None:
             change.before, is_anew = now, True
     return is_anew
 

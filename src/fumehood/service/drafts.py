@@ -21,9 +21,9 @@ from fumehood.core.request import APPLY, DISCARD, HOLD, Request, draft_session_n
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict
 from fumehood.linux.cache import plain_file
-from fumehood.linux.copying import copy_entry, copy_whole, copy_with_content
-from fumehood.linux.gitindex import refreshed
-from fumehood.linux.gitobjects import freshen, may_stay
+from fumehood.linux.copying import copy_all, copy_entry, copy_with_content
+from fumehood.linux.gitindex import equivalent_stamp
+from fumehood.linux.gitobjects import freshen_object, is_object_or_note
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
     make_parents,
@@ -130,7 +130,7 @@ class _Bases:
         parent, name = split(change.path)
         with Closing(open_below(live, parent)) as directory:
             status = stat_entry(directory, name)
-        return status is not None and refreshed(before, live, change.path, status) is not None
+        return status is not None and equivalent_stamp(before, live, change.path, status) is not None
 
     def content(self, change: c.Change, root: str, roots: Sequence[str]) -> bytes | None:
         """Return the version that a change was made on; None where it is not kept."""
@@ -236,12 +236,12 @@ def _brought_together(
 ) -> Merge | Conflict | str:
     """Bring together what a draft and the project have made of a path; nothing where the draft's version counts."""
     root = whole.run.roots[change.root]
-    if change.within is None and may_stay(f"{root}/{change.path}", gits):
+    if change.within is None and is_object_or_note(f"{root}/{change.path}", gits):
         if change.before is None:
             return ""
         if change.kind == c.FILE and change.change != c.DELETED:  # the project keeps what it has of git's own
             with Closing(open_top(root)) as top:
-                freshen(top, change.path)
+                freshen_object(top, change.path)
         return _SAME
     ours, theirs = _content(whole.layers[change.root].upper, change.path), _content(root, change.path)
     is_file = change.change in (c.MODIFIED, c.MODE) and change.kind == c.FILE
@@ -428,7 +428,7 @@ def _freeze(target: str, roots: Sequence[str]) -> None:
             copy = layering.frozen_copy_path(target, number, root)
             os.mkdir(copy, 0o700)
             with Closing(open_top(root)) as source, Closing(open_top(copy)) as to:
-                copy_whole(source, to, is_never_written=_is_never_written)
+                copy_all(source, to, is_never_written=_is_never_written)
     except OSError as error:
         raise BadRequest(
             f"the project can't be frozen: {error.strerror}: {printable(str(error.filename or target))}",

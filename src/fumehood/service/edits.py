@@ -281,13 +281,13 @@ def _close(store: Store, edit: OpenEdit) -> None:
         if is_told or not 0 <= time.time() - edit.started_at < _STALE_S:
             _forget(places, edit, keeps_files=False)
         return
-    from fumehood.linux.gitindex import note_contents
+    from fumehood.linux.gitindex import record_content_digests
     from fumehood.service.layers import refresh_running_commands
 
     for number, root in enumerate(edit.roots):
         if os.path.isdir(root):
             with Closing(open_top(root)) as live:
-                note_contents([change for change in changes if change.root == number], live, ())
+                record_content_digests([change for change in changes if change.root == number], live, ())
     if edit.session:
         store.sessions.open(edit.project, edit.session)
     run = Run(

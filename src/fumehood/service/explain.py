@@ -133,7 +133,7 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
     project = hood.project
     world = host_or_tree_world(store.places, policy, root, project.roots, owner_of(project.path), project.id)
     path = f"{store.places.cache}/capabilities/{_key(world, hood)}"
-    remembered: dict[str, str] = {} if fresh else cache.recalled(path) or {}
+    remembered: dict[str, str] = {} if fresh else cache.load(path) or {}
     asked_at = time.time()
     facts, versions = parsed(look_inside(hood, script(remembered), root, _PATIENCE_S), remembered)
     if not facts:
@@ -173,7 +173,7 @@ def _key(world: World, hood: Hood) -> str:
 
 def _remember(path: str, versions: dict[str, str]) -> None:
     """Keep the versions; a cache that can't be written only costs time."""
-    cache.keep(path, versions)
+    cache.save(path, versions)
     try:
         kept = sorted(os.scandir(os.path.dirname(path)), key=lambda entry: entry.stat().st_mtime_ns)
         for entry in kept[:-_MOST_KEPT]:

@@ -129,7 +129,7 @@ def set_apart(store: Store, run: Run) -> None:
                 layering.copy_metadata(part, run.roots[number])
         # Among directories that stay in the layer, some may be full of what waits.
         with Closing(open_top(upper)) as source, Closing(open_top(held)) as target:
-            held_layers.carry(source, target, waits, ())
+            held_layers.move_changes(source, target, waits, ())
 
 
 def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
@@ -147,8 +147,8 @@ def bring_back(store: Store, run: Run, *, others: bool = True) -> None:
         else:
             os.makedirs(upper, 0o700, exist_ok=True)
             with Closing(open_top(held)) as source, Closing(open_top(upper)) as target:
-                held_layers.carry(source, target, going, staying)
-                held_layers.prune(source, staying)
+                held_layers.move_changes(source, target, going, staying)
+                held_layers.remove_empty_directories(source, staying)
 
 
 def _is_gone_or_empty(directory: str) -> bool:
@@ -167,8 +167,8 @@ def throw_away(store: Store, run: Run) -> None:
         gone = [change for change in mine if change.verdict == c.DISCARDED]
         if gone and os.path.isdir(held):
             with Closing(open_top(held)) as top:
-                held_layers.throw_away(top, gone, staying)
-                held_layers.prune(top, staying)
+                held_layers.remove_changes(top, gone, staying)
+                held_layers.remove_empty_directories(top, staying)
 
 
 def _by_root(store: Store, run: Run) -> Iterator[tuple[int, list[c.Change], list[c.Change], str, str]]:
@@ -333,4 +333,4 @@ def fold_root(target: str, trees: Sequence[str], *, goes: bool = False) -> None:
         return
     os.mkdir(target, 0o700)
     with Descriptors(map(open_top, (target, *trees))) as tops:
-        fold(tops[0], tops[1:], goes=goes)
+        fold(tops[0], tops[1:], for_project=goes)

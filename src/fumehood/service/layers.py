@@ -13,7 +13,7 @@ from fumehood.core.changes import APPLIED, OVERLAY_PREFIXES, SECOND, Change, nee
 from fumehood.core.masks import is_below
 from fumehood.core.report import Run, printable, shell_path
 from fumehood.errors import BadRequest, FumehoodError, Unfinished, own_umask
-from fumehood.linux.cache import replace
+from fumehood.linux.cache import replace_file
 from fumehood.linux.capture import COPY, FUSE, KERNEL
 from fumehood.linux.gitindex import SeenIndexes
 from fumehood.linux.libc import Closing, Descriptors, listxattr, remove_file
@@ -134,7 +134,7 @@ def record_refs(upper: str, refs: Refs) -> None:
     before = recorded_refs(upper)
     kept = refs if before is None else {place: says for place, says in refs.items() if before.get(place) == says}
     if kept != before:
-        replace(f"{os.path.dirname(upper)}/{_REFS}", marshal.dumps(kept))
+        replace_file(f"{os.path.dirname(upper)}/{_REFS}", marshal.dumps(kept))
 
 
 def recorded_refs(upper: str) -> Refs | None:
@@ -330,9 +330,9 @@ def scan_layers(
             changes = _read(number, tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
             is_linked = any(change.before is not None and change.before.links > 1 for change in changes)
             if is_linked and whole and not is_in_use:
-                from fumehood.linux.held_layers import keep_links
+                from fumehood.linux.held_layers import update_other_names
 
-                changes = keep_links(changes, *tops)
+                changes = update_other_names(changes, *tops)
             scanned_changes += changes
     return scanned_changes
 

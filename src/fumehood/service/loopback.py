@@ -15,7 +15,7 @@ from fumehood.errors import Unavailable
 from fumehood.linux import libc
 from fumehood.linux.launch import JOIN, MAKE, receive_descriptors
 from fumehood.linux.libc import Closing
-from fumehood.linux.lock import locked
+from fumehood.linux.lock import lock_directory
 from fumehood.linux.namespaces import join_network
 from fumehood.linux.probe import host
 from fumehood.proxy.relay import carry
@@ -59,7 +59,7 @@ class Loopback:
         if not os.path.isdir(self._room):
             make_private(self._room)
         # Two that begin at once must end up in the same one, so the second waits until the first has made it.
-        with locked(self._room) as room:
+        with lock_directory(self._room) as room:
             if self._network < 0:
                 self._network = _network(self._places, room.file, plan.groups)
             is_new = self._network < 0
@@ -103,7 +103,7 @@ class Loopback:
         """The command has ended: let go of the network."""
         if self._network < 0:
             return
-        with locked(self._room) as room:
+        with lock_directory(self._room) as room:
             names = set(os.listdir(room.file))
             # Of a run that is to be run again nothing is left: another may have taken it for dead.
             mine = {f"{self._run}{_MARK}"} & names
@@ -125,7 +125,7 @@ class Loopback:
 def network_now(places: Places, session: str) -> int:
     """Return a descriptor of the network of a session's commands that run now, or -1 where none does."""
     try:
-        room = locked(places.session(session))
+        room = lock_directory(places.session(session))
     except FileNotFoundError:
         return -1
     with room:

@@ -14,7 +14,7 @@ from fumehood.core.report import Blocked
 from fumehood.core.request import HOST, Request
 from fumehood.core.shell import may_be_kept, simple
 from fumehood.core.value import Value
-from fumehood.linux.cache import followed
+from fumehood.linux.cache import follow_path
 from fumehood.linux.capture import BWRAP, KERNEL
 from fumehood.linux.lock import Lock
 from fumehood.linux.mounts import Bind, Operation, Overlay
@@ -368,5 +368,5 @@ def resolved(
 
 def is_written(path: str, written: Sequence[str]) -> bool:
     """Return True if a path, or a link on the way to what it leads to, lies where commands or anybody can write."""
-    steps = [os.path.normpath(path), *(place for place, _, _ in followed(path))]
+    steps = [os.path.normpath(path), *(place for place, _, _ in follow_path(path))]
     return any(is_in(step, (*written, *_ANYBODY_S)) for step in steps)

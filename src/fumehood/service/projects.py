@@ -16,7 +16,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing, remove_file
-from fumehood.linux.lock import Lock, locked
+from fumehood.linux.lock import Lock, lock_directory
 from fumehood.linux.namespaces import possible_roots
 from fumehood.linux.nofollow import LISTING, entries, open_top, remove_directory, remove_tree, walk
 from fumehood.rootfs.tree import RootLayer
@@ -260,10 +260,10 @@ class ThrownDirectory:
         above = _above(places)
         make_private(above)
         self.path = f"{above}/{new_id()}"
-        with locked(above) as around:  # nobody takes it for a dead one's before it is locked
+        with lock_directory(above) as around:  # nobody takes it for a dead one's before it is locked
             _remove_left(around.file)
             os.mkdir(self.path, 0o700)
-            lock = locked(self.path)
+            lock = lock_directory(self.path)
         self._end = weakref.finalize(self, _remove, self.path, lock)
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ class ThrownDirectory:
 def remove_left(places: Places) -> None:
     """Remove what dead processes left."""
     try:
-        around = locked(_above(places))
+        around = lock_directory(_above(places))
     except FileNotFoundError:
         return
     with around:

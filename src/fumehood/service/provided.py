@@ -11,7 +11,7 @@ from fumehood.core.environment import holds_secret, looks_secret
 from fumehood.core.masks import UNSEEN, is_below, is_in, moved_secrets
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
-from fumehood.linux.cache import plain_file, replace
+from fumehood.linux.cache import plain_file, replace_file
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
@@ -100,7 +100,7 @@ def in_place(cache: str, target: str, content: bytes, why: str) -> list[Operatio
     path = f"{cache}/names-{crc32(content):08x}-{len(content)}"
     if plain_file(path) != content:
         try:
-            replace(path, content, by_many=True, mode=0o644)
+            replace_file(path, content, by_many=True, mode=0o644)
             os.chmod(path, 0o644)  # for whom the command runs as, whatever our umask
         except OSError:
             return []
@@ -272,10 +272,10 @@ def _author(home: str, roots: Sequence[str], user: int) -> str:
 
     The variables are ours, and count where we are that person.
     """
-    from fumehood.linux.home_settings import Configuration, Watch, git_setting, global_files
+    from fumehood.linux.home_settings import Configuration, WatchedReader, git_setting, global_files
 
     variables = dict(os.environ) if user == os.geteuid() else {}
-    configuration = Configuration(home, variables, roots[0], tuple(roots), Watch(user))
+    configuration = Configuration(home, variables, roots[0], tuple(roots), WatchedReader(user))
     config_home = variables.get("XDG_CONFIG_HOME") or f"{home}/.config"
     configuration.read(global_files(home, config_home, variables, roots[0]))
     values = {key: value for key, value in configuration.entries if key in ("user.name", "user.email")}

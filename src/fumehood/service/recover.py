@@ -20,7 +20,7 @@ from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, TooDeep, plain_error
 from fumehood.linux.capture import COPY, FUSE, finish_for_the_dead
-from fumehood.linux.copying import renew
+from fumehood.linux.copying import replace_by_copies
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.process import is_gone
@@ -213,7 +213,7 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         # new by the layer's own files, so it is taken out of these before.
         if layering.is_checkpointed(layers):
             layering.scan_layers(layers)
-        renew(overlaid)
+        replace_by_copies(overlaid)
     return ""
 
 

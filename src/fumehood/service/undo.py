@@ -12,7 +12,7 @@ from fumehood.core.policy import Rules
 from fumehood.core.report import IN_PART, REDO, UNDONE_BY, Run, first_names, path_in_list, printable, shell_path
 from fumehood.core.request import NO_PROJECT
 from fumehood.errors import ApplyFailed, BadRequest, UndoRefused
-from fumehood.linux.gitobjects import heads_in_the_way, may_stay, repositories_of, without_theirs
+from fumehood.linux.gitobjects import changed_repositories, heads_moved_since, is_object_or_note, without_objects_in_use
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import is_state_after, split, stamp_of, walk
 from fumehood.linux.staging import find_files_in_use
@@ -68,7 +68,7 @@ def undo(
             # A plain swap finds out by itself; whole trees must be looked at first. So must all that was undone and
             # redone: versions may be where they would be if this had been done already.
             again = len(store.history.runs_using_layer(back.layer)) > ONCE
-            if heads := heads_in_the_way(run.roots, back.changed, _noted(store, back)):
+            if heads := heads_moved_since(run.roots, back.changed, _noted(store, back)):
                 _refuse(store, run, [path for _, path in heads])
             _check(store, run, back, [change for change in back.changed if again or not swaps_no_directory(change)])
             if busy := find_files_in_use(back.changed, run.roots):
@@ -205,7 +205,7 @@ def in_turn(store: Store, runs: Iterable[Run]) -> list[Run]:
             if (place := (numbers[change.root], change.path)) not in moving
             and place not in above and inside.topmost(*place) is None
         ]  # fmt: skip
-        heads = heads_in_the_way(run.roots, ends, _noted(store, back))
+        heads = heads_moved_since(run.roots, ends, _noted(store, back))
         moved = _moved(run, ends) + [path for root, path in heads if (numbers[root], path) not in moving]
         if moved:
             _refuse(store, run, moved)
@@ -298,7 +298,7 @@ def _planned(store: Store, run: Run, paths: Sequence[str], here: str, by: str) -
         changed=changes, capture=run.capture,
         session=by or None,
     )  # fmt: skip
-    back.changed = without_theirs(
+    back.changed = without_objects_in_use(
         run.roots, changes, _noted(store, back), lambda own: _moved(run, own), lambda: _waiting_repositories(store, run)
     )  # fmt: skip
     return back
@@ -311,7 +311,7 @@ def _waiting_repositories(store: Store, run: Run) -> set[str]:
     """
     project = store.history.project_of(run.run)
     if store.runs_now(project):
-        return {git for _, git in repositories_of(run.roots, run.changed)}
+        return {git for _, git in changed_repositories(run.roots, run.changed)}
     drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
     later = [store.history.find(name) for draft in drafts for name in store.history.held_runs(project, draft)]
     return {
@@ -425,7 +425,9 @@ def _undone(run: Run, places: set[tuple[int, str]], by: str, *, names_paths: boo
     others = [change for change in applied if (change.root, change.path) not in places]
     # Git's objects may have stayed, for somebody else's sake.
     waits_on = names_paths and any(change.verdict in c.WAITING for change in run.changed)
-    is_all = not waits_on and all(may_stay(f"{run.roots[change.root]}/{change.path}", gits) for change in others)
+    is_all = not waits_on and all(
+        is_object_or_note(f"{run.roots[change.root]}/{change.path}", gits) for change in others
+    )
     if is_all and not any(change.reason.startswith(UNDONE_BY) for change in run.changed):
         run.state, run.reason = UNDONE, ""
         return False
@@ -445,7 +447,7 @@ def _stands_again(run: Run, places: set[tuple[int, str]], by: str) -> bool:
     for change in run.changed:
         is_meant = (change.root, change.path) in places
         if was_whole and change.verdict == c.APPLIED and not is_meant:
-            if may_stay(f"{run.roots[change.root]}/{change.path}", gits):
+            if is_object_or_note(f"{run.roots[change.root]}/{change.path}", gits):
                 continue  # they never went
             change.verdict, change.reason, changed = c.DISCARDED, mark, True
         elif is_meant and change.reason == mark:

@@ -40,7 +40,7 @@ from fumehood.core.judge import HeldChanges, judge, keep_replacements_whole
 from fumehood.core.masks import is_in
 from fumehood.core.report import Run, printable, shell_path
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
-from fumehood.linux.cache import links_and_end
+from fumehood.linux.cache import resolve_links
 from fumehood.linux.capture import user_name
 from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.libc import Closing, Descriptors
@@ -435,11 +435,11 @@ def own_source(roots: Sequence[str]) -> OwnSource | None:
 
 def _look_around() -> tuple[frozenset[str], dict[str, list[str]]]:
     """Find our own places, with every link that leads to one, and the other directories of modules."""
-    places = {place for path in _sources() for place in links_and_end(path)}
+    places = {place for path in _sources() for place in resolve_links(path)}
     searched: dict[str, list[str]] = {}
     for at, entry in enumerate(sys.path):
         if not _is_installed(entry):
-            *leading, folder = links_and_end(os.path.abspath(entry))
+            *leading, folder = resolve_links(os.path.abspath(entry))
             places.update(leading)
             searched.setdefault(folder, sys.path[at + 1 :])
     return frozenset(places), searched

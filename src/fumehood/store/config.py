@@ -80,7 +80,7 @@ def load(places: Places, roots: Sequence[str] = ()) -> Settings:
             raise _refusal(path, checked)
         settings = checked.settings
         if identity:
-            cache.keep(compiled, settings, identity)
+            cache.save(compiled, settings, identity)
     return settings
 
 
@@ -152,7 +152,7 @@ def _identity(status: os.stat_result) -> bytes:
 
 def _remembered(path: str, identity: bytes) -> Settings | None:
     """Return the settings compiled from this version, or None where they must be made again."""
-    settings: Settings | None = cache.recalled(path, identity)
+    settings: Settings | None = cache.load(path, identity)
     try:
         # A field that is no more was compiled by another version of us.
         for scope in (settings or {}).values():
@@ -246,6 +246,6 @@ def replace(path: str, before: str, after: str, *, needs_backup: bool = True) ->
             while os.path.lexists(backup):
                 number += 1
                 backup = f"{first}-{number}"
-            cache.replace(backup, before.encode(), mode=mode)
-    cache.replace(path, after.encode(), by_many=True, mode=mode)
+            cache.replace_file(backup, before.encode(), mode=mode)
+    cache.replace_file(path, after.encode(), by_many=True, mode=mode)
     return backup

@@ -10,7 +10,7 @@ import time
 from fumehood.core.report import END_BYTES, format_size
 from fumehood.errors import BadRequest, FumehoodError, NoRoom, StoreDamaged
 from fumehood.linux import libc
-from fumehood.linux.lock import locked
+from fumehood.linux.lock import lock_directory
 from fumehood.store.places import release_reserve_if_full, shortage
 
 TYPE_CHECKING = False
@@ -223,7 +223,7 @@ def damage(path: str) -> str:
 def _make(path: str) -> None:
     """Make an empty database; it gets its name when it is ready, for a change of its log's kind waits for nobody."""
     spare = f"{path}.new"
-    with locked(os.path.dirname(path)):
+    with lock_directory(os.path.dirname(path)):
         if os.path.exists(path):
             return  # another process was faster
         # Before SQLite does it with the mode of the day.

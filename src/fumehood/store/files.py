@@ -16,7 +16,7 @@ from _blake2 import blake2b
 
 from fumehood.core import changes as c
 from fumehood.core.value import Value
-from fumehood.linux.cache import replace
+from fumehood.linux.cache import replace_file
 from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import LISTING, AccessibleTree, DirectoryCache, get_readable, open_top, split, stat_entry
 from fumehood.store import records
@@ -563,7 +563,7 @@ def seal(places: Places, run: Run, uppers: Sequence[str]) -> None:
                 if digest and (place not in seals or digest == seals[place][2]):
                     seals[place] = status.st_ino, status.st_ctime_ns, digest
     if seals != noted:
-        replace(_seals_file(places, run.layer, run.run), marshal.dumps(seals))
+        replace_file(_seals_file(places, run.layer, run.run), marshal.dumps(seals))
 
 
 def read_seals(places: Places, layer: str, run: str) -> Seals:

@@ -13,7 +13,7 @@ from sys import intern
 
 from fumehood.core.changes import Change, Stamp, by_path
 from fumehood.core.report import Run
-from fumehood.linux.cache import replace
+from fumehood.linux.cache import replace_file
 from fumehood.linux.libc import Closing, remove_file
 
 TYPE_CHECKING = False
@@ -136,7 +136,7 @@ def write_record(places: Places, run: Run, rows: list[Any]) -> None:
     path = _record_path(places, run.layer, run.run)
     body = marshal.dumps((_FORMAT, {name: getattr(run, name) for name in _FIELDS}, rows), 4)
     try:
-        replace(path, b"%b%08x\n%b" % (_RECORD_HEADER, crc32(body), body))
+        replace_file(path, b"%b%08x\n%b" % (_RECORD_HEADER, crc32(body), body))
     except OSError:
         # The database has everything. But an outdated record file would mislead, so it is removed.
         for leftover in (path, f"{path}.new"):
@@ -243,7 +243,7 @@ def read_output(path: str, size: int) -> tuple[str, bool]:
         return _no_longer_kept(size), True
     left_out = size - len(head) - len(tail)
     middle = f"\n[… {left_out} bytes left out …]\n" if left_out else ""
-    return f"{head.decode('utf-8', 'replace')}{middle}{tail.decode('utf-8', 'replace')}", bool(left_out)
+    return f"{head.decode('utf-8', 'replace_file')}{middle}{tail.decode('utf-8', 'replace_file')}", bool(left_out)
 
 
 def output_pieces(database: Database, places: Places, run: str, stream: str) -> Iterator[bytes]:

@@ -36,7 +36,7 @@ from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_e
 from fumehood.faces.web import api, views
 from fumehood.faces.web.text import coloured
 from fumehood.faces.web.views import Page, View, number_of, received
-from fumehood.linux.cache import replace
+from fumehood.linux.cache import replace_file
 from fumehood.service import overview, provided
 from fumehood.service.opened import OpenedStore
 from fumehood.service.restore import restore
@@ -137,7 +137,7 @@ def _api_token(places: Places) -> str:
     if len(token) >= len(new) and token.isascii() and token.isprintable():
         return token
     # There is none, or less than one, as a full disk or a crash leaves it.
-    replace(path, new.encode(), by_many=True)
+    replace_file(path, new.encode(), by_many=True)
     return _api_token(places)  # another page may have made one at the same time
 
 

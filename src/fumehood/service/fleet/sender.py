@@ -34,7 +34,7 @@ from fumehood.core.patterns import MARKERS, is_skipped
 from fumehood.core.policy import Policy
 from fumehood.core.report import Blocked, Run, printable
 from fumehood.errors import BadRequest
-from fumehood.linux.cache import TICK_NS, keep, recalled
+from fumehood.linux.cache import TICK_NS, load, save
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import DirectoryCache, open_top, stat_entry
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
@@ -162,7 +162,7 @@ class FleetSender:
         return [runs[each] for each in ids]
 
     def best(
-        self, command: Command, n: int = 8, *, check: str = "", score: str = "", keep: bool = False,
+        self, command: Command, n: int = 8, *, check: str = "", score: str = "", save: bool = False,
         apply: bool = True, env: Mapping[str, str] | None = None,
         on_candidate: Callable[[Candidate], object] | None = None, **options: Any,
     ) -> Best:  # fmt: skip
@@ -185,7 +185,7 @@ class FleetSender:
                 with suppress(BadRequest):  # it has just ended
                     self.cancel(job)
         lines = [self._sandbox.draft(each.draft) for each in candidates]
-        return pick_best(candidates, lines, keep=keep, applies=apply, is_interrupted=is_interrupted)
+        return pick_best(candidates, lines, keep=save, applies=apply, is_interrupted=is_interrupted)
 
     def _candidate(
         self, candidate: Candidate, run: Run, note: Mapping[str, Any], first_with: dict[str, int]
@@ -459,7 +459,7 @@ class _Hashes:
     def __init__(self, directory: str, project: str) -> None:
         self._directory = directory
         self._place = f"{directory}/hashes-{digest_of(project)}"
-        self._before: dict[bytes, bytes] = recalled(self._place) or {}
+        self._before: dict[bytes, bytes] = load(self._place) or {}
         self._now: dict[bytes, bytes] = {}
 
     def of(self, parents: DirectoryCache, path: str, status: os.stat_result) -> tuple[int, str]:
@@ -480,7 +480,7 @@ class _Hashes:
         """Keep them for the next time."""
         if self._now != self._before:
             make_private(self._directory)
-            keep(self._place, self._now)
+            save(self._place, self._now)
 
 
 class _BaseWalk:
