@@ -52,9 +52,9 @@ def test_path_is_less_what_commands_write_whatever_leads_there(
     monkeypatch.setenv("PATH", f"{project}/bin:{home}/link::bin:{home}/playground:{home}/tools:/usr/bin:/bin")
     store = OpenedStore()
     try:
-        assert store.own_path() == f"{home}/playground:{home}/tools:/usr/bin:/bin"
+        assert store.safe_path() == f"{home}/playground:{home}/tools:/usr/bin:/bin"
         monkeypatch.setenv("PATH", f"{project}/bin")
-        assert store.own_path() == os.defpath
+        assert store.safe_path() == os.defpath
     finally:
         store.close()
 

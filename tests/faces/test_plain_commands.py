@@ -149,7 +149,7 @@ def test_what_takes_long_says_for_how_long_at_a_terminal_only(cli: Cli, project:
     command = [*COMMAND, "apply", "last"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with Terminal(command, project, env=PATHS) as terminal:
-        with store.alone(store.projects.number_at(str(project)) or 0):
+        with store.lock_project(store.projects.number_at(str(project)) or 0):
             piped = subprocess.Popen(command, cwd=project, env=os.environ | PATHS, text=True, **pipes)
             terminal.wait_for("applying  1 s")
         assert {terminal.end(), piped.wait()} == {0, 125}  # whoever is second finds nothing held

@@ -267,7 +267,7 @@ def test_nothing_is_removed_while_a_project_is_being_changed(
     run = sandbox.run("echo new > a")
     cleaned(store, 8)  # the daily backup, for which it would wait first
     ended = threading.Event()
-    with store.alone(store.projects.open(str(project)).id):
+    with store.lock_project(store.projects.open(str(project)).id):
         thread = threading.Thread(target=lambda: (cleaned(store, 31), ended.set()))
         thread.start()
         assert not ended.wait(0.5)

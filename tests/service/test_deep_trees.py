@@ -18,7 +18,7 @@ from fumehood.service import layers as layering
 from fumehood.service import overview
 from fumehood.service.files import scan_project
 from fumehood.service.layers import disk_usage
-from fumehood.service.profiles import sweep
+from fumehood.service.profiles import remove_old_scratch
 from fumehood.service.store import Store
 from fumehood.store.places import new_id
 from fumehood.store.projects import Project
@@ -282,9 +282,9 @@ def test_what_was_nested_deeply_in_a_kept_directory_is_swept(
         with Sandbox(project, Policy(tmp="project")) as sandbox:
             sandbox.run(nest(_DEEP), cwd="/tmp")
             later = time.time() + 9
-            count, size = sweep(sandbox._store.places, before=later, leftovers_before=later)
+            count, size = remove_old_scratch(sandbox._store.places, before=later, leftovers_before=later)
             assert (count, size > 0) == (1, True)
-            assert sweep(sandbox._store.places, before=later, leftovers_before=later) == (0, 0)
+            assert remove_old_scratch(sandbox._store.places, before=later, leftovers_before=later) == (0, 0)
     finally:
         remove_tree(top, "cache")
         os.close(top)

@@ -125,7 +125,7 @@ def test_a_resolver_that_is_a_link_out_of_sight_leads_to_a_file_of_ours(
 
 
 def names_without_network(directory: Path) -> list[Operation]:
-    return provided.names_of_hosts(str(directory), shares_network=False, is_offline=True)
+    return provided.resolver_mounts(str(directory), shares_network=False, is_offline=True)
 
 
 def test_a_table_without_the_machines_own_name_gets_it(monkeypatch: pytest.MonkeyPatch, test_directory: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from conftest import need
 from fumehood import Policy, Sandbox
 from fumehood.core.masks import OUTSIDE, masks
-from fumehood.service.provided import secrets_elsewhere
+from fumehood.service.provided import secret_paths_in_variables
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -116,7 +116,7 @@ def test_what_a_variable_puts_outside_of_the_home_is_as_hidden_as_in_it(
         (blocked,) = sandbox.run(f"cat {moved / secret}").blocked
     assert (blocked.what, blocked.detail) == ("mask", str(moved / secret))
     assert "a variable says that credentials are there" in blocked.hint
-    hidden = secrets_elsewhere()
+    hidden = secret_paths_in_variables()
     assert sorted(contents(moved, project, *hidden)) == ["plain", "secret"], "a person shows it again"
 
 

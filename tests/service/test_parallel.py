@@ -406,7 +406,7 @@ def test_a_layer_goes_before_anybody_can_undo_its_run(
 
     def drop_now(places: Places, run: str, changes: Iterable[Change]) -> None:
         try:
-            with store.alone(sandbox._project.id, wait=False):
+            with store.lock_project(sandbox._project.id, wait=False):
                 is_alone.append(False)
         except BlockingIOError:
             is_alone.append(True)

@@ -18,7 +18,7 @@ import pytest
 import trees
 from conftest import need
 from fumehood import Policy, Refused, Sandbox
-from fumehood.service.profiles import sweep
+from fumehood.service.profiles import remove_old_scratch
 from fumehood.store.places import places
 from patience import LONG_S, with_enough_time
 
@@ -332,7 +332,7 @@ def test_links_left_in_scratch_lead_nowhere_on_the_host(home, hood, cache, test_
     sandbox = hood("~/.tool", "CACHE=~/.none")
     sh(sandbox, f"ln -s {victim} ~/.tool/link; ln -s {victim} $CACHE/link; ln -s {victim}/file $CACHE/file")
     assert "Read-only" in sandbox.run(["sh", "-c", "echo x > $CACHE/file; echo x > ~/.tool/link/file"]).output
-    assert sweep(places(), before=time.time() + 9, leftovers_before=time.time() + 9)[0] == 2
+    assert remove_old_scratch(places(), before=time.time() + 9, leftovers_before=time.time() + 9)[0] == 2
     assert (victim / "file").read_text() == "mine"
     assert not any((cache / "scratch").iterdir())
 
@@ -341,7 +341,7 @@ def test_a_tree_deeper_than_pythons_stack_is_swept_like_any_other(home, hood, ca
     (home / ".tool").mkdir()
     line = "for _ in range(1100): os.mkdir('d'); os.chdir('d'); open('f', 'w').write('x' * 5000)"
     sh(hood("~/.tool"), f'cd ~/.tool && python3 -c "import os\n{line}"')
-    count, size = sweep(places(), before=time.time() + 9, leftovers_before=time.time() + 9)
+    count, size = remove_old_scratch(places(), before=time.time() + 9, leftovers_before=time.time() + 9)
     assert (count, size > 1100 * 5000) == (1, True)
     assert not any((cache / "scratch").iterdir())
 
@@ -350,11 +350,11 @@ def test_sweeping_leaves_what_is_new_or_in_use(home, hood, cache):
     (home / ".tool").mkdir()
     sandbox = hood("~/.tool")
     sh(sandbox, "echo kept > ~/.tool/a")
-    assert sweep(places(), before=time.time() - 3600, leftovers_before=time.time() - 3600) == (0, 0)
+    assert remove_old_scratch(places(), before=time.time() - 3600, leftovers_before=time.time() - 3600) == (0, 0)
     (room,) = (cache / "scratch").glob("*/*")
     in_use = os.open(room, os.O_RDONLY)
     fcntl.flock(in_use, fcntl.LOCK_SH)
-    assert sweep(places(), before=time.time() + 9, leftovers_before=time.time() + 9) == (0, 0)
+    assert remove_old_scratch(places(), before=time.time() + 9, leftovers_before=time.time() + 9) == (0, 0)
     os.close(in_use)
     assert sh(sandbox, "cat ~/.tool/a") == "kept\n"
 

@@ -12,7 +12,7 @@ import pytest
 
 from fumehood import FumehoodError, Sandbox
 from fumehood.service.clean import clean
-from fumehood.service.layers import unknown
+from fumehood.service.layers import unrecorded_directories
 from fumehood.service.opened import OpenedStore
 from fumehood.service.recover import rebuild
 from fumehood.service.store import Store
@@ -319,4 +319,4 @@ def test_what_a_run_leaves_that_is_killed_before_it_is_recorded_is_not_counted(s
         Path(store.places.run(name), "0/upper").mkdir(parents=True)
     Path(store.places.run("written"), "0/upper/folder").mkdir()
     Path(store.places.run("noted"), "note").touch()
-    assert unknown(store) == [store.places.run(name) for name in ("noted", "written")]
+    assert unrecorded_directories(store) == [store.places.run(name) for name in ("noted", "written")]

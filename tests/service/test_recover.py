@@ -298,13 +298,13 @@ def test_a_long_lived_process_takes_up_what_another_left(sandbox, project):
 def test_recovering_does_not_wait_for_whoever_applies(sandbox, project):
     run = sandbox.run("echo new > new", apply="hold")
     store = OpenedStore()
-    with store.alone(sandbox._project.id):
+    with store.lock_project(sandbox._project.id):
         store.history.record_progress(run, "applying")
         # Another one that starts now can't get the lock, and leaves it to whoever has it.
         other = OpenedStore()
         assert other.history.find(run.run).state == "applying"
         other.close()
-    with store.alone(sandbox._project.id):
+    with store.lock_project(sandbox._project.id):
         assert store.history.find(run.run).state == "held"
     store.close()
 
@@ -324,7 +324,7 @@ def test_what_is_held_moves_only_while_nobody_begins(sandbox, project, by):
             with other.alone(number):
                 pass
 
-    with store.stack(number, settling=False):  # as who records a run has it
+    with store.lock_held_trees(number, settling=False):  # as who records a run has it
         recovering = Thread(target=recover)
         recovering.start()
         recovering.join(0.3)

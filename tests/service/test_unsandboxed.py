@@ -16,7 +16,7 @@ from fumehood.core import questions
 from fumehood.linux.bwrap import candidates
 from fumehood.linux.probe import Host
 from fumehood.service import profiles
-from fumehood.service.profiles import resolved
+from fumehood.service.profiles import trusted_program
 from fumehood.service.unsandboxed import UNCAPTURED
 from patience import eventually, with_enough_time
 from people import Person
@@ -128,15 +128,15 @@ def test_a_program_that_commands_can_write_is_never_kept(home, project, tmp_path
         shutil.copy("/bin/true", place / "tool")
     environment = {"PATH": f"{project}/bin:/usr/bin:/bin"}
     at = str(project), environment, [str(project)]
-    assert resolved("tool", *at) is None
-    assert resolved("./tool", *at) is None
-    assert resolved("cd bin && ./tool", *at) is None
+    assert trusted_program("tool", *at) is None
+    assert trusted_program("./tool", *at) is None
+    assert trusted_program("cd bin && ./tool", *at) is None
     (project / "bin/ls").symlink_to("/bin/ls")
-    assert resolved("ls", *at) is None
-    assert resolved("true", *at) == os.path.realpath("/bin/true")
-    assert resolved("nothing-of-that-name", *at) is None
+    assert trusted_program("ls", *at) is None
+    assert trusted_program("true", *at) == os.path.realpath("/bin/true")
+    assert trusted_program("nothing-of-that-name", *at) is None
     for runs_anything in ("sh x", "env ls", "python3 x", "xargs ls", "/bin/sh x"):
-        assert resolved(runs_anything, *at) is None
+        assert trusted_program(runs_anything, *at) is None
 
 
 def test_nor_is_one_in_another_project_or_in_the_playground(bare, home, test_directory, person, monkeypatch):
@@ -428,6 +428,6 @@ def test_a_program_reached_through_a_link_that_commands_can_turn_is_never_kept(t
     (project / "folder").symlink_to(tools)
     (tools / "past").symlink_to("../project/folder/real")
     at = "/", {"PATH": str(tools)}, [str(project)]
-    assert resolved("real", *at) == os.path.realpath(tools / "real")
+    assert trusted_program("real", *at) == os.path.realpath(tools / "real")
     for name in ("through", "past"):
-        assert resolved(name, *at) is None
+        assert trusted_program(name, *at) is None

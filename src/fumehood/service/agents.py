@@ -104,7 +104,7 @@ class AgentScratch(Scratch):
             )
         if not conditions.has_host:
             raise BadRequest("an agent runs on the host's own system", hint="leave out --root")
-        kept = self._directory(self._agent.name, keep=True, alone=False, above=self._above)[0]
+        kept = self._directory(self._agent.name, keep=True, exclusive=False, above=self._above)[0]
         for each in self._kept:
             source = f"{kept}/{each.name}"
             os.makedirs(source, 0o700, exist_ok=True)

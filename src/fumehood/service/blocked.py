@@ -209,13 +209,13 @@ def _suspect(
             hint = f'to let commands use it: devices = ["{path}"] in the configuration (fumehood config path)'
             blocked.append(Blocked(what="device", detail=path, hint=hint))
     if output and run.exit_code and not run.timed_out and world.tree is None:
-        from fumehood.service.provided import secrets_elsewhere
+        from fumehood.service.provided import secret_paths_in_variables
 
         home = world.environment.get("HOME", "/")
         views = [] if result.visible is None else [each for each in result.visible.mounts if isinstance(each, View)]
         hidden = (f"{each.target}/{name}" for each in views for name in each.hidden)
         closed = [path for path in hidden if is_in(path, SERVICES)]
-        suspects = suspected(output, run.exit_code, policy, home, secrets_elsewhere(), closed)
+        suspects = suspected(output, run.exit_code, policy, home, secret_paths_in_variables(), closed)
         is_explained = bool(blocked)
         blocked += [each for each in suspects if each not in blocked and not (each.what == "limit" and is_explained)]
     if result.visible is not None and result.visible.home:

@@ -422,7 +422,7 @@ def compare(store: Store, project: Project, run: Run, bundle: ChangeBundle) -> R
 
     Who signed it is recorded with it.
     """
-    with store.alone(project.id), Closing(open_top(project.path)) as top:
+    with store.lock_project(project.id), Closing(open_top(project.path)) as top:
         run = store.history.find(run.run)
         differing = [
             change for change in run.changed

@@ -194,7 +194,7 @@ class Checkpoints:
             checkpoint.cwd, checkpoint.exit_code = part.cwd or checkpoint.cwd, part.exit_code
             checkpoint.started_at, checkpoint.duration_s = part.started_at or time.time(), part.duration_s
         try:
-            with store.alone(project, wait=False), InterruptsHeld():
+            with store.lock_project(project, wait=False), InterruptsHeld():
                 if is_nothing_new:
                     if is_kept:
                         store.history.refuse(project, checkpoint)
@@ -318,7 +318,8 @@ class Checkpoints:
 
         Another command may have been handed a file, and what it writes to mapped memory leaves no trace in its times.
         """
-        acted_on = concerns(going, roots, uppers, self._hood.policy.rules, elsewhere=self._hood.store.written)
+        elsewhere = self._hood.store.writable_directories
+        acted_on = concerns(going, roots, uppers, self._hood.policy.rules, elsewhere=elsewhere)
         rewritten = next((going[number].path for number, concern in acted_on.items() if concern.held), None)
         if rewritten is not None:
             raise OSError(errno.EBUSY, "it was written meanwhile", rewritten)

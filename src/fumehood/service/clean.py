@@ -23,9 +23,9 @@ from fumehood.service import apply
 from fumehood.service import layers as layering
 from fumehood.service.files import LiveFiles, catch_up, forget_file
 from fumehood.service.layers import disk_usage, stat_tree
-from fumehood.service.profiles import sweep
+from fumehood.service.profiles import remove_old_scratch
 from fumehood.service.projects import remove_left
-from fumehood.service.session import sweep_sessions
+from fumehood.service.session import remove_old_sessions
 from fumehood.service.store import Store
 from fumehood.store import records
 from fumehood.store.audit import CLEANED
@@ -109,10 +109,10 @@ def clean(
         backups, size = clean_daily(store, min(days, backup_days), recorded, moment, project=owner, dry=dry)
         freed = _Cleaning(store, days, budget, recorded, moment, project=owner, dry=dry).all()
         old = recorded.moment(days, moment)
-        caches, cached = sweep(
+        caches, cached = remove_old_scratch(
             store.places, old, recorded.moment(2, moment), project=None if project is None else project.path, dry=dry
         )
-        leftovers = freed.leftovers + sweep_sessions(store, recorded, days, moment, project=owner, dry=dry)
+        leftovers = freed.leftovers + remove_old_sessions(store, recorded, days, moment, project=owner, dry=dry)
         freed = freed.replace(
             backups=backups, caches=caches, bytes=freed.bytes + size + cached, leftovers=leftovers, is_done=not dry
         )
@@ -254,7 +254,7 @@ class _Cleaning:
         """Let the records forget layers, and set these aside, while nobody can apply or undo."""
         retired: list[_OldLayer] = []
         for project in sorted({layer.project for layer in layers}):
-            with self._store.alone(project):
+            with self._store.lock_project(project):
                 mine = [layer for layer in layers if layer.project == project]
                 now = _layers(self._store, [layer.name for layer in mine])
                 mine = [layer for layer in mine if now.get(layer.name) == layer]
@@ -386,7 +386,7 @@ def clean_daily(
         for owner in sorted({owner for owner, _ in file_records}):
             mine = [each for number, each in file_records if number == owner]
             names = [name for each in mine for name in by_number.pop(each.id)]
-            with store.alone(owner):
+            with store.lock_project(owner):
                 freed += _remove(store, daily, names)
                 backed_up = set(daily.by_file())
                 for root in sorted({each.root for each in mine}):

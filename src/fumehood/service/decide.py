@@ -63,14 +63,14 @@ def apply_held(
     What a person has there is then saved in the run's layer first, like any original. Without, conflicts stay.
     `expected` is the digest of what the person was shown (`shown_digest`); anything else raises ChangedMeanwhile.
     """
-    with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
+    with store.lock_project(project.id), store.lock_held_trees(project.id, settling=True), InterruptsHeld():
         unmounted = _unmounted(store, recorded(store, project, run), paths, here)
         run, waiting = _waiting(store, project, run, paths, here, expected, forth=True)
         layering.require_roots_exist(run.roots, waiting)
         if not force:
             waiting = _without_conflicts(run, waiting)
         _refuse_before_others(store, run, waiting)
-        others = store.runs_now(project.id)
+        others = store.has_running_command(project.id)
         held_runs.let_go(store, project.id, run.run, others=others)
         if force:
             run.changed, waiting = _judged_anew(store, run, waiting)
@@ -95,7 +95,8 @@ def apply_edited(
     That is a run of its own, which can be undone; what the run itself wrote is then thrown away. Should we die between
     the two, it is still held. `expected` is the digest of the two versions that were shown (`versions_digest`).
     """
-    with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld() as interrupts:
+    trees_lock = store.lock_held_trees(project.id, settling=True)
+    with store.lock_project(project.id), trees_lock, InterruptsHeld() as interrupts:
         run, waiting = _waiting(store, project, run, [path], here, forth=True)
         change = waiting[0]
         if len(waiting) != 1 or change.kind != c.FILE or change.change == c.DELETED:
@@ -432,7 +433,7 @@ def discard_held(
 
     `by` is the session that does so; a person, if it is empty.
     """
-    with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
+    with store.lock_project(project.id), store.lock_held_trees(project.id, settling=True), InterruptsHeld():
         now = recorded(store, project, run)
         is_unseen = now.state == FAILED and os.path.isdir(store.places.run(now.run))  # it is nested too deeply
         if now.state == RUNNING:
@@ -461,7 +462,7 @@ def _refuse_built_upon(store: Store, project: Project, run: Run, waiting: Sequen
 
 
 def _discard(store: Store, project: Project, run: Run, waiting: Sequence[c.Change], why: str) -> None:
-    others = store.runs_now(project.id)
+    others = store.has_running_command(project.id)
     held_runs.let_go(store, project.id, run.run, others=others)
     for change in waiting:
         change.verdict, change.reason = c.DISCARDED, why

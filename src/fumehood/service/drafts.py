@@ -387,7 +387,7 @@ class Preview:
 
     def __enter__(self) -> WholeDraft:
         try:
-            with self._store.stack(self._project.id, settling=True):
+            with self._store.lock_held_trees(self._project.id, settling=True):
                 whole = folded_draft(self._store, self._project, self._draft, self._run_directory)
                 _judge(self._store, self._project, whole)  # for its flags: until it is applied, all of it waits
         except BaseException:
@@ -406,7 +406,7 @@ def new_draft(store: Store, project: Project, name: str, *, frozen: bool = False
     """Begin a draft of a project."""
     if not frozen:
         return store.drafts.new(project.id, name)
-    with store.alone(project.id):  # so that nothing is applied while it is copied
+    with store.lock_project(project.id):  # so that nothing is applied while it is copied
         store.drafts.forget_unmade(project.id)
         top, needed = os.path.dirname(store.places.draft(0)), store.drafts.bases()
         for left in os.listdir(top) if os.path.isdir(top) else ():
@@ -453,7 +453,7 @@ def apply_draft(
     the person was shown (`Drafts.shown_at`), a run `besides` left out; any other raises ChangedMeanwhile.
     """
     directory = layering.RunDirectory(store.places, new_id())
-    with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld(), directory:
+    with store.lock_project(project.id), store.lock_held_trees(project.id, settling=True), InterruptsHeld(), directory:
         _refuse_running(store, draft)
         refuse_another(store, draft, seen, besides)
         try:
@@ -517,7 +517,7 @@ def _judge(store: Store, project: Project, whole: WholeDraft) -> None:
 
     for change in whole.run.changed:
         change.flags = ()
-    judge_all(whole.run, whole.layers, APPLY, store.policy_of(project).rules, elsewhere=store.written)
+    judge_all(whole.run, whole.layers, APPLY, store.policy_of(project).rules, elsewhere=store.writable_directories)
     hold_what_is_not_ours(whole.run.changed, whole.layers)
 
 
@@ -555,7 +555,7 @@ def drop_layers(store: Store, draft: DraftRecord, members: Sequence[str]) -> Non
     """Remove the layers of a draft that is settled, and the frozen copy that it lay on, if nobody else does."""
     for name in members:
         held_runs.let_go(store, draft.project, name, others=True)
-    if not store.runs_now(draft.project):
+    if not store.has_running_command(draft.project):
         held_runs.tidy(store, draft.project)
     for name in members:
         layering.drop(store.places, name)
@@ -565,7 +565,7 @@ def drop_layers(store: Store, draft: DraftRecord, members: Sequence[str]) -> Non
 
 def discard_draft(store: Store, project: Project, draft: DraftRecord, *, seen: str = "") -> int:
     """Throw away a draft with all that it holds; returns how many runs held something. `seen` as in `apply_draft`."""
-    with store.alone(project.id), store.stack(project.id, settling=True), InterruptsHeld():
+    with store.lock_project(project.id), store.lock_held_trees(project.id, settling=True), InterruptsHeld():
         _refuse_running(store, draft)
         refuse_another(store, draft, seen)
         members = store.drafts.close(draft, DISCARDED, f"draft {draft.name} was thrown away")

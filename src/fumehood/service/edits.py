@@ -206,7 +206,7 @@ def close_open(store: Store) -> None:
                     _forget(store.places, edit, keeps_files=False)
         elif store.projects.is_in_place(project):
             try:
-                with store.alone(project, wait=False):
+                with store.lock_project(project, wait=False):
                     pass  # to have it alone is to have its edits closed
             except BlockingIOError:
                 continue

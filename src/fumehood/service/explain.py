@@ -294,7 +294,7 @@ def examined(store: Store, project: Project | None = None) -> Examination:
         name="room for records", works=not lacking, detail=lacking or f"enough in {state}",
         fix=room_hint(state), needed="required",
     )  # fmt: skip
-    lost = layering.unknown(store)
+    lost = layering.unrecorded_directories(store)
     detail = f"directories of runs without a record: {len(lost)}" if lost else "every run's directory is recorded"
     records = Ability(name="records", works=not lost, detail=detail, fix=layering.MEND)
     try:

@@ -81,7 +81,7 @@ def catch_up(store: Store, project: int, *, wait: bool = True) -> None:
     if not files.due(project):
         return
     try:
-        with store.alone(project, wait=wait):
+        with store.lock_project(project, wait=wait):
             due = files.due(project)
             files.begin_due(number for number, _, _, begun in due if not begun)
             _bring_up_to_date(store, project, due)
@@ -413,7 +413,7 @@ class _ProjectScan:
             own = innermost(os.path.dirname(whole), inner) or root
             by_root.setdefault(own, []).append((os.fsencode(whole[len(own) + 1 :]), kind, size, modified_ns))
         # A run that is just being recorded gives its files numbers of their own.
-        with self._store.alone(self._project):
+        with self._store.lock_project(self._project):
             for each, theirs in by_root.items():
                 self.written += self.files.learn(self._project, os.fsencode(each), theirs, since)
         self.seen += len(some)
@@ -461,7 +461,7 @@ class _ProjectScan:
                 if not any(live.is_missing(os.fsdecode(path)) for _, path in some):
                     continue
                 # Once more, now that no run can be putting one back.
-                with self._store.alone(self._project):
+                with self._store.lock_project(self._project):
                     missing = [number for number, path in some if live.is_missing(os.fsdecode(path))]
                     gone = [number for number in missing if number not in backed_up]
                     self.files.drop(gone)

@@ -46,7 +46,7 @@ def trees_below(store: Store, project: int, run: Run) -> list[tuple[str, ...]]:
     """Return for each root the trees that a command which was recorded sees, folded where they are too many."""
     if len(run.below) <= most(store.places.state):
         return trees(store, run.below, run.roots)
-    with store.stack(project, settling=True):
+    with store.lock_held_trees(project, settling=True):
         held = set(store.history.held_runs(project, run.draft))
         try:
             items = folded(store, project, [name for name in run.below if name in held])
@@ -64,8 +64,8 @@ def clear_away(store: Store, project: int, run: Run) -> None:
     settled = [name for name in run.below if name not in held and os.path.isdir(store.places.run(name))]
     if not settled and not unused(store, project):
         return
-    with store.alone(project), store.stack(project, settling=True):
-        if store.runs_now(project):
+    with store.lock_project(project), store.lock_held_trees(project, settling=True):
+        if store.has_running_command(project):
             return
         for name in settled:
             drop_if_unneeded(store, store.history.find(name))
@@ -216,7 +216,7 @@ def fold_ahead(store: Store, project: int, run: Run) -> None:
     """Make the folds that the next command of a run's draft will need, so that it does not wait for them."""
     limit = most(store.places.state)
     if len(run.below) + 1 >= limit:
-        with store.stack(project, settling=True):
+        with store.lock_held_trees(project, settling=True):
             folded(store, project, store.history.held_runs(project, run.draft), limit - 1)
 
 

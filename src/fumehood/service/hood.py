@@ -97,7 +97,7 @@ class Hood:
         """Return a hood with other attributes; what is already known about the host is shared."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__, **changed)
-        other.surroundings = self.surroundings.under(other.policy)
+        other.surroundings = self.surroundings.with_policy(other.policy)
         return other
 
     def host(self) -> Host:

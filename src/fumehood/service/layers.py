@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 _PARTS = ("upper", "work", "merged")
 _NEW = ".new"  # ends the name of a directory that is not ready
-_BELOW = "below"
+_BELOW_FILE = "below"
 _ACCESS_RULES = ("system.posix_acl_access", "system.posix_acl_default")  # what is made in a directory inherits them
-_CLOCK_S = 0.02  # the times of files lag behind the clock by less
+_CLOCK_LAG_S = 0.02  # the times of files lag behind the clock by less
 INIT = "init"  # which process was the first in the sandbox
-_MOVES = 3  # of directories, by others, while one layer is read
+_SCAN_TRIES = 3  # of directories, by others, while one layer is read
 SETTLED = "settled"  # what checkpoints of its command have put into the project
 _REFS = "refs"  # what those of repositories said before its objects came
 GONE = ".gone"  # ends the name of a run's directory that only waits to be removed
@@ -78,11 +78,11 @@ def make(
             os.rename(f"{layer.upper}{_NEW}", layer.upper)
         if any(below) or frozen:
             # For whoever goes on should this process die: the trees may be folds.
-            with open(f"{places.run(run)}/0/{_BELOW}", "wb") as file:
+            with open(f"{places.run(run)}/0/{_BELOW_FILE}", "wb") as file:
                 marshal.dump((list(below), frozen), file)
     except OSError as error:
         drop(places, run)
-        raise _cannot_make(places, error) from error
+        raise _directory_error(places, error) from error
     return tuple(layers)
 
 
@@ -93,7 +93,7 @@ def wait_for_next_second(status: os.stat_result) -> None:
     what a person changes in the same second.
     """
     if status.st_ctime_ns % SECOND == 0:
-        time.sleep((SECOND - time.time_ns() % SECOND) / SECOND + _CLOCK_S)
+        time.sleep((SECOND - time.time_ns() % SECOND) / SECOND + _CLOCK_LAG_S)
 
 
 def layers_of(
@@ -125,7 +125,7 @@ def frozen_copy_path(frozen: str, number: int, root: str) -> str:
 
 def recorded_trees_below(places: Places, run: str) -> tuple[list[tuple[str, ...]], str]:
     """Return which trees a command that did not end saw below its layers, and which frozen copies, if any."""
-    below: tuple[list[tuple[str, ...]], str] | None = _noted(f"{places.run(run)}/0/{_BELOW}")
+    below: tuple[list[tuple[str, ...]], str] | None = _read_note(f"{places.run(run)}/0/{_BELOW_FILE}")
     return ([], "") if below is None else below
 
 
@@ -139,11 +139,11 @@ def record_refs(upper: str, refs: Refs) -> None:
 
 def recorded_refs(upper: str) -> Refs | None:
     """Return what was noted of refs; None where nothing was."""
-    refs: Refs | None = _noted(f"{os.path.dirname(upper)}/{_REFS}")
+    refs: Refs | None = _read_note(f"{os.path.dirname(upper)}/{_REFS}")
     return refs
 
 
-def _noted(path: str) -> Any:
+def _read_note(path: str) -> Any:
     try:
         with open(path, "rb") as file:
             return marshal.load(file)  # noqa: S302  (nobody else can write there)
@@ -176,7 +176,7 @@ def require_roots_exist(roots: Sequence[str], changes: Sequence[Change] | None =
         raise BadRequest(f"{name} is not there any more", hint=hint)
 
 
-def _cannot_make(places: Places, error: OSError) -> FumehoodError:
+def _directory_error(places: Places, error: OSError) -> FumehoodError:
     hint = "fumehood clean frees what is no longer needed"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = own_umask() or f"may you write there? ls -ld {shell_path(places.state)}"
@@ -205,7 +205,7 @@ class RunDirectory:
         except OSError as error:
             if os.path.isdir(path):
                 os.rmdir(path)
-            raise _cannot_make(self._places, error) from error
+            raise _directory_error(self._places, error) from error
         self._lock.take()
 
     def note_roots(self, roots: Sequence[str]) -> None:
@@ -259,7 +259,7 @@ def is_process_alive(places: Places, run: str) -> bool:
     return False
 
 
-def unknown(store: Store) -> list[str]:
+def unrecorded_directories(store: Store) -> list[str]:
     """Return the runs' directories that no record names, that no living process has, and that hold something."""
     recorded = {name for row in store.database.rows("SELECT id, layer FROM runs") for name in row}
     unnamed = []
@@ -291,7 +291,7 @@ def copy_metadata(upper: str, root: str) -> int:
         from fumehood.linux.copying import give_owner
 
         give_owner(upper, like)
-    owned = [each for each in listxattr(root) if _is_own(each) or each in _ACCESS_RULES]
+    owned = [each for each in listxattr(root) if _is_user_attribute(each) or each in _ACCESS_RULES]
     inherited = [each for each in listxattr(upper) if each in _ACCESS_RULES]  # from where the layer lies
     for attribute in dict.fromkeys((*owned, *inherited)):
         try:
@@ -308,7 +308,7 @@ def copy_metadata(upper: str, root: str) -> int:
     return like.st_mode
 
 
-def _is_own(attribute: str) -> bool:
+def _is_user_attribute(attribute: str) -> bool:
     return attribute.startswith("user.") and not attribute.startswith(OVERLAY_PREFIXES)
 
 
@@ -322,12 +322,12 @@ def scan_layers(
     settled = settled_by_checkpoints(layers)
     scanned_changes: list[Change] = []
     for number, layer in enumerate(layers):
-        if _is_untouched(layer):
+        if _has_no_writes(layer):
             continue
         # What was held below it may have been applied or thrown away while the command ran.
         below = (*(each for each in layer.held if os.path.isdir(each)), layer.frozen_root or layer.root)
         with Descriptors(map(open_top, (layer.upper, *below))) as tops:
-            changes = _read(number, tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
+            changes = _scan_layer(number, tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
             is_linked = any(change.before is not None and change.before.links > 1 for change in changes)
             if is_linked and whole and not is_in_use:
                 from fumehood.linux.held_layers import update_other_names
@@ -337,11 +337,11 @@ def scan_layers(
     return scanned_changes
 
 
-def _read(number: int, tops: Sequence[int], **options: Any) -> list[Change]:
+def _scan_layer(number: int, tops: Sequence[int], **options: Any) -> list[Change]:
     """Read a layer, once more where somebody just moved a directory that it is compared with."""
     from fumehood.linux.layer import scan
 
-    for _ in range(_MOVES):
+    for _ in range(_SCAN_TRIES):
         try:
             return scan(number, *tops, **options)
         except (FileNotFoundError, NotADirectoryError):
@@ -349,7 +349,7 @@ def _read(number: int, tops: Sequence[int], **options: Any) -> list[Change]:
     return scan(number, *tops, **options)
 
 
-def _is_untouched(layer: Layer) -> bool:
+def _has_no_writes(layer: Layer) -> bool:
     """Return True if nothing was written to a layer, as by most commands: what reads one need not be loaded."""
     status = os.stat(layer.upper)
     if status.st_mode != layer.mode or not status.st_mode & stat.S_IRUSR or has_entries(layer.upper):
@@ -357,7 +357,7 @@ def _is_untouched(layer: Layer) -> bool:
     attributes = listxattr(layer.upper)
     if any(name.endswith(".opaque") for name in attributes):
         return False
-    return not any(map(_is_own, (*attributes, *listxattr(layer.lowers[0]))))
+    return not any(map(_is_user_attribute, (*attributes, *listxattr(layer.lowers[0]))))
 
 
 def init_file(layers: Sequence[Layer]) -> str:
@@ -385,16 +385,16 @@ def remove_work_directories(layers: Sequence[Layer]) -> None:
     remove_file(f"{above}/{INIT}")
     remove_file(f"{above}/{SETTLED}")
     if any(layer.held or layer.frozen_root for layer in layers):
-        remove_file(f"{above}/{_BELOW}")
+        remove_file(f"{above}/{_BELOW_FILE}")
     for layer in layers:
-        if _drop_usual_work(layer):
+        if _remove_usual_work_directory(layer):
             continue
         with Closing(open_top(os.path.dirname(layer.upper))) as opened:
             for part in ("work", "merged"):
                 remove_tree(opened, part)
 
 
-def _drop_usual_work(layer: Layer) -> bool:
+def _remove_usual_work_directory(layer: Layer) -> bool:
     """Remove the work directory as an overlay usually leaves it, which is quicker than finding out; tell if it was so.
 
     Its directories are left at mode 000, so they must be opened up first.

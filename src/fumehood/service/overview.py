@@ -224,7 +224,7 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
 def _taken_back(store: Store, project: Project, run: Run, chosen: Chosen) -> Run:
     """Take a run back, or bring back what was taken back of it; a redo names the run itself, or its undo."""
     if chosen.seen:
-        with store.alone(project.id):  # whoever is at it just now has ended then, and may have changed it
+        with store.lock_project(project.id):  # whoever is at it just now has ended then, and may have changed it
             _refuse_another(store, run, chosen)
     here, force = run.project, chosen.force
     if chosen.act == "redo":

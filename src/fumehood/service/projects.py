@@ -144,7 +144,7 @@ def reset(store: Store, project: Project | KnownProject) -> bool:
 def remove(store: Store, workspace: Workspace, *, sure: bool) -> None:
     """Remove a workspace with everything in it; its runs stay in the history."""
     project = store.projects.open(workspace.path)
-    with workspace_lock(store, workspace.name), store.alone(project.id):
+    with workspace_lock(store, workspace.name), store.lock_project(project.id):
         _refuse_in_use(store, project, workspace, "remove", sure=sure)
         reset(store, project)
         remove_directory(workspace.path)
@@ -159,7 +159,7 @@ def clear(store: Store, workspace: Workspace, *, sure: bool) -> None:
         discard_draft(store, project, draft)
     for run in store.history.held_runs(project.id):
         discard_held(store, project, store.history.find(run), ())
-    with store.alone(project.id):
+    with store.lock_project(project.id):
         _refuse_in_use(store, project, workspace, "clear", sure=sure)
         reset(store, project)
         with Closing(open_top(workspace.path)) as folder:
@@ -168,7 +168,7 @@ def clear(store: Store, workspace: Workspace, *, sure: bool) -> None:
 
 
 def _refuse_in_use(store: Store, project: Project, workspace: Workspace, act: str, *, sure: bool) -> None:
-    if store.runs_now(project.id):
+    if store.has_running_command(project.id):
         raise BadRequest(f"a command is running in the workspace {workspace.name}", hint="wait for it, or stop it")
     with Closing(open_top(workspace.path)) as folder:
         count = len(entries(folder))
@@ -224,7 +224,7 @@ def forget(store: Store, project: KnownProject) -> None:
     It is set aside first, so that nobody works with it; its records go last. So this can be done again where it was
     interrupted.
     """
-    with store.alone(project.id), store.stack(project.id, settling=True):  # so that none begins meanwhile
+    with store.lock_project(project.id), store.lock_held_trees(project.id, settling=True):  # so that none begins meanwhile
         if any(layering.is_process_alive(store.places, run) for run, *_ in store.history.unfinished_runs(project.id)):
             raise BadRequest(f"a run of {project.path} has not ended yet", hint="wait for it, then forget the project")
         store.projects.set_aside(project.id)

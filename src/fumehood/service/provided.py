@@ -1,4 +1,4 @@
-"""What is made for a command that the host, or a root tree, has not: names of hosts, who it is, the playground."""
+"""What is made for a command because the host or the root tree lacks it: host names, its identity, the playground."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _NOWHERE = b"nameserver 192.0.2.53\noptions timeout:1 attempts:1\n"
 _NO_NETWORK, _BY_PROXY = "there is no network", "where names are asked for"
 
 
-def names_of_hosts(cache: str, tree: str = "", *, shares_network: bool, is_offline: bool) -> list[Operation]:
-    """Return what is mounted so that names are asked for where that leads somewhere, or nowhere.
+def resolver_mounts(cache: str, tree: str = "", *, shares_network: bool, is_offline: bool) -> list[Operation]:
+    """Return the mounts by which programs ask a name server that answers, or, offline, one that no route leads to.
 
-    Of a root tree that commands can't write, or the host; only on plain files, never on what a link in a tree leads to.
-    systemd-resolved keeps the host's configuration in /run, which no command sees.
+    `tree` is a root tree that commands can't write; "" is the host. Only plain files are covered, never the target of a
+    link in a tree. systemd-resolved keeps the host's configuration in /run, which no command sees.
     """
     if tree:
         with Closing(open_top(tree)) as top:
@@ -55,23 +55,23 @@ def names_of_hosts(cache: str, tree: str = "", *, shares_network: bool, is_offli
         if is_unseen or (configuration is not None and not _asks_outside(configuration)):
             changed, why = _NOWHERE, _NO_NETWORK
     elif configuration is not None and not shares_network:
-        # Without a line about endings, there are none in musl, which can't read this one.
+        # musl has no search domains unless a line sets some, and it can't read `search .`.
         changed = _without_endings(configuration, b"" if tree else b"search .\n")
     mounts: list[Operation] = []
     if changed is not None and is_unseen:
         mounts.append(Text(target=resolver, content=changed, why=why))
     elif changed is not None and changed != configuration:
-        mounts += in_place(cache, resolver, changed, why)
+        mounts += mount_over(cache, resolver, changed, why)
     if is_offline and table is not None and (more := _with_own_name(table)):
-        mounts += in_place(cache, _HOSTS, more, _NO_NETWORK)
+        mounts += mount_over(cache, _HOSTS, more, _NO_NETWORK)
     return mounts
 
 
 def _without_endings(configuration: bytes, ending: bytes) -> bytes:
-    """Return a resolver's configuration that asks at an IPv4 address for the name as it is; unchanged if it does.
+    """Return a resolver configuration without search domains that asks an IPv4 address; unchanged if it is one.
 
-    To the proxy every name is one: the first that a program tries, with an ending of this machine's network, would be
-    taken for what was meant. And the proxy answers at IPv4 addresses alone.
+    The proxy answers for every name, so the first name that a program tries, with a search domain of this machine's
+    network, would be taken for the one that was meant. And the proxy answers at IPv4 addresses only.
     """
     lines = [(line, line.split()) for line in configuration.splitlines(keepends=True)]
     servers = [words[1] for _, words in lines if len(words) > 1 and words[0] == b"nameserver"]
@@ -89,14 +89,17 @@ def _asks_outside(configuration: bytes) -> bool:
 
 
 def _with_own_name(hosts: bytes) -> bytes:
-    """Return a table of hosts with the machine's own name in it; nothing where it has that."""
+    """Return a hosts file with the machine's own name added; b"" if the name is there already."""
     name = os.uname().nodename.encode()
     is_there = any(name in line.partition(b"#")[0].split()[1:] for line in hosts.splitlines())
     return b"" if is_there or not name else b"%b\n127.0.0.1 %b\n" % (hosts.rstrip(b"\n"), name)
 
 
-def in_place(cache: str, target: str, content: bytes, why: str) -> list[Operation]:
-    """Show a file of ours, named by what it holds, in place of another; where it can't be kept, the other stays."""
+def mount_over(cache: str, target: str, content: bytes, why: str) -> list[Operation]:
+    """Mount a file with this content over the target. The file lies in our cache, named by its checksum.
+
+    If it can't be written there, the target stays as it is.
+    """
     path = f"{cache}/names-{crc32(content):08x}-{len(content)}"
     if plain_file(path) != content:
         try:
@@ -107,7 +110,7 @@ def in_place(cache: str, target: str, content: bytes, why: str) -> list[Operatio
     return [Bind(target=target, source=path, why=why)]
 
 
-# ---- Who a command is, in a system that does not know it: its user's name, the author of its commits, whom it trusts.
+# ---- The identity of a command, in a system that does not know its user: user name, author of commits, authorities.
 #
 # The host may know people by services that no command can ask (LDAP, systemd-homed), and a root tree knows nobody of
 # the host's. So `/etc/passwd` and `/etc/group` get a line where they lack one. A root tree also gets the person's name
@@ -115,7 +118,7 @@ def in_place(cache: str, target: str, content: bytes, why: str) -> list[Operatio
 
 _USERS, _GROUPS = "/etc/passwd", "/etc/group"
 _MOST = 1 << 20
-_NOBODY = "user"  # who has no name on the host either
+_NOBODY = "user"  # the name of a user who has none on the host either
 _WHY = "who the command is"
 
 # Made for each run in the sandbox's own `/dev`, so that no tree needs a place for them.
@@ -137,23 +140,23 @@ _NAMED_BY = (
 
 
 class Account(Value):
-    """A user with their group, as the host knows them; `about` is their whole name and the like."""
+    """A user with their group, as the host knows them."""
 
     user: int
     group: int
     name: str
     group_name: str
-    about: str = ""
+    full_name: str = ""
     home: str = "/"
     shell: str = "/bin/sh"
 
 
 def account(user: int, group: int) -> Account:
-    """Return who a user of the host's is; who has no name there gets one."""
+    """Return the account of a user of the host; one without a name gets one."""
     import grp
 
-    own = (os.environ.get(name, "") for name in ("USER", "LOGNAME")) if user == os.geteuid() else ()
-    name = next((each for each in own if each.replace("-", "_").replace(".", "_").isidentifier()), _NOBODY)
+    login_names = (os.environ.get(name, "") for name in ("USER", "LOGNAME")) if user == os.geteuid() else ()
+    name = next((each for each in login_names if each.replace("-", "_").replace(".", "_").isidentifier()), _NOBODY)
     try:
         group_name = grp.getgrgid(group).gr_name
     except KeyError:
@@ -163,24 +166,24 @@ def account(user: int, group: int) -> Account:
     except KeyError:
         return Account(user=user, group=group, name=name, group_name=group_name)
     return Account(
-        user=user, group=group, name=entry.pw_name, group_name=group_name, about=entry.pw_gecos, home=entry.pw_dir,
+        user=user, group=group, name=entry.pw_name, group_name=group_name, full_name=entry.pw_gecos, home=entry.pw_dir,
         shell=entry.pw_shell,
     )  # fmt: skip
 
 
-def known_on_host(cache: str, user: int, group: int, home: str) -> list[Operation]:
-    """Return what is mounted so that a command on the host's own system has a name: mostly nothing."""
+def identity_mounts_on_host(cache: str, user: int, group: int, home: str) -> list[Operation]:
+    """Return the mounts that give the command's user a name on the host's own system: usually none are needed."""
     users, groups = (plain_file(path, most=_MOST) for path in (_USERS, _GROUPS))
-    if _has(users, user) and _has(groups, group):
+    if _lists_number(users, user) and _lists_number(groups, group):
         return []
     person = account(user, group)
-    return _lines(cache, users, groups, person if person.home != "/" else person.replace(home=home or "/"))
+    return _add_account_lines(cache, users, groups, person if person.home != "/" else person.replace(home=home or "/"))
 
 
-def trusted_files(environment: Mapping[str, str], home: str) -> list[Operation]:
-    """Return the files of a hidden home that variables name as certificate authorities.
+def certificate_mounts(environment: Mapping[str, str], home: str) -> list[Operation]:
+    """Return mounts for files of a hidden home that variables name as certificate authorities.
 
-    One with a key in it stays hidden, and so does what is reached by a link.
+    A file that contains a key stays hidden, and so does one that is reached by a link.
     """
     mounts: list[Operation] = []
     for path in {environment[name] for name in _NAMED_BY if name in environment}:
@@ -194,21 +197,21 @@ def trusted_files(environment: Mapping[str, str], home: str) -> list[Operation]:
 _LONGEST_SETTINGS = 16 << 10
 
 
-def secrets_elsewhere() -> list[str]:
-    """Return what this process's variables name as secret, wherever it lies.
+def secret_paths_in_variables() -> list[str]:
+    """Return the paths of secrets that this process's variables name, wherever they lie.
 
-    That is what they put out of the home, a file that the value of a variable called a secret leads to, and settings
-    in which a secret is written (RCLONE_CONFIG).
+    These are secret files that a variable moves out of the home, files named by a variable that is called a secret, and
+    settings files that contain a secret (RCLONE_CONFIG).
     """
     environment = dict(os.environ)
     named = [(name, value) for name, value in environment.items() if value[:1] == "/"]
     secret = {value for name, value in named if looks_secret(name, value)}
-    files = filter(_is_data, dict.fromkeys(value for _, value in named))
-    return [*moved_secrets(environment), *(path for path in files if path in secret or _has_secret_in_it(path))]
+    files = filter(_is_data_file, dict.fromkeys(value for _, value in named))
+    return [*moved_secrets(environment), *(path for path in files if path in secret or _contains_secret(path))]
 
 
-def _is_data(path: str) -> bool:
-    """Return True for a file that is no program: what asks for a password is no secret."""
+def _is_data_file(path: str) -> bool:
+    """Return True for a file that is not a program: a program that asks for a password is no secret."""
     try:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):
@@ -216,26 +219,26 @@ def _is_data(path: str) -> bool:
     return stat.S_ISREG(mode) and not mode & 0o111
 
 
-def _has_secret_in_it(path: str) -> bool:
-    """Return True if a file is as small as settings are, and gives a secret."""
+def _contains_secret(path: str) -> bool:
+    """Return True if a file is small, as settings are, and contains a secret."""
     content = plain_file(os.path.realpath(path), most=_LONGEST_SETTINGS) or b""
     return len(content) < _LONGEST_SETTINGS and holds_secret(os.fsdecode(content))
 
 
-def known_in_tree(
+def identity_in_tree(
     cache: str, tree: RootTree, user: int, group: int, home: str, roots: Sequence[str], *, is_layered: bool
 ) -> tuple[list[Operation], dict[str, str]]:
-    """Return who a command is in a root tree, as mounts and variables: root, where that has a layer of its own."""
+    """Return the identity of a command in a root tree, as mounts and variables; with a root layer it is root."""
     from fumehood.rootfs.tree import WORKSPACE, is_program
 
     mounts: list[Operation] = []
     variables = {"USER": "root", "LOGNAME": "root"}
     with Closing(open_top(tree.path)) as top:
-        if not is_layered:  # what commands can write may have a link there
+        if not is_layered:  # commands can write the layer, and may have put a link there
             users, groups = (plain_file(path[1:], top, most=_MOST) for path in (_USERS, _GROUPS))
             person = account(user, group).replace(home=WORKSPACE, shell=tree.shell)
             variables = {"USER": person.name, "LOGNAME": person.name}
-            mounts += _lines(cache, users, groups, person)
+            mounts += _add_account_lines(cache, users, groups, person)
         author = ""
         if any(is_program(top, path) for path in _GIT):
             author = _author(home, roots, user)
@@ -253,7 +256,7 @@ def known_in_tree(
 
 
 def authorities() -> str:
-    """Return the file with all that the host trusts, where somebody has added to it; "" where nobody has."""
+    """Return the host's bundle of certificate authorities if somebody has added one, else ""."""
     named = os.environ.get("SSL_CERT_FILE", "")
     if named.startswith("/") and os.path.isfile(named):
         return os.path.realpath(named)
@@ -268,9 +271,9 @@ def authorities() -> str:
 
 
 def _author(home: str, roots: Sequence[str], user: int) -> str:
-    """Return settings for git with a person's name and address; "" where they have told git neither.
+    """Return git settings with a person's name and address; "" if git knows neither.
 
-    The variables are ours, and count where we are that person.
+    The environment of this process counts only if this process runs as that person.
     """
     from fumehood.linux.home_settings import Configuration, WatchedReader, git_setting, global_files
 
@@ -282,34 +285,37 @@ def _author(home: str, roots: Sequence[str], user: int) -> str:
     return "".join(map(git_setting, values.items())) + "[include]\n\tpath = /etc/gitconfig\n" if values else ""
 
 
-def _lines(cache: str, users: bytes | None, groups: bytes | None, person: Account) -> list[Operation]:
-    """Add a user and a group to the files that lack them; where there is no such file, there is none to add to."""
+def _add_account_lines(cache: str, users: bytes | None, groups: bytes | None, person: Account) -> list[Operation]:
+    """Return mounts that add the user and the group to /etc/passwd and /etc/group, if they lack them.
+
+    A file that does not exist is not made.
+    """
     mounts: list[Operation] = []
     number, group = person.user, person.group
-    user_line = f"{person.name}:x:{number}:{group}:{person.about}:{person.home}:{person.shell}"
-    for path, text, own, line in (
+    user_line = f"{person.name}:x:{number}:{group}:{person.full_name}:{person.home}:{person.shell}"
+    for path, text, own_number, line in (
         (_USERS, users, number, user_line), (_GROUPS, groups, group, f"{person.group_name}:x:{group}:"),
     ):  # fmt: skip
-        if text is not None and not _has(text, own):
+        if text is not None and not _lists_number(text, own_number):
             before = text if text.endswith(b"\n") or not text else text + b"\n"
-            mounts += in_place(cache, path, before + os.fsencode(line.replace("\n", " ")) + b"\n", _WHY)
+            mounts += mount_over(cache, path, before + os.fsencode(line.replace("\n", " ")) + b"\n", _WHY)
     return mounts
 
 
-def _has(text: bytes | None, number: int) -> bool:
-    """Return True if a user or a group is in the file that lists them, or that can't be read."""
+def _lists_number(text: bytes | None, number: int) -> bool:
+    """Return True if the file lists a user or group of this number, or can't be read."""
     if text is None or len(text) == _MOST:
         return True
-    own = b":%d:" % number
-    at = text.find(own)
-    while at >= 0 and text[text.rfind(b"\n", 0, at) + 1 : at].count(b":") != 1:  # the third of the line's parts
-        at = text.find(own, at + 1)
+    field = b":%d:" % number
+    at = text.find(field)
+    while at >= 0 and text[text.rfind(b"\n", 0, at) + 1 : at].count(b":") != 1:  # only in the third field of a line
+        at = text.find(field, at + 1)
     return at >= 0
 
 
 # ---- The playground: a directory of the agent's own, outside of every project, that its commands may write.
 
-PLAYGROUND = "playground"  # as a working directory it means the playground
+PLAYGROUND = "playground"  # as a working directory: the playground
 
 
 class Playground(Value):
@@ -327,8 +333,8 @@ class Playground(Value):
 def playground(places: Places, source: str, home: str, roots: Sequence[str], *, makes_points: bool) -> Playground:
     """Return the playground as a command on the host's own system sees it: `playground` in the home.
 
-    Where that is in the way of a root, is something else already, or lacks the mount point and none can be made
-    (`makes_points`), it is seen where it lies.
+    It is seen where it really lies if that place overlaps a root, is something else already, or has no mount point and
+    none can be made (`makes_points`).
     """
     home = os.path.realpath(home)
     target = f"{home}/{PLAYGROUND}"
@@ -345,7 +351,7 @@ def playground(places: Places, source: str, home: str, roots: Sequence[str], *, 
 
 def make_playground(places: Places) -> str:
     """Return where the playground lies, making it when it is missing."""
-    directory = _path(places)
+    directory = _playground_path(places)
     if os.path.isdir(directory):
         return directory
     try:
@@ -364,26 +370,26 @@ def playground_size(places: Places) -> int:
     """Return the bytes that the playground takes on disk."""
     from fumehood.service.layers import disk_usage
 
-    if not os.path.isdir(_path(places)):
+    if not os.path.isdir(_playground_path(places)):
         return 0
-    with Closing(open_top(_path(places))) as directory:
+    with Closing(open_top(_playground_path(places))) as directory:
         return sum(disk_usage(directory, name) for name in entries(directory))
 
 
 def empty_playground(places: Places) -> int:
-    """Throw away all that is in the playground; returns the bytes that it took.
+    """Delete everything in the playground; returns the bytes that are freed.
 
-    It is set aside first, so that a command which begins meanwhile finds a fresh one.
+    It is renamed first, so that a command which begins meanwhile finds a new one.
     """
     freed = playground_size(places)
-    if not os.path.isdir(_path(places)):
+    if not os.path.isdir(_playground_path(places)):
         return 0
     aside = f"{PLAYGROUND}.{new_id()}"
     try:
         with Closing(open_top(places.data)) as above:
             os.rename(PLAYGROUND, aside, src_dir_fd=above, dst_dir_fd=above)
             make_playground(places)
-            for name in entries(above):  # what an emptying that did not end has left, too
+            for name in entries(above):  # also those that an interrupted call has left
                 if name.startswith(f"{PLAYGROUND}."):
                     remove_tree(above, name)
     except OSError as error:
@@ -394,5 +400,5 @@ def empty_playground(places: Places) -> int:
     return freed
 
 
-def _path(places: Places) -> str:
+def _playground_path(places: Places) -> str:
     return f"{places.data}/{PLAYGROUND}"

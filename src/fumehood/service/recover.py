@@ -76,7 +76,7 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
                 else:
                     with (
                         FileLock(store.places.lock(f"project-{project}"), wait=False),
-                        store.stack(project, settling=True),
+                        store.lock_held_trees(project, settling=True),
                     ):
                         _mend(store, run)
             except BlockingIOError:
@@ -94,7 +94,7 @@ def mend(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> None:
     restore_modes(store.places.modes)
     for run, state, act, project in unfinished:
         if state != RUNNING or act != "run":
-            with store.stack(project, settling=True):
+            with store.lock_held_trees(project, settling=True):
                 _mend(store, run)
 
 
@@ -126,9 +126,9 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
         if not is_gone(f"{store.places.run(name)}/0/{layering.INIT}", _DYING_S, by_force=True):
             raise BlockingIOError  # something of it can't end now: it waits for a disk, perhaps
         if run.session is not None:
-            from fumehood.service.session import clear_seat
+            from fumehood.service.session import remove_session_files
 
-            clear_seat(store.places, run.session, name)
+            remove_session_files(store.places, run.session, name)
         with FileLock(store.places.lock(f"project-{project}"), wait=False):
             below, frozen = layering.recorded_trees_below(store.places, name)
             layers = layering.layers_of(store.places, name, run.roots, below, frozen)
@@ -189,7 +189,7 @@ def _concerns(store: Store, run: Run, layers: Sequence[Layer]) -> dict[int, Conc
         return {}
     rules = policy_for(store.places, run.roots).rules
     uppers = [layer.upper for layer in layers]
-    return concerns(run.changed, run.roots, uppers, rules, elsewhere=store.written)
+    return concerns(run.changed, run.roots, uppers, rules, elsewhere=store.writable_directories)
 
 
 def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
@@ -414,7 +414,7 @@ def rebuild(open_store: Callable[[], Store]) -> tuple[Store, Mended]:
         for run in missing:
             _take_up(store, run)
         _put_in_order(store.database, numbers)
-        left = layering.unknown(store)
+        left = layering.unrecorded_directories(store)
         left += [path for path in records.unreadable_records(store.places) if os.path.dirname(path)[:-2] not in left]
         return store, Mended(set_aside=aside, runs=len(missing), left=tuple(left))
 

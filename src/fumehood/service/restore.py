@@ -259,7 +259,7 @@ def restore(store: Store, project: Project, path: str, source: str = "", *, here
     stays. The run is `empty` where the path is that version already.
     """
     root, below = place_of(store, project, path, here)
-    with store.alone(project.id), InterruptsHeld() as interrupts:
+    with store.lock_project(project.id), InterruptsHeld() as interrupts:
         version = _chosen(store, project, root, below, source)
         source = version.source if "-" in version.source else store.history.name_of(version.source)
         run = Run(

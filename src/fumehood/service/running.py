@@ -21,7 +21,7 @@ from fumehood.linux.namespaces import Layer, listen_inside_command
 from fumehood.linux.nofollow import LISTING
 from fumehood.linux.streams import Stream, on_terminal, piped
 from fumehood.service.layers import init_file
-from fumehood.service.provided import secrets_elsewhere
+from fumehood.service.provided import secret_paths_in_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Execution:
         return self.hood.start(plan, descriptors)
 
     def _plan_anew(self, plan: Plan) -> Plan:
-        self.hood.surroundings.look_again()
+        self.hood.surroundings.forget_host_view()
         return self._with_mounts(plan, self._find_visible())
 
     def would_see(self) -> VisibleMounts:
@@ -218,7 +218,7 @@ class Execution:
 
             homes = surroundings.homes(self.user, world.home)
             hidden = surroundings.masks(homes, as_root=self.user == 0).hidden
-            hidden += tuple(map(os.path.realpath, secrets_elsewhere()))
+            hidden += tuple(map(os.path.realpath, secret_paths_in_variables()))
             world.scratch.make(
                 ScratchConditions(
                     way=capture.way, closed=(*hidden, *(layer.root for layer in capture.layers)), homes=homes,

@@ -147,7 +147,7 @@ def _run_until_settled(hood: Hood, request: Request, caller: Caller) -> Run:
                 if caller.on_again is not None:
                     caller.on_again(reason)
             if turn is None:
-                lock = hood.store.turn(hood.project.id, place)
+                lock = hood.store.lock_retries(hood.project.id, place)
                 lock.__enter__()
                 turn = lock
                 _retrying_threads.add(get_ident())
@@ -293,8 +293,8 @@ class Attempt:
             raise BadRequest(f"--each-command needs checkpoints, {why}", hint="leave it out")
         store.recover()
         self.run_directory.create()
-        with store.stack(project.id, settling=False):
-            store.keep_known(project)
+        with store.lock_held_trees(project.id, settling=False):
+            store.ensure_recorded(project)
             if run.draft is not None and not store.drafts.is_open(run.draft):
                 layering.drop(places, run.run)
                 raise BadRequest(f"draft {run.draft_name} is no longer there", hint="fumehood draft new begins one")

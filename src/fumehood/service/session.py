@@ -153,7 +153,7 @@ class SessionRun:
         except BaseException:
             for pipe in self._pipes.values():
                 os.close(pipe)
-            clear_seat(self._store.places, self.session.name, self._run)
+            remove_session_files(self._store.places, self.session.name, self._run)
             raise
         self.requests = RequestServer(self._directory, self._pipes[REQUESTS], self._reach)
         return self
@@ -268,7 +268,7 @@ def leave_link(link: str, target: str) -> tuple[Blocked, ...]:
     return (Blocked(what=NOT_FOLLOWED, detail=target, hint=hint),)
 
 
-def clear_seat(places: Places, session: str, run: str) -> None:
+def remove_session_files(places: Places, session: str, run: str) -> None:
     """Remove what a run that died has left of itself in its session, and where root worked for somebody else."""
     for directory, beginning in ((places.session(session), run), (_FOR_OTHERS, f"fumehood-{run}")):
         try:
@@ -281,7 +281,7 @@ def clear_seat(places: Places, session: str, run: str) -> None:
                     remove_tree(top, name)
 
 
-def sweep_sessions(
+def remove_old_sessions(
     store: Store, recorded: Days, days: int, now: float, *, project: int | None = None, dry: bool = False
 ) -> int:
     """Remove the directories of sessions that have not run for some recorded days; their records stay.

@@ -40,14 +40,14 @@ def settle(
     if state_of(run.changed) in (APPLIED, HELD):
         from fumehood.service.conflicts import drop_changes_without_base, forget_and_run_again, yield_to_waiting_runs
 
-        with store.alone(project):
+        with store.lock_project(project):
             if run.below:  # only under the lock: until then a person may discard a held run that this command saw
                 dropped = drop_changes_without_base(store, run)
                 if dropped is not None and may_run_again:
                     forget_and_run_again(store, run, dropped.reason, f"{run.roots[dropped.root]}/{dropped.path}")
             if any(change.verdict == c.APPLIED for change in run.changed):
                 if may_run_again and not run.reason.startswith(AGAIN):
-                    yield_to_waiting_runs(store, run, store.whose_turn(project))
+                    yield_to_waiting_runs(store, run, store.place_being_retried(project))
                 _apply(store, run, output, layers, on_conflict, may_run_again=may_run_again)
                 record_files(store, project, run)
                 # Only under the lock: an undo that waits for it puts the files that this run added into these layers.

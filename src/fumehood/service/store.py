@@ -66,16 +66,16 @@ class Store:
         workspace = self.workspaces.at(project.path)
         return policy if workspace is None else policy.under(workspace.settings())
 
-    def written(self) -> tuple[str, ...]:
+    def writable_directories(self) -> tuple[str, ...]:
         """Where commands write besides the roots of their project: our own directories, and other projects."""
         return (*self.places.own_directories(), *self.projects.paths())
 
-    def own_path(self) -> str:
+    def safe_path(self) -> str:
         """Return PATH for programs that we start outside: less directories in which a command can have put one."""
         from fumehood.core.masks import is_in
 
         extra = (os.fsdecode(path) for (path,) in self.database.rows("SELECT DISTINCT path FROM roots"))
-        written = (*self.written(), *extra)
+        written = (*self.writable_directories(), *extra)
         folders = (each for each in os.environ.get("PATH", os.defpath).split(":") if each.startswith("/"))
         return ":".join(each for each in folders if not is_in(os.path.realpath(each), written)) or os.defpath
 
@@ -91,7 +91,7 @@ class Store:
         """The upper directories that hold a run's versions, root by root."""
         return [self.places.layer(run.layer, number, "upper") for number in range(len(run.roots))]
 
-    def alone(self, project: int, *, wait: bool = True) -> FileLock:
+    def lock_project(self, project: int, *, wait: bool = True) -> FileLock:
         """Take a project's lock for a `with` block: applies and undos of one project wait for each other.
 
         What one that died has left half done is taken back first. Without `wait`, BlockingIOError is raised where
@@ -99,7 +99,7 @@ class Store:
         """
         return FileLock(self.places.lock(f"project-{project}"), lambda: self.mend(project), wait=wait)
 
-    def stack(self, project: int, *, settling: bool) -> FileLock:
+    def lock_held_trees(self, project: int, *, settling: bool) -> FileLock:
         """Take the lock on which trees of held runs there are, for a `with` block.
 
         Whoever settles something held has it alone. Whoever records a run takes it with others: the trees that the
@@ -107,7 +107,7 @@ class Store:
         """
         return FileLock(self.places.lock(f"stack-{project}"), shared=not settling)
 
-    def turn(self, project: int, place: str) -> FileLock:
+    def lock_retries(self, project: int, place: str) -> FileLock:
         """Take the lock that commands have which are run again: one after the other, or they would meet again.
 
         `place` is what they met at: others that change it let them pass.
@@ -120,7 +120,7 @@ class Store:
 
         return FileLock(path, note)
 
-    def whose_turn(self, project: int) -> str:
+    def place_being_retried(self, project: int) -> str:
         """Return the place for which a command is run again at this moment, or nothing."""
         path = self.places.lock(f"again-{project}")
         if not os.path.exists(path):
@@ -132,7 +132,7 @@ class Store:
             with open(path, "rb") as file:
                 return os.fsdecode(file.read())
 
-    def keep_known(self, project: Project) -> None:
+    def ensure_recorded(self, project: Project) -> None:
         """Record a project again that was forgotten while a program has it open: what runs there must be found."""
         if self.database.rows("SELECT 1 FROM projects WHERE id = ?", (project.id,)):
             return
@@ -142,7 +142,7 @@ class Store:
                 hint="open it again: start the program, or the server, anew",
             )
 
-    def runs_now(self, project: int) -> bool:
+    def has_running_command(self, project: int) -> bool:
         """Return True if a command of a project is running, which may see what is held."""
         return any(state == RUNNING for _, state, _, _ in self.history.unfinished_runs(project))
 

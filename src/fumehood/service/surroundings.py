@@ -1,4 +1,4 @@
-"""Everything that a project's commands see, as one list of mounts: the host or a root tree, then what is their own."""
+"""Everything that a command sees, as one list of mounts: the host or a root tree, then the roots and the rest."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from fumehood.service.provided import (
     PLAYGROUND,
     Playground,
     account,
-    known_in_tree,
-    known_on_host,
+    certificate_mounts,
+    identity_in_tree,
+    identity_mounts_on_host,
     make_playground,
-    names_of_hosts,
     playground,
-    secrets_elsewhere,
-    trusted_files,
+    resolver_mounts,
+    secret_paths_in_variables,
 )
 from fumehood.store.places import Places, home, process_variables
 
@@ -45,32 +45,32 @@ if TYPE_CHECKING:
     from fumehood.service.profiles import Scratch
     from fumehood.service.session import SessionRun
 
-_OF_GIT = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
-_DECIDING = ("home", "show", "mask", "unmask", "devices")  # what of a policy decides what is seen
+_GIT_VARIABLES = ("GIT_CONFIG", "GIT_CONFIG_GLOBAL")
+_VISIBILITY_KEYS = ("home", "show", "mask", "unmask", "devices")  # what of a policy decides what is seen
 
 
 class World(Value):
-    """One command's surroundings; without a tree, the host's, where every root is at its own path."""
+    """What surrounds one command: variables, root tree, shell and so on. Without a tree it is the host's system."""
 
     environment: dict[str, str]
-    home: str = ""  # by the person's word, whatever a command had its session keep: what is masked depends on it
-    variables: tuple[tuple[str, str], ...] = ()  # the person's own too: what is shown of a hidden home depends on them
+    home: str = ""  # the person's own, which no command can change: it decides what is masked
+    variables: tuple[tuple[str, str], ...] = ()  # the person's own too: they decide what of a hidden home is shown
     dropped: tuple[str, ...] = ()
     tree: RootTree | None = None
     targets: dict[str, str] = {}  # noqa: RUF012 - never changed
     skills: tuple[tuple[str, str], ...] = ()  # each one's directory, and where it appears
     host_shell: str = SHELL
-    source: str = ""  # a file of the host's that this shell reads first
-    base: str = ""  # the name of the tree, where it is an installed one
-    layer: str = ""  # the directory of the project's own layer over it
+    source: str = ""  # a file of the host that this shell reads first
+    base: str = ""  # the name of the tree, if it is an installed one
+    layer: str = ""  # the directory of the project's root layer
     blocked: tuple[Blocked, ...] = ()
     scratch: Scratch | None = None
-    identity_mounts: tuple[Operation, ...] = ()  # what tells the command who it is
+    identity_mounts: tuple[Operation, ...] = ()  # files that tell the command who it is
     playground: Playground | None = None
-    no_playground: str = ""  # why there is none
+    no_playground: str = ""  # why there is no playground
     ownership: str = PRETEND
-    thrown: str = ""  # a directory that is shown in the place of the project, and thrown away
-    write: tuple[str, ...] | None = None  # all that may be written, by the host's paths; None is every root
+    thrown: str = ""  # a temporary directory that is shown in place of the project
+    write: tuple[str, ...] | None = None  # the only paths that may be written, by the host's names; None: every root
 
     @property
     def shell(self) -> str:
@@ -79,20 +79,20 @@ class World(Value):
 
     @property
     def write_hint(self) -> str:
-        """What lets commands write more than they may here, said at the end of a sentence."""
+        """How commands could be allowed to write more, as the end of a sentence."""
         return "; with rootfs.writable = true, also a root of the project's own" if self.base and not self.layer else ""
 
     def pretends_owners(self, user: int) -> bool:
-        """Return True if giving a file to another owner does nothing and succeeds: only for who is root inside."""
+        """Return True if chown succeeds and does nothing: only for a command that is root inside."""
         is_root_inside = user == 0 or (self.tree is not None and self.tree.is_writable)
         return is_root_inside and self.ownership == PRETEND
 
     def lock_tree(self, way: str) -> TreeLock:
-        """Take hold of the tree for the time of a `with` block, which gets the world as it then is."""
+        """Keep the tree from being removed during a `with` block, which gets the world with the root layer in it."""
         return TreeLock(self, way)
 
     def resolvers(self) -> tuple[str, ...]:
-        """Return the addresses where a command's programs ask for names."""
+        """Return the addresses of the name servers that a command's programs ask."""
         if self.tree is None:
             return resolvers(read("/etc/resolv.conf").decode(errors="replace"))
         from fumehood.rootfs.tree import told_names
@@ -101,7 +101,7 @@ class World(Value):
         return resolvers(told_names([*layer, self.tree.path]))
 
     def inside(self, directory: str) -> str:
-        """Return a directory as the command sees it."""
+        """Return the path at which the command sees a directory of the host."""
         if not self.targets:
             return directory
         from fumehood.rootfs.tree import inside
@@ -110,14 +110,14 @@ class World(Value):
 
     def writable(self, roots: Sequence[str]) -> list[str]:
         """Return what a command may write besides /tmp, as it sees it: the roots, and the playground."""
-        ground = self.playground
-        playground = () if ground is None or not ground.is_writable else (ground.target,)
+        playground_path = self.playground
+        playground = () if playground_path is None or not playground_path.is_writable else (playground_path.target,)
         return [*map(self.inside, roots if self.write is None else self.write), *playground]
 
     def start_directory(self, asked: str, project: str) -> str:
-        """Return where the command starts, as the person knows it: in the project unless something else is asked.
+        """Return the directory in which the command starts, by the host's path.
 
-        What is not absolute is relative to the project; `playground` is the playground.
+        A relative path is relative to the project; `playground` is the playground.
         """
         if asked == PLAYGROUND:
             if self.playground is None:
@@ -126,7 +126,7 @@ class World(Value):
         return self.outside(os.path.normpath(os.path.join(project, asked)))
 
     def outside(self, path: str) -> str:
-        """Return a path of the command's as the person knows it."""
+        """Return the host's path for a path that the command sees."""
         if not self.targets:
             return path
         from fumehood.rootfs.tree import outside
@@ -135,7 +135,7 @@ class World(Value):
 
 
 class TreeLock:
-    """A world that a command runs in: its tree is not removed, and its layer is nobody else's to write."""
+    """Keeps a tree from being removed while a command runs in it, and its root layer from being written by another."""
 
     def __init__(self, world: World, way: str) -> None:
         self._world = world
@@ -158,7 +158,7 @@ class TreeLock:
         if not world.layer:
             return world
         try:
-            # The project's own layer over the tree; where another command is writing it, only to be read.
+            # The project's layer over the tree; read-only if another command is writing it.
             self._layer = RootLayer(world.layer)
             taken = self._layer.take(world.base)
         except BaseException:
@@ -182,11 +182,11 @@ def host_or_tree_world(
     places: Places, policy: Policy, root: str, roots: Sequence[str], owner: Owner | None = None, project: int = 0,
     *, makes_points: bool = True,
 ) -> World:  # fmt: skip
-    """Choose what surrounds a command: `root` is host, alpine, an installed tree's name, or a directory.
+    """Return what surrounds a command: `root` is host, alpine, the name of an installed tree, or a directory.
 
-    `makes_points` tells that mount points can be made where the host has none.
+    `makes_points`: mount points can be made that the host does not have.
     """
-    ground, no_playground = _playground(places, policy, owner)
+    playground_path, no_playground = _playground(places, policy, owner)
     user = (os.geteuid(), os.getegid()) if owner is None else (owner.user, owner.group)
     skills: tuple[tuple[str, str], ...] = ()
     if policy.skills:
@@ -200,18 +200,18 @@ def host_or_tree_world(
         wishes, own = policy.environment, process_variables()
         environment, dropped = inherited(own, wishes.keep, wishes.drop)
         if policy.home == HIDDEN:
-            for name in _OF_GIT:
-                environment.pop(name, None)  # they lead git past the settings that are made for it
+            for name in _GIT_VARIABLES:
+                environment.pop(name, None)  # git would not read the settings that are made for it
         environment |= policy.variables_in(HOST)
         if owner is not None:
             environment |= home_variables(owner)
         base = environment.get("HOME") or home()
-        trusted = trusted_files(environment, os.path.realpath(base)) if policy.home == HIDDEN else ()
-        shown = playground(places, ground, base, roots, makes_points=makes_points) if ground else None
+        trusted = certificate_mounts(environment, os.path.realpath(base)) if policy.home == HIDDEN else ()
+        shown = playground(places, playground_path, base, roots, makes_points=makes_points) if playground_path else None
         return World(
             environment=environment, home=environment.get("HOME", ""), dropped=dropped, playground=shown,
             no_playground=no_playground, skills=skills, ownership=policy.ownership,
-            identity_mounts=(*known_on_host(places.cache, *user, base), *trusted),
+            identity_mounts=(*identity_mounts_on_host(places.cache, *user, base), *trusted),
             variables=variables_for_tools(own) if policy.home == HIDDEN else (),
         )  # fmt: skip
     from fumehood.rootfs import tree as root_tree
@@ -219,9 +219,9 @@ def host_or_tree_world(
     layer = f"{places.layers}/{project}" if policy.rootfs.writable and "/" not in root else ""
     tree, base = _tree(places, root, layer)
     own_home = home() if owner is None else home_variables(owner)["HOME"]
-    identity_mounts, variables = known_in_tree(places.cache, tree, *user, own_home, roots, is_layered=bool(layer))
+    identity_mounts, variables = identity_in_tree(places.cache, tree, *user, own_home, roots, is_layered=bool(layer))
     environment = {**root_tree.ENVIRONMENT, **variables, **policy.variables_in(root, base, tree.path)}
-    shown = Playground(source=ground, target=root_tree.PLAYGROUND) if ground else None
+    shown = Playground(source=playground_path, target=root_tree.PLAYGROUND) if playground_path else None
     return World(
         environment=environment, home=own_home, identity_mounts=tuple(identity_mounts), tree=tree,
         targets=root_tree.targets(roots), skills=skills, base=base, layer=layer,
@@ -230,9 +230,9 @@ def host_or_tree_world(
 
 
 def _playground(places: Places, policy: Policy, owner: Owner | None) -> tuple[str, str]:
-    """Return where the playground lies, or "" and why there is none.
+    """Return the path of the playground, or "" and why there is none.
 
-    Only a command that asks for it is refused where it can't be made.
+    If it can't be made, only commands that ask for it are refused.
     """
     if not policy.playground:
         return "", "the configuration turned it off"
@@ -245,13 +245,13 @@ def _playground(places: Places, policy: Policy, owner: Owner | None) -> tuple[st
 
 
 def home_variables(owner: Owner) -> dict[str, str]:
-    """Return the variables that tell a command whose it is."""
+    """Return the variables that name the command's user and their home."""
     person = account(owner.user, owner.group)
     return {"HOME": person.home, "USER": person.name, "LOGNAME": person.name}
 
 
 def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
-    """Find a tree and its name; where the project has a layer, the tree that it lies over."""
+    """Return a tree and its name; if the project has a root layer, the tree below that layer."""
     from fumehood.rootfs import tree as root_tree
 
     if "/" in root:
@@ -270,7 +270,7 @@ def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
         )
     installed = root_tree.find(root_tree.collection(places.data), pinned or root)
     if layer and os.stat(installed.path).st_uid != os.geteuid():
-        # No file of it could be changed: in the sandbox it is nobody's.
+        # No file of it could be changed: in the sandbox its owner is unknown.
         whose = user_name(os.stat(installed.path).st_uid)
         raise BadRequest(
             f"the root tree {installed.path} belongs to {whose}, so it can't have a layer that you write",
@@ -280,16 +280,16 @@ def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
 
 
 class VisibleMounts(Value):
-    """All that a command sees; the first `ahead` mounts show the host, by the look at it that has this number."""
+    """All mounts of a command. The first `ahead` of them show the host, by the survey with the number `look`."""
 
     mounts: tuple[Operation, ...]
     ahead: int
     look: int
     blocks_sockets: bool  # no socket of the host's can be connected to
-    home: str = ""  # a home that is thrown away at the end
+    home: str = ""  # an empty home that is deleted at the end
 
     def hides(self, path: str) -> bool:
-        """Return True if a path of the host is out of sight because the home is."""
+        """Return True if a path of the host is hidden because the home is."""
         mounts_around = (each for each in self.mounts if is_in(path, (each.target,)))
         innermost_mount = max(mounts_around, key=lambda each: len(each.target))
         return isinstance(innermost_mount, (Tmpfs, Folder)) and os.path.lexists(path)
@@ -302,41 +302,41 @@ class Surroundings:
         self._places = places
         self._policy = policy
         self._views = views
-        self._kernel: dict[bool, tuple[Operation, ...]] = {}
+        self._kernel_mounts: dict[bool, tuple[Operation, ...]] = {}
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
         self._is_locked: bool | None = None
         self._last_sight: tuple[object, Sight] | None = None
         self._in_roots = masks(("/",), (), policy.mask, policy.unmask, root=False).in_roots if policy.mask else ()
 
-    def under(self, policy: Policy) -> Surroundings:
-        """Return what surrounds a command under another policy; what was looked up on the host is shared."""
-        if all(getattr(policy, name) == getattr(self._policy, name) for name in _DECIDING):
+    def with_policy(self, policy: Policy) -> Surroundings:
+        """Return surroundings for another policy; what is already known about the host is shared."""
+        if all(getattr(policy, name) == getattr(self._policy, name) for name in _VISIBILITY_KEYS):
             return self
         other = Surroundings(self._places, policy, self._views)
-        other._kernel, other._homes, other._is_locked = self._kernel, self._homes, self._is_locked
+        other._kernel_mounts, other._homes, other._is_locked = self._kernel_mounts, self._homes, self._is_locked
         return other
 
     @property
     def cache(self) -> str:
-        """Where what can be made again is kept."""
+        """The directory for what can be made again."""
         return self._places.cache
 
-    def look_again(self) -> None:
-        """Have the host looked over again: what was thought to be there is not."""
+    def forget_host_view(self) -> None:
+        """Have the host surveyed again: it is no longer as it was found."""
         self._views.forget()
 
     def visible_mounts(
         self, world: World, capture: Capture, user: int, session_run: SessionRun | None, *, by_launcher: bool,
         privileged: bool, shares_network: bool, is_offline: bool = False,
     ) -> VisibleMounts:  # fmt: skip
-        """Return everything that a command of a user sees; `by_launcher` tells who mounts it."""
+        """Return everything that a user's command sees; `by_launcher`: our launcher mounts it, not bubblewrap."""
         roots = [layer.root for layer in capture.layers]
         homes = self.homes(user, world.home)
-        # Where mounts besides the roots need a directory, which the host may lack.
+        # Mount points that the host may lack.
         shown = () if world.playground is None else (world.playground.target,)
         points = (*roots, *shown, *(world.scratch.points if world.scratch else ()))
         look, home = 0, ""
-        # Other ways show a root as it is, with its sockets.
+        # The other ways of capturing show a root itself, with its sockets.
         blocks_sockets = by_launcher and capture.way == KERNEL and self._can_block_sockets(world, capture)
         base: list[Operation]
         if world.tree is None:
@@ -361,7 +361,7 @@ class Surroundings:
             *_mount_point_parents(world, capture),
             *(() if world.playground is None else (world.playground.mount(),)),
             *(root_mounts(capture, self._in_roots, masked) if self._in_roots or masked else capture.mounts),
-            # What takes the place of a project: what is written there is in no layer.
+            # A temporary directory in place of a project: no layer captures what is written there.
             *(
                 [Bind(
                     target=capture.targets[0][1], source=world.thrown, is_writable=world.write != (),
@@ -369,7 +369,7 @@ class Surroundings:
                 )] if world.thrown else ()
             ),
             *(session_run.mounts if session_run else ()),
-            # The one file of a hidden home that the shell was told to read first.
+            # The only file of a hidden home that is shown: the shell was told to read it first.
             *(
                 [Bind(target=sourced, source=sourced, why="the shell reads it first")]
                 if home and is_below(sourced, home) and os.path.isfile(sourced) else ()
@@ -389,26 +389,26 @@ class Surroundings:
         if not kept:
             base.append(Tmpfs(target=TMP, mode=0o1777))
         ahead = len(base) if world.tree is None and by_launcher else 0
-        if (user == 0) not in self._kernel:
-            self._kernel[user == 0] = kernel_masks(as_root=user == 0)
-        kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel[user == 0])
+        if (user == 0) not in self._kernel_mounts:
+            self._kernel_mounts[user == 0] = kernel_masks(as_root=user == 0)
+        kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel_mounts[user == 0])
         mounts = with_seals([*base, *kernel, *own])
         return VisibleMounts(mounts=tuple(mounts), ahead=ahead, look=look, blocks_sockets=blocks_sockets, home=home)
 
     def _devices(self, world: World) -> list[Operation]:
-        """Return the devices that a person names, and their description."""
+        """Return the devices that the configuration names, and their description in /sys."""
         from fumehood.linux import survey
 
         tree, paths = world.tree, self._policy.devices
         if tree is None:
             return [*survey.shown_devices(paths), *survey.described_devices(paths)]
-        # What commands can write may have a link there.
+        # In a directory that commands can write, there may be a link at this place.
         if tree.guarded or os.path.islink(f"{tree.path}/sys") or not os.path.isdir(f"{tree.path}/sys"):
             return survey.shown_devices(paths)
         return [*survey.shown_devices(paths), Tmpfs(target="/sys", is_sealed=True), *survey.described_devices(paths)]
 
     def _name_mounts(self, world: World, *, shares_network: bool, is_offline: bool) -> Sequence[Operation]:
-        """Return what is mounted so that names of hosts are asked for where that leads somewhere, or nowhere."""
+        """Return the mounts that decide which name server programs ask."""
         tree = world.tree
         if tree is not None and shares_network:
             from fumehood.rootfs.tree import bound_names, write_names
@@ -418,12 +418,12 @@ class Surroundings:
             if tree.is_writable:
                 write_names(f"{world.layer}/upper")
         if tree is not None and tree.guarded:
-            return ()  # what commands can write may have a link there: nothing is mounted on it
+            return ()  # commands can write the tree and may have put a link there, so nothing is mounted on it
         path = "" if tree is None else tree.path
-        return names_of_hosts(self.cache, path, shares_network=shares_network, is_offline=is_offline)
+        return resolver_mounts(self.cache, path, shares_network=shares_network, is_offline=is_offline)
 
     def homes(self, user: int, variable: str) -> tuple[str, ...]:
-        """Return where a user is at home: what HOME says, and what the system knows, where tools may be installed."""
+        """Return a user's homes: by HOME, and by the system's records, since tools may be installed in both."""
         homes = self._homes.get((user, variable))
         if homes is None:
             try:
@@ -436,8 +436,8 @@ class Surroundings:
         return homes
 
     def masks(self, homes: Sequence[str], *, as_root: bool) -> Masks:
-        """Return what a command with these homes may not read."""
-        # Of our cache, only what commands left there: what one project kept is no other project's business.
+        """Return the paths that a command with these homes may not read."""
+        # Of our cache, only the scratch directories: no project may read those of another.
         own = [self._places.state, self._places.data, self._places.config, f"{self._places.cache}/scratch"]
         own += [self._policy.sign.key] if self._policy.sign.key else []
         return masks(homes, own, self._policy.mask, self._policy.unmask, root=as_root)
@@ -447,12 +447,12 @@ class Surroundings:
         is_locked: bool, by_launcher: bool,
     ) -> Sight:  # fmt: skip
         besides = [os.path.realpath(path) for root in points for path in self._links_in(root)]
-        besides += [path for path in secrets_elsewhere() if not is_in(path, points)]
+        besides += [path for path in secret_paths_in_variables() if not is_in(path, points)]
         asked = (homes, points, variables, besides, user, is_locked, by_launcher)
         if self._last_sight is not None and self._last_sight[0] == asked:
             return self._last_sight[1]
         masked = self.masks(homes, as_root=user == 0)
-        # Where only bubblewrap can mount, our own Python may have to start in there first.
+        # If only bubblewrap can mount, our own Python may have to start inside first.
         added = self._policy.show if by_launcher else (*self._policy.show, sys.base_prefix)
         sight = Sight(
             homes=tuple(dict.fromkeys(os.path.realpath(home) for home in homes)), points=points,
@@ -464,24 +464,25 @@ class Surroundings:
         return sight
 
     def _can_block_sockets(self, world: World, capture: Capture) -> bool:
-        """Return True if a tree and the skills can be shown through views, which cut the sockets in them."""
+        """Return True if the tree and the skills can be shown through views, which block the sockets in them."""
         shown = [os.path.realpath(source) for source, _ in world.skills]
         if world.tree is not None and not world.tree.lowers:  # a layer of the project's own is an overlay already
             shown.append(world.tree.path)
-        # What is mounted in it would not be seen, and a root would be overlaid where it is not itself.
+        # A view would not show what is mounted inside it, and would cover a root that lies inside it.
         return not any(
             mounts_inside(path) or any(is_below(layer.root, path) for layer in capture.layers) for path in shown
         )
 
     def _links_in(self, root: str) -> list[str]:
-        """Return what a person masked in a root and is a link there."""
+        """Return the masked paths in a root that are symlinks."""
         return [path for name in self._in_roots if os.path.islink(path := f"{root}/{name}")]
 
 
 def _persistent_tmp(tmp: str, session_run: SessionRun | None, own: Sequence[Operation]) -> list[Operation]:
-    """Return what shows a /tmp that is kept between commands; nothing where a session can't have one here.
+    """Return the mounts for a /tmp that is kept between commands; none if a session can't have one here.
 
-    What commands left in it must not lead a mount anywhere: only what was made there before them is mounted on.
+    Commands may have left links in it that would lead a mount elsewhere. So only directories that were made before any
+    command ran are used as mount points.
     """
     session = session_run if session_run is not None and tmp == session_run.tmp else None
     points = [f"{TMP}/{name}" for name in session.tmp_points] if session is not None else []
@@ -502,9 +503,9 @@ def _persistent_tmp(tmp: str, session_run: SessionRun | None, own: Sequence[Oper
 
 
 def _mount_point_parents(world: World, capture: Capture) -> list[Operation]:
-    """Return the directories that hold several mount points, made fresh: `/skills`, and in a tree `/roots`.
+    """Return empty directories that hold several mount points: `/skills`, and in a tree `/roots`.
 
-    In a tree that can be written, all of its free mount points too.
+    In a writable tree, also all of its unused mount points.
     """
     if world.tree is None:
         if not world.skills:
@@ -521,11 +522,11 @@ def _mount_point_parents(world: World, capture: Capture) -> list[Operation]:
 
 
 def root_mounts(capture: Capture, names: Sequence[str], inside: Sequence[str]) -> list[Operation]:
-    """Return how the roots are shown, and what hides masked things in them.
+    """Return the mounts that show the roots, and those that hide masked paths in them.
 
-    They are hidden by mounts over what is there, since the command may write around it. `names` are masked below every
-    root, `inside` are masked paths of the host that lie in a root. Behind a link, what it leads to is hidden, not the
-    link: a command could have planted that.
+    A mask is a mount over the path, since the command may write around it. `names` are masked below every root,
+    `inside` are masked paths of the host that lie in a root. If a masked path is a link, its target is hidden and not
+    the link: a command could have made the link.
     """
     hiding: list[Operation] = []
     held: dict[str, Operation] = {}
@@ -536,7 +537,7 @@ def root_mounts(capture: Capture, names: Sequence[str], inside: Sequence[str]) -
         for name, is_directory in _visible_entries(layer, below):
             hiding.append(Mask(target=f"{target}/{name}", is_directory=is_directory, why="masked"))
             if capture.way == COPY and not layer.is_overlaid:
-                # The directories above it too: one that is no mount point could be renamed, with what it hides.
+                # The directories above it too: one that is no mount point could be renamed, and the mask with it.
                 parts = name.split("/")
                 for above in ("/".join(parts[:length]) for length in range(1, len(parts))):
                     source = f"{layer.merged}/{above}"
@@ -548,9 +549,9 @@ def root_mounts(capture: Capture, names: Sequence[str], inside: Sequence[str]) -
 
 
 def _visible_entries(layer: Layer, names: Iterable[str]) -> list[tuple[str, bool]]:
-    """Return those that the command sees, through what is held and without following a link; and which are directories.
+    """Return the names that the command sees, in the root or in held layers, and whether each is a directory.
 
-    Bubblewrap would follow one, out of the sandbox, to make a mount point.
+    No link is followed: bubblewrap would follow it out of the sandbox to make a mount point.
     """
     from fumehood.linux.layer import LayerStack
 

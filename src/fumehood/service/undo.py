@@ -56,7 +56,7 @@ def undo(
     """
     if run.draft is not None and run.state == HELD:
         return discard_held(store, project, run, paths, here=here)  # nothing of it is in the project
-    with store.alone(project.id), InterruptsHeld() as interrupts:
+    with store.lock_project(project.id), InterruptsHeld() as interrupts:
         interrupts.let_in()  # nothing is done yet, and to look at everything may take long
         run = recorded(store, project, run)
         back = _planned(store, as_it_stands(store, run), paths, here, by)
@@ -161,7 +161,7 @@ def _refuse_unseen(store: Store, run: Run, back: Run) -> None:
     coming = [change for change in back.changed if change.after is not None]
     if not coming:
         return  # the project need not be looked at
-    acted_on = concerns(coming, back.roots, store.uppers(back), Rules(), elsewhere=store.written)
+    acted_on = concerns(coming, back.roots, store.uppers(back), Rules(), elsewhere=store.writable_directories)
     for number, concern in acted_on.items():
         change, version = coming[number], coming[number].after
         earlier = (each.after for each in made(store.database, run.run, change.path)) if concern.held else ()
@@ -236,7 +236,7 @@ def last_to_undo(store: Store, *filters: RunFilter) -> Run:
         drafted_run = next((each for each in latest if each.draft is not None and each.state == HELD), None)
         run = drafted_run if run is None or (drafted_run is not None and drafted_run.number > run.number) else run
     if run is None:
-        unrecorded = len(layering.unknown(store))
+        unrecorded = len(layering.unrecorded_directories(store))
         undo_run = next(store.history.undos_in_force(*filters), None)
         hint = "fumehood log shows what ran"
         if undo_run is not None and has_backups(undo_run):
@@ -310,7 +310,7 @@ def _waiting_repositories(store: Store, run: Run) -> set[str]:
     While a command runs, it may build on anything that it sees: so then they are those that the run has changed.
     """
     project = store.history.project_of(run.run)
-    if store.runs_now(project):
+    if store.has_running_command(project):
         return {git for _, git in changed_repositories(run.roots, run.changed)}
     drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
     later = [store.history.find(name) for draft in drafts for name in store.history.held_runs(project, draft)]

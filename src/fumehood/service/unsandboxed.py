@@ -14,7 +14,7 @@ from fumehood.errors import BadRequest, NoDirectory, Unavailable, reason_of
 from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of
 from fumehood.service import layers as layering
-from fumehood.service.profiles import resolved
+from fumehood.service.profiles import trusted_program
 from fumehood.service.provided import PLAYGROUND, make_playground
 from fumehood.service.running import attend, output_streams, record_result, recordable_output
 from fumehood.service.settle import APPLIED, FAILED
@@ -42,7 +42,7 @@ def run_without_sandbox(hood: Hood, directory: RunDirectory, request: Request, c
         hood.require_permission(run, question, caller)
     store.recover()
     directory.create()
-    store.keep_known(project)
+    store.ensure_recorded(project)
     store.history.begin(project.id, run, os.getpid())
     plan = Plan(
         arguments=build_argv(checked_command(request.command), request.shell or SHELL, source=request.source),
@@ -116,8 +116,8 @@ def _question(hood: Hood, request: Request, run: Run, environment: Mapping[str, 
     around = request.source or request.session or request.environment
     is_plain = not (around or request.network != NONE or request.hosts)
     # Commands of any project may have written there, or in the playground and the caches.
-    writable = (*hood.project.roots, *hood.store.written())
-    program = resolved(request.command, run.cwd, environment, writable) if is_plain else None
+    writable = (*hood.project.roots, *hood.store.writable_directories())
+    program = trusted_program(request.command, run.cwd, environment, writable) if is_plain else None
     details = ("as you, with all your files and the whole network; it can't be undone", f"why: {hood.host().why_bare}")
     return unsandboxed_question(run.command, run.cwd, run.project, run.run, program, details, run.roots)
 

@@ -85,7 +85,7 @@ def give_verdicts(
     if cut_short and mode == WHOLE:
         mode = DISCARD
     is_held = mode == APPLY and bool(cut_short)
-    judge_all(run, layers, HOLD if is_held else mode, rules, waiting, store.written)
+    judge_all(run, layers, HOLD if is_held else mode, rules, waiting, store.writable_directories)
     for change in run.changed:
         if change.verdict == c.HELD and (is_held or run.draft is not None):
             change.reason = cut_short or f"in draft {run.draft_name}"

@@ -54,7 +54,7 @@ from fumehood.faces.cli.run_text import (
     run_label,
 )
 from fumehood.service.differences import contents, differences, each_difference
-from fumehood.service.layers import MEND, unknown
+from fumehood.service.layers import MEND, unrecorded_directories
 from fumehood.service.settle import changes_at
 from fumehood.store.audit import Event
 from fumehood.store.history import CHECKPOINT, UNFINISHED, History, RunFilter
@@ -103,7 +103,7 @@ def _log(context: Context) -> int:
         ]  # fmt: skip
         return context.print_result({"runs": listed}, ())
     if not runs:
-        lost = len(unknown(context.store))
+        lost = len(unrecorded_directories(context.store))
         hint = f"nothing is recorded; directories of runs without a record: {lost}; {MEND}" if lost else ""
         where = "here" if options.session is None else f"in session {printable(options.session)}"
         print(hint or f"nothing has run {where} yet; fumehood run -- COMMAND")
@@ -335,7 +335,7 @@ def print_differences(context: Context, run: Run, paths: Sequence[str], about: d
     if context.as_json:
         differences_found = [each.fields() for each in differences(*selection, here=working_dir(), hidden_by=policy)]
         return context.print_result({**about, "differences": differences_found}, ())
-    with _pager(context.store.own_path(), wanted=not options.no_pager):
+    with _pager(context.store.safe_path(), wanted=not options.no_pager):
         objects = 0
         for each in each_difference(*selection, here=working_dir(), hidden_by=policy):
             if not paths and object_store_of(f"/{each.path}"):
@@ -419,7 +419,7 @@ def _output(context: Context) -> int:
 
 def _show_in_difftool(context: Context, run: Run) -> int:
     """Show each changed file in the person's difftool, one after the other; other paths are only named."""
-    options, path = context.options, context.store.own_path()
+    options, path = context.options, context.store.safe_path()
     git = shutil.which("git", path=path)
     if git is None:
         raise Unavailable("a difftool is found and started by git, which is not here", hint="fumehood diff without it")

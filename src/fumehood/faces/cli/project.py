@@ -175,7 +175,7 @@ def _projects(context: Context) -> int:
         raise BadRequest(f"projects {options.subcommand} needs {needed}", hint="fumehood projects list shows them")
     project = projects.named(options.which)
     if options.subcommand == "move":
-        with context.store.alone(project.id):
+        with context.store.lock_project(project.id):
             moved = projects.move(project, options.to)
         return context.print_result(moved.fields(), f"project {moved.id} is at {printable(moved.path)} now")
     losses = loss(context.store, project)

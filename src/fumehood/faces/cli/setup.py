@@ -121,7 +121,7 @@ class _Wizard:
             can_run = line.startswith(_INSTALLERS) and (os.geteuid() == 0 or not self._options.yes)
             if can_run and self._ask(f"  run `{ability.fix}`?", ("y", "n"), "y") == "y":
                 command = line if os.geteuid() == 0 else f"sudo {line}"
-                environment = {**os.environ, "PATH": self._context.store.own_path()}
+                environment = {**os.environ, "PATH": self._context.store.safe_path()}
                 subprocess.run(["/bin/sh", "-c", command], env=environment, check=False)
             elif ability.fix:
                 self._say(f"  to fix it: {ability.fix}")

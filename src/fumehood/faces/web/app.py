@@ -102,7 +102,7 @@ def serve(port: int, *, bind: str = "127.0.0.1", hosts: tuple[str, ...] = (), op
     if opens and (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         import webbrowser
 
-        os.environ["PATH"] = store.own_path()  # by which the browser is looked for
+        os.environ["PATH"] = store.safe_path()  # by which the browser is looked for
         # Beside us: it may wait for the browser, which waits for the page.
         threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
     # What nobody foresaw is shown in the page as one line; where it happened, to whoever asks for it.
