@@ -350,10 +350,10 @@ def _loads_code_from(name: str, value: str, writable: Sequence[str]) -> bool:
 def trusted_program(
     command: str | tuple[str, ...], cwd: str, environment: Mapping[str, str], writable: Sequence[str]
 ) -> str | None:
-    """Return the program of a simple command, by its real path; None where an answer for it may not be kept.
+    """Return the real path of a simple command's program, or None if a person's answer for it may not be kept.
 
-    One that lies in what commands can write (`written`), or is reached by a link there, is another program tomorrow,
-    and one that runs what it is told is every program.
+    A program in a directory that commands can write (`writable`), or reached by a link there, may be another program
+    tomorrow; and one that runs any given code stands for every program.
     """
     plain = simple(command)
     if plain is None:

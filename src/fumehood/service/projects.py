@@ -224,7 +224,8 @@ def forget(store: Store, project: KnownProject) -> None:
     It is set aside first, so that nobody works with it; its records go last. So this can be done again where it was
     interrupted.
     """
-    with store.lock_project(project.id), store.lock_held_trees(project.id, settling=True):  # so that none begins meanwhile
+    # Both locks, so that no command begins meanwhile.
+    with store.lock_project(project.id), store.lock_held_trees(project.id, settling=True):
         if any(layering.is_process_alive(store.places, run) for run, *_ in store.history.unfinished_runs(project.id)):
             raise BadRequest(f"a run of {project.path} has not ended yet", hint="wait for it, then forget the project")
         store.projects.set_aside(project.id)
