@@ -22,8 +22,8 @@ def complaints(text):
 def policy(text, project=""):
     checked = read(text.encode(), HOME)
     assert not checked.complaints
-    made = Policy().under(checked.settings[""])
-    return made.under(checked.settings.get(project, {}))
+    made = Policy().with_settings(checked.settings[""])
+    return made.with_settings(checked.settings.get(project, {}))
 
 
 def test_an_empty_file_leaves_every_default():
@@ -323,7 +323,7 @@ def test_a_profile_is_read_with_its_tables():
     own = made.profiles[-1]
     assert own.match == ("terraform", "tofu")
     assert own.scratch == ("TF_PLUGIN_CACHE_DIR=~/.terraform.d/plugins", "/opt/cache")
-    then = made.under(own.settings)
+    then = made.with_settings(own.settings)
     assert (then.limits.memory, then.hosts) == (2 << 30, ("registry.terraform.io",))
     assert dict(then.environment.set) == {"TF_IN_AUTOMATION": "1"}
     assert made.limits.memory == Policy().limits.memory

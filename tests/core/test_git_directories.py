@@ -102,9 +102,9 @@ def test_a_conflict_is_shared_in_a_git_directory_of_any_name():
 
 def test_what_waits_in_a_git_directory_of_any_name_is_built_upon():
     waiting = HeldChanges([("R", 0, change("meta/index")), ("R", 0, change(f"meta/{LOOSE}"))], ["/p"])
-    assert waiting.under(change("meta/refs/heads/x")) == "R"
-    assert waiting.under(change("meta/config")) is None
-    assert waiting.under(change("other/refs/heads/x")) is None
+    assert waiting.base_run_of(change("meta/refs/heads/x")) == "R"
+    assert waiting.base_run_of(change("meta/config")) is None
+    assert waiting.base_run_of(change("other/refs/heads/x")) is None
 
 
 @pytest.mark.parametrize(

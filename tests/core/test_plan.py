@@ -135,11 +135,11 @@ def test_what_carries_an_overlays_marks_is_named_once_with_the_step_that_moves_i
     changes = new_tree("a", "b/", "b/c", "fifo", held=("fifo",))
     for each in changes:
         each.marked = c.ORIGIN_MARK
-    unmarked = {step.change.path: [each.path for each in step.unmark] for step in plan_steps(changes)}
+    unmarked = {step.change.path: [each.path for each in step.marked_entries] for step in plan_steps(changes)}
     assert unmarked == {"n": [], "n/a": ["n/a"], "n/b": ["n/b", "n/b/c"]}
     whole = new_tree("a", "b/", "b/c")
     whole[3].marked = c.OTHER_MARKS
-    assert [[each.path for each in step.unmark] for step in plan_steps(whole)] == [["n/b/c"]]
+    assert [[each.path for each in step.marked_entries] for step in plan_steps(whole)] == [["n/b/c"]]
 
 
 def test_a_name_that_only_begins_like_a_directory_is_not_taken_for_what_lies_in_it():

@@ -121,9 +121,9 @@ def test_only_what_widens_a_command_s_reach_is_a_grant():
             "limits.memory": 5, "environment.set": (("A", "1"),), "environment.drop": ("B",),
         }
     )  # fmt: skip
-    assert set(made.grants) == {"hosts", "environment.keep"}
-    assert {**made.grants, **made.easing} == made.settings
-    assert not any(profile.grants for profile in SHIPPED_PROFILES)
+    assert set(made.widening_settings) == {"hosts", "environment.keep"}
+    assert {**made.widening_settings, **made.harmless_settings} == made.settings
+    assert not any(profile.widening_settings for profile in SHIPPED_PROFILES)
 
 
 def test_a_profile_fits_a_program_and_the_words_that_follow():

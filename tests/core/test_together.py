@@ -92,8 +92,8 @@ def test_one_conflict_can_hold_everything():
     ],
 )
 def test_what_builds_on_what(held, later, builds):
-    assert HeldChanges([("R", 0, held)]).under(later) == ("R" if builds else None)
-    assert HeldChanges([("R", 1, held)]).under(later) is None
+    assert HeldChanges([("R", 0, held)]).base_run_of(later) == ("R" if builds else None)
+    assert HeldChanges([("R", 1, held)]).base_run_of(later) is None
 
 
 @pytest.mark.parametrize(("replaced", "going"), [(c.TYPE, ["f"]), (c.DELETED, ["f"]), (c.ADDED, ["d", "d/b", "f"])])

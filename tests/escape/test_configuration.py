@@ -11,7 +11,7 @@ pytestmark = pytest.mark.namespaces
 
 def for_sh(*scratch):
     """A policy whose profile for `sh` has these directories."""
-    return Policy().under({"profiles": ({"match": ("sh",), "scratch": scratch},)})
+    return Policy().with_settings({"profiles": ({"match": ("sh",), "scratch": scratch},)})
 
 
 def sh(sandbox, line):

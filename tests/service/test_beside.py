@@ -37,7 +37,7 @@ def hood(home: Path, project: Path) -> Callable[..., Hood]:
 
 
 def asked_for(path: Path, command: str = "touch f", *, session: str = "s", there: bool = True) -> Request:
-    return Request(command=command, session=session, cwd=str(path) if there else "", beside=(str(path),))
+    return Request(command=command, session=session, cwd=str(path) if there else "", client_directories=(str(path),))
 
 
 def test_a_yes_makes_it_a_root_from_that_command_on(hood: Callable[..., Hood], beside: Path) -> None:

@@ -207,7 +207,7 @@ def test_what_was_fetched_before_can_be_added_to(home, project, sandbox, untouch
 
 def own(scratch, keep=True, **settings):
     """A policy with a profile of a person's own for `sh`, by which a test can do anything in scratch."""
-    return Policy().under({"profiles": ({"match": ("sh",), "scratch": scratch, "keep": keep, **settings},)})
+    return Policy().with_settings({"profiles": ({"match": ("sh",), "scratch": scratch, "keep": keep, **settings},)})
 
 
 @pytest.fixture
@@ -442,7 +442,7 @@ def granting(project, server):
 
     def make(**options):
         profile = {"match": ("curl", "terraform"), "hosts": (server,)}
-        made.append(Sandbox(project, policy=Policy().under({"profiles": (profile,)}), **options))
+        made.append(Sandbox(project, policy=Policy().with_settings({"profiles": (profile,)}), **options))
         return made[-1]
 
     yield make
@@ -567,7 +567,7 @@ def test_what_a_profile_withholds_is_asked_for_where_somebody_is_there(granting,
 def test_secrets_that_a_profile_keeps_go_to_its_program_alone(project, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "secret")
     profile = {"match": ("printenv",), "environment.keep": ("MY_TOKEN",)}
-    with Sandbox(project, policy=Policy().under({"profiles": (profile,)})) as sandbox:
+    with Sandbox(project, policy=Policy().with_settings({"profiles": (profile,)})) as sandbox:
         assert done(sandbox.run("printenv MY_TOKEN")).stdout == "secret\n"
         assert sandbox.run("true; printenv MY_TOKEN").stdout == ""
 
@@ -607,7 +607,7 @@ def test_a_kept_tmp_is_the_project_s_alone(project, test_directory):
 def test_variables_are_kept_dropped_and_set_as_a_person_says(project, monkeypatch):
     for name in ("MY_TOKEN", "OTHER_TOKEN", "PLAIN", "KEPT_PLAIN"):
         monkeypatch.setenv(name, "1")
-    policy = Policy().under(
+    policy = Policy().with_settings(
         {"environment.keep": ("MY_*",), "environment.drop": ("PLAI*",), "environment.set": (("ADDED", "a b"),)}
     )
     with Sandbox(project, policy=policy) as sandbox:

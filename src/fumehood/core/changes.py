@@ -1,4 +1,4 @@
-"""What a run did to the project: the change of each path, the changes that take it back, the steps that apply it."""
+"""The changes of a run: one for each path, the inverse changes for undo, and the steps that apply them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ WHITEOUT, OPAQUE = "whiteout", "opaque directory"
 ADDED, MODIFIED, DELETED, MODE, TYPE = "added", "modified", "deleted", "mode", "type"
 
 APPLIED, HELD, CONFLICT, DISCARDED, UNSUPPORTED = "applied", "held", "conflict", "discarded", "unsupported"
-WAITING = (HELD, CONFLICT)  # for a person's word
+WAITING = (HELD, CONFLICT)  # verdicts of changes that wait for a person to decide
 
-NEW_OWNER, NEW_GROUP = "new-owner", "new-group"  # flags: the new version is not whose the old one was
-OTHER_NAMES = "other-names"  # with a number: as many names of the file keep the old content
-ATTRIBUTES = "attributes"  # a directory got some, or access rules, and they are not taken over
-OPENING = "opening"  # by access rules of the new directory, others may write what is made in it
-COPIED_LINKS = "copied-links"  # with a number: as many names share no content with the file's other names any more
+# Flags of a change; those with a number are written as `flag:number`.
+NEW_OWNER, NEW_GROUP = "new-owner", "new-group"  # the new version has another owner or group than the old one
+OTHER_NAMES = "other-names"  # this many hard links of the file keep the old content
+ATTRIBUTES = "attributes"  # a directory got extended attributes or access rules, which are not applied
+OPENING = "opening"  # access rules of the new directory let others write what is made in it
+COPIED_LINKS = "copied-links"  # this many hard links of the file became copies
 
-ORIGIN_MARK, OTHER_MARKS = 1, 2
+ORIGIN_MARK, OTHER_MARKS = 1, 2  # values of `Change.marked`
 # Extended attributes with these prefixes are an overlay's bookkeeping.
 OVERLAY_PREFIXES = ("user.overlay.", "trusted.overlay.", "user.fuseoverlayfs.")
 
@@ -32,8 +33,8 @@ LIVE_KINDS = (ABSENT, FILE, DIRECTORY, SYMLINK, FIFO, SOCKET, DEVICE)
 LAYER_KINDS = (WHITEOUT, FILE, DIRECTORY, OPAQUE, SYMLINK, FIFO, SOCKET, DEVICE)
 TAKEN_OVER = (FILE, DIRECTORY, SYMLINK)
 
-# The change that an entry of the layer makes to what the project has there: a row for each of LAYER_KINDS, in the order
-# of LIVE_KINDS. None: no change by itself. Where both are alike, MODIFIED means "look at the content".
+# The change that an entry of the layer makes to the project's entry: a row for each of LAYER_KINDS, in the order of
+# LIVE_KINDS. None: no change by itself. For two entries of one kind, MODIFIED means "compare the contents".
 _CHANGE_ROWS = {
     WHITEOUT: (None, DELETED, DELETED, DELETED, DELETED, DELETED, DELETED),
     FILE: (ADDED, MODIFIED, TYPE, TYPE, TYPE, TYPE, TYPE),
@@ -53,7 +54,7 @@ SECOND = 1_000_000_000
 
 
 def may_be_later(changed_ns: int, began_ns: int) -> bool:
-    """Return True if something may have changed after a moment: some file systems have times of whole seconds."""
+    """Return True if a file may have changed after a moment: some file systems have times of whole seconds."""
     return changed_ns > began_ns or (changed_ns % SECOND == 0 and changed_ns + SECOND > began_ns)
 
 
@@ -66,9 +67,9 @@ def classify(layer: str, live: str) -> str | None:
 
 
 class Stamp:
-    """What identifies one version of one path, so that a later look tells whether it is still that one.
+    """What identifies one version of one path, so that a later version can be told from it.
 
-    `meaning` is a digest of what a git index says (`linux/gitindex.py`): one that was only refreshed is the same by it.
+    `meaning` is a digest of the contents of a git index (`linux/gitindex.py`), which stays when git only refreshes it.
     """
 
     __slots__ = ("changed_ns", "inode", "kind", "links", "meaning", "mode", "modified_ns", "size")
@@ -87,13 +88,14 @@ class Stamp:
         self.meaning = meaning
 
     def same(self, other: Stamp | None) -> bool:
-        """Return True if both are one version; a directory's size and time change with its entries."""
-        return other is not None and self.inode == other.inode and self.alike(other)
+        """Return True if both are one version of the path."""
+        return other is not None and self.inode == other.inode and self.is_same_or_copy(other)
 
-    def alike(self, other: Stamp) -> bool:
-        """Return True if both are one version, or one is a copy of the other: between file systems, inodes change."""
+    def is_same_or_copy(self, other: Stamp) -> bool:
+        """Return True if both are one version, or one is a copy of the other, which has another inode."""
         if self.mode != other.mode or self.kind != other.kind:
             return False
+        # A directory's size and time change with its entries.
         return self.kind == DIRECTORY or (self.size == other.size and self.modified_ns == other.modified_ns)
 
     def text(self) -> str:
@@ -114,9 +116,8 @@ class Stamp:
 class Change:
     """One path's difference, and what became of it.
 
-    `within` names the changed directory above that carries this path along when it moves whole.
-    `marked` tells that the layer's entry carries overlay bookkeeping: ORIGIN is what a copied-up file has, and
-    OTHERS means that there may be more.
+    `within` is the new, deleted or replaced directory above that this path moves with. `marked` says which overlay
+    bookkeeping the layer's entry carries: ORIGIN_MARK is that of a copied-up file, OTHER_MARKS means any.
     """
 
     __slots__ = ("after", "before", "change", "flags", "kind", "marked", "path", "reason", "root", "verdict", "within")
@@ -142,25 +143,28 @@ class Change:
 
 
 def outermost_roots(roots: Sequence[str]) -> list[tuple[int, str]]:
-    """Return where each root is seen from outside: the number of the outermost one around it, and the path in that.
+    """Return for each root the number of the outermost root around it, and its path in that one.
 
-    Only those are counted that lie in no other; a root in another one always comes after it.
+    The numbers count only roots that lie in no other. A root inside another always comes after it.
     """
-    outer = [root for root in roots if not any(root.startswith(f"{each}/") for each in roots)]
+    outermost = [root for root in roots if not any(root.startswith(f"{other}/") for other in roots)]
     places = []
     for root in roots:
-        number = next(n for n, each in enumerate(outer) if root == each or root.startswith(f"{each}/"))
-        places.append((number, root[len(outer[number]) + 1 :]))
+        number = next(n for n, outer in enumerate(outermost) if root == outer or root.startswith(f"{outer}/"))
+        places.append((number, root[len(outermost[number]) + 1 :]))
     return places
 
 
 def path_in_parent(parent: str, path: str) -> str:
-    """Return a path of a root, in the one that holds it at another path; the root's own is a dot."""
+    """Return a path of an inner root as a path of the root around it; `parent` is where the inner root lies in that.
+
+    The path of the inner root itself is a dot.
+    """
     return parent if parent and path == "." else f"{parent}/{path}" if parent else path
 
 
 def as_seen_from(change: Change, root: int, parent: str) -> Change:
-    """Return a change as it is in the root around its own, or itself where there is none."""
+    """Return a change of an inner root as a change of the root around it; without one around, the change itself."""
     if not parent and root == change.root:
         return change
     within = None if change.within is None else path_in_parent(parent, change.within)
@@ -171,7 +175,7 @@ def as_seen_from(change: Change, root: int, parent: str) -> Change:
 
 
 def flags_in_words(flags: Sequence[str]) -> str:
-    """Write flags for people: most are plain words already."""
+    """Return flags in words for people; most flags are plain words already."""
     return ", ".join(map(_flag_in_words, flags))
 
 
@@ -193,15 +197,15 @@ def is_directory_mode(change: Change) -> bool:
 
 
 def has_new_mode(change: Change) -> bool:
-    """Return True if the mode differs, where that is all that can: a directory may have new attributes alone."""
+    """Return True if this is a change of mode that changes the mode: a directory may have only new attributes."""
     before, after = change.before, change.after
     return change.change == MODE and before is not None and after is not None and before.mode != after.mode
 
 
 def are_same_replacement(one: Change, other: Change) -> bool:
-    """Return True if two changes put one version in the place of another, and those are the same."""
+    """Return True if two changes replace the same version of a path with the same version."""
     pairs = ((one.before, other.before), (one.after, other.after))
-    return all(mine is theirs or (mine and theirs and mine.alike(theirs)) for mine, theirs in pairs)
+    return all(first is second or (first and second and first.is_same_or_copy(second)) for first, second in pairs)
 
 
 def directories_above(path: str) -> Iterator[str]:
@@ -211,59 +215,59 @@ def directories_above(path: str) -> Iterator[str]:
 
 
 def all_directories_above(changes: Iterable[Change]) -> set[tuple[int, str]]:
-    """Return every directory above some changes, each with its root: it takes no longer for being deep."""
+    """Return every directory above some changes, each with the number of its root."""
     directories: set[tuple[int, str]] = set()
     for change in changes:
-        for each in directories_above(change.path):
-            if (change.root, each) in directories:
+        for directory in directories_above(change.path):
+            if (change.root, directory) in directories:
                 break  # so are those above it
-            directories.add((change.root, each))
+            directories.add((change.root, directory))
     return directories
 
 
 class DirectorySet:
-    """Which of some directories, each with its root, a path lies in: every directory is asked for once."""
+    """Finds the directories of a set that a path lies in; remembers the answer for each directory above a path."""
 
     def __init__(self, directories: Collection[tuple[int, str]]) -> None:
         self._directories = directories
         self._around: dict[tuple[int, str], tuple[str | None, str | None]] = {}
 
     def topmost(self, root: int, path: str) -> str | None:
-        """Return the topmost of them above a path, or None."""
-        return self._ends(root, path)[0]
+        """Return the topmost directory of the set above a path, or None."""
+        return self._topmost_and_nearest(root, path)[0]
 
     def nearest(self, root: int, path: str) -> str | None:
-        """Return the nearest of them above a path, or None."""
-        return self._ends(root, path)[1]
+        """Return the nearest directory of the set above a path, or None."""
+        return self._topmost_and_nearest(root, path)[1]
 
-    def _ends(self, root: int, path: str) -> tuple[str | None, str | None]:
-        asked = []
-        ends: tuple[str | None, str | None] = (None, None)
-        for each in directories_above(path) if self._directories else ():
-            if (root, each) in self._around:
-                ends = self._around[root, each]
+    def _topmost_and_nearest(self, root: int, path: str) -> tuple[str | None, str | None]:
+        unknown = []
+        answer: tuple[str | None, str | None] = (None, None)
+        for directory in directories_above(path) if self._directories else ():
+            if (root, directory) in self._around:
+                answer = self._around[root, directory]
                 break
-            asked.append(each)
-        for each in reversed(asked):
-            if (root, each) in self._directories:
-                ends = (ends[0] or each, each)
-            self._around[root, each] = ends
-        return ends
+            unknown.append(directory)
+        for directory in reversed(unknown):
+            if (root, directory) in self._directories:
+                answer = (answer[0] or directory, directory)
+            self._around[root, directory] = answer
+        return answer
 
 
 def by_path(changes: Iterable[Change]) -> list[Change]:
-    """Order changes as a person reads them: root by root, parents before what lies in them."""
-    # With the least character for a slash, texts compare like lists of names.
+    """Return changes in the order in which a person reads them: root by root, a directory before its entries."""
+    # With NUL in place of the slash, paths compare like lists of names.
     return sorted(changes, key=lambda change: (change.root, change.path.replace("/", "\0")))
 
 
-# A run's changes turned round: what must be done to the project to have it as it was before.
+# Undo: the inverse of a run's changes.
 
 _OPPOSITE = {ADDED: DELETED, DELETED: ADDED, MODIFIED: MODIFIED, MODE: MODE, TYPE: TYPE}
 
 
 def inverse(changes: Sequence[Change]) -> list[Change]:
-    """Return the changes that take back those that were applied."""
+    """Return the changes that undo those that were applied."""
     return [
         Change(
             change.root, change.path, _OPPOSITE[change.change],
@@ -276,7 +280,7 @@ def inverse(changes: Sequence[Change]) -> list[Change]:
 
 
 def detach_from_missing(changes: Sequence[Change]) -> list[Change]:
-    """Let changes move by themselves where the directory that carried them is not among them; they are in order."""
+    """Set `within` anew, for changes whose directory above may no longer be among them; they are sorted by path."""
     top: tuple[int, str] | None = None
     for change in changes:
         inside = top is not None and change.root == top[0] and change.path.startswith(f"{top[1]}/")
@@ -288,29 +292,29 @@ def detach_from_missing(changes: Sequence[Change]) -> list[Change]:
 
 
 def directories_to_keep(changes: Sequence[Change]) -> frozenset[tuple[int, str]]:
-    """Return the directories of the layer that hold something which was not taken over."""
+    """Return the directories of the layer that hold a change which was not applied."""
     return frozenset(all_directories_above(change for change in changes if change.verdict != APPLIED))
 
 
 def needs_layer(change: Change) -> bool:
-    """Return True if a change has a backup in the layer, waits there for a person, or could not leave it.
+    """Return True if a change has its backup in the layer, or is still in the layer itself.
 
-    What could not leave keeps the directories around it, which an undo puts back into.
+    That includes unsupported changes: the directories around them are needed by an undo.
     """
     if change.verdict in (*WAITING, UNSUPPORTED):
         return True
     return change.verdict == APPLIED and change.before is not None and not is_directory_mode(change)
 
 
-# The fewest steps that make the project as judged changes say.
+# Steps: the fewest atomic acts that apply judged changes.
 
 SWAP, PUT, TAKE, MKDIR, RMDIR, CHMOD = "swap", "put", "take", "mkdir", "rmdir", "chmod"
 
 
 class Step:
-    """One atomic act on one path: swap the two sides, put in, take out, make or remove a directory, set a mode.
+    """One atomic act on one path: swap layer and project, put in, take out, make or remove a directory, set a mode.
 
-    `inside` are the changes that a directory carries along.
+    `inside` are the changes in a directory, which move with it.
     """
 
     __slots__ = ("act", "change", "inside", "is_plain", "name", "parent")
@@ -323,8 +327,8 @@ class Step:
         self.is_plain = act == SWAP and swaps_no_directory(change)
 
     @property
-    def unmark(self) -> list[Change]:
-        """The entries that carry overlay bookkeeping, which is removed in the layer before the step."""
+    def marked_entries(self) -> list[Change]:
+        """The changes whose entries carry overlay bookkeeping, to be removed in the layer before the step."""
         moving = (self.change, *self.inside) if self.act in (SWAP, PUT, TAKE) else ()
         return [each for each in moving if each.marked]
 
@@ -333,17 +337,17 @@ class Step:
 
 
 def swaps_no_directory(change: Change) -> bool:
-    """Return True if a change swaps two entries that are no directories: most do."""
+    """Return True if a change swaps two entries that are not directories, as most changes do."""
     before, after = change.before, change.after
     return before is not None and after is not None and before.kind != DIRECTORY != after.kind
 
 
 def plan_steps(changes: Sequence[Change], staying: frozenset[tuple[int, str]] = frozenset()) -> list[Step]:
-    """Return the steps that take over every change whose verdict is `applied`.
+    """Return the steps that apply every change whose verdict is `applied`.
 
-    Parents come before what lies in them. Directories are removed, and get their modes, last and the
-    deepest first, because one may become read-only. `staying` names directories that the layer still needs.
-    Git's objects come before all that names them, and go after it: a git outside finds them at every moment.
+    A directory comes before its entries. Directories are removed, and get their modes, last and the deepest first,
+    because one may become read-only. `staying` are directories that the layer still needs. Git's objects are added
+    before whatever refers to them, and removed after it, so that a git outside finds them at every moment.
     """
     inside: dict[tuple[int, str], list[Change]] = {}
     for change in changes:
@@ -356,7 +360,7 @@ def plan_steps(changes: Sequence[Change], staying: frozenset[tuple[int, str]] = 
             continue
         below = inside.get((change.root, change.path), ())
         if change.verdict != APPLIED:
-            # What lies in it may still move, where the directory itself is in the project already.
+            # Its entries may still be applied, if the directory itself is already in the project.
             steps += _steps_for_tree(below, staying)
         elif is_directory_mode(change):
             last.append(Step(CHMOD, change))
@@ -375,14 +379,17 @@ def _is_git_object(step: Step) -> bool:
 
 
 def _order_of(step: Step, *, has_new: bool) -> int:
-    """Tell what comes first and what goes last; with new directories, some of which may lie around objects, nothing."""
+    """Return 0 for steps that come first, 2 for those that come last, else 1.
+
+    With new directories no step comes first, because objects may lie in them.
+    """
     if step.act == TAKE and (_is_git_object(step) or step.name == "packed-refs"):
         return 2
     return 0 if not has_new and step.act in (PUT, MKDIR) and _is_git_object(step) else 1
 
 
 def _steps_for_tree(tree: Sequence[Change], staying: frozenset[tuple[int, str]]) -> list[Step]:
-    """Move a new or deleted tree whole where all of it goes, else directory by directory."""
+    """Return one step for a new or deleted tree if all of it is applied, else steps for its parts."""
     if not tree:
         return []
     whole, piece = (PUT, MKDIR) if tree[0].change == ADDED else (TAKE, RMDIR)
@@ -403,9 +410,9 @@ def _steps_for_tree(tree: Sequence[Change], staying: frozenset[tuple[int, str]])
 
 
 def files_with_other_links(changes: Sequence[Change], version: str) -> list[Change]:
-    """Return the applied files whose inode has another link that does not move with them.
+    """Return the applied files with hard links that are not among the changes.
 
-    `version` says which is meant: "after" goes into the project, "before" comes out of it.
+    `version` says which files to look at: "after" for those that go into the project, "before" for those that leave it.
     """
     linked: dict[tuple[int, int], list[Change]] = {}
     for change in changes:

@@ -1,7 +1,7 @@
-"""Which files the host acts on by itself, told from their names, and what the judge of changes is given and answers.
+"""Concerns: the types that the rules of `danger` work with, and the names of files that the host acts on by itself.
 
-Names are compared in lower case. Thousands of changes share a few directories, so what a directory's own name and those
-above it say about the files in it is worked out once (`DirectoryMeaning`).
+Names are compared in lower case. Thousands of changes share a few directories, so what the names of a directory and
+those above it mean for its files is worked out once (`DirectoryMeaning`).
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ Reason = tuple[str, str]  # a flag, and the reason in words
 
 
 class Concern(Value):
-    """Why a change is held for a person, or taken over with a flag."""
+    """Why a change is held for a person, or applied with a flag."""
 
     held: bool
     reason: str
     flag: str
 
 
-def hold(flag: str, reason: str) -> Concern:
-    """Say that a change waits for a person."""
-    return Concern(held=True, reason=reason, flag=flag)
+def hold(name: str, reason: str) -> Concern:
+    """Return a concern that holds a change for a person, with the flag of this name."""
+    return Concern(held=True, reason=reason, flag=name)
 
 
-def flag(flag: str, reason: str) -> Concern:
-    """Say that a change is taken over, and why a person may want to look."""
-    return Concern(held=False, reason=reason, flag=flag)
+def flag(name: str, reason: str) -> Concern:
+    """Return a concern that lets a change be applied with the flag of this name."""
+    return Concern(held=False, reason=reason, flag=name)
 
 
 class ChangeFacts(Value):
-    """What was read about one change, only where it was asked for."""
+    """What was read from the disk about one change, if `danger.wants_facts`."""
 
-    target: str = ""  # a symlink's text, in its new version
-    leads: tuple[str, ...] = ()  # where that leads by links of the roots on its way
+    target: str = ""  # the text of a symlink, in its new version
+    leads: tuple[str, ...] = ()  # the paths that it leads to through other links in the roots
     old: bytes | None = None  # the content before, or a link's text; None: there was none, or it could not be read
     new: bytes | None = None  # the content after
-    whole: bool = True  # False: a version was longer than what is read
+    whole: bool = True  # False: a version was longer than the part that is read
     root: str = ""  # the root's absolute path
-    repository_was_there: bool = False  # the git directory that a configuration or a `.git` belongs to is no new one
+    repository_was_there: bool = False  # the git directory of this configuration or `.git` existed before the run
 
     @property
     def content(self) -> bytes | None:
-        """The content after, or None where it could not be read whole."""
+        """The content after, or None if it could not be read completely."""
         return self.new if self.whole else None
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether a file was written again with what it already held."""
+        """Whether the file has the same content as before."""
         return self.whole and self.old is not None and self.old == self.new
 
 
@@ -63,15 +63,15 @@ UNREAD = ChangeFacts(whole=False, repository_was_there=True)
 
 
 def became_executable(change: Change) -> bool:
-    """Return True if a file can be run that could not be before."""
+    """Return True if a change makes a file executable."""
     before, after = change.before, change.after
     return before is None or after is None or bool(after.mode & ~before.mode & 0o111)
 
 
 class ProtectedPaths:
-    """Single paths and whole directories that something of the person's leads the host to, each with the reason.
+    """Paths and whole directories in the roots that the person's own settings make the host use, with the reasons.
 
-    They are found by `linux/ways_in`, and known by the number of their root.
+    `linux/ways_in` finds them.
     """
 
     def __init__(self, roots: Sequence[str]) -> None:
@@ -79,34 +79,34 @@ class ProtectedPaths:
         self._paths: dict[tuple[int, str], Reason] = {}
         self._directories: dict[tuple[int, str], Reason] = {}
         self._inside = DirectorySet(self._directories)
-        self._leading: dict[tuple[int, str], Reason] = {}  # directories above single paths
+        self._above: dict[tuple[int, str], Reason] = {}  # directories above the paths
 
-    def add(self, path: str, because: Reason, *, whole: bool = False) -> None:
-        """Protect an absolute path, if it lies in a root; `whole`, with all that is or will be in it."""
-        spot = locate_in_roots(path, self.roots)
-        if spot is not None and spot[1]:
-            self._paths.setdefault(spot, because)
-            for each in directories_above(spot[1]):
-                if (spot[0], each) in self._leading:
+    def add(self, path: str, reason: Reason, *, whole: bool = False) -> None:
+        """Protect an absolute path, if it lies in a root; with `whole`, also everything in it, now and later."""
+        location = locate_in_roots(path, self.roots)
+        if location is not None and location[1]:
+            self._paths.setdefault(location, reason)
+            for directory in directories_above(location[1]):
+                if (location[0], directory) in self._above:
                     break  # so are those above it
-                self._leading[spot[0], each] = because
+                self._above[location[0], directory] = reason
             if whole:
-                self._directories.setdefault(spot, because)
+                self._directories.setdefault(location, reason)
 
     def why(self, root: int, path: str, *, is_link: bool) -> Reason | None:
         """Return why a path is protected, or None.
 
-        A link put in the place of a directory brings another one's files to all names below it.
+        A link that replaces a directory above a protected path changes what lies at that path.
         """
-        because = self._paths.get((root, path)) or self._directories.get((root, self._inside.nearest(root, path) or ""))
-        return because or (self._leading.get((root, path)) if is_link else None)
+        reason = self._paths.get((root, path)) or self._directories.get((root, self._inside.nearest(root, path) or ""))
+        return reason or (self._above.get((root, path)) if is_link else None)
 
 
 class OwnSource(Value):
-    """What of the roots Fumehood itself loads, by a root's number and the path in it ("" is the root itself).
+    """The files in the roots that Fumehood itself loads, by a root's number and the path in it ("" is the root itself).
 
-    `places` are its own with all that is in them. In the directories of `searched`, which Python looks through
-    for modules, only modules of the names that stand beside them are: a project may well be on that way.
+    `places` are Fumehood's own directories. `searched` are directories in which Python looks for modules, each with the
+    names of the modules that Fumehood loads: other files there may well belong to a project.
     """
 
     places: frozenset[tuple[int, str]]
@@ -114,14 +114,14 @@ class OwnSource(Value):
 
 
 class RootFacts(Value):
-    """What is known about the roots as a whole; see `danger.survey`.
+    """What is known about the roots as a whole; see `danger.gather_root_facts`.
 
-    `repositories` are directories that are git repositories without being called `.git`, by a root's number and a path
-    in it ("" is the root itself). `own` is what Fumehood itself is loaded from, where that lies in the roots.
-    `environments` are virtual environments that were there before, `commands` what new programs in them would be run in
-    place of, by name. `written` is where commands write besides the roots, and nothing is judged; `aliases` are other
-    names of directories above the roots, with the real ones. `linked` are files, by root and inode, that a run gave
-    several names.
+    `repositories` are git directories that are not called `.git`, by a root's number and a path in it ("" is the root
+    itself). `own` are the files in the roots that Fumehood itself is loaded from. `environments` are virtual
+    environments that existed before the run; `commands` has, for names of new programs in them, the program on PATH
+    that each would be run in place of. `written` are directories outside the roots that commands write and nobody
+    judges. `aliases` are other names of directories above the roots, with the real names. `linked` are files, by root
+    and inode, that got several names in the run.
     """
 
     roots: tuple[str, ...] = ()
@@ -135,17 +135,18 @@ class RootFacts(Value):
     linked: frozenset[tuple[int, int]] = frozenset()
 
 
-# Where a path written by a command leads, told from its text alone.
+# Where a path leads, told from its text and the links in the roots.
 
-# Where anybody may leave a program, and what is another file for each process.
+# Directories in which anybody can create a program, or in which a path is another file for each process.
 WORLD_WRITABLE = ("/tmp/", "/var/tmp/", "/dev/", "/proc/")  # noqa: S108 - as the text of a link has it
-_MOST_LINKS, _LONGEST = 40, 32768  # on one way, as the kernel has it; letters of the path where that leads
+_MOST_LINKS = 40  # that are followed for one path, as in the kernel
+_LONGEST = 32768  # letters of a path that is followed
 
 
 def link_destination(directory: str, text: str) -> str | None:
-    """Return the absolute path that a text names from a real absolute directory, or None if that can't be told.
+    """Return the absolute path for a link's text in a real absolute directory, or None if the text can't tell.
 
-    After a name, `..` goes up from wherever a link of that name leads, which the text does not say.
+    A `..` after a name goes up from where a link of that name leads, which the text does not say.
     """
     parts = [part for part in text.split("/") if part not in ("", ".")]
     ups = 0
@@ -165,9 +166,9 @@ def locate_in_roots(place: str, roots: tuple[str, ...]) -> tuple[int, str] | Non
     return None
 
 
-def roots_of(facts: ChangeFacts, ground: RootFacts) -> tuple[str, ...]:
-    """Return every root a path may lead into, the change's own first."""
-    return (facts.root, *ground.roots)
+def roots_of(facts: ChangeFacts, root_facts: RootFacts) -> tuple[str, ...]:
+    """Return all roots, the change's own first."""
+    return (facts.root, *root_facts.roots)
 
 
 def directory_of(change: Change, facts: ChangeFacts) -> str:
@@ -175,48 +176,52 @@ def directory_of(change: Change, facts: ChangeFacts) -> str:
     return f"{facts.root}/{change.path.rpartition('/')[0]}"
 
 
-def real_name_of(place: str, ground: RootFacts) -> str:
-    """Return a path as the roots are named, where the person has another name for a directory above them."""
-    for name, real in ground.aliases:
+def real_name_of(place: str, root_facts: RootFacts) -> str:
+    """Return a path with an alias of a directory above the roots replaced by the real name."""
+    for name, real in root_facts.aliases:
         if place == name or place.startswith(f"{name}/"):
             return real + place[len(name) :]
     return place
 
 
-def follow_links(place: str, link_at: Callable[[tuple[int, str]], str], ground: RootFacts) -> str:
-    """Return where a path leads by the links in the roots; what lies outside is not looked at.
+def follow_links(place: str, link_at: Callable[[tuple[int, str]], str], root_facts: RootFacts) -> str:
+    """Return where a path leads by the links in the roots; links outside are not looked at.
 
-    `link_at` tells the text of a link by its root's number and path, or nothing.
+    `link_at` returns the text of the link at a root's number and path, or "".
     """
-    done, names, links = "", place.split("/"), 0
+    followed, names, links = "", place.split("/"), 0
     while names:
         name = names.pop(0)
         if name == "..":
-            done = done.rpartition("/")[0]
+            followed = followed.rpartition("/")[0]
         elif name not in ("", "."):
-            step = f"{done}/{name}"
-            spot = locate_in_roots(step, ground.roots)
-            target = link_at(spot) if spot is not None and spot[1] else ""
+            step = f"{followed}/{name}"
+            location = locate_in_roots(step, root_facts.roots)
+            target = link_at(location) if location is not None and location[1] else ""
             links += bool(target)
             if links > _MOST_LINKS:
                 return place  # no program can follow it
             if len(step) > _LONGEST:
                 return "/"
-            names = target.split("/") + names if target else names
-            done = step if not target else "" if target.startswith("/") else done
-    return real_name_of(done, ground)
+            if not target:
+                followed = step
+            else:
+                names = target.split("/") + names
+                if target.startswith("/"):
+                    followed = ""
+    return real_name_of(followed, root_facts)
 
 
-def is_writable_by_others(place: str, roots: tuple[str, ...], ground: RootFacts) -> bool:
-    """Return True if commands or anybody can write a path, or it is not sure where that leads."""
-    place = real_name_of(place, ground)
+def is_writable_by_others(place: str, roots: tuple[str, ...], root_facts: RootFacts) -> bool:
+    """Return True if commands or anybody can write a path, or if it is not certain where the path leads."""
+    place = real_name_of(place, root_facts)
     is_absolute = place.startswith("/") and ".." not in place
     if not is_absolute or place.startswith(WORLD_WRITABLE):
         return True
-    return locate_in_roots(place, (*roots, *ground.written)) is not None
+    return locate_in_roots(place, (*roots, *root_facts.written)) is not None
 
 
-# Which names of files the host acts on by itself, and which run when a person builds.
+# Tables of names: files that the host acts on by itself, which are held; files that run in a build, which are flagged.
 
 _EDITOR = ("editor-settings", "an editor acts on this as soon as the project is opened")
 _AGENT = ("agent-settings", "an agent acts on this as soon as it is started here")
@@ -227,11 +232,11 @@ _HOOKS = ("hook-manager", "names commands that git hooks run by themselves where
 
 
 def _table(*rows: tuple[Reason, str]) -> dict[str, Reason]:
-    return {name: because for because, names in rows for name in names.split()}
+    return {name: reason for reason, names in rows for name in names.split()}
 
 
 def _by_parts(*rows: tuple[Reason, str]) -> dict[tuple[str, ...], Reason]:
-    return {tuple(path.split("/")): because for path, because in _table(*rows).items()}
+    return {tuple(path.split("/")): reason for path, reason in _table(*rows).items()}
 
 
 HELD_DIRECTORIES = _table(
@@ -273,7 +278,7 @@ HELD_NAMES = _table(
     ),
     (REPOSITORY_SETTINGS, "lazygit.yml .lazygit.yml"),
 )
-# Managers of git hooks, by what their settings are called without a dot, an ending and `local`.
+# Settings of managers of git hooks, without a first dot, the ending and `local`.
 _MANAGERS = words(
     """lefthook pre-commit-config pre-commit-hooks overcommit simple-git-hooks captainhook grumphp prek rusty-hook hkrc
     lintstagedrc huskyrc lint-staged.config husky.config"""
@@ -281,7 +286,7 @@ _MANAGERS = words(
 _SCRIPTED_MANAGERS = words("simple-git-hooks lintstagedrc huskyrc lint-staged.config husky.config")
 _MANAGER_ENDINGS = words("yml yaml toml json jsonc json5 pkl dist local config")
 HELD_SUFFIXES = {"code-workspace": _EDITOR, "sublime-project": _EDITOR}
-# Files by the end of their path: of other version controls, and where the name alone says too little.
+# The last names of paths: of other version control systems, and of files whose own name is not enough.
 _HELD_ENDS = _by_parts((
     REPOSITORY_SETTINGS,
     """.hg/hgrc .hg/hgrc-not-shared .hg/sharedpath .sl/config .sl/hgrc .sl/sharedpath .git/sl/config .jj/repo
@@ -289,12 +294,12 @@ _HELD_ENDS = _by_parts((
     .jj/repo/store/git_target _darcs/prefs/defaults _darcs/prefs/prefs""",
 ), (_SHELL, "bin/hermit"), (_AGENT, ".config/wt.toml"))  # fmt: skip
 HELD_END_NAMES = frozenset(end[-1] for end in _HELD_ENDS)
-# What agents' directories have in common, whatever the agent is called: names in a directory that begins with a dot.
+# Names of files in the directory of any agent, known or not: that is a directory whose name begins with a dot.
 _AGENT_PARTS = frozenset((
     "hooks", "mcp", "settings", "skills", "agents", "subagents", "commands", "plugins", "plugin", "extensions", "tools",
     "toolboxes", "lsp", "copilot",
 ))  # fmt: skip
-# Directories of tools that write such names by themselves, of sites and of what runs elsewhere.
+# Directories that contain such names but belong to no agent: of other tools, of web sites, of services.
 _NOT_AGENTS = frozenset((
     ".cache", ".expo", ".yarn", ".terraform", ".m2", ".mvn", ".npm", ".gradle", ".build", ".bundle", ".tox", ".nox",
     ".venv", ".astro", ".netlify", ".pulumi", ".vagrant", ".next", ".nuxt", ".vitepress", ".vuepress", ".storybook",
@@ -359,16 +364,16 @@ _FLAGGED_DIRECTORIES = _table(
     (_PACKAGES, ".yarn"),
     (_WORDS, ".clinerules"),
 )
-# Two names that follow each other, the second perhaps the file itself.
+# Pairs of successive names in a path; the second may be the file.
 _FLAGGED_PAIRS = _by_parts(
     (_CI, ".github/workflows .github/actions .gitea/workflows .forgejo/workflows .gitlab/ci"),
     (_BUILD, ".cargo/config .cargo/config.toml .mvn/maven.config .mvn/jvm.config .mvn/extensions.xml .mvn/wrapper"),
     (_TOOLS, ".config/mise .config/mise.toml"),
 )
-# Other people's packages: what a project would act on, nobody acts on in there.
+# Directories of other people's packages: names in them have no special meaning.
 PACKAGE_DIRECTORIES = frozenset(("node_modules", "site-packages", "dist-packages"))
 
-# Branches and objects: files of any name, and none that git acts on.
+# Directories of branches and objects: git acts on none of their files, whatever the name.
 GIT_DATA_DIRECTORIES = frozenset(("refs", "logs", "objects"))
 _IN_REPOSITORIES = frozenset(("hooks", "info", "remotes", "branches", "rebase-merge", "rebase-apply", "sequencer"))
 _HFS_IGNORES = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
@@ -379,29 +384,34 @@ _meanings: dict[str, DirectoryMeaning] = {}
 
 
 class DirectoryMeaning:
-    """One directory: its names in lower case, and what they mean for every file in it."""
+    """The names of a directory's path, in lower case, and what they mean for every file in it.
+
+    `held` and `flagged` are the reasons to hold or flag all files in it. `is_dull` is true among the branches or
+    objects of a `.git`, `is_store` in a directory of objects, `is_packaged` in other people's packages. `above_own` are
+    the directories above that a bare repository's own directory, such as `hooks`, may belong to.
+    """
 
     __slots__ = ("above_own", "flagged", "held", "in_git", "is_dull", "is_packaged", "is_store", "parent", "parts")
 
     def __init__(self, directory: str) -> None:
         self.parts = tuple(map(intern, directory.lower().split("/"))) if directory else ()  # most are the same
         self.parent = self.parts[-1] if self.parts else ""
-        # Asked first: of a directory that is a thousand deep, most names mean nothing, or are the same.
-        different = set(self.parts)
-        git = [at for at, name in enumerate(self.parts) if is_dot_git(name)] if any(map(is_dot_git, different)) else []
+        # The set is checked first: in a path a thousand names deep, most names mean nothing, or are the same.
+        names = set(self.parts)
+        git = [n for n, name in enumerate(self.parts) if is_dot_git(name)] if any(map(is_dot_git, names)) else []
         self.in_git = bool(git)
         self.is_dull = len(git) == 1 and not GIT_DATA_DIRECTORIES.isdisjoint(self.parts[git[0] + 1 : git[0] + 2])
         self.is_store = self.parts[-2:-1] == ("objects",)
-        self.is_packaged = not PACKAGE_DIRECTORIES.isdisjoint(different)
+        self.is_packaged = not PACKAGE_DIRECTORIES.isdisjoint(names)
         self.held = self.flagged = None
-        is_telling = not _TELLING.isdisjoint(different) or any(name[:1] == "." for name in different)
-        if is_telling and not (self.in_git or self.is_packaged):
-            # Where an agent keeps whole work trees, everything counts as in the project itself.
-            begin = 0
-            for at in range(len(self.parts) - 2):
-                if at >= begin and self.parts[at : at + 2] == (".claude", "worktrees"):
-                    begin = at + 3
-            pairs = list(zip(("", *self.parts[begin:]), self.parts[begin:], strict=False))
+        has_meaning = not _TELLING.isdisjoint(names) or any(name[:1] == "." for name in names)
+        if has_meaning and not (self.in_git or self.is_packaged):
+            # In a directory of an agent's work trees, the rules apply as in the project itself.
+            start = 0
+            for number in range(len(self.parts) - 2):
+                if number >= start and self.parts[number : number + 2] == (".claude", "worktrees"):
+                    start = number + 3
+            pairs = list(zip(("", *self.parts[start:]), self.parts[start:], strict=False))
             held = (
                 HELD_DIRECTORIES.get(name) or (_AGENT if _is_agent_setting(above, name) else None)
                 for above, name in pairs
@@ -409,9 +419,9 @@ class DirectoryMeaning:
             flagged = (_FLAGGED_DIRECTORIES.get(name) or _FLAGGED_PAIRS.get((above, name)) for above, name in pairs)
             self.held = next(filter(None, held), None)
             self.flagged = next(filter(None, flagged), None)
-        names = [] if git or _IN_REPOSITORIES.isdisjoint(different) else directory.split("/")
-        own = [at for at, name in enumerate(names) if name.lower() in _IN_REPOSITORIES]
-        self.above_own = tuple("/".join(names[:at]) for at in own)
+        path = [] if git or _IN_REPOSITORIES.isdisjoint(names) else directory.split("/")
+        own = [number for number, name in enumerate(path) if name.lower() in _IN_REPOSITORIES]
+        self.above_own = tuple("/".join(path[:number]) for number in own)
 
 
 def meaning_of(directory: str) -> DirectoryMeaning:
@@ -425,13 +435,13 @@ def meaning_of(directory: str) -> DirectoryMeaning:
 
 
 def split_path(path: str) -> tuple[str, DirectoryMeaning]:
-    """Take a path apart: its last name in lower case, and what the directory around it means."""
+    """Return a path's last name in lower case, and the meaning of its directory."""
     directory, _, name = path.rpartition("/")
     return name.lower(), meaning_of(directory)
 
 
 def is_dot_git(name: str) -> bool:
-    """Return True if a name in lower case is `.git`, on the file systems of other systems too."""
+    """Return True if a name in lower case is `.git`, also on file systems of Windows and macOS."""
     if name == ".git":
         return True
     if name.isascii():
@@ -448,55 +458,55 @@ def why_held(name: str, around: DirectoryMeaning) -> Reason | None:
         if around.held is not None:
             return around.held
         # A link with a directory's name brings the whole directory.
-        because = HELD_NAMES.get(name) or HELD_DIRECTORIES.get(name) or HELD_SUFFIXES.get(name.rpartition(".")[2])
-        if because is None and is_hook_manager(name, around.parent):
-            because = _HOOKS
-        if because is not None or not around.parts:
-            return because
+        reason = HELD_NAMES.get(name) or HELD_DIRECTORIES.get(name) or HELD_SUFFIXES.get(name.rpartition(".")[2])
+        if reason is None and is_hook_manager(name, around.parent):
+            reason = _HOOKS
+        if reason is not None or not around.parts:
+            return reason
         if _is_agent_setting(around.parent, name):
             return _AGENT
-    # Editors find theirs beside what git has them edit; branches have names of all kinds.
+    # Editors load settings beside the files in `.git` that git lets them edit; a branch can have any name.
     elif around.in_git and name in HELD_NAMES and GIT_DATA_DIRECTORIES.isdisjoint(around.parts):
         return HELD_NAMES[name]
     if name not in HELD_END_NAMES:
         return None
-    # As with git's settings, who acts on those of other version controls does not ask where they lie.
+    # Other version control systems, like git, use their settings wherever these lie.
     ends = ((*around.parts[-length:], name) for length in (1, 2, 3))
     return next((_HELD_ENDS[end] for end in ends if end in _HELD_ENDS), None)
 
 
 def why_flagged(name: str, around: DirectoryMeaning) -> Reason | None:
     """Return why a file of this name runs when a person builds or starts something, or None."""
-    # Python starts with these, wherever they are from.
+    # Python loads these at its start, also from packages.
     if around.in_git or (around.is_packaged and not name.endswith((".pth", "customize.py"))):
         return None
-    if not around.is_packaged and (because := around.flagged or _FLAGGED_DIRECTORIES.get(name)) is not None:
-        return because
-    if (because := _FLAGGED_NAMES.get(name)) is not None:
-        return because
+    if not around.is_packaged and (reason := around.flagged or _FLAGGED_DIRECTORIES.get(name)) is not None:
+        return reason
+    if (reason := _FLAGGED_NAMES.get(name)) is not None:
+        return reason
     stem, dot, ending = name.rpartition(".")
     if dot:
-        because = _FLAGGED_SUFFIXES.get(ending)
-        # `vite.config.ts`, `.eslintrc.js` and their kin are programs.
+        reason = _FLAGGED_SUFFIXES.get(ending)
+        # `vite.config.ts`, `.eslintrc.js` and similar settings are programs.
         if ending in SCRIPT_ENDINGS and (stem.endswith(".config") or (stem[:1] == "." and stem.endswith("rc"))):
-            because = because or _BUILD
-        because = because or _FLAGGED_PREFIXES.get(name[: name.find(".", 1) + 1])
-    if because is None and around.parts and not around.is_packaged:
-        because = _FLAGGED_PAIRS.get((around.parent, name))
-    return because
+            reason = reason or _BUILD
+        reason = reason or _FLAGGED_PREFIXES.get(name[: name.find(".", 1) + 1])
+    if reason is None and around.parts and not around.is_packaged:
+        reason = _FLAGGED_PAIRS.get((around.parent, name))
+    return reason
 
 
 def why_path_is_held(path: str) -> Reason | None:
-    """Return why a tool acts on a path by itself, told from its names alone, or None."""
+    """Return why a tool acts on a path of these names by itself, or None."""
     return why_held(*split_path(path))
 
 
 def is_hook_manager(name: str, parent: str) -> bool:
-    """Return True if a name in lower case is one of the settings of a manager of git hooks, whatever its ending."""
+    """Return True if a name in lower case is that of a git hook manager's settings, with any of the endings."""
     stem, _, rest = name.removeprefix(".").partition(".")
     stem = stem.removesuffix("-local").removeprefix("local-")
     endings = rest.split(".") if rest else []
-    if stem == "hk":  # is a place too, whose names and numbers lie in many a directory
+    if stem == "hk":  # also the code of Hong Kong, a common name of data files
         return endings[-1:] == ["pkl"] or (len(endings) == 1 and rest in _MANAGER_ENDINGS and parent in ("", ".config"))
     manager = stem if stem in _MANAGERS or endings[:1] != ["config"] else f"{stem}.config"
     if manager not in _MANAGERS:
@@ -508,9 +518,9 @@ def is_hook_manager(name: str, parent: str) -> bool:
 
 
 def settings_name(name: str, around: DirectoryMeaning) -> str:
-    """Return the name by which settings are known that a tool also reads by others: mise has one for each occasion.
+    """Return the usual name of settings that a tool also reads by other names.
 
-    In `.config`, many look for theirs without the dot.
+    mise has many such names; and many tools look in `.config` for their settings without the dot.
     """
     stem, _, ending = name.removeprefix(".").partition(".")
     if name == "config.yml" and around.parts[-2:] == (".config", "rubocop"):

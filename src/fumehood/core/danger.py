@@ -1,8 +1,8 @@
-"""Tell which changes the host would act on by itself, and which run when a person builds.
+"""Find the changes that the host would act on by itself, and those that run when a person builds.
 
-A path is judged by its final name alone, so that neither a file that did not exist yet nor a renamed
-directory above it slips through. Git directories (`gitdir`) and settings that load code (`linter_settings`) have rules
-of their own; those for links, virtual environments and what Fumehood itself is loaded from stand at the end.
+A path is judged by the name that it has after the run, so that new files and renamed directories are judged too. Git
+directories (`gitdir`) and settings that load code (`linter_settings`) have rules of their own. The rules for links,
+for Fumehood's own files and for virtual environments stand at the end of this file.
 """
 
 from __future__ import annotations
@@ -57,54 +57,54 @@ __all__ = [
 
 _SET_ID = 0o6000
 _NO_ROOT_FACTS = RootFacts()
-# A bare repository's own files, in a directory of any name.
+# Settings of a bare repository, whose directory can have any name.
 _IN_REPOSITORIES = frozenset(("config", "config.worktree", "commondir"))
 _GIT_NAMES = _IN_REPOSITORIES | {"head", ".gitmodules", ".lfsconfig"}
 _SHORTEST_OBJECT_NAME = 38
 
 
-def wants_facts(change: Change, ground: RootFacts = _NO_ROOT_FACTS) -> bool:
-    """Return True if judging a change needs the file's content or the link's target."""
+def wants_facts(change: Change, root_facts: RootFacts = _NO_ROOT_FACTS) -> bool:
+    """Return True if `find_concern` needs to know the file's content or the link's target."""
     name, around = split_path(change.path)
     if change.change == DELETED:
-        return change.kind != DIRECTORY and _is_loss_to_git(change, name, around, ground)
-    if ground.own is not None and change.kind == FILE and is_own_source(change, ground.own):
+        return change.kind != DIRECTORY and _is_loss_to_git(change, name, around, root_facts)
+    if root_facts.own is not None and change.kind == FILE and is_own_source(change, root_facts.own):
         return change.change != ADDED
     if change.kind != FILE:
         return change.kind == SYMLINK
-    if _may_be_git(name, around, ground):
+    if _may_be_git(name, around, root_facts):
         from fumehood.core.gitdir import git_wants
 
-        if git_wants(change, (*around.parts, name), ground):
+        if git_wants(change, (*around.parts, name), root_facts):
             return True
     if may_load(settings_name(name, around), around) or name in HELD_END_NAMES:
         return True
-    if ground.environments and _program_name(change, ground.environments):
+    if root_facts.environments and _program_name(change, root_facts.environments):
         return True
-    # A file that was only touched, or switched away and back, needs no person.
-    return change.change != ADDED and (why_held(name, around) or _why_protected(change, ground)) is not None
+    # If the content is the same as before, no person is needed.
+    return change.change != ADDED and (why_held(name, around) or _why_protected(change, root_facts)) is not None
 
 
 def find_concern(
-    change: Change, facts: ChangeFacts | None, extra: Rules, ground: RootFacts = _NO_ROOT_FACTS
+    change: Change, facts: ChangeFacts | None, extra: Rules, root_facts: RootFacts = _NO_ROOT_FACTS
 ) -> Concern | None:
     """Return why a change must be held or flagged, or None.
 
-    Facts that `wants_facts` asked for and that could not be had count against the change. Deleting is dangerous
-    only where git loses settings; a person's own globs (`extra`) hold it all the same.
+    If `wants_facts` is true and the facts could not be read, the worst is assumed. A deletion is dangerous only if git
+    loses settings by it; but a person's own globs (`extra`) hold deletions too.
     """
     facts = facts or UNREAD
     name, around = split_path(change.path)
-    if ground.own is not None and (own := _own_concern(change, facts, ground.own)) is not None:
-        return own
+    if root_facts.own is not None and (own_concern := _own_concern(change, facts, root_facts.own)) is not None:
+        return own_concern
     if change.change == DELETED:
-        if _is_loss_to_git(change, name, around, ground):
+        if _is_loss_to_git(change, name, around, root_facts):
             from fumehood.core.gitdir import loss_concern
 
-            loss = loss_concern(change, (*around.parts, name), facts, ground)
+            loss = loss_concern(change, (*around.parts, name), facts, root_facts)
             if loss is not None:
                 return loss
-    elif _became_writable_by_others(change) and _must_stay_closed(change, name, around, ground):
+    elif _became_writable_by_others(change) and _must_stay_closed(change, name, around, root_facts):
         return hold("opened", "others could write this, and the host acts on what is in it")
     if change.kind == DIRECTORY:
         if change.change != ADDED or not around.in_git or around.is_dull:
@@ -116,69 +116,69 @@ def find_concern(
         return hold("own-rule", f"a rule of yours holds it: {brief(glob)}")
     by_our_rules = None
     if change.change != DELETED and change.kind in (FILE, SYMLINK):
-        by_our_rules = _concern_by_rules(change, name, around, facts, ground)
+        by_our_rules = _concern_by_rules(change, name, around, facts, root_facts)
     if by_our_rules is None and extra.flag and (glob := _first_matching(change.path, extra.flag)) is not None:
         return flag("own-rule", f"a rule of yours flags it: {brief(glob)}")
     return by_our_rules
 
 
 def _concern_by_rules(
-    change: Change, name: str, around: DirectoryMeaning, facts: ChangeFacts, ground: RootFacts
+    change: Change, name: str, around: DirectoryMeaning, facts: ChangeFacts, root_facts: RootFacts
 ) -> Concern | None:
-    """Judge a file or link that is there afterwards: by its mode, as a part of git, as a link, by its name."""
+    """Judge an added or changed file or link: by its mode, as a part of git, as a link, by its name."""
     before, after = change.before, change.after
     if change.kind == FILE and after is not None:
-        had = before.mode if change.change == MODE and before is not None else 0
-        if after.mode & ~had & _SET_ID:
+        old_mode = before.mode if change.change == MODE and before is not None else 0
+        if after.mode & ~old_mode & _SET_ID:
             return hold("setuid", "would run with its owner's or group's rights, whoever starts it")
-        is_linked = after.links > 1 and (change.root, after.inode) in ground.linked
-        if is_linked and _must_stay_closed(change, name, around, ground):
+        is_linked = after.links > 1 and (change.root, after.inode) in root_facts.linked
+        if is_linked and _must_stay_closed(change, name, around, root_facts):
             return hold("other-name", "has another name now, by which it could be changed unseen")
-    mild = None
-    if _may_be_git(name, around, ground) or (around.in_git and change.kind == SYMLINK):
+    flagged = None  # a concern by which the change is only flagged, unless a later rule holds it
+    if _may_be_git(name, around, root_facts) or (around.in_git and change.kind == SYMLINK):
         from fumehood.core.gitdir import git_concern
 
-        mild = git_concern(change, (*around.parts, name), facts, ground)
-        if mild is not None and mild.held:
-            return mild
+        flagged = git_concern(change, (*around.parts, name), facts, root_facts)
+        if flagged is not None and flagged.held:
+            return flagged
     if change.kind == SYMLINK:
-        link = _link_concern(change, facts, ground)
-        if link is not None and link.held:
-            return link
-        mild = mild or link
-    return _concern_by_name(change, name, around, facts, ground) or mild
+        by_link = _link_concern(change, facts, root_facts)
+        if by_link is not None and by_link.held:
+            return by_link
+        flagged = flagged or by_link
+    return _concern_by_name(change, name, around, facts, root_facts) or flagged
 
 
 def _concern_by_name(
-    change: Change, name: str, around: DirectoryMeaning, facts: ChangeFacts, ground: RootFacts
+    change: Change, name: str, around: DirectoryMeaning, facts: ChangeFacts, root_facts: RootFacts
 ) -> Concern | None:
-    because = why_held(name, around)
-    if because is REPOSITORY_SETTINGS and is_what_cloning_writes(change, name, facts):
+    reason = why_held(name, around)
+    if reason is REPOSITORY_SETTINGS and is_what_cloning_writes(change, name, facts):
         return None
-    because = because or _why_protected(change, ground)
-    if because is not None:
-        as_before = change.kind == FILE and facts.is_unchanged and not became_executable(change)
-        return None if as_before else hold(*because)
-    by_content = _environment_concern(change, facts, ground) if ground.environments else None
+    reason = reason or _why_protected(change, root_facts)
+    if reason is not None:
+        is_as_before = change.kind == FILE and facts.is_unchanged and not became_executable(change)
+        return None if is_as_before else hold(*reason)
+    by_content = _environment_concern(change, facts, root_facts) if root_facts.environments else None
     name = settings_name(name, around)
     if by_content is None and may_load(name, around):
         by_content = loading_concern(name, around.parent, facts)
     if by_content is not None:
         return by_content
-    because = why_flagged(name, around)
-    return None if because is None else flag(*because)
+    reason = why_flagged(name, around)
+    return None if reason is None else flag(*reason)
 
 
-def _why_protected(change: Change, ground: RootFacts) -> Reason | None:
-    if ground.protected is None:
+def _why_protected(change: Change, root_facts: RootFacts) -> Reason | None:
+    if root_facts.protected is None:
         return None
-    return ground.protected.why(change.root, change.path, is_link=change.kind == SYMLINK)
+    return root_facts.protected.why(change.root, change.path, is_link=change.kind == SYMLINK)
 
 
 def _became_writable_by_others(change: Change) -> bool:
-    """Return True if others may write what they could not before.
+    """Return True if others can write a path that they could not write before.
 
-    The group counts where it is given more: what is new there may be as the person's own umask has it.
+    For an existing path the group counts as others. A new path may be group-writable reason of the person's umask.
     """
     before, after = change.before, change.after
     if after is None or change.kind == SYMLINK:
@@ -186,33 +186,33 @@ def _became_writable_by_others(change: Change) -> bool:
     return OPENING in change.flags or bool(after.mode & 0o002 if before is None else after.mode & ~before.mode & 0o022)
 
 
-def _must_stay_closed(change: Change, name: str, around: DirectoryMeaning, ground: RootFacts) -> bool:
-    """Return True if whoever may write a path may have the host run something; a directory's files can be replaced."""
+def _must_stay_closed(change: Change, name: str, around: DirectoryMeaning, root_facts: RootFacts) -> bool:
+    """Return True if someone who can write a path, or replace files in a directory, can make the host run something."""
     if change.path == "." or is_dot_git(name):
         return True
-    if why_held(name, around) is not None or _why_protected(change, ground) is not None:
+    if why_held(name, around) is not None or _why_protected(change, root_facts) is not None:
         return True
     directory = change.path.rpartition("/")[0]
-    if around.is_dull or not (around.in_git or (change.root, directory) in ground.repositories):
+    if around.is_dull or not (around.in_git or (change.root, directory) in root_facts.repositories):
         return False
     is_dull = name in GIT_DATA_DIRECTORIES or (change.kind != DIRECTORY and name not in _IN_REPOSITORIES)
     return not is_dull or "hooks" in around.parts
 
 
-def _may_be_git(name: str, around: DirectoryMeaning, ground: RootFacts) -> bool:
-    """Tell cheaply whether git's rules need to be asked at all."""
+def _may_be_git(name: str, around: DirectoryMeaning, root_facts: RootFacts) -> bool:
+    """Return False if git's rules can't concern a path; this check is cheap."""
     if around.in_git:
         return not around.is_dull and not (around.is_store and len(name) >= _SHORTEST_OBJECT_NAME)
-    return name in _GIT_NAMES or is_dot_git(name) or bool(ground.repositories)
+    return name in _GIT_NAMES or is_dot_git(name) or bool(root_facts.repositories)
 
 
-def _is_loss_to_git(change: Change, name: str, around: DirectoryMeaning, ground: RootFacts) -> bool:
-    """Return True if a deletion is git's business, as hardly any is."""
-    if not _may_be_git(name, around, ground):
+def _is_loss_to_git(change: Change, name: str, around: DirectoryMeaning, root_facts: RootFacts) -> bool:
+    """Return True if git may lose settings by a deletion, which is rare."""
+    if not _may_be_git(name, around, root_facts):
         return False
     from fumehood.core.gitdir import git_loses
 
-    return git_loses(change, (*around.parts, name), ground)
+    return git_loses(change, (*around.parts, name), root_facts)
 
 
 def _first_matching(path: str, globs: Iterable[str]) -> str | None:
@@ -231,10 +231,10 @@ def _first_matching(path: str, globs: Iterable[str]) -> str | None:
 
 
 def possible_repositories(changes: Iterable[Change]) -> set[tuple[int, str]]:
-    """Return the directories, by root and path, in which a `HEAD` would make these changes git's business.
+    """Return the directories, by root and path, that would be git repositories if they had a `HEAD`.
 
-    The caller looks for a `HEAD` of any kind in each, in the project as the run left it, and gives those
-    that have one to `survey`.
+    The caller looks for a `HEAD` of any kind in each of them, in the project as the run left it, and passes those
+    that have one to `gather_root_facts`.
     """
     directories: set[tuple[int, str]] = set()
     for change in changes:
@@ -250,34 +250,34 @@ def possible_repositories(changes: Iterable[Change]) -> set[tuple[int, str]]:
 def gather_root_facts(
     changes: Iterable[Change], roots: tuple[str, ...] = (), repositories: Iterable[tuple[int, str]] = (),
     protected: ProtectedPaths | None = None, own: OwnSource | None = None, environments: Iterable[tuple[int, str]] = (),
-    **more: Any,
+    **other_facts: Any,
 ) -> RootFacts:  # fmt: skip
-    """Gather what judging one change needs to know about the others and about the roots.
+    """Return what judging one change needs to know about the other changes and about the roots.
 
-    Finds bare repositories among what the run made; `repositories` are those found by `suspects`. What else there is
-    to know of the ground goes in as it is.
+    `repositories` are the directories of `possible_repositories` that have a `HEAD`; bare repositories that the run
+    made are found here. The other arguments are fields of `RootFacts` and go in unchanged.
     """
-    every = set(repositories)
-    names: set[tuple[int, int]] = set()
+    all_repositories = set(repositories)
+    inodes: set[tuple[int, int]] = set()
     linked: set[tuple[int, int]] = set()
     for change in changes:
         before, after = change.before, change.after
         if after is not None and after.links > 1 and after.kind == FILE and (before is None or before.links == 1):
-            (linked if (change.root, after.inode) in names else names).add((change.root, after.inode))
+            (linked if (change.root, after.inode) in inodes else inodes).add((change.root, after.inode))
         if change.path[-5:].lower() == "/head" and change.within is not None and change.change != DELETED:
             parent = change.path[:-5]
             if not meaning_of(parent).in_git:
-                every.add((change.root, parent))
-    every.update((number, "") for number, root in enumerate(roots) if meaning_of(root.strip("/")).in_git)
+                all_repositories.add((change.root, parent))
+    all_repositories.update((number, "") for number, root in enumerate(roots) if meaning_of(root.strip("/")).in_git)
     return RootFacts(
-        roots=roots, repositories=frozenset(every), protected=protected, own=own, environments=frozenset(environments),
-        linked=frozenset(linked), **more,
+        roots=roots, repositories=frozenset(all_repositories), protected=protected, own=own,
+        environments=frozenset(environments), linked=frozenset(linked), **other_facts,
     )  # fmt: skip
 
 
-# Symlinks: where they lead.
+# Symlinks.
 
-# Programs and libraries that only the system's owner changes.
+# Programs and libraries that only root changes.
 _SYSTEM = (
     "/usr/", "/bin/", "/sbin/", "/lib/", "/lib32/", "/lib64/", "/libx32/", "/opt/",
     "/nix/store/", "/gnu/store/", "/etc/alternatives/",
@@ -285,43 +285,42 @@ _SYSTEM = (
 _INTERPRETERS = ("python", "pypy", "graalpy")
 
 
-def _link_concern(change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
-    """Judge where a symlink leads."""
+def _link_concern(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
+    """Judge a symlink by where it leads."""
     if not facts.target or not facts.root:
         return hold("outside-link", "where this link leads could not be read")
     place = link_destination(directory_of(change, facts), facts.target)
     if place is None:
         return hold("outside-link", f"where this link leads can't be told from its text, {brief(facts.target)}")
-    mild = _target_concern(change, real_name_of(place, ground), facts.target, facts, ground)
-    for end in facts.leads if mild is None else ():
-        further = _target_concern(change, end, f"{facts.target}, which is {end}", facts, ground)
-        if further is not None and further.held:
-            return further
-        mild = mild or further
-    return mild
+    result = _target_concern(change, real_name_of(place, root_facts), facts.target, facts, root_facts)
+    for end in facts.leads if result is None else ():
+        concern = _target_concern(change, end, f"{facts.target}, which is {end}", facts, root_facts)
+        if concern is not None and concern.held:
+            return concern
+        result = result or concern
+    return result
 
 
-def _target_concern(change: Change, place: str, text: str, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
+def _target_concern(change: Change, place: str, text: str, facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
     target = brief(text)
-    if locate_in_roots(place, roots_of(facts, ground)) is not None:
+    if locate_in_roots(place, roots_of(facts, root_facts)) is not None:
         return None
-    if locate_in_roots(place, ground.written) is not None:
+    if locate_in_roots(place, root_facts.written) is not None:
         return hold("outside-link", f"leads to where commands write without being judged, {target}")
     ends = (change.path.split("/")[-2:], place.split("/")[-2:])
     is_interpreter = all(len(end) == 2 and end[0] == "bin" and end[1].startswith(_INTERPRETERS) for end in ends)
     if is_interpreter and not place.startswith(WORLD_WRITABLE):
-        # As virtual environments have one: `bin/python…` to another `bin/python…`.
+        # `bin/python…` that leads to another `bin/python…`, as in a virtual environment.
         return flag("interpreter-link", f"runs the interpreter {target}")
     if place.startswith(_SYSTEM) or place == "/dev/null":
         return flag("system-link", f"leads to the system's {target}")
     return hold("outside-link", f"leads out of the project, to {target}")
 
 
-# What Fumehood itself is loaded from: a change to that would reach it the next time it is started.
-
+# Files that Fumehood itself is loaded from: a change to them would run in it, unsandboxed, at its next start.
 
 def is_own_source(change: Change, own: OwnSource) -> bool:
-    """Return True if a change is to one of our own places, to something in it, or to the way there."""
+    """Return True if a change is to a directory of our own, to something in it, or to a directory above it."""
     path = f"{change.path}/" if change.path else ""
     for root, place in own.places:
         own_place = f"{place}/" if place else ""
@@ -335,7 +334,7 @@ def is_own_source(change: Change, own: OwnSource) -> bool:
 
 
 def _own_concern(change: Change, facts: ChangeFacts, own: OwnSource) -> Concern | None:
-    """Hold what is our own, its removal and its mode too; None if it is not, or was written again as it was."""
+    """Hold any change to our own files, also of the mode; None for other files and for an unchanged content."""
     if not is_own_source(change, own):
         return None
     before, after = change.before, change.after
@@ -346,7 +345,7 @@ def _own_concern(change: Change, facts: ChangeFacts, own: OwnSource) -> Concern 
 
 
 def _is_module(path: str, names: frozenset[str]) -> bool:
-    """Return True if a path in a directory of modules is one of these modules, or names code for a library to load."""
+    """Return True if a path in a directory of modules is one of these modules, or entry points that libraries load."""
     first, _, rest = path.partition("/")
     if first == "__pycache__":
         first, rest = rest, ""
@@ -355,22 +354,22 @@ def _is_module(path: str, names: frozenset[str]) -> bool:
     return (bool(rest) or first.endswith((".py", ".pyc", ".so"))) and first.partition(".")[0] in names
 
 
-# What a virtual environment runs: a program that takes another one's place there is held.
+# Virtual environments: a program that replaces another one there is held.
 #
-# An environment that is made anew has the same programs as before, and what an installer writes only starts a module.
-# What a new package brings takes nobody's place, unless a program on the person's PATH has its name: who has activated
-# the environment and types `git` means that one.
+# An environment that is made again has the same programs as before, and scripts that an installer writes only start a
+# module. A new package's program replaces nothing, unless a program on the person's PATH has the same name: a person
+# who has activated the environment and types `git` means that one.
 
 SETTINGS, _PROGRAMS = "pyvenv.cfg", "bin"
-# What every environment has and people start without a thought: a new one stands for one that was removed before.
+# Programs of every environment, which people start without a thought. If one is new, it replaces one that was removed.
 _IN_EVERY_ENVIRONMENT = ("python", "pypy", "pip", "activate", "Activate", SETTINGS)
-# Programs that packages bring as they are, and that a project is built and checked with: they are the project's own.
+# Programs that come in packages, and that a project is built and checked with.
 _BUILD_PROGRAMS = words(
     """actionlint bun ccmake cmake corepack cpack ctest deno go gofmt hadolint just maturin ninja node nodejs npm npx
     patchelf pnpm ruff shellcheck shfmt ty typos uv uvx yarn zig"""
 )
 _LONGEST_SCRIPT = 2048
-# All that pip, uv and setuptools write into a script besides the function that it calls.
+# All lines that pip, uv and setuptools write into a script, other than the call of its function.
 _SCRIPT_LINES = frozenset((
     "", "# -*- coding: utf-8 -*-", "import re", "import sys", "if __name__ == '__main__':",
     r"sys.argv[0] = re.sub(r'(-script\.pyw|\.exe)?$', '', sys.argv[0])",
@@ -394,44 +393,44 @@ def possible_environments(changes: Iterable[Change]) -> set[tuple[int, str]]:
 
 
 def _program_places(change: Change) -> list[tuple[str, str]]:
-    """Return each environment that a change may be to a program or the settings of, with the name there."""
+    """Return each environment whose program or settings a change may be, with the program's name in it."""
     directory, _, name = change.path.rpartition("/")
     if change.kind not in (FILE, SYMLINK):
         return []
     if change.kind == SYMLINK and name == _PROGRAMS:
         return [(directory, name)]
-    # Python obeys settings beside its program before those that lie above it.
+    # Python prefers settings beside its program to those in the directory above.
     places = [(directory, name)] if name == SETTINGS else []
-    if name.startswith("__init__."):  # of a package that scripts beside it would load
+    if name.startswith("__init__."):  # of a package, which scripts beside that would load
         directory, _, name = directory.rpartition("/")
     above, _, last = directory.rpartition("/")
     return [*places, (above, name)] if last == _PROGRAMS else places
 
 
 def _program_name(change: Change, environments: Container[tuple[int, str]]) -> str:
-    """Return what a program or the settings of an environment are called there; "" where a change is to neither."""
+    """Return the name of the environment's program or settings that a change is to; "" if it is to neither."""
     places = _program_places(change)
     return next((name for environment, name in places if (change.root, environment) in environments), "")
 
 
 def names_of_new_programs(changes: Iterable[Change], environments: Collection[tuple[int, str]]) -> set[str]:
-    """Return the names of programs that are new in these environments."""
+    """Return the names of the programs that changes add to these environments."""
     if not environments:
         return set()
     return {name for each in changes if each.change == ADDED and (name := _program_name(each, environments))}
 
 
-def _environment_concern(change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
-    """Hold what takes the place of a program, of the environment's or on PATH, or has it use a command's Python."""
-    if change.kind == SYMLINK and (change.root, change.path) in ground.environments:
+def _environment_concern(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
+    """Hold what replaces a program of an environment or on PATH, and settings that name a Python of a command's."""
+    if change.kind == SYMLINK and (change.root, change.path) in root_facts.environments:
         return hold("environment-program", "leads to another place than the virtual environment that is here")
-    name = _program_name(change, ground.environments)
+    name = _program_name(change, root_facts.environments)
     if not name:
         return None
     stands_for_a_module = name.partition(".")[0] in sys.stdlib_module_names
     is_new = change.change == ADDED and not name.startswith(_IN_EVERY_ENVIRONMENT) and not stands_for_a_module
-    replaced = (ground.commands or {}).get(name, "")
-    if (is_new and not replaced) or _is_harmless(change, facts, ground):
+    replaced = (root_facts.commands or {}).get(name, "")
+    if (is_new and not replaced) or _is_harmless(change, facts, root_facts):
         return None
     if not is_new:
         return hold("environment-program", "takes the place of what this virtual environment ran before")
@@ -439,25 +438,28 @@ def _environment_concern(change: Change, facts: ChangeFacts, ground: RootFacts) 
     return flag("environment-program", reason) if name in _BUILD_PROGRAMS else hold("environment-program", reason)
 
 
-def _is_harmless(change: Change, facts: ChangeFacts, ground: RootFacts) -> bool:
-    """Return True if a program leads to its like or only starts a module, and settings name no Python of a command."""
-    roots, directory = roots_of(facts, ground), directory_of(change, facts)
+def _is_harmless(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> bool:
+    """Return True for a link to a similar program, a script that only starts a module, and settings with no new Python.
+
+    A Python that a command or anybody can write is not harmless.
+    """
+    roots, directory = roots_of(facts, root_facts), directory_of(change, facts)
     name = change.path.rpartition("/")[2]
     if change.kind == SYMLINK:
         if not facts.target or facts.old == facts.target.encode("utf-8", "surrogateescape"):
             return facts.target != ""
-        # A link to a program that is the same by its name: as `pip`, Python would run `./install`.
+        # The name must be the same: a link `pip` to Python would run `./install` for `pip install`.
         place = link_destination(directory, facts.target) or ""
         target = place.rpartition("/")[2]
         is_interpreter = name.startswith(_INTERPRETERS) and target.startswith(_INTERPRETERS)
         if _is_python(facts.target):
             return is_interpreter
-        return (is_interpreter or name == target) and not is_writable_by_others(place, roots, ground)
+        return (is_interpreter or name == target) and not is_writable_by_others(place, roots, root_facts)
     if facts.is_unchanged or facts.content is None:
         return facts.is_unchanged
     if name == SETTINGS:
-        fresh = _python_homes(facts.content) - _python_homes(facts.old or b"")
-        return not any(is_writable_by_others(home, roots, ground) for home in fresh)
+        new_homes = _python_homes(facts.content) - _python_homes(facts.old or b"")
+        return not any(is_writable_by_others(home, roots, root_facts) for home in new_homes)
     return _starts_a_module(facts.content, facts.old or b"", directory)
 
 
@@ -466,15 +468,15 @@ def _is_python(name: str) -> bool:
 
 
 def _python_homes(content: bytes) -> set[str]:
-    """Return where the settings of an environment say that its Python lies."""
+    """Return the directories that the settings of an environment name for its Python."""
     text = content.decode("utf-8", "surrogateescape")
-    # Python itself ends a line at a newline only, and its library at a return too.
+    # Python itself ends a line only at a newline, its library also at a carriage return.
     pairs = (line.partition("=") for line in (*text.split("\n"), *text.replace("\r", "\n").split("\n")))
     return {value.strip() for key, _, value in pairs if key.strip().lower() == "home"}
 
 
 def _starts_a_module(new: bytes, old: bytes, directory: str) -> bool:
-    """Return True if a script is an installer's: the environment's own Python, which calls one function of a module."""
+    """Return True if a script is one that installers write: the environment's Python calls a function of a module."""
     if len(new) > _LONGEST_SCRIPT or not new.isascii():
         return False
     first, *body = new.decode().split("\n")

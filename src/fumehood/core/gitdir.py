@@ -91,14 +91,14 @@ def stranger_concern(change: Change) -> Concern | None:
     return None
 
 
-def git_tails(change: Change, parts: Sequence[str], ground: RootFacts) -> list[Sequence[str]]:
+def git_tails(change: Change, parts: Sequence[str], root_facts: RootFacts) -> list[Sequence[str]]:
     """Return a path's remainder below each git directory it lies in; `parts` are its names in lower case.
 
     Of very many, the outermost ones: `git_concern` holds what lies in so many.
     """
     numbers = [number + 1 for number, name in enumerate(parts[:-1]) if is_dot_git(name)]
-    if ground.repositories:
-        numbers += _repositories_above(change.root, change.path.rpartition("/")[0], ground.repositories)
+    if root_facts.repositories:
+        numbers += _repositories_above(change.root, change.path.rpartition("/")[0], root_facts.repositories)
     return [parts[number:] for number in numbers[: _MOST_NESTED + 1]]
 
 
@@ -120,25 +120,25 @@ def _repositories_above(root: int, directory: str, repositories: frozenset[tuple
     return depths
 
 
-def git_wants(change: Change, parts: Sequence[str], ground: RootFacts) -> bool:
+def git_wants(change: Change, parts: Sequence[str], root_facts: RootFacts) -> bool:
     """Return True if judging a file by git's rules needs its content."""
     name = parts[-1]
     if is_dot_git(name) or name in _READ_ANYWHERE:
         return True
-    tails = git_tails(change, parts, ground)
+    tails = git_tails(change, parts, root_facts)
     return any(
         name in _READ or ("hooks" in tail and change.before is not None) or not set(tail[:-1]).isdisjoint(_ADDRESSES)
         for tail in tails
     )
 
 
-def git_loses(change: Change, parts: Sequence[str], ground: RootFacts) -> bool:
+def git_loses(change: Change, parts: Sequence[str], root_facts: RootFacts) -> bool:
     """Return True if a deletion takes settings from a git directory that stays, or is the project's git directory."""
     if _is_projects_own(parts):
         return True
     if change.kind == DIRECTORY:
         return False
-    for tail in git_tails(change, parts, ground):
+    for tail in git_tails(change, parts, root_facts):
         for place, sure in _places(tail):
             stays = change.within is None or change.within.count("/") >= len(parts) - len(place)
             if sure and stays and (place[0] in _ADDRESSES or tuple(place) in (("config",), ("config.worktree",))):
@@ -146,7 +146,7 @@ def git_loses(change: Change, parts: Sequence[str], ground: RootFacts) -> bool:
     return False
 
 
-def loss_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, ground: RootFacts) -> Concern | None:
+def loss_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
     """Judge a deletion that `git_loses` told of."""
     if _is_projects_own(parts):
         return hold("git-repository", "without it, a repository put there later would pass for a new one")
@@ -154,7 +154,7 @@ def loss_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, groun
         return hold("git-remote", "named an address that git sends data to")
     if facts.old is None:
         return hold("git-config", _UNREAD)
-    return _config(change, facts, ground, sure=True)
+    return _config(change, facts, root_facts, sure=True)
 
 
 def _is_projects_own(parts: Sequence[str]) -> bool:
@@ -162,12 +162,12 @@ def _is_projects_own(parts: Sequence[str]) -> bool:
     return len(parts) == 1 and is_dot_git(parts[0])
 
 
-def git_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, ground: RootFacts) -> Concern | None:
+def git_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
     """Judge a file or symlink by git's rules."""
     if is_dot_git(parts[-1]):
-        return _pointer(change, facts, ground)
+        return _pointer(change, facts, root_facts)
     in_dot_git = any(map(is_dot_git, parts[:-1]))
-    tails = git_tails(change, parts, ground)
+    tails = git_tails(change, parts, root_facts)
     if change.kind == SYMLINK and (in_dot_git or any(tail[0] in _OWN for tail in tails)):
         return hold("git-redirect", "a link in a git directory leads git elsewhere")
     if in_dot_git and (strange := stranger_concern(change)) is not None:
@@ -177,11 +177,11 @@ def git_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, ground
     worst = None
     for tail in tails:
         for place, sure in _places(tail):
-            concern = _in_git(place, sure, change, facts, ground)
+            concern = _in_git(place, sure, change, facts, root_facts)
             if concern is not None and concern.held:
                 return concern
             worst = worst or concern
-    return worst if in_dot_git else worst or _stray(change, parts[-1], facts, ground)
+    return worst if in_dot_git else worst or _stray(change, parts[-1], facts, root_facts)
 
 
 def _places(tail: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
@@ -198,16 +198,18 @@ def _places(tail: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
             sure = sure and tail[number] not in GIT_DATA_DIRECTORIES
 
 
-def _in_git(place: Sequence[str], sure: bool, change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
+def _in_git(
+    place: Sequence[str], sure: bool, change: Change, facts: ChangeFacts, root_facts: RootFacts
+) -> Concern | None:
     first, name = place[0], place[-1]
     concern = None
     if len(place) == 1:
         if name in _CONFIGS:
-            return _config(change, facts, ground, sure=sure)
+            return _config(change, facts, root_facts, sure=sure)
         if name == "commondir":
             return _common_directory(change, facts)
         if name == "gitdir" and "worktrees" in change.path.lower():
-            return _work_tree(change, facts, ground)
+            return _work_tree(change, facts, root_facts)
         return None
     if first == "hooks":
         is_sample = len(place) == 2 and name.endswith(".sample")
@@ -227,7 +229,7 @@ def _in_git(place: Sequence[str], sure: bool, change: Change, facts: ChangeFacts
     return concern
 
 
-def _config(change: Change, facts: ChangeFacts, ground: RootFacts, *, sure: bool) -> Concern | None:
+def _config(change: Change, facts: ChangeFacts, root_facts: RootFacts, *, sure: bool) -> Concern | None:
     """Compare two versions of a configuration by key; not sure, only what git would act on by itself counts."""
     from fumehood.core.gitconfig import changed_keys, everyday_concern, key_concern, runs_by_itself
 
@@ -235,7 +237,7 @@ def _config(change: Change, facts: ChangeFacts, ground: RootFacts, *, sure: bool
     if new is None:
         return hold("git-config", _UNREAD)
     if sure and facts.repository_was_there:
-        return everyday_concern(facts.old, new, lambda values: _is_own_work_tree(change, values, facts, ground))
+        return everyday_concern(facts.old, new, lambda values: _is_own_work_tree(change, values, facts, root_facts))
     changed = changed_keys(facts.old, new)
     if changed is None:
         return hold("git-config", "can't be understood as a git configuration") if sure else None
@@ -243,7 +245,7 @@ def _config(change: Change, facts: ChangeFacts, ground: RootFacts, *, sure: bool
     for key, was, now in changed:
         if not (sure or runs_by_itself(key)):
             continue
-        if key == "core.worktree" and _is_own_work_tree(change, now, facts, ground):
+        if key == "core.worktree" and _is_own_work_tree(change, now, facts, root_facts):
             continue
         concern = key_concern(key, was, now)
         if concern is not None and concern.held:
@@ -252,15 +254,15 @@ def _config(change: Change, facts: ChangeFacts, ground: RootFacts, *, sure: bool
     return worst
 
 
-def _is_own_work_tree(change: Change, values: Values, facts: ChangeFacts, ground: RootFacts) -> bool:
+def _is_own_work_tree(change: Change, values: Values, facts: ChangeFacts, root_facts: RootFacts) -> bool:
     """Return True if a submodule's configuration names a directory of the project as its work tree, or none."""
-    tails = git_tails(change, change.path.lower().split("/"), ground)
+    tails = git_tails(change, change.path.lower().split("/"), root_facts)
     # Where git keeps submodules' directories, and not in another repository there.
     if not any("modules" in tail and not any(map(is_dot_git, tail)) for tail in tails):
         return False
     if not values:
         return True
-    spot = _spot(change, values[-1] or "", facts, ground)
+    spot = _spot(change, values[-1] or "", facts, root_facts)
     # A work tree in a git directory would let a checkout write hooks.
     return spot is not None and not any(is_dot_git(name) for name in spot[1].lower().split("/"))
 
@@ -273,13 +275,13 @@ def _line(facts: ChangeFacts) -> str | None:
     return None if "\n" in text else text
 
 
-def _spot(change: Change, text: str, facts: ChangeFacts, ground: RootFacts) -> tuple[int, str] | None:
+def _spot(change: Change, text: str, facts: ChangeFacts, root_facts: RootFacts) -> tuple[int, str] | None:
     """Return the root (number 0 is the change's own once more) and the path in it that a file's text leads to."""
     place = link_destination(directory_of(change, facts), text)
-    return None if place is None else locate_in_roots(place, roots_of(facts, ground))
+    return None if place is None else locate_in_roots(place, roots_of(facts, root_facts))
 
 
-def _pointer(change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
+def _pointer(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
     """Judge a `.git` that is no directory: a work tree's or a submodule's names its place in a git directory."""
     if change.kind == SYMLINK:
         return hold("git-redirect", "a .git that is a link leads git elsewhere")
@@ -289,22 +291,23 @@ def _pointer(change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern |
         return hold("git-redirect", "a .git file puts another repository in the place of the one that was there")
     text = _line(facts)
     if text is not None and text.startswith("gitdir: "):
-        spot = _spot(change, text.removeprefix("gitdir: "), facts, ground)
-        if spot is not None and _is_git_room(spot, facts, ground):
+        spot = _spot(change, text.removeprefix("gitdir: "), facts, root_facts)
+        if spot is not None and _is_git_room(spot, facts, root_facts):
             return None
     return hold("git-redirect", "a .git file points git at another repository")
 
 
-def _is_git_room(spot: tuple[int, str], facts: ChangeFacts, ground: RootFacts) -> bool:
+def _is_git_room(spot: tuple[int, str], facts: ChangeFacts, root_facts: RootFacts) -> bool:
     """Return True if a path is where git itself keeps a work tree's or a submodule's directory."""
     number, path = spot
     names = path.lower().split("/")
     rooms = [at for at, name in enumerate(names[:-1]) if name in _NESTING]
-    own = roots_of(facts, ground)[number]
-    numbers = [at for at, root in enumerate(ground.roots) if root == own]
+    own = roots_of(facts, root_facts)[number]
+    numbers = [at for at, root in enumerate(root_facts.roots) if root == own]
     for at in rooms:
         directory = "/".join(path.split("/")[:at])
-        if is_dot_git(names[at - 1] if at else "") or any((each, directory) in ground.repositories for each in numbers):
+        is_repository = any((number, directory) in root_facts.repositories for number in numbers)
+        if is_dot_git(names[at - 1] if at else "") or is_repository:
             return True
     return False
 
@@ -316,12 +319,12 @@ def _common_directory(change: Change, facts: ChangeFacts) -> Concern | None:
     return hold("git-redirect", "commondir leads git to another repository's settings and hooks")
 
 
-def _work_tree(change: Change, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
+def _work_tree(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
     if facts.is_unchanged:
         return None
     text = _line(facts)
     place = link_destination(directory_of(change, facts), text) if text else None
-    if place is not None and place.endswith("/.git") and locate_in_roots(place, roots_of(facts, ground)):
+    if place is not None and place.endswith("/.git") and locate_in_roots(place, roots_of(facts, root_facts)):
         return None
     return hold("git-redirect", "gitdir names a work tree outside the project")
 
@@ -354,7 +357,7 @@ def _strategy(name: str, facts: ChangeFacts) -> Concern | None:
     return hold("git-rebase", "names a program for git to merge with when it goes on")
 
 
-def _stray(change: Change, name: str, facts: ChangeFacts, ground: RootFacts) -> Concern | None:
+def _stray(change: Change, name: str, facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
     """Judge a file that matters if its directory is, or becomes, a bare repository; and `.gitmodules`."""
     if name == "commondir" and change.kind == FILE:
         return _common_directory(change, facts)
@@ -364,7 +367,7 @@ def _stray(change: Change, name: str, facts: ChangeFacts, ground: RootFacts) -> 
         return None
     if name in (".gitmodules", ".lfsconfig"):
         return _submodules(facts) if name == ".gitmodules" else _lfs(change, facts)
-    return _config(change, facts, ground, sure=False) if name in _CONFIGS else None
+    return _config(change, facts, root_facts, sure=False) if name in _CONFIGS else None
 
 
 def _head(change: Change, facts: ChangeFacts) -> Concern | None:

@@ -1,4 +1,4 @@
-"""Decide what becomes of each change: taken over, held for a person, or not taken over at all."""
+"""The judge: decides for each change whether it is applied, held for a person, or not applied at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fumehood.core.concern import Concern
 
 SUBVOLUME = "nothing can be moved into the subvolume "
-MOUNTED_AT = "another file system is mounted at "  # the reason begins so; once it is gone, the change can be applied
+MOUNTED_AT = "another file system is mounted at "  # once that mount is gone, the change can be applied
 
 
 def judge(
@@ -24,30 +24,30 @@ def judge(
     roots: Sequence[str] = (),
     subvolumes: Collection[tuple[int, str]] = (),
 ) -> None:
-    """Give every change its verdict and, where it is not `applied`, the reason in words.
+    """Give every change its verdict and, if it is not `applied`, the reason in words.
 
-    `concerns` tell, by place in the list, which changes the host would act on by itself, and which run when a
-    person builds: those are held, these are applied and flagged. `apart` are other file systems mounted inside
-    a root, by its number and their path: nothing can be swapped into those, nor into `subvolumes`. `waiting` is what
-    earlier runs held: what was built on that waits with it. The names of the `roots` tell a repository whose directory
-    is one of them.
+    `concerns` has, by index in the list, the changes that the host would act on by itself, which are held, and those
+    that run when a person builds, which are applied and flagged. `apart` are other file systems mounted inside a root,
+    by the root's number and their path: nothing can be swapped into them, nor into `subvolumes`. `waiting` are changes
+    that earlier runs held: changes that build on them are held too. `roots` are the roots' paths, which matter where a
+    root is itself a git directory.
     """
     concerns = concerns or {}
-    for place, change in enumerate(changes):
-        concern = concerns.get(place)
+    for index, change in enumerate(changes):
+        concern = concerns.get(index)
         change.verdict, change.reason = _verdict(change, mode, concern)
-        for why, places in ((SUBVOLUME, subvolumes), (MOUNTED_AT, apart)):
+        for reason, places in ((SUBVOLUME, subvolumes), (MOUNTED_AT, apart)):
             for root, path in places:
                 if change.root == root and f"{change.path}/".startswith(f"{path}/"):
-                    change.verdict, change.reason = c.UNSUPPORTED, f"{why}{path}"
+                    change.verdict, change.reason = c.UNSUPPORTED, f"{reason}{path}"
         if concern is not None:
             change.flags = (*change.flags, concern.flag)
     if waiting:
-        # What was built on something that waits can't go before it.
+        # A change that builds on a held change can't be applied before it.
         for change in changes:
-            if change.verdict == c.APPLIED and (run := waiting.under(change)) is not None:
+            if change.verdict == c.APPLIED and (run := waiting.base_run_of(change)) is not None:
                 change.verdict, change.reason = c.HELD, f"it builds on run {waiting.name(run)}, which was held"
-    # A commit whose index waits would leave HEAD ahead of it, and a person's next commit would take it back.
+    # If HEAD were applied and the index held, a person's next commit would revert the run's commit.
     _share_verdict(changes, roots, c.HELD, "is held")
     keep_replacements_whole(changes)
     hold_moved_sources(changes)
@@ -56,7 +56,7 @@ def judge(
 
 
 def is_mounted_on(change: c.Change) -> bool:
-    """Return True if a change could not be taken over because of a mount."""
+    """Return True if a change could not be applied because of a mount."""
     return change.verdict == c.UNSUPPORTED and change.reason.startswith(MOUNTED_AT)
 
 
@@ -75,34 +75,34 @@ def _verdict(change: c.Change, mode: str, concern: Concern | None) -> tuple[str,
 
 
 def _hold_empty_directories(changes: Sequence[c.Change]) -> None:
-    """Hold a new directory in which everything is held: without that it would be an empty shell."""
-    full: set[tuple[int, str]] = set()
-    needed: set[tuple[int, str]] = set()
-    for change in reversed(changes):  # what lies in a directory comes after it
+    """Hold a new directory if all its entries are held: else the project would get an empty directory."""
+    full: set[tuple[int, str]] = set()  # directories with files in them or below
+    needed: set[tuple[int, str]] = set()  # directories with something applied in them or below
+    for change in reversed(changes):  # a directory comes before its entries
         own, above = (change.root, change.path), (change.root, change.path.rpartition("/")[0])
         is_directory = change.kind == c.DIRECTORY
         if not is_directory or own in full:
             full.add(above)
         if own in needed if is_directory else change.verdict == c.APPLIED:
             needed.add(above)
-    shells: set[tuple[int, str]] = set()
+    held: set[tuple[int, str]] = set()
     for change in changes:
         if change.change != c.ADDED or change.kind != c.DIRECTORY or change.verdict != c.APPLIED:
             continue
         own, above = (change.root, change.path), (change.root, change.path.rpartition("/")[0])
         if own in full and own not in needed:
             change.verdict, change.reason = c.HELD, "all that is in it is held"
-        elif above in shells:
+        elif above in held:
             change.verdict, change.reason = c.HELD, "all else in the directory above is held"
         else:
             continue
-        shells.add(own)
+        held.add(own)
 
 
 def keep_replacements_whole(changes: Sequence[c.Change]) -> None:
-    """Hold a replaced or deleted directory together with what lies in it.
+    """Hold a replaced or deleted directory together with its entries.
 
-    A file can't become half a directory, nor can a directory go while something in it stays.
+    A file can't become half a directory, and a directory can't be deleted while something in it stays.
     """
     tops = {
         (each.root, each.path): each for each in changes if each.within is None and each.change in (c.TYPE, c.DELETED)
@@ -120,10 +120,10 @@ def keep_replacements_whole(changes: Sequence[c.Change]) -> None:
 
 
 def hold_moved_sources(changes: Sequence[c.Change]) -> bool:
-    """Hold the deletion of what was moved to a place where it waits; tell whether any more changes are held for it.
+    """Hold the deletion of a file that was moved to a path that is held; return True if more changes are held now.
 
-    Else the project would have it at neither place. What was moved has the size, the time and the mode of what is gone;
-    a time of whole seconds says nothing, for installers give all files of a package the same.
+    Else the project would have the file at neither path. A moved file has the size, time and mode of the deleted one.
+    Times of whole seconds are no evidence: installers give all files of a package the same time.
     """
     moved = {
         (after.kind, after.size, after.modified_ns, after.mode): change
@@ -131,48 +131,49 @@ def hold_moved_sources(changes: Sequence[c.Change]) -> bool:
         if change.verdict not in (c.APPLIED, c.DISCARDED)
         and (after := change.after) is not None and after.kind in (c.FILE, c.SYMLINK) and after.modified_ns % c.SECOND
     }  # fmt: skip
-    more = False
+    has_more = False
     for change in changes if moved else ():
         before = change.before
         if change.change == c.DELETED and change.verdict == c.APPLIED and before is not None:
             target = moved.get((before.kind, before.size, before.modified_ns, before.mode))
             if target is not None:
-                more = True
+                has_more = True
                 change.verdict, change.reason = c.HELD, f"it was moved to {target.path}, which is {target.verdict}"
-    if more:
+    if has_more:
         keep_replacements_whole(changes)
-    return more
+    return has_more
 
 
-# Changes that must share one fate: the state of a repository or database, or all of a run if a person wants it so.
+# Changes that are only applied or held together: the state of a git repository, or of an SQLite database; or, if a
+# person wants it so (`hold-all`), all changes of a run.
 
 HOLD_PATH, HOLD_ALL = "hold-path", "hold-all"
 CHANGED_SINCE = "it changed in the project after the run began"
 
-# Of a git directory: what tells where its branches and its work tree are, and what is under way in it.
+# The files of a git directory that are its state: its branches, its index, and a merge or rebase under way.
 _STATE_FILES = ("HEAD", "index", "packed-refs", "shallow", "AUTO_MERGE", "SQUASH_MSG")
-_WORK_TREE_POINTERS = ("/gitdir", "/commondir")  # of a linked work tree: git knows it by these, and needs its HEAD then
+_WORK_TREE_POINTERS = ("/gitdir", "/commondir")  # by these git finds a linked work tree, and then needs its HEAD
 _STATE_PREFIXES = ("sharedindex.", "MERGE_", "BISECT_")
 _STATE_DIRECTORIES = ("refs", "logs", "reftable", "rebase-merge", "rebase-apply", "sequencer")
-# What each command of git's writes anew, for nobody but itself.
+# Files that each git command rewrites, and that no other command needs.
 _GIT_NOTES = ("COMMIT_EDITMSG", "FETCH_HEAD", "gc.log")
-# What shows a git directory begins with one of these, and it takes no more names than that to tell.
+# A path with one of these names is looked at, and so many names from there: it may show that this is a git directory.
 _TELLTALE_NAMES, _MOST_NAMES = ("objects", "refs", "logs", "worktrees", "reftable"), 7
-_REF_KINDS = ("heads", "tags", "remotes")  # of refs
+_REF_KINDS = ("heads", "tags", "remotes")
 # No real repository has paths of more names than this, or lies in more git directories than this.
 _DEEPEST_PATH, _MOST_NESTED_GITS = 200, 8
 _HEX = frozenset("0123456789abcdef")
-_OBJECT_NAME_LENGTHS = (38, 62)  # of an object's name, without the two letters of its directory
+_OBJECT_NAME_LENGTHS = (38, 62)  # without the two letters that name the object's directory
 JOURNALS = ("-wal", "-shm", "-journal")  # of SQLite, beside its database
 
 
 def state_of_path(place: str, gits: Collection[str] = ()) -> str:
-    """Name the state that a path is a part of: a git directory, a database, else the path itself."""
+    """Return what a path is a part of the state of: a git directory, a database, else the path itself."""
     return repository_of(place, gits) or database_of(place)
 
 
 def database_of(place: str) -> str:
-    """Return the database that a path is a journal of, else the path itself: what might be one is its own."""
+    """Return the database that a path is a journal of, else the path itself."""
     for journal in JOURNALS:
         if place.endswith(journal):
             return place[: -len(journal)]
@@ -180,9 +181,9 @@ def database_of(place: str) -> str:
 
 
 def git_directories(roots: Sequence[str], changes: Iterable[c.Change]) -> frozenset[str]:
-    """Return the git directories that changes show by themselves, whatever these are called.
+    """Return the git directories that can be told from the paths of changes, whatever the directories are called.
 
-    Not every one is called `.git`, and only what lies in one tells: an object, a branch, a log, a linked work tree.
+    Not every one is called `.git`; but an object, a branch, a log or a linked work tree lies in no other directory.
     """
     return _git_directories_shown_by(roots, ((change.root, change.path) for change in changes))
 
@@ -200,7 +201,7 @@ def _git_directories_shown_by(roots: Sequence[str], paths: Iterable[tuple[int, s
 
 
 def _is_inside_git(names: list[str]) -> bool:
-    """Return True if nobody but git keeps a path that begins so in a directory of its own."""
+    """Return True if a path that begins with these names must lie in a git directory."""
     if names[0] == "worktrees":
         names = names[2:]
         if names in (["HEAD"], ["index"]):
@@ -220,70 +221,70 @@ def _is_ref(names: list[str]) -> bool:
 
 
 def repository_of(place: str, gits: Collection[str] = ()) -> str:
-    """Return the git directory of whose state a path is a part, or nothing.
+    """Return the git directory whose state a path is a part of, or "".
 
-    HEAD, the index, refs, their logs and a merge or rebase under way tell one story together. Objects are only ever
-    added, so they are apart, and needed by it. `gits` are git directories that their names don't tell.
+    HEAD, the index, refs, their logs and a merge or rebase under way are one state. Objects are not a part of it: they
+    are only ever added, but the state needs them. `gits` are git directories that are not called `.git`.
     """
     return _outermost_git_of(place, gits, _is_state)
 
 
 def object_store_of(place: str, gits: Collection[str] = ()) -> str:
-    """Return the git directory that a path is an object of, or a directory of objects, or nothing."""
+    """Return the git directory that a path is an object or a directory of objects of, or ""."""
     return _outermost_git_of(place, gits, _is_object)
 
 
 def is_object_list(path: str) -> bool:
-    """Return True for a list of commits or packs, that git makes to be quick, and for the directories of such lists.
+    """Return True for a list of commits or packs, which git makes to be faster, and for the directories of such lists.
 
-    It names what is there in the state that it was made in.
+    A list is true of one state of the repository only.
     """
     return "/objects/info/" in f"/{path}/" or path.rpartition("/")[2].startswith("multi-pack-index")
 
 
 def is_git_note(place: str, gits: Collection[str] = ()) -> bool:
-    """Return True if a path is a note that git writes anew with each command: the latest is as good as any."""
+    """Return True if a path is a file that git rewrites with each command, so that its version does not matter."""
     if not place.endswith(_GIT_NOTES):
         return False
     return bool(_outermost_git_of(place, gits, lambda names: len(names) == 1 and names[0] in _GIT_NOTES))
 
 
 def _outermost_git_of(place: str, gits: Collection[str], is_part: Callable[[list[str]], bool]) -> str:
-    """Return the outermost git directory that a path is such a part of: branches may be called as repositories are."""
+    """Return the outermost git directory that a path is such a part of: a branch may be called `x.git`, too."""
     if (".git/" not in place and not gits) or place.count("/") > _DEEPEST_PATH:
         return ""
-    end, left = place.find("/", 1), _MOST_NESTED_GITS
-    while end > 0 and left:
+    end, gits_left = place.find("/", 1), _MOST_NESTED_GITS
+    while end > 0 and gits_left:
         git = place[:end]
         if git.endswith(".git") or git in gits:
-            left -= 1
-            rest = place[end + 1 :].split("/")
-            # A submodule's name may have slashes, so its state is known by what its paths end with.
-            for at in range(2, len(rest)) if rest[0] == "modules" else (0,):
-                # What a linked work tree has is called as the main one's.
-                if is_part(rest[at + 2 :] if rest[at] == "worktrees" else rest[at:]):
-                    return "/".join((git, *rest[:at]))
+            gits_left -= 1
+            names = place[end + 1 :].split("/")
+            # A submodule's name may have slashes, so any part of the path may be the name's end.
+            for start in range(2, len(names)) if names[0] == "modules" else (0,):
+                # A linked work tree has the same files as the main one, in `worktrees/NAME`.
+                if is_part(names[start + 2 :] if names[start] == "worktrees" else names[start:]):
+                    return "/".join((git, *names[:start]))
         end = place.find("/", end + 1)
     return ""
 
 
-def _is_state(rest: list[str]) -> bool:
-    first = rest[0] if rest else ""
+def _is_state(names: list[str]) -> bool:
+    first = names[0] if names else ""
     if first in _STATE_DIRECTORIES:
         return True
-    is_one = first in _STATE_FILES or first.endswith("_HEAD") or first.startswith(_STATE_PREFIXES)
-    return (len(rest) == 1 and is_one and first not in _GIT_NOTES) or is_object_list("/".join(rest))
+    is_state_file = first in _STATE_FILES or first.endswith("_HEAD") or first.startswith(_STATE_PREFIXES)
+    return (len(names) == 1 and is_state_file and first not in _GIT_NOTES) or is_object_list("/".join(names))
 
 
-def _is_object(rest: list[str]) -> bool:
-    """Return True for what is known by its name and only ever added; git-lfs and git-annex keep contents so, too."""
-    if rest[:1] == ["objects"]:
-        return len(rest) > 1 and (len(rest[1]) == 2 or rest[1] in ("pack", "info"))
-    return rest[:1] == ["lfs"] or rest[:2] == ["annex", "objects"]
+def _is_object(names: list[str]) -> bool:
+    """Return True for what is named by its content and only ever added, as by git-lfs and git-annex too."""
+    if names[:1] == ["objects"]:
+        return len(names) > 1 and (len(names[1]) == 2 or names[1] in ("pack", "info"))
+    return names[:1] == ["lfs"] or names[:2] == ["annex", "objects"]
 
 
 def _state_of_change(change: c.Change, place: str, gits: Collection[str]) -> str:
-    """Name the state that a change is a part of; that an object goes is one: nobody needs it in that state alone."""
+    """Return the state that a change is a part of; unlike its addition, the deletion of an object is one."""
     return (object_store_of(place, gits) if change.change == c.DELETED else "") or state_of_path(place, gits)
 
 
@@ -296,7 +297,7 @@ def _root_path(roots: Sequence[str], root: int) -> str:
 
 
 def _share_verdict(changes: Sequence[c.Change], roots: Sequence[str], verdict: str, what: str) -> bool:
-    """Let all of a state have the verdict of a part of it, or of an object; tell whether any more changes have it."""
+    """Give a verdict that a part or an object of a state has to all of it; return True if more changes have it now."""
     if all(change.verdict != verdict for change in changes):
         return False
     gits = git_directories(roots, changes)
@@ -305,25 +306,25 @@ def _share_verdict(changes: Sequence[c.Change], roots: Sequence[str], verdict: s
         if change.verdict == verdict:
             place = _absolute_path(roots, change.root, change.path)
             firsts[object_store_of(place, gits) or state_of_path(place, gits)] = change.path
-    more = False
+    has_more = False
     for change in changes:
         first = firsts.get(_state_of_change(change, _absolute_path(roots, change.root, change.path), gits))
         if first is not None and change.verdict == c.APPLIED:
-            more = True
+            has_more = True
             change.verdict, change.reason = verdict, f"{first} {what}, and they are one state"
-    return more
+    return has_more
 
 
 def spread_conflicts(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str = HOLD_PATH) -> bool:
-    """Let what belongs together share a conflict; tell whether any more changes are held for it."""
+    """Extend conflicts to all that must be applied with them; return True if more changes are held now."""
     conflicts = [change for change in changes if change.verdict == c.CONFLICT]
     if not conflicts:
         return False
     if on_conflict == HOLD_ALL:
-        going = [change for change in changes if change.verdict == c.APPLIED]
-        for change in going:
+        applied = [change for change in changes if change.verdict == c.APPLIED]
+        for change in applied:
             change.verdict, change.reason = c.HELD, f"{conflicts[0].path} is a conflict, and then everything is held"
-        return bool(going)
+        return bool(applied)
     has_shared = _share_verdict(changes, roots, c.CONFLICT, "changed in the project after the run began")
     return hold_moved_sources(changes) or has_shared
 
@@ -331,7 +332,7 @@ def spread_conflicts(changes: Sequence[c.Change], roots: Sequence[str], on_confl
 def hold_open_files(
     changes: Sequence[c.Change], roots: Sequence[str], busy: Mapping[tuple[int, str], str], on_conflict: str = HOLD_PATH
 ) -> None:
-    """Hold what other programs have open, with what belongs to it; `busy` are these files, with the reason for each."""
+    """Hold files that other programs have open, and the rest of their states; `busy` has a reason for each file."""
     gits = git_directories(roots, changes)
     states = {state_of_path(f"{roots[root]}/{path}", gits): path for root, path in busy}
     first = next(iter(busy))[1]
@@ -350,38 +351,38 @@ def hold_open_files(
     hold_moved_sources(changes)
 
 
-def without_conflicts(changes: Sequence[c.Change], meant: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:
-    """Return those of a run's changes that can go while its conflicts stay.
+def without_conflicts(changes: Sequence[c.Change], chosen: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:
+    """Return those of the chosen changes that can be applied while the conflicts of the run stay.
 
-    What would lie in one stays with it, so does a replaced tree that has one in it, and the rest of one state.
+    A change stays if it lies in a conflict, replaces a tree with a conflict in it, or is of one state with a conflict.
     """
     conflicts = [change for change in changes if change.verdict == c.CONFLICT]
     if not conflicts:
-        return list(meant)
+        return list(chosen)
     places = c.DirectorySet({(change.root, change.path) for change in conflicts if not c.is_directory_mode(change)})
     replaced = {(change.root, change.path) for change in changes if change.change in (c.TYPE, c.DELETED)}
     trees = replaced & {(change.root, change.within or "") for change in conflicts}
     gits = git_directories(roots, changes)
-    torn = {state_of_path(f"{roots[change.root]}/{change.path}", gits) for change in conflicts}
+    states = {state_of_path(f"{roots[change.root]}/{change.path}", gits) for change in conflicts}
     return [
         change
-        for change in meant
+        for change in chosen
         if change.verdict != c.CONFLICT
         and places.topmost(change.root, change.path) is None
         and trees.isdisjoint(((change.root, change.path), (change.root, change.within or "")))
-        and state_of_path(f"{roots[change.root]}/{change.path}", gits) not in torn
+        and state_of_path(f"{roots[change.root]}/{change.path}", gits) not in states
     ]
 
 
-# Which changes build on what an earlier run has held back, so that they can't go before it.
+# Changes that build on held changes of an earlier run, and so can't be applied before them.
 
 class HeldChanges:
-    """What waits in earlier runs: `held` are their runs' ids, the number of the root here, and the changes."""
+    """The held changes of earlier runs: each with its run's id and the number that its root has in this run."""
 
     def __init__(
         self, held: Iterable[tuple[str, int, c.Change]], roots: Sequence[str] = (), name: Callable[[str], str] = str
     ) -> None:
-        self.name = name  # what people call a run
+        self.name = name  # gives the name of a run for people, by its id
         self._roots = roots
         self._at: dict[tuple[int, str], str] = {}
         self._trees: dict[tuple[int, str], str] = {}
@@ -404,11 +405,11 @@ class HeldChanges:
     def __bool__(self) -> bool:
         return bool(self._at)
 
-    def under(self, change: c.Change) -> str | None:
-        """Return the run that a change builds on, or None.
+    def base_run_of(self, change: c.Change) -> str | None:
+        """Return the run whose held changes a change builds on, or None.
 
-        That is one that changed the path or something above it, or, where a whole directory goes, something in it; or
-        the state of the same repository.
+        That is a run that changed the path, a directory above it or, if the change removes a directory, something in
+        it; or one that changed the state of the same repository.
         """
         root, path = change.root, change.path
         if (root, path) in self._at:

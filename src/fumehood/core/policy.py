@@ -1,7 +1,7 @@
-"""The person's standing wishes, with their defaults, and the network that a command has by them.
+"""The policy: the settings that hold for every run, with their defaults; profiles; and the network of a command.
 
 Each field is a key of the configuration under the same name (`limits.memory` is `Policy.limits.memory`); the
-table in `config.py` says what it takes and means.
+table in `config.py` says which values it takes and what they mean.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# Profiles: what commands of a program get besides, above all their caches, found by the programs of a command line.
+# Profiles: what a command gets in addition because of the programs it runs, above all their caches.
 #
-# What eases (caches, limits, variables) goes to any line that names the program: a convenience and no boundary. What
-# grants, so that a command reaches more than others, needs more than a name: see service/profiles.py.
+# Harmless settings (caches, limits, variables) apply to every line that names the program: they are a convenience and
+# no boundary. Settings that let a command reach more than others need more than a name: see service/profiles.py.
 
 _HARMLESS = ("timeout", "limits.", "environment.set", "environment.drop", "mask", "rules.")
 
 
 class Profile(Value):
-    """One profile.
+    """Settings and scratch directories for the commands of some programs.
 
-    `match` has programs, maybe with words that must follow (`python* -m pip`). `scratch` has directories that the
-    program may write, each as `DIRECTORY` or `VARIABLE=DIRECTORY`, where the variable takes it elsewhere. A directory
-    begins with `/`, `~/` or a variable, `$NAME/`. `settings` are laid over the policy; `defaults` are variables for
-    those who have not set them.
+    `match` has programs, some with words that must follow (`python* -m pip`). `scratch` has directories that the
+    program may write, each as `DIRECTORY`, or as `VARIABLE=DIRECTORY` if that variable can name another directory.
+    A directory begins with `/`, `~/` or a variable, `$NAME/`. `keep` says whether they are kept for the project's next
+    commands. `settings` change the policy; `defaults` are variables for environments that don't have them.
     """
 
     match: tuple[str, ...]
@@ -40,66 +40,67 @@ class Profile(Value):
     defaults: tuple[tuple[str, str], ...] = ()
 
     @property
-    def easing(self) -> dict[str, Any]:
-        """The settings that let a command reach nothing that others don't."""
+    def harmless_settings(self) -> dict[str, Any]:
+        """The settings that give a command no access that other commands don't have."""
         return {name: value for name, value in self.settings.items() if name.startswith(_HARMLESS)}
 
     @property
-    def grants(self) -> dict[str, Any]:
-        """The settings that widen what a command may reach: all that are not known to be harmless."""
+    def widening_settings(self) -> dict[str, Any]:
+        """The settings that may give a command more access: all that are not known to be harmless."""
         return {name: value for name, value in self.settings.items() if not name.startswith(_HARMLESS)}
 
 
 def profile_from_table(table: dict[str, Any]) -> Profile:
-    """Make a profile of a person's own, from a `[[profile]]` of the configuration."""
+    """Make a profile from a `[[profile]]` table of the configuration."""
     settings = {name: value for name, value in table.items() if name not in ("match", "scratch", "keep")}
     scratch, keep = table.get("scratch", ()), table.get("keep", True)
     return Profile(match=table["match"], scratch=scratch, keep=keep, settings=settings)
 
 
 def profiles_for(profiles: Sequence[Profile], command: str | tuple[str, ...]) -> tuple[Profile, ...]:
-    """Return the profiles that a command calls for, in their order."""
+    """Return the profiles for the programs that a command runs, in their order."""
     line = command if isinstance(command, str) else " ".join(command)
-    # Most commands match nothing, and to find that out must cost nothing.
+    # Most commands match nothing; for them, the parser of command lines is not even imported.
     likely = [each for each in profiles if any(pattern.partition(" ")[0].rstrip("*") in line for pattern in each.match)]
     if not likely:
         return ()
     from fumehood.core.shell import programs
 
-    called = list(programs(command))
-    return tuple(each for each in likely if any(is_profile_for(each, words) for words in called))
+    called_programs = list(programs(command))
+    return tuple(each for each in likely if any(is_profile_for(each, words) for words in called_programs))
 
 
 def is_profile_for(profile: Profile, words: Sequence[str]) -> bool:
-    """Return True if a profile is for a program with these arguments."""
+    """Return True if a profile is for this program with these arguments."""
     name = words[0].rpartition("/")[2]
     for program, *following in map(str.split, profile.match):
+        is_program = name.startswith(program[:-1]) if program.endswith("*") else name == program
         size = len(following)
-        is_it = name.startswith(program[:-1]) if program.endswith("*") else name == program
-        if is_it and (not following or any(list(words[at : at + size]) == following for at in range(1, len(words)))):
+        starts = range(1, len(words))
+        if is_program and (not following or any(list(words[start : start + size]) == following for start in starts)):
             return True
     return False
 
 
 def default_variables(profiles: Iterable[Profile]) -> dict[str, str]:
-    """Return the variables that profiles suggest."""
+    """Return the variables that profiles set where the environment does not have them."""
     return {name: value for each in profiles for name, value in each.defaults}
 
 
-# Its cache and the project are never one file system here, so it could not make the hard links it prefers.
+# uv prefers hard links, but its cache and the project are never on one file system here.
 _UV_DEFAULTS = (("UV_LINK_MODE", "copy"),)
-# Without the host, npm would try for more than a minute before it says so.
+# Without network, npm would retry for more than a minute before it fails.
 _NPM_DEFAULTS = (
     ("npm_config_update_notifier", "false"),
     ("npm_config_fetch_retry_mintimeout", "1000"), ("npm_config_fetch_retry_maxtimeout", "5000"),
 )  # fmt: skip
-# A collection left in the background would be ended half-way with the command.
+# A garbage collection in the background would be killed half-way, when the command ends.
 _GIT_DEFAULTS = (
     ("GIT_CONFIG_COUNT", "2"),
     ("GIT_CONFIG_KEY_0", "gc.autoDetach"), ("GIT_CONFIG_VALUE_0", "false"),
     ("GIT_CONFIG_KEY_1", "maintenance.autoDetach"), ("GIT_CONFIG_VALUE_1", "false"),
 )  # fmt: skip
-# After an install, pyenv writes its own commands anew.
+# After an install, pyenv rewrites its shims.
 _PIP = "PIP_CACHE_DIR=~/.cache/pip ~/.pyenv/shims $PYENV_ROOT/shims"
 
 
@@ -107,16 +108,16 @@ def _shipped(match: str, scratch: str, defaults: tuple[tuple[str, str], ...] = (
     return Profile(match=tuple(match.split(", ")), scratch=tuple(scratch.split()), defaults=defaults)
 
 
-# What pnpm, maven, gradle and others write into a project names its place in the home: no variable moves that.
+# pnpm, maven, gradle and others write the path of their cache into the project, so no variable may move that cache.
 _ONE_TOOL_PROFILES = (
     _shipped("npm, npx", "npm_config_cache=~/.npm", _NPM_DEFAULTS),
-    # Later versions leave packages in the second, and only name them in the project.
+    # Later versions keep packages in the second directory, and the project only refers to them.
     _shipped("yarn, yarnpkg", "YARN_CACHE_FOLDER=~/.cache/yarn YARN_GLOBAL_FOLDER=~/.yarn/berry"),
     _shipped("pnpm, pnpx", "~/.local/share/pnpm/store"),
     _shipped("pip, pip3*, python* -m pip", _PIP),
     _shipped("uv, uvx", "UV_CACHE_DIR=~/.cache/uv", _UV_DEFAULTS),
-    # Where there is no registry yet, all of cargo's home is taken elsewhere; its `bin` and settings are then not
-    # needed. Never all of a cargo's home that is there: credentials and settings lie in it.
+    # Never all of an existing CARGO_HOME: credentials and settings lie in it. Where there is no registry yet, all of
+    # CARGO_HOME is moved elsewhere; its `bin` and settings are then not needed.
     _shipped(
         "cargo", "CARGO_HOME=~/.cargo/registry CARGO_HOME=$CARGO_HOME/registry ~/.cargo/git $CARGO_HOME/git"
     ),
@@ -136,13 +137,13 @@ _ONE_TOOL_PROFILES = (
     _shipped("cabal, stack", "~/.cabal/packages ~/.cabal/store ~/.stack/programs ~/.stack/snapshots"),
     _shipped("ccache", "CCACHE_DIR=~/.cache/ccache"),
     _shipped("git", "", _GIT_DEFAULTS),
-    # What runs hooks, which may be its own.
+    # What may run git hooks of pre-commit.
     _shipped(
         "pre-commit, git commit, git merge, git rebase, git push, git pull, git checkout",
         "PRE_COMMIT_HOME=~/.cache/pre-commit",
     ),
 )
-# For what may call any of the others.
+# For programs that may call any of the others.
 BUILD_TOOLS_PROFILE = Profile(
     match=("make", "gmake", "cmake", "ninja", "just", "tox", "nox", "meson"),
     scratch=tuple(dict.fromkeys(place for each in _ONE_TOOL_PROFILES for place in each.scratch)),
@@ -151,15 +152,17 @@ BUILD_TOOLS_PROFILE = Profile(
 SHIPPED_PROFILES: tuple[Profile, ...] = (*_ONE_TOOL_PROFILES, BUILD_TOOLS_PROFILE)
 
 
-PRETEND, REFUSE = "pretend", "refuse"  # what becomes of giving a file to another owner
-HIDDEN, VISIBLE = "hidden", "visible"  # the home
-NONE, HOSTS, FULL, ASK = "none", "hosts", "full", "ask"  # the network
+# The policy.
+
+PRETEND, REFUSE = "pretend", "refuse"  # `ownership`: what happens when a command gives a file to another owner
+HIDDEN, VISIBLE = "hidden", "visible"  # `home`
+NONE, HOSTS, FULL, ASK = "none", "hosts", "full", "ask"  # `network`
 EVERY_HOST = "the whole network of this machine, every host"
-ALL_PROJECTS = ""  # the name of the settings that hold for every project
+ALL_PROJECTS = ""  # stands for a project's path at the settings that hold for every project
 
 
 class Environment(Value):
-    """What a command's environment has besides, or instead of, what it inherits."""
+    """Changes to the environment that a command inherits."""
 
     keep: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
@@ -167,9 +170,9 @@ class Environment(Value):
 
 
 class Limits(Value):
-    """What one run may use: more than a build needs, less than would harm the machine. 0 is no limit.
+    """What one run may use: more than a build needs, less than would harm the machine.
 
-    For memory, 0 is three quarters of the machine's.
+    0 means no limit; for memory, three quarters of the machine's.
     """
 
     memory: int = 0
@@ -181,7 +184,7 @@ class Limits(Value):
 
 
 class Clean(Value):
-    """How long things are kept: originals of runs, daily backups, and how much of them."""
+    """How long originals of runs and daily backups are kept, and how much space they may take."""
 
     keep_days: int = 30
     backup_days: int = 7
@@ -199,14 +202,14 @@ class Rootfs(Value):
 
 
 class Sign(Value):
-    """The key that signs what leaves here, and whose keys are known."""
+    """The key that signs bundles and jobs, and the file of keys whose signatures are trusted."""
 
     key: str = ""
     signers: str = ""
 
 
 class Fleet(Value):
-    """What a worker accepts of jobs that others send."""
+    """What a worker accepts in jobs that others send."""
 
     unsigned: bool = False
     hosts: tuple[str, ...] = ()
@@ -216,14 +219,14 @@ class Fleet(Value):
 
 
 class Again(Value):
-    """When a run that conflicts with nothing but other runs is run once more."""
+    """When to run a command again whose changes conflict only with other runs."""
 
     tries: int = 3
-    within: float = 20.0  # seconds that it took
+    within: float = 20.0  # seconds: a command that took longer is not run again
 
 
 class Rules(Value):
-    """A person's own globs, which add to ours.
+    """A person's own globs of paths to hold or flag, in addition to our rules.
 
     A glob with a `/` is compared with the whole path below its root, one without with the last name,
     and one that ends in `/` means everything below; `*` also matches `/`.
@@ -234,12 +237,12 @@ class Rules(Value):
 
 
 class Policy(Value):
-    """What holds for every run that does not ask for something else."""
+    """The settings for every run that does not ask for something else."""
 
     apply: str = APPLY
     on_conflict: str = "hold-path"
     again: Again = Again()
-    checkpoint: float = 5.0  # seconds between those of a background command; 0: none
+    checkpoint: float = 5.0  # seconds between checkpoints of a background command; 0: none
     timeout: float | None = 86400
     output_limit: int = 64 << 20
     capture: str = ""
@@ -265,25 +268,25 @@ class Policy(Value):
     sign: Sign = Sign()
     fleet: Fleet = Fleet()
     skills: tuple[dict[str, Any], ...] = ()
-    in_roots: tuple[dict[str, Any], ...] = ()  # what commands in some root get besides
+    in_roots: tuple[dict[str, Any], ...] = ()  # variables for commands in certain root trees
     tools: tuple[dict[str, Any], ...] = ()  # command templates: core/tool.py
     profiles: tuple[Profile, ...] = SHIPPED_PROFILES
-    agents: tuple[dict[str, Any], ...] = ()  # a person's own words on agents; ours are in core/inside.py
+    agents: tuple[dict[str, Any], ...] = ()  # a person's `[[agent]]` tables; ours are in core/inside.py
 
-    def mode(self, asked: str | None) -> str:
-        """Return what becomes of a run's changes."""
-        mode = self.apply if asked is None else asked
+    def mode(self, requested: str | None) -> str:
+        """Return what becomes of a run's changes: as requested, or as the policy has it."""
+        mode = self.apply if requested is None else requested
         if mode not in (APPLY, HOLD, DISCARD, WHOLE):
             raise BadRequest(f"changes can't be handled by {mode!r}", hint="one of: apply, hold, discard, whole")
         return mode
 
     def variables_in(self, *names: str) -> dict[str, str]:
-        """Return the variables of commands in a root, by any of its names; those of one root over those of all."""
-        own = [each for each in self.in_roots if each["root"] in names]
-        return dict(self.environment.set) | {k: v for each in own for k, v in each.get("environment.set", ())}
+        """Return the variables for commands in a root tree with these names; they override those for all commands."""
+        tables = [each for each in self.in_roots if each["root"] in names]
+        return dict(self.environment.set) | {k: v for each in tables for k, v in each.get("environment.set", ())}
 
-    def under(self, settings: Mapping[str, Any]) -> Policy:
-        """Return this policy with settings laid over it, by field: what is a list adds, all else replaces."""
+    def with_settings(self, settings: Mapping[str, Any]) -> Policy:
+        """Return this policy with settings, given by field, applied: lists are added, other values are replaced."""
         changed: dict[str, Any] = {}
         for path, value in settings.items():
             name, _, inner = path.partition(".")
@@ -297,10 +300,10 @@ class Policy(Value):
         return self.replace(**changed)
 
 
-# What a command may reach, decided from what was asked for and what the policy says.
+# The network of a command, decided from the request and the policy.
 
 class Network(Value):
-    """One command's network: `hosts` are those it may reach, `to_ask` what a person must allow before."""
+    """One command's network: `hosts` are those it may reach, `to_ask` those that a person must allow first."""
 
     mode: str = NONE
     hosts: tuple[str, ...] = ()
@@ -309,7 +312,7 @@ class Network(Value):
 
     @property
     def is_proxied(self) -> bool:
-        """Return True if the proxy is its way out, be it that everything is refused and noted."""
+        """Whether connections go through the proxy, which may refuse all of them."""
         return self.mode == HOSTS or self.asks
 
 
@@ -317,7 +320,7 @@ OFFLINE = Network()
 
 
 def decide_network(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network:
-    """Return the network of a command that asks for a mode and for hosts; most ask for none."""
+    """Return the network of a command that requests a mode and hosts; most request none."""
     if mode == NONE and not hosts and policy.network == NONE and not policy.hosts:
         return OFFLINE
     if policy.network == FULL:
@@ -326,9 +329,9 @@ def decide_network(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network
         return Network(mode=FULL, to_ask=(EVERY_HOST,))
     from fumehood.core.hosts import Hosts, parse
 
-    granted, asked = Hosts(policy.hosts), [parse(host) for host in hosts]
-    every = tuple(dict.fromkeys([*policy.hosts, *(rule.text for rule in asked)]))
+    granted, requested = Hosts(policy.hosts), [parse(host) for host in hosts]
+    all_hosts = tuple(dict.fromkeys([*policy.hosts, *(rule.text for rule in requested)]))
     return Network(
-        mode=HOSTS if every else NONE, hosts=every, asks=policy.network == ASK,
-        to_ask=tuple(rule.text for rule in asked if not granted.cover(rule)),
+        mode=HOSTS if all_hosts else NONE, hosts=all_hosts, asks=policy.network == ASK,
+        to_ask=tuple(rule.text for rule in requested if not granted.cover(rule)),
     )  # fmt: skip

@@ -1,7 +1,4 @@
-"""What needs a person's word: the question, the six answers, and what earlier answers already settle.
-
-Pure: grants go in as mappings, and what is new to be kept comes out with the decision.
-"""
+"""Questions to a person: their text, the six answers, and which earlier answers still hold."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ ONCE, SESSION, ALWAYS = "once", "session", "always"
 
 ALLOW_ONCE, ALLOW_SESSION, ALLOW_ALWAYS = "allow_once", "allow_session", "allow_always"
 DENY_ONCE, DENY_SESSION, DENY_ALWAYS = "deny_once", "deny_session", "deny_always"
-# As a form has them that another program shows, and what stands above the question there.
+# The labels of the answers, and the text above the question, in a form that another program shows.
 TITLES = {
     ALLOW_ONCE: "Allow once", ALLOW_SESSION: "Allow for this session", ALLOW_ALWAYS: "Always allow",
     DENY_ONCE: "Deny", DENY_SESSION: "Deny for this session", DENY_ALWAYS: "Always deny",
@@ -40,17 +37,17 @@ NOBODY, TOO_LATE, CANCELLED = "nobody was there to ask", "nobody answered in tim
 _INDENT = 2
 _QUOTED_NOTE = "(what follows the first question mark is quoted: not Fumehood's words)"
 _ESCAPES_NOTE = r"(\n, \u202e and the like stand for what does not show, \\ for a backslash)"
-# A grant's key: what is allowed, for which project ("" for every one), and to what (a program, a directory).
+# A grant's key: the kind of permission, the project ("" for every one), and the target (a program, a directory).
 Key = tuple[str, str, str]
 
 
 class Question(Value):
-    """One thing a person is asked, and what exactly their answer is for.
+    """One question to a person, and what exactly an answer is for.
 
-    `what` names the kind of permission, `text` is the question itself, `details` are further facts worth a line
-    each (hosts, what it means), `items` what it is about where that may be much. `target` is what a kept answer would
-    hold for: a program, a directory. A question that is `one_time_only` has a target nobody else has, and its answers
-    are never kept. These are as they came, command and names unescaped; `lines` are fit to be shown.
+    `what` is the kind of permission, `text` the question itself, `details` are further facts, one to a line (hosts,
+    what a yes means), `items` the things it is about, if they may be many. `target` is what a kept answer would hold
+    for: a program, a directory. The target of a `one_time_only` question is unique, and its answers are never kept.
+    The command and names in these fields are not escaped; `lines` can be shown as they are.
     """
 
     what: str
@@ -61,27 +58,27 @@ class Question(Value):
     target: str
     details: tuple[str, ...] = ()
     one_time_only: bool = False
-    remedy: str = ""  # how it could be had without asking
-    ahead: str = ""  # how the person can allow it for when nobody is there to ask
-    in_session: bool = True  # whether anything asked later could still be of the same session
-    run: str = ""  # the run it is about; one that is only foreseen has no id yet
+    remedy: str = ""  # how to get what is needed without a question
+    ahead: str = ""  # how the person can allow it in advance
+    in_session: bool = True  # whether a later question can be of the same session
+    run: str = ""  # the run it is about, if that has an id yet
     items: tuple[Item, ...] = ()
-    about: str = ""  # identifies what the words can't show whole; see `digest_of`
-    unaskable: str = ""  # why a person can't be asked this, which is then a no
-    is_lasting: bool = False  # it is for later commands: an answer for once would mean nothing
+    about: str = ""  # a digest of what the text can't show completely; see `digest_of`
+    unaskable: str = ""  # why a person can't be asked this; the answer is then no
+    is_lasting: bool = False  # it is for later commands, so an answer for one time would mean nothing
 
     def worded(self, answer: str) -> str:
-        """Write an answer as a person is offered it: a yes that stays until it is taken back is not one for once."""
+        """Return an answer as it is offered to a person: without "once" if a yes holds until it is revoked."""
         return answer.removesuffix(" once") if self.is_lasting else answer
 
     @property
     def key(self) -> Key:
-        """What an answer is remembered under."""
+        """The key under which an answer is kept."""
         return self.what, self.project, self.target
 
     @property
     def wanted(self) -> str:
-        """What would have to be allowed for it not to be asked: hosts, one to a line; a path; a run."""
+        """What a person would have to allow to avoid the question: hosts, one to a line; a path; a run."""
         if self.what == NETWORK:
             return "\n".join(self.details)
         return self.about if self.what == ROOT and self.about else self.target
@@ -96,7 +93,7 @@ class Question(Value):
 
     @property
     def digest(self) -> str:
-        """Identify all that an answer is for: one to a question with another digest counts for nothing."""
+        """Identifies all that an answer is for: an answer to a question with another digest does not count."""
         kept_for = "" if self.one_time_only else self.target
         names = (f"{item.before}\0{item.name}\0{item.after}" for item in self.items)
         return digest_of(
@@ -106,19 +103,19 @@ class Question(Value):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The question as every face shows it: escaped, bounded, what is dangerous first."""
+        """The question as every face shows it: escaped, of limited length, the most dangerous first."""
         return question_lines(self)
 
     @property
     def denial(self) -> str:
-        """How a no is told."""
+        """The message for a no."""
         return f"Permission denied: {quoted(self.text.removesuffix('?'))}"
 
 
 def question_lines(question: Question, width: int = WIDTH, sign: str = "") -> tuple[str, ...]:
-    """Write a question for a window that is so many columns wide; `sign` is put before its first words."""
-    fixed, colon, own = question.text.partition(": ")
-    texts = [f"{sign}{fixed}? {quoted(own.removesuffix('?'))}" if colon else f"{sign}{quoted(question.text)}"]
+    """Return the lines of a question for a window of this width; `sign` is put before the first words."""
+    fixed, colon, foreign = question.text.partition(": ")
+    texts = [f"{sign}{fixed}? {quoted(foreign.removesuffix('?'))}" if colon else f"{sign}{quoted(question.text)}"]
     texts += [_QUOTED_NOTE] if colon else []
     if question.command not in question.text:
         texts.append(f"command: {quoted(question.command, MOST_OF_A_NAME)}")
@@ -126,14 +123,14 @@ def question_lines(question: Question, width: int = WIDTH, sign: str = "") -> tu
     texts += listed(question.items, seen_by=f"fumehood show {question.run}" if question.what == APPLY_HELD else "")
     if question.what != NETWORK or not question.items:
         texts += [quoted(each, MOST_OF_A_NAME) for each in question.details[:MOST_ITEMS]]
-    foreign = (own, question.command, question.directory, *(item.name for item in question.items))
-    texts += [_ESCAPES_NOTE] if any(quoted(each) != each for each in foreign) else []
+    foreign_texts = (foreign, question.command, question.directory, *(item.name for item in question.items))
+    texts += [_ESCAPES_NOTE] if any(quoted(each) != each for each in foreign_texts) else []
     first, *others = (wrapped(each, width - _INDENT * (number > 0)) for number, each in enumerate(texts))
     return (*first, *(f"{' ' * _INDENT}{line}" for each in others for line in each))
 
 
 def digest_of(*parts: str) -> str:
-    """Return what tells these texts from all others."""
+    """Return a digest of several texts."""
     from hashlib import sha256
 
     encoded = (part.encode("utf-8", "surrogateescape") for part in parts)
@@ -143,9 +140,9 @@ def digest_of(*parts: str) -> str:
 def network_question(
     command: str, directory: str, project: str, run: str, details: tuple[str, ...] = (), roots: tuple[str, ...] = ()
 ) -> Question:
-    """Ask for the network: every time anew, so the run's own id is the target.
+    """Return the question for network access; it is asked for each run, so the target is the run's id.
 
-    More hosts than a person can judge at once are not asked for: among decoys, the one that matters would be missed.
+    A request for more hosts than a person can judge at once is not asked: a dangerous host could hide among them.
     """
     named = ", ".join(f'"{host}"' for host in details[:MOST_ITEMS])
     setting = f'network = "{FULL}"' if details == (EVERY_HOST,) else f"hosts = [{named}]"
@@ -163,7 +160,7 @@ def network_question(
 
 
 def _host_item(text: str) -> Item:
-    """Say what a host is, in the form in which it is compared: letters of other alphabets look like ours."""
+    """Return a host as an item, in the form in which it is compared: letters of other alphabets look like ours."""
     from fumehood.core.hosts import LOOPBACK_NAMES, parse, special
 
     try:
@@ -176,7 +173,7 @@ def _host_item(text: str) -> Item:
     if rule.name in LOOPBACK_NAMES or (rule.network is not None and rule.network.is_loopback):
         return Item(name=name, kind=("port of this machine",) * 2, danger=0, after="this machine itself")
     if rule.network is not None:
-        # A name that leads to one that is not public would be refused: a cloud gives out its keys at such a one.
+        # A name that resolves to such an address is refused: clouds give out keys at addresses that are not public.
         kind = special(rule.network.network_address)
         what = f"not public: {kind}" if kind else "an address, not a name"
         return Item(name=name, kind=("address", "addresses"), danger=1, after=what)
@@ -189,17 +186,17 @@ def unsandboxed_question(
     command: str, directory: str, project: str, run: str, program: str | None, details: tuple[str, ...] = (),
     roots: tuple[str, ...] = (),
 ) -> Question:  # fmt: skip
-    """Ask to run without a sandbox; only a simple command has a program that an answer may be kept for."""
-    kept = (f"an answer that is kept is for {program}, with any arguments",) if program else ()
+    """Return the question to run without a sandbox; `program` is None unless the answer may be kept for a program."""
+    kept_for = (f"an answer that is kept is for {program}, with any arguments",) if program else ()
     return Question(
         what=UNSANDBOXED, text=f"Run command without a sandbox: {command}?", command=command, directory=directory,
-        project=project, target=program or run, details=(*details, *kept), one_time_only=program is None, run=run,
+        project=project, target=program or run, details=(*details, *kept_for), one_time_only=program is None, run=run,
         remedy="fumehood doctor says what a sandbox needs here", about=digest_of(*roots),
     )  # fmt: skip
 
 
 def root_question(path: str, project: str, link: str | None = None) -> Question:
-    """Ask to let a project's commands write another directory; `link` is the symlink that leads there."""
+    """Return the question to let a project's commands write another directory; `link` is a symlink that leads there."""
     if link is None:
         text, what = f"Let commands write another directory: {path}?", ROOT
     else:
@@ -212,7 +209,7 @@ def root_question(path: str, project: str, link: str | None = None) -> Question:
 
 
 def write_question(path: str, command: str, directory: str, project: str, run: str) -> Question:
-    """Ask to let one command write a directory that its project has not."""
+    """Return the question to let one command write a directory that is not a root of its project."""
     return Question(
         what=ROOT, text=f"Let one command write another directory: {path}?", command=command, directory=directory,
         project=project, target=run, run=run, one_time_only=True, details=("for this run only",), about=path,
@@ -221,17 +218,17 @@ def write_question(path: str, command: str, directory: str, project: str, run: s
 
 
 def _command_to_allow(words: str, project: str, what: str) -> str:
-    """Return the line by which a person allows something themselves, whatever project they are in."""
+    """Return the command by which a person can allow something, from any directory."""
     return f"to allow it, at a terminal: fumehood {words} {word(what)} --project {word(project)}"
 
 
 def reason_lines(reason: str) -> tuple[str, ...]:
-    """Return an agent's own words for why it asks, as a line of a question."""
+    """Return an agent's reason as details of a question."""
     return (f"the agent says: {reason}",) if reason.strip() else ()
 
 
 def host_question(host: str, project: str, reason: str = "") -> Question:
-    """Ask to let later commands reach a host."""
+    """Return the question to let later commands reach a host."""
     return Question(
         what=HOST, text=f"Let an agent's commands reach a host: {host}?", command="", directory=project,
         project=project, target=host, items=(_host_item(host),), details=reason_lines(reason), is_lasting=True,
@@ -240,7 +237,7 @@ def host_question(host: str, project: str, reason: str = "") -> Question:
 
 
 def show_question(path: str, project: str, reason: str = "") -> Question:
-    """Ask to let later commands see a path of the home."""
+    """Return the question to let later commands read a path of the home."""
     return Question(
         what=SHOW, text=f"Let an agent's commands read a path of your home: {path}?", command="", directory=project,
         project=project, target=path, details=reason_lines(reason), is_lasting=True,
@@ -249,7 +246,7 @@ def show_question(path: str, project: str, reason: str = "") -> Question:
 
 
 class Decision(Value):
-    """A yes or a no: `answer` is the person's own word, empty where an earlier one settled it."""
+    """A yes or a no; `answer` is the person's answer, or "" if an earlier answer or nobody decided it."""
 
     allowed: bool
     answer: str = ""
@@ -257,34 +254,34 @@ class Decision(Value):
 
     @property
     def text(self) -> str:
-        """What was said, in words for the record."""
+        """The decision in words, for the record."""
         answer = self.answer.replace("_", " ")
         return f"{answer} ({self.reason})" if answer and self.reason else answer or self.reason
 
 
 def earlier_answer(question: Question, session: Mapping[Key, str], kept: Mapping[Key, str]) -> str:
-    """Return what earlier answers say: allow, deny, or ask. The session's come before those that were kept."""
+    """Return what earlier answers say: allow, deny, or ask. Answers for the session come before kept ones."""
     earlier = session.get(question.key) or kept.get(question.key) or ASK
     return ASK if question.one_time_only else earlier
 
 
 def answer_scope(answer: str) -> str:
-    """How long an answer holds: once, session or always."""
+    """Return how long an answer holds: once, session or always."""
     return answer.partition("_")[2]
 
 
 def answer_verdict(answer: str) -> str:
-    """What an answer says: allow or deny."""
+    """Return what an answer says: allow or deny."""
     return answer.partition("_")[0]
 
 
 def parse_answer(question: Question, answer: object) -> str:
-    """Take an answer as it was given for one of the six; nothing at all is a no.
+    """Return one of the six answers for an answer from outside; None is a no.
 
-    One that would last longer than the question allows holds once.
+    An answer that lasts longer than the question allows holds once.
     """
     if answer is None or isinstance(answer, bool):
-        return question.options[0] if answer else DENY_ONCE  # what allows least
+        return question.options[0] if answer else DENY_ONCE  # True: the option that allows least
     if not isinstance(answer, str) or answer not in (ALLOW, DENY, *ANSWERS):
         raise BadRequest(f"{answer!r} is not an answer to a question", hint=f"one of: {', '.join(ANSWERS)}")
     if answer in question.options:
@@ -292,9 +289,9 @@ def parse_answer(question: Question, answer: object) -> str:
     return question.options[0] if answer_verdict(answer) == ALLOW else DENY_ONCE
 
 
-# What a person is asked about held changes: which they are, in order of danger, and what identifies exactly these.
+# The question about held changes: its items in order of danger, and a digest of exactly these changes.
 
-# How dangerous a flag is, and what such changes are counted as. One that is not here is taken for the worst.
+# For each flag, how dangerous it is (0 is the worst), and the words by which such changes are counted.
 _RUN_BY_GIT = 0, ("file that git acts on", "files that git acts on")
 _LINK = 3, ("link out of the project", "links out of the project")
 _BUILD = 4, ("file that runs in a build or a start", "files that run in a build or a start")
@@ -317,10 +314,10 @@ _UNKNOWN = 0, ("change that may run by itself", "changes that may run by themsel
 
 
 def held_digest(run: Run, changes: Sequence[c.Change]) -> str:
-    """Identify held changes: those of this run, at these places, with these reasons and these versions of each."""
+    """Return a digest of held changes: the run, their paths, reasons and versions."""
     identities = []
     for change in changes:
-        # Without how many names a file has: a person may give it another, and it is the same version.
+        # Without the number of hard links: a person may add one, and it is still the same version.
         before, after = (
             "" if stamp is None else stamp.text().rpartition(" ")[0] for stamp in (change.before, change.after)
         )
@@ -330,7 +327,7 @@ def held_digest(run: Run, changes: Sequence[c.Change]) -> str:
 
 
 def held_item(run: Run, change: c.Change) -> Item:
-    """Say what one held change is, and how dangerous."""
+    """Return a held change as an item of a question."""
     flags = [flag.partition(":")[0] for flag in change.flags]
     rated = [_FLAGS.get(flag, _RUN_BY_GIT if flag.startswith("git-") else _UNKNOWN) for flag in flags]
     danger, kind = min(rated, default=_OTHER)
@@ -340,12 +337,12 @@ def held_item(run: Run, change: c.Change) -> Item:
 
 
 def changes_waiting(run: Run) -> list[c.Change]:
-    """Return the changes of a run that wait for a person."""
+    """Return the changes of a run that wait for a person's decision."""
     return [change for change in run.changed if change.verdict in c.WAITING]
 
 
 def apply_question(run: Run) -> Question:
-    """Ask whether to apply all that a run holds; a yes is for exactly the changes it holds now."""
+    """Return the question to apply all that a run holds; a yes is for exactly the changes that it holds now."""
     held = [change for change in run.changed if change.verdict == c.HELD]
     conflicts = len(changes_waiting(run)) - len(held)
     stay = "stays as it is" if conflicts == 1 else "stay as they are"

@@ -1,12 +1,12 @@
-"""What is told about a run: to programs as an object, to a model as one text.
+"""The report of a run: an object for programs, one text for a model.
 
-The text shows all that is in it: a model reads letters that no person sees, and takes a terminal's sequences for text
-that is not there, so whatever is invisible is written as an escape.
+The text has nothing invisible in it: a model reads letters that no person sees, and is misled by a terminal's control
+sequences, so both are written as escapes.
 
-A command can print whatever we would say. So our part of the text begins with a line that holds the mark, letters that
-the model was told and no command can know; all before it is the command's. Where a command prints the mark, which
-takes somebody who told it, something else is shown. Inside our part, names and other people's words are escaped, short,
-and in quotes where they could go on with our sentence.
+A command can print anything that we could say. So our part of the text begins with a line that holds the mark: letters
+that the model was told and that no command can know. All before that line was printed by the command. If a command
+learns the mark and prints it, something else is shown in its place. In our part, names and other people's words are
+escaped, shortened, and quoted if they could continue our sentence.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
     from fumehood.errors import FumehoodError
 
-QUOTED = 300  # characters of somebody else's text that a sentence of ours repeats
+QUOTED = 300  # the most characters of somebody else's text in one sentence of ours
 _IN_NAMES = frozenset("@%+=:,./-_~")
-NO_OUTPUT = "(no output)"  # what a model reads where there is nothing else to tell
-REDO = "redo"  # begins the command of an undo that takes an undo back
-UNDONE_BY = "undone by run "  # begins the reason of a change that an undo of some paths took back
+NO_OUTPUT = "(no output)"  # the text for a model if there is nothing to report
+REDO = "redo"  # the first word of the recorded command of a redo
+UNDONE_BY = "undone by run "  # begins the reason of a change that a partial undo took back
 IN_PART = "undone in part"  # the reason of a run with such changes
 
 
 def printable(text: str) -> str:
-    """Write a name so that no letter of it reaches a terminal or a log as more, or less, than a letter."""
+    """Return a name with everything escaped that a terminal or a log would hide or obey."""
     if text.isascii() and text.isprintable():
         return text
     from fumehood.core.wording import escaped
@@ -39,33 +39,33 @@ def printable(text: str) -> str:
 
 
 def path_in_list(path: str) -> str:
-    """Write a path in a list: as it is typed, where a blank at an end of it would not be seen."""
+    """Return a path for a list: quoted if it begins or ends with a blank, which nobody would see."""
     return printable(path) if path.strip(" ") == path else shell_path(path)
 
 
 def run_label(run: Run) -> str:
-    """Call a run in a sentence; what a draft holds has the draft's name."""
+    """Return how to call a run in a sentence: "run 3", or the draft whose changes it holds."""
     return run.name if run.name.startswith("draft ") else f"run {run.name}"
 
 
 def show_command(run: Run) -> str:
-    """Return the line that shows everything about a run, or a draft."""
+    """Return the command that shows everything about a run or a draft."""
     return f"fumehood draft show {run.name[6:]}" if run.name.startswith("draft ") else f"fumehood show {run.name}"
 
 
 def how_many(count: int, one: str, many: str = "") -> str:
-    """Write how many there are of something: 1 run, 3 runs."""
+    """Return a count with its noun: 1 run, 3 runs."""
     return f"{count} {one if count == 1 else many or f'{one}s'}"
 
 
 def first_names(names: Sequence[str], most: int, between: str = ", ") -> str:
-    """Name the first of several, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more
 
 
 def shell_path(path: str) -> str:
-    """Write a path as a person can type it, in a line of ours: no option, and one word of the shell."""
+    """Return a path as a person can type it in a shell: one word, and never an option."""
     from fumehood.core.request import shell_quote
 
     path = f"./{path}" if path.startswith("-") else path
@@ -76,7 +76,7 @@ def shell_path(path: str) -> str:
 
 
 class ReportedChange(Value):
-    """One path's difference, as told to others."""
+    """One path's difference, as reported to users."""
 
     path: str
     root: str
@@ -88,7 +88,7 @@ class ReportedChange(Value):
 
 
 class Blocked(Value):
-    """Something the command was refused, and how a person can allow it."""
+    """Something that the command was refused, and how a person can allow it."""
 
     what: str
     detail: str
@@ -96,12 +96,12 @@ class Blocked(Value):
 
     @property
     def headline(self) -> str:
-        """The first words about it."""
+        """The words that the line begins with."""
         return _HEADLINES.get(self.what, f"blocked {self.what}")
 
     @property
     def line(self) -> str:
-        """All of it in one line, for people and models."""
+        """One line for people and models."""
         hint = f". {shorten(self.hint)}" if self.hint else ""
         return f"{printable(self.headline)}: {quote_name(self.detail)}{hint}"
 
@@ -116,11 +116,11 @@ _HEADLINES = {
 }  # fmt: skip
 
 
-# What is told when a run reaches one of its limits (`core/policy.py` has them).
+# Limits that a run reached (`core/policy.py` has their values).
 
 MEMORY, PROCESSES, CPU, FILES, FILE_SIZE, WRITTEN = "memory", "processes", "cpu", "files", "file_size", "written"
 OUTPUT, TIME = "output", "time"
-# What the end of a run needs of the disk that holds our state: journal, report, places for what is held.
+# What the end of a run needs of the disk with our state: the journal, the report, directories of held changes.
 END_BYTES, END_ENTRIES = 2 << 20, 256
 _UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 _TIMES = (("day", 86_400), ("hour", 3_600), ("minute", 60))
@@ -134,7 +134,7 @@ _KEYS = {OUTPUT: "output_limit", TIME: "timeout"}
 
 
 def limit_reached(name: str, amount: float) -> Blocked:
-    """Tell that a limit was reached, what that did, and where it is set."""
+    """Return the report of a limit that was reached: what happened then, and where the limit is set."""
     key = _KEYS.get(name, f"limits.{name}")
     return Blocked(
         what="limit", detail=f"{name.replace('_', ' ')}: {format_amount(name, amount)}",
@@ -142,32 +142,32 @@ def limit_reached(name: str, amount: float) -> Blocked:
     )  # fmt: skip
 
 
-def disk_full(has: str) -> Blocked:
-    """Tell that a run was ended because it would have taken the last that the disk has on which its layers are."""
+def disk_full(free: str) -> Blocked:
+    """Return the report of a run that was ended because it had almost filled the disk with its layers."""
     hint = f"{_ENDED}; fumehood clean frees what is no longer needed"
-    return Blocked(what="limit", detail=f"written: the disk has {has}", hint=hint)
+    return Blocked(what="limit", detail=f"written: the disk has {free}", hint=hint)
 
 
 def machine_full(left: int) -> Blocked:
-    """Tell that a run was ended because the machine's memory came to its end, whoever had taken it."""
+    """Return the report of a run that was ended because the machine had no memory left, whoever had used it."""
     hint = f"{_ENDED}; close other programs, or run fewer commands at once"
     return Blocked(what="limit", detail=f"memory: the machine has only {format_size(left)} left", hint=hint)
 
 
 def is_limit(blocked: Blocked, name: str) -> bool:
-    """Return True if it was this limit."""
+    """Return True if this reports the limit of this name."""
     return blocked.what == "limit" and blocked.detail.startswith(f"{name.replace('_', ' ')}:")
 
 
 def format_amount(name: str, amount: float) -> str:
-    """Write a limit's amount as a person says it."""
+    """Return a limit's amount with its unit."""
     if name in _SIZES:
         return format_size(int(amount))
     return format_time(amount) if name in (CPU, TIME) else str(int(amount))
 
 
 def format_time(seconds: float) -> str:
-    """Write a time in the largest unit that leaves a whole number."""
+    """Return a time in the largest unit that gives a whole number."""
     for unit, factor in _TIMES:
         if seconds >= factor and seconds % factor == 0:
             return f"{seconds / factor:g} {unit}{'' if seconds == factor else 's'}"
@@ -175,18 +175,18 @@ def format_time(seconds: float) -> str:
 
 
 def format_size(size: int) -> str:
-    """Write a number of bytes in the largest unit that keeps it above one."""
+    """Return a number of bytes in the largest unit that gives 1 or more."""
     for unit, factor in _UNITS:
         if size >= factor:
             return f"{size / factor:.1f} {unit}".replace(".0 ", " ")
     return f"{size} bytes"
 
 
-STOPPED = "stopped"  # not a limit: a person, or the agent itself, asked for its end
+STOPPED = "stopped"  # not by a limit: a person or the agent asked for it
 
 
 def stopped_by_request() -> Blocked:
-    """Tell that a command was ended because somebody asked for it."""
+    """Return the report of a command that `fumehood stop` ended."""
     hint = "if it wrote anything since it was last settled, that is held"
     return Blocked(what=STOPPED, detail="fumehood stop", hint=hint)
 
@@ -195,10 +195,10 @@ def early_end_reason(
     *, limit: str = "", signals: Sequence[str] = (), is_cancelled: bool = False, is_timed_out: bool = False,
     is_stopped: bool = False,
 ) -> str:  # fmt: skip
-    """Say what ended a command before its own end, so that its changes are held; nothing where they are taken as asked.
+    """Return why a command ended early, so that its changes must be held; "" if it ended by itself.
 
-    Half of what a command does can be worse than none of it, and whoever asked for it has not seen what came of it. A
-    person who ends one with Ctrl-C at their terminal has: that is none of these `signals`.
+    Half of a command's changes can be worse than none, and nobody has seen yet what they are. A person who presses
+    Ctrl-C at their terminal has seen it: that signal is not in `signals`.
     """
     if is_stopped:
         return "ended by fumehood stop"
@@ -211,7 +211,7 @@ def early_end_reason(
     return "ended by the time limit" if is_timed_out else ""
 
 
-# Every connection that a command made or was refused: the audit trail of its network.
+# Connections: the audit trail of a command's network.
 
 CONNECT, HTTP, SOCKS5, FORWARD = "connect", "http", "socks5", "forward"
 NOT_GRANTED, SAID_NO = "this host was not granted", "a person was asked and said no"
@@ -220,14 +220,14 @@ UNANSWERED = "it had not answered when the command ended"
 
 
 class Connection(Value):
-    """One connection, or several of one kind: with whom, how much went both ways, and whether it was allowed."""
+    """One connection, or several of one kind, that a command made or was refused."""
 
     host: str
     port: int
     protocol: str
     allowed: bool
     reason: str = ""
-    address: str = ""  # where it really went
+    address: str = ""  # the IP address that it went to
     started_at: float = 0.0
     duration_s: float = 0.0
     sent: int = 0  # by the command
@@ -236,12 +236,12 @@ class Connection(Value):
 
 
 class Run:
-    """One command from request to report; every field of the contract is an attribute."""
+    """One command from request to report; every field of its JSON is an attribute."""
 
     def __init__(self, **fields: Any) -> None:
         self.run: str = fields.pop("run")
         self.number: int = fields.pop("number", 0)  # in its project; 0: not recorded
-        self.name: str = fields.pop("name", self.run)  # what to call it: its number, where that tells it from others
+        self.name: str = fields.pop("name", self.run)  # what to call it: its number if that is unique, else its id
         self.project: str = fields.pop("project")
         self.command: str = fields.pop("command")
         self.cwd: str = fields.pop("cwd")
@@ -256,7 +256,7 @@ class Run:
         self.duration_s: float = fields.pop("duration_s", 0.0)
         self.stdout: str = fields.pop("stdout", "")
         self.stderr: str = fields.pop("stderr", "")
-        self.one_stream: bool = fields.pop("one_stream", False)  # all that was printed, in order, is in `stdout`
+        self.one_stream: bool = fields.pop("one_stream", False)  # `stdout` has both streams, in order
         self.output_truncated: bool = fields.pop("output_truncated", False)
         self.blocked: tuple[Blocked, ...] = fields.pop("blocked", ())
         self.started_at: float = fields.pop("started_at", 0.0)
@@ -270,16 +270,16 @@ class Run:
         self.session: str | None = fields.pop("session", None)
         self.draft: int | None = fields.pop("draft", None)  # the number of the draft that it belongs to
         self.draft_name: str | None = fields.pop("draft_name", None)
-        self.ended_in = ""  # the directory where a command of a session left its shell
+        self.ended_in = ""  # the shell's last directory, for a command of a session
         self.below: tuple[str, ...] = fields.pop("below", ())  # held runs that the command saw, the latest first
-        self.mark = ""  # what sets our words apart from the command's, known to whoever reads `for_model`
+        self.mark = ""  # tells our words from the command's; known to the reader of `for_model`
         self._changed: Sequence[Change] | Callable[[], Sequence[Change]] = fields.pop("changed", ())
         if fields:
             raise TypeError(f"a run has no {', '.join(fields)}")
 
     @property
     def changed(self) -> Sequence[Change]:
-        """The changes as they are judged and applied; those of an old run are read when they are asked for."""
+        """The changes as they were judged and applied; those of a recorded run are read on first use."""
         if callable(self._changed):
             self._changed = self._changed()
         return self._changed
@@ -290,7 +290,7 @@ class Run:
 
     @property
     def connections(self) -> Sequence[Connection]:
-        """Every connection that the command made or was refused; those of an old run are read when asked for."""
+        """Every connection that the command made or was refused; those of a recorded run are read on first use."""
         if callable(self._connections):
             self._connections = self._connections()
         return self._connections
@@ -301,17 +301,17 @@ class Run:
 
     @property
     def new_connections(self) -> Sequence[Connection]:
-        """Those that are not recorded yet: what came from the record is left there."""
+        """The connections that are not recorded yet."""
         return () if callable(self._connections) else self._connections
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all of it for pickling, also what was not read yet: whoever unpickles it may have no records."""
+        """Return the whole state for pickling; reads what was not read yet, because the reader may have no records."""
         lazy = {name: value() for name, value in self.__dict__.items() if callable(value)}
         return {**self.__dict__, **lazy}
 
     def __copy__(self) -> Run:
         copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)  # what was not read yet is left in the record
+        copied.__dict__.update(self.__dict__)  # this reads nothing from the record
         return copied
 
     @property
@@ -321,7 +321,7 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """What became of it, in people's words: an undo takes back what others apply."""
+        """What became of the run, in words for people: an undo is not "applied" but "taken back"."""
         if self.state == "applied" and self.reason == IN_PART:
             return IN_PART
         if self.act != "undo" or self.state != "applied":
@@ -339,7 +339,7 @@ class Run:
         return tuple(ReportedChange(**each | {"flags": tuple(each["flags"])}) for each in self.fields_of(self.changed))
 
     def fields_of(self, changes: Iterable[Change]) -> list[dict[str, Any]]:
-        """Return changes of this run as objects of the contract."""
+        """Return changes of this run as objects for JSON."""
         return [
             {
                 "path": change.path, "root": self.roots[change.root], "change": change.change, "kind": change.kind,
@@ -349,7 +349,7 @@ class Run:
         ]  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the object of the contract."""
+        """Return the run as an object for JSON."""
         return {
             "run": self.run, "number": self.number, "project": self.project, "command": self.command, "cwd": self.cwd,
             "state": self.state, "reason": self.reason, "exit_code": self.exit_code,
@@ -364,9 +364,9 @@ class Run:
         }  # fmt: skip
 
     def for_model(self, mark: str = "") -> str:
-        """Return the run as the one string that a model gets.
+        """Return the run as one text for a model.
 
-        Our part begins with a line that holds the mark: that of the `Sandbox`, unless another is given.
+        Our part begins with a line that holds the mark of the `Sandbox`, or the given one.
         """
         mark = mark or self.mark
         return append_report(output_for_model(self.output, mark), _report_lines(self), mark) or NO_OUTPUT
@@ -376,7 +376,7 @@ class Run:
 
 
 def pick_fields(run: Run, names: str) -> dict[str, Any]:
-    """Return some fields of a run, by their names, for programs."""
+    """Return the named fields of a run; names are separated by blanks."""
     return {name: getattr(run, name) for name in names.split()}
 
 
@@ -387,24 +387,24 @@ def join_streams(stdout: str, stderr: str) -> str:
 
 
 def shorten(text: str) -> str:
-    """Write somebody else's text, or a sentence that holds some, printable and not too long."""
+    """Return somebody else's text, or a sentence that holds some, escaped and cut in the middle."""
     text = printable(text)
     half = (QUOTED - 1) // 2
     return text if len(text) <= QUOTED else f"{text[:half]}…{text[-half:]}"
 
 
 def quote_name(text: str) -> str:
-    """Write somebody else's text inside a sentence of ours, in quotes where it could end it or go on with it."""
+    """Return somebody else's text for a sentence of ours, in quotes if it could end or continue the sentence."""
     if text and all(letter.isalnum() or letter in _IN_NAMES for letter in text):
         return shorten(text)
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{shorten(escaped)}"'
 
 
-# Many changes in few lines: what waits for a person first, the rare before the many, what is alike by directory.
+# Many changes in few lines: what waits for a person comes first, and similar changes share a line by directory.
 
 class SummaryLine(Value):
-    """What one line tells of: a change, or several that are alike in a directory, whose path then ends with `/`."""
+    """A change, or several similar ones in a directory; the path then ends with `/`."""
 
     change: Change
     path: str
@@ -412,24 +412,24 @@ class SummaryLine(Value):
 
 
 def summary_lines(changes: Sequence[Change], most: int) -> tuple[list[SummaryLine], dict[str, int]]:
-    """Return at most so many lines, and what they leave out, counted by kind.
+    """Return at most `most` lines, and the counts by kind of the changes that they leave out.
 
-    Nothing is left out but where more kinds of changes (with their reasons) than lines are there.
+    Changes are only left out if there are more groups of similar changes than lines.
     """
-    alike = _group_alike(changes)
+    groups = _group_alike(changes)
     if len(changes) <= most:
-        return [line for group in alike for line in _line_for_each(group)], {}
+        return [line for group in groups for line in _line_for_each(group)], {}
     lines: list[SummaryLine] = []
-    for number, group in enumerate(alike):
+    for number, group in enumerate(groups):
         if len(lines) >= most:
-            return lines, counts_by_kind(change for rest in alike[number:] for change in rest)
-        room = max(1, (most - len(lines)) // (len(alike) - number))
+            return lines, counts_by_kind(change for left_out in groups[number:] for change in left_out)
+        room = max(1, (most - len(lines)) // (len(groups) - number))
         lines += _lines_by_directory(group, room)
     return lines, {}
 
 
 def most_important(changes: Sequence[Change], most: int) -> tuple[list[Change], dict[str, int]]:
-    """Return at most so many changes, those first that a reader must see, and the others counted by kind."""
+    """Return at most `most` changes, the most important first, and the counts by kind of the others."""
     if len(changes) <= most:
         return list(changes), {}
     ordered = [change for group in _group_alike(changes) for change in group]
@@ -437,7 +437,7 @@ def most_important(changes: Sequence[Change], most: int) -> tuple[list[Change], 
 
 
 def counts_by_kind(changes: Iterable[Change]) -> dict[str, int]:
-    """Count changes by what was done, and by what became of it where that is not that it was applied."""
+    """Count changes by kind, and by verdict if they were not applied."""
     counts: dict[str, int] = {}
     for change in changes:
         kind = change.change if change.verdict == APPLIED else f"{change.change}, {change.verdict}"
@@ -446,7 +446,7 @@ def counts_by_kind(changes: Iterable[Change]) -> dict[str, int]:
 
 
 def _group_alike(changes: Sequence[Change]) -> list[list[Change]]:
-    """Put together what differs by its path alone; groups that a reader must see first, of these the smallest."""
+    """Group changes that differ only in their path: the most important groups first, then the smallest."""
     groups: dict[tuple[object, ...], list[Change]] = {}
     for change in changes:
         if change.verdict not in (APPLIED, DISCARDED):
@@ -461,7 +461,7 @@ def _group_alike(changes: Sequence[Change]) -> list[list[Change]]:
 
 
 def _line_for_each(group: Sequence[Change]) -> list[SummaryLine]:
-    """Tell changes that are alike one by one, but git's objects, whose names say nothing, by their repository."""
+    """Return a line for each change of a group, but only one for the git objects of each repository."""
     from fumehood.core.judge import object_store_of
 
     def place(change: Change) -> str:
@@ -472,7 +472,7 @@ def _line_for_each(group: Sequence[Change]) -> list[SummaryLine]:
 
 
 def _lines_by_directory(group: Sequence[Change], most: int) -> list[SummaryLine]:
-    """Tell changes that are alike by the deepest directories that are few enough."""
+    """Return lines for a group by directory, as deep as `most` lines allow."""
     if len(group) <= most:
         return _line_for_each(group)
     from bisect import bisect_right
@@ -485,24 +485,24 @@ def _lines_by_directory(group: Sequence[Change], most: int) -> list[SummaryLine]
         return _lines_by_place(group, place)
 
     deepest = max(change.path.count("/") for change in group)
-    # The deeper, the more lines there are: however deep it is, few depths are tried.
+    # Deeper directories give more lines, so a binary search finds the depth.
     return at_depth(bisect_right(range(1, deepest + 1), most, key=lambda depth: len(at_depth(depth))))
 
 
 def _lines_by_place(group: Sequence[Change], place: Callable[[Change], str]) -> list[SummaryLine]:
-    """Tell changes that have one place in one line; of a single one, its own path."""
-    places: dict[str, list[Change]] = {}
+    """Return a line for each place of a group's changes; a place with a single change gets that change's path."""
+    by_place: dict[str, list[Change]] = {}
     for change in group:
-        places.setdefault(place(change), []).append(change)
+        by_place.setdefault(place(change), []).append(change)
     return [
-        SummaryLine(change=alike[0], path=path if len(alike) > 1 else alike[0].path, count=len(alike))
-        for path, alike in places.items()
+        SummaryLine(change=same[0], path=path if len(same) > 1 else same[0].path, count=len(same))
+        for path, same in by_place.items()
     ]
 
 
-# A run as one text for a model: what the command printed, then our own words, set apart by the mark.
+# A run as one text for a model: what the command printed, then our report, after a line with the mark.
 
-MODEL_OUTPUT = 30_000  # characters of output that a model is shown
+MODEL_OUTPUT = 30_000  # the most characters of output in it
 NOTHING_RAN = "nothing ran"
 _MOST_CHANGES = 60
 _MOST_DELETIONS = 400
@@ -510,25 +510,28 @@ _MOST_BLOCKED = 30
 
 
 def mark_line(mark: str) -> str:
-    """Return the line that our part begins with, and that each line of ours begins with where streams are mixed."""
+    """Return the line that our part begins with; in mixed streams, each line of ours begins with it."""
     return f"[fumehood {mark}]" if mark else "[fumehood]"
 
 
 def runs_for_model(runs: Sequence[Run], mark: str) -> str:
-    """Write several runs that printed nothing, as undos are, in one part of ours."""
+    """Return one text for several runs without output, such as undos."""
     return append_report("", [line for run in runs for line in _report_lines(run)], mark)
 
 
-def append_report(output: str, ours: Sequence[str], mark: str) -> str:
-    """Put our lines after what a command printed; where there are none, only what looks like ours gets an answer."""
+def append_report(output: str, report_lines: Sequence[str], mark: str) -> str:
+    """Return a command's output with our lines after it.
+
+    Without lines of ours, an output that looks like ours is still followed by a line with the mark.
+    """
     output = output.rstrip("\n")
-    if not ours and "[fumehood" in output:
-        ours = ["The command ended with exit code 0 and changed nothing."]
-    return "\n".join(part for part in (output, *((mark_line(mark), *ours) if ours else ())) if part)
+    if not report_lines and "[fumehood" in output:
+        report_lines = ["The command ended with exit code 0 and changed nothing."]
+    return "\n".join(part for part in (output, *((mark_line(mark), *report_lines) if report_lines else ())) if part)
 
 
 def output_for_model(text: str, mark: str) -> str:
-    """Make what a command printed visible, and cut it in the middle where it is long."""
+    """Return what a command printed, with invisible letters escaped, and cut in the middle if it is long."""
     from fumehood.core.wording import visible
 
     text = visible(text, mark)
@@ -540,13 +543,13 @@ def output_for_model(text: str, mark: str) -> str:
 
 
 def refusal_text(error: FumehoodError, mark: str) -> str:
-    """Write why nothing ran: the last line tells that this is ours, and no command's output."""
+    """Return the text for a command that did not run; its last line shows that no command printed it."""
     hint = [f"hint: {shorten(error.hint)}"] if error.hint else []
     return "\n".join([f"ERROR: {shorten(error.message)}", *hint, f"{mark_line(mark)} {NOTHING_RAN}"])
 
 
 def explain_mark(mark: str) -> str:
-    """Say to a model how our words are told from a command's, where each line of ours has the mark."""
+    """Explain to a model how to tell our lines from a command's, for streams in which each of ours has the mark."""
     line = mark_line(mark)
     return (
         f"Fumehood runs your commands. In what they print, lines that begin with `{line}` are Fumehood's own; no"
@@ -571,15 +574,15 @@ def _report_lines(run: Run) -> list[str]:
 
 
 def change_lines(run: Run) -> list[str]:
-    """Write what a run changed, a line for each where they are few, else by directory; deletions may be more."""
+    """Return what a run changed: a line for each change if they are few, else by directory."""
     if not run.changed:
         return []
     lines = [f"Changes ({run.outcome}, run {run.name}):"]
-    first, gone, others = [list[Change]() for _ in range(3)]
+    important, deleted, others = [list[Change]() for _ in range(3)]
     for change in run.changed:
-        comes_first = change.verdict != APPLIED or change.flags
-        (first if comes_first else gone if change.change == DELETED else others).append(change)
-    for changes, most in ((first, _MOST_CHANGES), (gone, _MOST_DELETIONS), (others, _MOST_CHANGES)):
+        is_important = change.verdict != APPLIED or change.flags
+        (important if is_important else deleted if change.change == DELETED else others).append(change)
+    for changes, most in ((important, _MOST_CHANGES), (deleted, _MOST_DELETIONS), (others, _MOST_CHANGES)):
         shown, left_out = summary_lines(changes, most)
         lines += [f"  {line_text(line)}" for line in shown]
         lines += [f"  and {count} more {kind}" for kind, count in left_out.items()]
@@ -587,7 +590,7 @@ def change_lines(run: Run) -> list[str]:
 
 
 def line_text(line: SummaryLine) -> str:
-    """Write a change, or several that are alike, in one line."""
+    """Return the text of a line of changes."""
     change = line.change
     reason = "" if change.verdict == APPLIED else f" [{change.verdict}: {shorten(change.reason)}]"
     flags = f" ({flags_in_words(change.flags)})" if change.flags else ""

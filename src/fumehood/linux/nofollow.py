@@ -82,7 +82,7 @@ def matches_stamp(stamp: c.Stamp, status: os.stat_result) -> bool:
 
     The inode may be another one: what is undone from another file system comes back as a copy.
     """
-    return stamp.alike(stamp_of(status))
+    return stamp.is_same_or_copy(stamp_of(status))
 
 
 def is_state_after(change: c.Change, status: os.stat_result | None) -> bool:

@@ -71,7 +71,7 @@ class Sides:
         # Closed up again here, for some of these directories are about to move.
         with AccessibleTree(self.layer.top) as loosened:
             for step in steps:
-                for change in step.unmark:
+                for change in step.marked_entries:
                     self._in_layer(loosened, change, _unmark)
             if sharing:
                 with HardLinkBreaker(self.layer.top, loosened, "after") as parting:

@@ -98,7 +98,7 @@ def what_was_blocked(
         _suspect(blocked, run, policy, world, result, can_ask=can_ask)
     if result.written_to_home:
         blocked.append(_lost_with_home(result.written_to_home))
-    for directory in request.beside:
+    for directory in request.client_directories:
         hint = f"to ask the person for it: {_ASKING} --write {shell_quote(directory)}"
         blocked.append(Blocked(what=READ_ONLY, detail=directory, hint=hint))
     return tuple(blocked)

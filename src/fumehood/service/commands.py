@@ -307,7 +307,7 @@ class Commands:
             root=os.fspath(root or ""), session=self._session, draft=self._draft, own_tmp=self._own_tmp,
             environment=tuple((env or {}).items()), network=FULL if network is True else NONE, hosts=hosts,
             background_after=BACKGROUND_AFTER if background else None, write=_writable(write),
-            output_limit=output_limit, thrown="" if self._thrown is None else self._thrown.path,
+            output_limit=output_limit, throwaway="" if self._thrown is None else self._thrown.path,
         )  # fmt: skip
 
     def _marked(self, run: Run) -> Run:

@@ -73,7 +73,7 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         from fumehood.service.held import waiting
 
         below = waiting(store, run)
-        changed_meanwhile = [change for change in changed_meanwhile if below.under(change) is None]
+        changed_meanwhile = [change for change in changed_meanwhile if below.base_run_of(change) is None]
     if changed_meanwhile:
         _mark_conflicts(run, changed_meanwhile, undone, layers, began, indexes)
 
@@ -230,7 +230,7 @@ def check_conflicts_in_draft(store: Store, project: int, run: Run, *, may_run_ag
 
     others = unseen(store, project, run)
     for change in run.changed if others else ():
-        author = others.under(change) if change.verdict in c.WAITING and not lies_in_cache(change.path) else None
+        author = others.base_run_of(change) if change.verdict in c.WAITING and not lies_in_cache(change.path) else None
         if author is not None and may_run_again:
             reason = f"run {others.name(author)} changed {printable(change.path)} meanwhile"
             forget_and_run_again(store, run, reason, f"{run.roots[change.root]}/{change.path}")

@@ -275,7 +275,7 @@ def _built_on(store: Store, run: Run, changes: Sequence[c.Change]) -> tuple[c.Ch
     """Return a change that was built on another held run, and that run."""
     below = held_runs.waiting(store, run)
     for change in changes if below else ():
-        name = below.under(change)
+        name = below.base_run_of(change)
         if name is not None and (earlier := store.history.find(name)).state == HELD:
             return change, earlier
     return None
@@ -454,7 +454,7 @@ def _refuse_built_upon(store: Store, project: Project, run: Run, waiting: Sequen
             root = later.roots[change.root]
             if change.verdict not in c.WAITING or root not in run.roots:
                 continue
-            if going.under(c.Change(run.roots.index(root), change.path, change.change, change.kind)) is not None:
+            if going.base_run_of(c.Change(run.roots.index(root), change.path, change.change, change.kind)) is not None:
                 raise BadRequest(
                     f"run {later.name} builds on it: {printable(change.path)}",
                     hint=f"first: fumehood discard {later.name}, or apply both",

@@ -311,7 +311,7 @@ class _Versions(Closable):
             return None
         if version is None or version.stamp is None or not version.has_content:
             return None
-        is_expected = expected is not None and expected.alike(version.stamp)
+        is_expected = expected is not None and expected.is_same_or_copy(version.stamp)
         return version if is_expected else version.replace(note=_CHANGED_SINCE)
 
     def _top(self, path: str) -> int:
@@ -335,7 +335,7 @@ def _read(top: int, path: str, wanted: c.Stamp | None, read: Reader) -> _Version
     """Read what lies at a path, or None where it is not the wanted version; follows nothing, waits for nothing."""
     with Closing(open_below(top, path, os.O_PATH | os.O_NOFOLLOW)) as entry:
         stamp = stamp_of(os.fstat(entry))
-        if wanted is not None and not wanted.alike(stamp):
+        if wanted is not None and not wanted.is_same_or_copy(stamp):
             return None
         if stamp.kind == c.SYMLINK:
             return _Version(stamp=stamp, data=os.fsencode(os.readlink("", dir_fd=entry)))

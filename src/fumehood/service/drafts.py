@@ -125,7 +125,7 @@ class _Bases:
             return False  # it is new in the project, in a directory that the draft removes or replaces
         if before is None or change.before is None:
             return before is change.before
-        if before.alike(change.before):
+        if before.is_same_or_copy(change.before):
             return True
         parent, name = split(change.path)
         with Closing(open_below(live, parent)) as directory:
@@ -294,11 +294,11 @@ def in_draft(store: Store, project: Project, request: Request) -> Request:
 
     Without a name, it is the draft of its session, which begins with its first command.
     """
-    if request.thrown:
+    if request.throwaway:
         raise BadRequest("a command without a project can't be in a draft", hint="leave out --draft")
     name = request.draft or request.session
     draft = store.drafts.at(project.id, name)
-    if draft is None and (request.begins_draft or not request.draft):
+    if draft is None and (request.creates_draft or not request.draft):
         draft = store.drafts.begin(project.id, name)
     if draft is None:
         draft = store.drafts.find(project.id, name)
@@ -306,7 +306,7 @@ def in_draft(store: Store, project: Project, request: Request) -> Request:
         draft=draft.name, draft_number=draft.id, mode=DISCARD if request.mode == DISCARD else HOLD,
         session=request.session or draft_session_name(draft.id),
         cwd=request.cwd or ("" if request.session else project.path),
-        frozen="" if draft.base is None else frozen_at(store, draft.base),
+        snapshot="" if draft.base is None else frozen_at(store, draft.base),
     )  # fmt: skip
 
 

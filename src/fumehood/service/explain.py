@@ -189,14 +189,14 @@ def remarks(path: str, checked: Checked) -> tuple[Complaint, ...]:
     with open(path, encoding="utf-8-sig") as file:
         lines = line_numbers(file.read())
     complaints = []
-    everywhere = Policy().under(checked.settings.get(ALL_PROJECTS, {}))
+    everywhere = Policy().with_settings(checked.settings.get(ALL_PROJECTS, {}))
     for place, line in lines.items():
         *above, name = place
         if name not in ("unmask", "devices") or len(above) not in (0, 2):
             continue
         project = os.path.join(home(), str(above[1]).removeprefix("~/")) if above else ALL_PROJECTS
         settings = checked.settings.get(project, {})
-        policy = everywhere.under(settings) if above else everywhere
+        policy = everywhere.with_settings(settings) if above else everywhere
         for each in settings.get(name, ()):
             message, hint = _of_device(each) if name == "devices" else _of_unmask(each, policy, project)
             if message:

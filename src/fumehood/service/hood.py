@@ -109,7 +109,7 @@ class Hood:
     def with_profiles(self, request: Request) -> tuple[Self, Request]:
         """Return the hood and the request with what the command's profiles add; most commands have none."""
         if request.agent is not None:
-            policy = self.policy.under(request.agent.settings)
+            policy = self.policy.with_settings(request.agent.settings)
             return self.replace(policy=policy, profiles=(BUILD_TOOLS_PROFILE,), agent=request.agent), request
         profiles = profiles_for(self.policy.profiles, checked_command(request.command))
         if not profiles:

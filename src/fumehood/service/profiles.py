@@ -275,8 +275,8 @@ def apply_profiles(
 ) -> tuple[Policy, Request, dict[str, Any]]:
     """Return the policy and request with the profiles applied, and the grants that only a plain command would get."""
     for each in profiles:
-        policy = policy.under(each.easing)
-    granting = [each for each in profiles if each.grants]
+        policy = policy.with_settings(each.harmless_settings)
+    granting = [each for each in profiles if each.widening_settings]
     withheld: dict[str, Any] = {}
     if not granting:
         return policy, request, withheld
@@ -284,9 +284,9 @@ def apply_profiles(
     plain = _as_plain_command(store, project, policy, request, profiles)
     for each in granting:
         if command is not None and plain is not None and is_profile_for(each, (command.program, *command.arguments)):
-            policy, request = policy.under(each.grants), plain
+            policy, request = policy.with_settings(each.widening_settings), plain
         else:
-            for name, value in each.grants.items():
+            for name, value in each.widening_settings.items():
                 before = withheld.get(name)
                 withheld[name] = (*before, *value) if isinstance(before, tuple) else value
     return policy, request, withheld

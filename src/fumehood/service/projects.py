@@ -318,7 +318,7 @@ def offer(hood: Hood, request: Request, caller: Caller) -> Request:
     from hashlib import sha256
 
     store, read_only = hood.store, []
-    for path in request.beside:
+    for path in request.client_directories:
         try:
             real = store.projects.new_root(hood.project, path)
         except BadRequest:
@@ -341,7 +341,7 @@ def offer(hood: Hood, request: Request, caller: Caller) -> Request:
             hood.project = store.projects.keep_root(hood.project, real)
         else:
             read_only.append(real)
-    return request.replace(beside=tuple(read_only))
+    return request.replace(client_directories=tuple(read_only))
 
 
 # ---- What one run may write, where its caller limits it: nothing, some directories of the roots, another one for once.
@@ -365,4 +365,4 @@ def limited(hood: Hood, request: Request) -> tuple[Hood, Request]:
             raise BadRequest(f"{path} can't be what a run may write: it {there}", hint="name a directory that is there")
         directories.append(real)
     besides = project.extra[len(hood.project.extra) :]
-    return hood.replace(project=project), request.replace(write=tuple(dict.fromkeys(directories)), besides=besides)
+    return hood.replace(project=project), request.replace(write=tuple(dict.fromkeys(directories)), extra_roots=besides)

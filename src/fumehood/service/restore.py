@@ -211,7 +211,10 @@ def _in_layer(store: Store, past: Past) -> Version | None:
     parent, _, name = past.change.path.rpartition("/")
     with Slots(upper) as slots:
         entry = slots.look(parent, name)
-        if entry is None or not (before.alike(now := stamp_of(entry)) or before.kind == now.kind == DIRECTORY):
+        if entry is None:
+            return None
+        now = stamp_of(entry)
+        if not (before.is_same_or_copy(now) or before.kind == now.kind == DIRECTORY):
             return None
         is_sound = now.kind == DIRECTORY or _is_as_saved(store, past, slots.directory(parent), name, entry)
     about = f"before: {past.command}" if past.act == "run" else f"before {past.command}"
@@ -469,7 +472,7 @@ def _seals(store: Store, back: Run) -> Seals:
         for change in user.changed:
             if change.verdict == c.APPLIED and change.before is not None:
                 place = change.root, change.path
-                if place in saved and not saved[place].alike(change.before):
+                if place in saved and not saved[place].is_same_or_copy(change.before):
                     seals.pop(place, None)
                 saved[place] = change.before
                 if place in own:

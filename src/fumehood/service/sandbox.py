@@ -102,7 +102,7 @@ def _prepare(hood: Hood, request: Request, caller: Caller) -> tuple[Hood, Reques
         adapted = adapted.replace(policy=add_granted_access(adapted.policy, granted))
     if request.output_limit is not None:
         adapted = adapted.replace(policy=adapted.policy.replace(output_limit=request.output_limit))
-    if request.thrown:  # there is no project, so nothing is kept for a next command
+    if request.throwaway:  # there is no project, so nothing is kept for a next command
         rootfs = adapted.policy.rootfs.replace(writable=False)
         adapted = adapted.replace(policy=adapted.policy.replace(rootfs=rootfs))
     adapted, request = adapted.with_profiles(request)
@@ -115,7 +115,7 @@ def _prepare(hood: Hood, request: Request, caller: Caller) -> tuple[Hood, Reques
         from fumehood.service.root_trees import install_if_missing
 
         install_if_missing(store, adapted.policy.rootfs, caller.on_install)
-    if request.beside:
+    if request.client_directories:
         from fumehood.service.projects import offer
 
         request = offer(hood, request, caller)  # a directory that a person allows becomes a root of hood.project
@@ -263,7 +263,7 @@ class Attempt:
     def _require_permission(self) -> None:
         if self.network.to_ask:
             self.hood.require_permission(self.run, self._hosts_question(self.network.to_ask), self.caller)
-        for path in self.request.besides:
+        for path in self.request.extra_roots:
             from fumehood.core.questions import write_question
 
             run = self.run
@@ -305,7 +305,7 @@ class Attempt:
             from fumehood.service.held import trees_below
 
             held_trees = trees_below(store, project.id, run)
-        layers = layering.make(places, run.run, run.roots, run.capture, held_trees, request.frozen, choice.overlaid)
+        layers = layering.make(places, run.run, run.roots, run.capture, held_trees, request.snapshot, choice.overlaid)
         self.run_directory.note_roots(run.roots)
         return capturing.Capture(run.capture, layers, self.world.targets, choice.groups, self.world.write)
 
@@ -515,14 +515,14 @@ def build_world(hood: Hood, request: Request, run: str, session_run: SessionRun 
         environment["PATH"] = f"{SESSION_BIN}:{environment.get('PATH', os.defpath)}"
     world = world.replace(
         environment=environment, host_shell=request.shell or world.host_shell, source=request.source,
-        thrown=request.thrown,
+        thrown=request.throwaway,
     )  # fmt: skip
     if request.write is not None:
         playground = world.playground
         if playground is not None and not request.write:  # a read-only run may not write the playground either
             playground = playground.replace(is_writable=False)
         world = world.replace(write=request.write, playground=playground)
-    keeps_tmp = hood.policy.tmp == "project" and not request.thrown
+    keeps_tmp = hood.policy.tmp == "project" and not request.throwaway
     if not keeps_tmp and not any(each.scratch for each in profiles):
         return world
     from fumehood.service.profiles import Scratch, scratch_requests
@@ -530,7 +530,7 @@ def build_world(hood: Hood, request: Request, run: str, session_run: SessionRun 
     # Not the variables of the session or the request: these are the commands' own words, and would let a command
     # choose what of the host it sees.
     requests = scratch_requests(profiles, own_environment, own_environment.get("HOME", "/"))
-    if request.thrown:
+    if request.throwaway:
         requests = tuple(each.replace(keep=False) for each in requests)
     if hood.agent is None:
         return world.replace(scratch=Scratch(hood.store.places, project, run, requests, keeps_tmp=keeps_tmp))

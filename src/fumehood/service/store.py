@@ -64,7 +64,7 @@ class Store:
         if "/workspaces/" not in project.path:
             return policy
         workspace = self.workspaces.at(project.path)
-        return policy if workspace is None else policy.under(workspace.settings())
+        return policy if workspace is None else policy.with_settings(workspace.settings())
 
     def writable_directories(self) -> tuple[str, ...]:
         """Where commands write besides the roots of their project: our own directories, and other projects."""

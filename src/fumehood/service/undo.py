@@ -143,7 +143,7 @@ def _is_the_same(run: Run, change: c.Change, moved: c.Change) -> bool:
     if c.are_same_replacement(change, moved):
         return True
     one, other = change.before, moved.before
-    if one is not other and not (one and other and one.alike(other)):
+    if one is not other and not (one and other and one.is_same_or_copy(other)):
         return False
     try:
         status = os.lstat(f"{run.roots[change.root]}/{change.path}")
@@ -165,7 +165,7 @@ def _refuse_unseen(store: Store, run: Run, back: Run) -> None:
     for number, concern in acted_on.items():
         change, version = coming[number], coming[number].after
         earlier = (each.after for each in made(store.database, run.run, change.path)) if concern.held else ()
-        if version is not None and any(each is not None and each.alike(version) for each in earlier):
+        if version is not None and any(each is not None and each.is_same_or_copy(version) for each in earlier):
             raise UndoRefused(
                 f"only a person may bring that back: {printable(change.path)}: {concern.reason}",
                 hint=f"ask the person to type it outside the hood: fumehood undo {run.name}",

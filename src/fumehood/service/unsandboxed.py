@@ -90,7 +90,7 @@ def _described(hood: Hood, request: Request, name: str) -> tuple[Run, dict[str, 
             raise BadRequest("there is no playground", hint="the configuration turned it off")
         cwd = make_playground(hood.store.places)
     else:
-        cwd = os.path.normpath(os.path.join(request.thrown or project.path, request.cwd))
+        cwd = os.path.normpath(os.path.join(request.throwaway or project.path, request.cwd))
         if not os.path.isdir(cwd):
             lacking = "is not a directory" if os.path.exists(cwd) else "does not exist"
             raise NoDirectory(f"Working directory {lacking}: {cwd}", hint="make it first, or name another")

@@ -53,7 +53,7 @@ def policy_for(places: Places, roots: Sequence[str]) -> Policy:
     policy = Policy()
     for scope in (ALL_PROJECTS, *roots[:1]):
         if scope in settings:
-            policy = policy.under(settings[scope])
+            policy = policy.with_settings(settings[scope])
     return policy
 
 
@@ -156,7 +156,7 @@ def _remembered(path: str, identity: bytes) -> Settings | None:
     try:
         # A field that is no more was compiled by another version of us.
         for scope in (settings or {}).values():
-            Policy().under(scope)
+            Policy().with_settings(scope)
     except (ValueError, TypeError, AttributeError):
         return None
     return settings

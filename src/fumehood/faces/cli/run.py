@@ -290,7 +290,7 @@ def _with_directory(store: Store, options: CommandLine, request: Request, act: C
 
     thrown = ThrownDirectory(store.places)
     try:
-        return act(request.replace(thrown=thrown.path))
+        return act(request.replace(throwaway=thrown.path))
     finally:
         thrown.close()
 
@@ -310,11 +310,11 @@ def _build_request(options: CommandLine, project: Project, policy: Policy) -> Re
         command=options.command, title=options.variant.title, cwd=cwd, mode=policy.mode(chosen_mode),
         timeout=_parse_seconds(options.last("--timeout")), root=options.last("--root") or policy.root,
         session=options.last("--session") or "", draft=options.last("--draft") or "",
-        own_tmp="--own-tmp" in options.flags, beside=tuple(options.values.get("--beside", ())),
+        own_tmp="--own-tmp" in options.flags, client_directories=tuple(options.values.get("--beside", ())),
         shell=shell, source=_find_shell_source(options.last("--source") or ""),
         network=FULL if "--network" in options.flags else NONE, hosts=tuple(options.values.get("--allow-host", ())),
         background_after=_parse_seconds(options.last("--background-after")), if_granted="--if-granted" in options.flags,
-        write=() if "--read-only" in options.flags else writable, begins_draft="--brief" in options.flags,
+        write=() if "--read-only" in options.flags else writable, creates_draft="--brief" in options.flags,
     )  # fmt: skip
     adapt_request = options.variant.adapt_request
     return request if adapt_request is None else adapt_request(request, policy)
