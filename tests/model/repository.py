@@ -109,8 +109,8 @@ def stage(top: Path, text: str) -> None:
 
 def has_tree(top: Path) -> bool:
     """Whether the index names the tree of all that is in it, as after a commit."""
-    index = gitindex._understood((top / GIT / "index").read_bytes())
-    return index is not None and bool(index.meant) and index.is_in_commit()
+    index = gitindex._parse((top / GIT / "index").read_bytes())
+    return index is not None and bool(index.entries_meaning) and index.is_in_commit()
 
 
 def joined(top: Path, printed: str) -> Node:

@@ -1,6 +1,6 @@
-"""What a version of a file means: its content, and of a git index, its entries.
+"""Tell whether two versions of a file mean the same: by a digest of the content or, for a git index, of its entries.
 
-The times and sizes beside those are a cache that any `git status` rewrites.
+An index also has times and sizes of files, a cache that any `git status` rewrites.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-LARGEST = 16 << 20  # bytes; reading a larger one would be noticed, and it is compared by its bytes
+LARGEST = 16 << 20  # bytes; to parse a larger index would take noticeably long, so it is compared by its bytes
 
 _HEADER, _EXTENSION = 12, 8  # bytes: a name and two numbers, a name and one
 _HASHES = (("sha1", 20), ("sha256", 32))
@@ -26,23 +26,22 @@ _VERSIONS = (_PLAIN, 3, _COMPRESSED)
 _MODE_AT, _OBJECT_AT = 24, 40  # in an entry; around the mode lie times, device, inode, owner and size
 _STAGES = 0x30  # in the first byte of the flags: which side of a conflict it is
 _EXTENDED = 0x40  # in the first byte of the flags: there are two bytes more of them
-_LONGEST_PATH = 4096  # the kernel's limit; a crafted file could have us build far longer ones, again and again
-_LONGEST_PATHS = 4 * LARGEST  # all paths of an index together, where it tells them by how they differ
-_LONGEST_REST = 1 << 20  # bytes after the entries, which are looked at one by one: a second
-_TREES = b"TREE"  # the names of trees, as far as entries did not change since
-_RESOLVE_UNDO = b"REUC"  # what a resolved conflict was: nobody can make it again
+_LONGEST_PATH = 4096  # the kernel's limit; without one, a crafted file could make us build far longer paths
+_LONGEST_PATHS = 4 * LARGEST  # of all paths of an index with compressed paths together
+_LONGEST_REST = 1 << 20  # bytes after the entries; they are searched one by one, which takes a second
+_TREE_CACHE = b"TREE"  # the names of trees whose entries have not changed since
+_RESOLVE_UNDO = b"REUC"  # the sides of resolved conflicts, which nobody can make again
 
 
 class _NotUnderstood(Exception):
-    """The file is no index, or one whose entries are not all in it."""
+    """The file is not an index, or not all of its entries are in it."""
 
 
-class _Index:
-    """An index, taken apart; raises _NotUnderstood, ValueError or IndexError where that can't be done.
+class _ParsedIndex:
+    """A parsed index; the constructor raises _NotUnderstood, ValueError or IndexError for anything else.
 
-    `meant` are its entries as bytes that no others have: of their flags, those that git acts on are there with the
-    length of the path, which is no news. They begin at `starts` of the `body`, the last one ends at `end`. `size` is
-    that of an object's name.
+    `entries_meaning` has for each entry the bytes that git acts on: mode, object, flags and path. The entries begin at
+    `starts` in `body`, and the last one ends at `end`. `size` is the length of an object's name.
     """
 
     def __init__(self, body: bytes, size: int) -> None:
@@ -50,7 +49,7 @@ class _Index:
         self.version, count = int.from_bytes(body[4:8], "big"), int.from_bytes(body[8:_HEADER], "big")
         if not body.startswith(b"DIRC") or self.version not in _VERSIONS:
             raise _NotUnderstood
-        self.meant: list[bytes] = []
+        self.entries_meaning: list[bytes] = []
         self.starts: list[int] = []
         at, path, flags_at, left = _HEADER, b"", _OBJECT_AT + size, _LONGEST_PATHS
         for _ in range(count):
@@ -62,25 +61,25 @@ class _Index:
                 at += 2
             if self.version == _COMPRESSED:
                 flagged = at
-                path, at = _path_after(path, body, at)
+                path, at = _read_path(path, body, at)
                 left -= len(path)
                 if left < 0:
                     raise _NotUnderstood
-                meant = body[start + _OBJECT_AT : flagged] + path + b"\0"
+                entries_meaning = body[start + _OBJECT_AT : flagged] + path + b"\0"
             else:
                 end = body.index(b"\0", at)
                 at = start + ((end - start + 8) & ~7)
-                meant = body[start + _OBJECT_AT : end + 1]
+                entries_meaning = body[start + _OBJECT_AT : end + 1]
             self.starts.append(start)
-            self.meant.append(body[start + _MODE_AT : start + _MODE_AT + 4] + meant)
+            self.entries_meaning.append(body[start + _MODE_AT : start + _MODE_AT + 4] + entries_meaning)
         self.end = at
 
     def extensions(self) -> list[tuple[bytes, bytes]]:
-        """Return what follows the entries, each with its name; raises _NotUnderstood."""
+        """Return the extensions that follow the entries, with their names; raises _NotUnderstood."""
         extensions, at = [], self.end
         while at < len(self.body):
             kind, length = self.body[at : at + 4], int.from_bytes(self.body[at + 4 : at + _EXTENSION], "big")
-            # Git itself gives up on one that it does not know, unless it begins with a capital letter.
+            # Git too gives up on an unknown extension, unless its name begins with a capital letter.
             if not kind[:1].isupper():
                 raise _NotUnderstood
             extensions.append((kind, self.body[at + _EXTENSION : at + _EXTENSION + length]))
@@ -90,28 +89,28 @@ class _Index:
         return extensions
 
     def is_in_commit(self) -> bool:
-        """Return True if it names the tree of all its entries: none was staged since."""
-        trees = [content for kind, content in self.extensions() if kind == _TREES]
+        """Return True if nothing is staged: the index then has the name of the tree of all its entries."""
+        trees = [content for kind, content in self.extensions() if kind == _TREE_CACHE]
         return bool(trees) and trees[0].startswith(b"\0") and not trees[0].startswith(b"\0-")
 
     def has_conflicts(self) -> bool:
         flags_at = 4 + self.size
-        is_open = any(each[flags_at] & _STAGES for each in self.meant)
+        is_open = any(each[flags_at] & _STAGES for each in self.entries_meaning)
         return is_open or any(kind == _RESOLVE_UNDO for kind, _ in self.extensions())
 
     def by_path(self) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
-        """Return what the entries mean, and the times around that, by path."""
+        """Return the meaning of the entries by path, and their cached times by path."""
         flags_at = 4 + self.size
-        paths = [each[flags_at + (4 if each[flags_at] & _EXTENDED else 2) : -1] for each in self.meant]
+        paths = [each[flags_at + (4 if each[flags_at] & _EXTENDED else 2) : -1] for each in self.entries_meaning]
         times = (self.body[each : each + _OBJECT_AT] for each in self.starts)
-        return dict(zip(paths, self.meant, strict=True)), dict(zip(paths, times, strict=True))
+        return dict(zip(paths, self.entries_meaning, strict=True)), dict(zip(paths, times, strict=True))
 
 
-def _understood(data: bytes) -> _Index | None:
-    """Return an index with all that is in it; None where it is not wholly understood.
+def _parse(data: bytes) -> _ParsedIndex | None:
+    """Parse an index; return None if it is not fully understood.
 
-    So is one that is damaged, split (its entries lie in another file), sparse (they are directories), huge, or no index
-    at all. Such files are the same only if their bytes are.
+    This is so for an index that is damaged, split (its entries are in another file), sparse (entries are directories)
+    or too large, and for any other file. Such files are the same only if their bytes are.
     """
     import hashlib
 
@@ -119,10 +118,10 @@ def _understood(data: bytes) -> _Index | None:
         return None
     for name, size in _HASHES:
         body, checksum = data[:-size], data[-size:]
-        # All zero where the person has git skip it (index.skipHash).
+        # All zero if git is configured to skip the checksum (index.skipHash).
         if not any(checksum) or hashlib.new(name, body, usedforsecurity=False).digest() == checksum:
             try:
-                index = _Index(body, size)
+                index = _ParsedIndex(body, size)
                 index.extensions()
             except (_NotUnderstood, ValueError, IndexError):
                 continue
@@ -133,15 +132,15 @@ def _understood(data: bytes) -> _Index | None:
 def meaning(data: bytes) -> str:
     """Return a digest of the entries of an index: path, mode, object, stage and the flags that git acts on.
 
-    Nothing where the file is not wholly understood.
+    Return "" if the file is not fully understood.
     """
     import hashlib
 
-    index = _understood(data)
+    index = _parse(data)
     if index is None:
         return ""
     digest = hashlib.sha256(bytes((index.size,)), usedforsecurity=False)
-    for each in index.meant:
+    for each in index.entries_meaning:
         digest.update(each)
     for kind, content in index.extensions():
         if kind == _RESOLVE_UNDO:
@@ -150,27 +149,28 @@ def meaning(data: bytes) -> str:
 
 
 def names_any_object(data: bytes, names: Collection[bytes]) -> bool:
-    """Return True if an index has any of some objects' names, or may have; however many these are, it is read once.
+    """Return True if an index contains, or may contain, one of these object names; it is read only once.
 
-    They are looked for in the entries, then in what follows these; where they are no entries, everywhere.
+    The entries are searched, then all bytes after them; a file that is not an index is searched from its beginning.
     """
     for size in {len(name) for name in names}:
         try:
-            index = _Index(data, size)
-            entries, rest = {each[4 : 4 + size] for each in index.meant}, index.end
+            index = _ParsedIndex(data, size)
+            entries, entries_end = {each[4 : 4 + size] for each in index.entries_meaning}, index.end
         except (_NotUnderstood, ValueError, IndexError):
-            entries, rest = set(), 0
-        if len(data) - rest > _LONGEST_REST or not entries.isdisjoint(names):
+            entries, entries_end = set(), 0
+        if len(data) - entries_end > _LONGEST_REST or not entries.isdisjoint(names):
             return True
-        if any(data[each : each + size] in names for each in range(rest, len(data))):
+        if any(data[each : each + size] in names for each in range(entries_end, len(data))):
             return True
     return False
 
 
-def _path_after(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:
-    """Read a path that is told by how it differs from the one before, and where it ends.
+def _read_path(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:
+    """Read a compressed path and return it with the position after it.
 
-    How much of that goes is a number in git's own form, seven bits a byte.
+    It is stored as the number of bytes to cut from the end of the previous path, in git's own encoding of seven bits a
+    byte, and the bytes to append.
     """
     byte = body[at]
     gone = byte & 127
@@ -187,55 +187,60 @@ def _path_after(path: bytes, body: bytes, at: int) -> tuple[bytes, int]:
     return path, end + 1
 
 
-# ---- What a person only stages while a command changes the index, too: each path is as the one has it who changed it.
+# ---- Merge what a person stages while a command changes the index too: each path as whoever changed it left it.
 
 
-def merge_staged_entries(then: bytes, now: bytes, mine: bytes, *, is_all: bool) -> bytes:
-    """Return a command's index with what a person has only staged since `then`, each given by its bytes.
+def merge_staged_entries(base: bytes, project: bytes, command: bytes, *, is_only_change: bool) -> bytes:
+    """Return a command's index with the entries that a person has only staged since the `base` version.
 
-    Nothing where the command has an entry of its own at a path that the person changed, or where not all is understood.
-    Unless the index `is_all` that the command changed, what it has read may be in a commit of its own, and what was
-    staged then already, too: so nothing. What git keeps in an index to be quick is left out.
+    Return b"" if that is not possible: the command has entries of its own at paths that the person changed, or an index
+    is not fully understood. `is_only_change` says that the command changed nothing else of the repository. Otherwise it
+    may have committed what it read, and what was staged then too; so then the base must have had nothing staged. The
+    caches in an index are left out.
     """
-    base, theirs, own = (_understood(each) for each in (then, now, mine))
-    if base is None or theirs is None or own is None or not base.size == theirs.size == own.size:
+    parsed = [_parse(data) for data in (base, project, command)]
+    indexes = [index for index in parsed if index is not None]
+    if len(indexes) < len(parsed) or len({index.size for index in indexes}) > 1:
         return b""
-    if any(each.has_conflicts() for each in (base, theirs, own)) or not (is_all or base.is_in_commit()):
+    base_index, project_index, command_index = indexes
+    if any(index.has_conflicts() for index in indexes) or not (is_only_change or base_index.is_in_commit()):
         return b""
-    (before, _), (staged, their_times), (entries, times) = base.by_path(), theirs.by_path(), own.by_path()
+    before, _ = base_index.by_path()
+    staged, staged_times = project_index.by_path()
+    entries, times = command_index.by_path()
     changed = {path for path in before.keys() | staged.keys() if before.get(path) != staged.get(path)}
-    fine = (before, staged) if is_all else (before,)
-    if not changed or any(all(entries.get(path) != each.get(path) for each in fine) for path in changed):
+    acceptable = (before, staged) if is_only_change else (before,)
+    if not changed or any(all(entries.get(path) != each.get(path) for each in acceptable) for path in changed):
         return b""
-    new = (entries.keys() | staged.keys()) - before.keys()
+    new_paths = (entries.keys() | staged.keys()) - before.keys()
     for path in changed:
-        for into, source in ((entries, staged), (times, their_times)):
-            into.pop(path, None)
+        for target, source in ((entries, staged), (times, staged_times)):
+            target.pop(path, None)
             if path in source:
-                into[path] = source[path]
-    # What lies above a new path may be an entry: one of both has a file where the other has a directory.
-    if any(not entries.keys().isdisjoint(_above(path)) for path in new):
+                target[path] = source[path]
+    # One of them may have a file where the other has a directory: then an entry lies above a new path.
+    if any(not entries.keys().isdisjoint(_directories_above(path)) for path in new_paths):
         return b""
-    return _written(entries, times, theirs.version, own.size)
+    return _serialize(entries, times, project_index.version, command_index.size)
 
 
-def _above(path: bytes) -> Iterator[bytes]:
+def _directories_above(path: bytes) -> Iterator[bytes]:
     while path := path.rpartition(b"/")[0]:
         yield path
 
 
-def _written(entries: dict[bytes, bytes], times: dict[bytes, bytes], version: int, size: int) -> bytes:
-    """Return an index as git writes it, without what it can do without."""
+def _serialize(entries: dict[bytes, bytes], times: dict[bytes, bytes], version: int, size: int) -> bytes:
+    """Return the bytes of an index without optional extensions."""
     import hashlib
 
     if version != _COMPRESSED:
         version = 3 if any(each[4 + size] & _EXTENDED for each in entries.values()) else _PLAIN
     pieces = [b"DIRC", version.to_bytes(4, "big"), len(entries).to_bytes(4, "big")]
     last = b""
-    for path, meant in sorted(entries.items()):
-        entry = times[path] + meant[4 : -1 - len(path)]
+    for path, entry_meaning in sorted(entries.items()):
+        entry = times[path] + entry_meaning[4 : -1 - len(path)]
         if version == _COMPRESSED:
-            pieces += (entry, _number(len(last)), path, b"\0")  # all of the one before goes
+            pieces += (entry, _encode_number(len(last)), path, b"\0")  # cut all of the previous path
         else:
             pieces += (entry, path, b"\0" * (8 - (len(entry) + len(path)) % 8))
         last = path
@@ -244,8 +249,8 @@ def _written(entries: dict[bytes, bytes], times: dict[bytes, bytes], version: in
     return body + hashlib.new(name, body, usedforsecurity=False).digest()
 
 
-def _number(value: int) -> bytes:
-    """Write a number in git's own form, seven bits a byte."""
+def _encode_number(value: int) -> bytes:
+    """Encode a number in git's own form, seven bits a byte."""
     digits = [value & 127]
     while value := value >> 7:
         value -= 1
@@ -253,20 +258,20 @@ def _number(value: int) -> bytes:
     return bytes(digits)
 
 
-# ---- Git indexes on disk: read for what they mean, and held open while a command runs.
+# ---- Git indexes on disk: read their meaning, and keep them open while a command runs.
 #
-# Git replaces an index by a rename, so the version that a command saw is gone once somebody's `git status` has
-# refreshed it: only a descriptor from before still has it.
+# Git replaces an index by a rename. Once somebody's `git status` has refreshed it, only a descriptor that was opened
+# before still has the version that the command saw.
 
 INDEX_NAME = "index"  # in a git directory, whatever that one is called; only the content tells whether it is an index
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CONTENT_SIZE = 16  # bytes of the digest of a content; that of an index is longer
 _MOST_FILES, _MOST_READ, _PIECE = 1_000, 1 << 23, 1 << 20
-_MOST_HELD = 8  # descriptors are few in some places, and a project with more work trees just has more conflicts
+_MOST_HELD = 8  # some systems allow few descriptors; a project with more work trees only gets more conflicts
 
 
 def read_meaning(directory: int, name: str, status: os.stat_result) -> str:
-    """Return what an entry of a directory means as a git index; nothing where it is none, or not this version."""
+    """Return the meaning of a git index; "" if the file is not an index, or not the version of this status."""
     try:
         file = os.open(name, _READING, dir_fd=directory)
     except OSError:
@@ -276,66 +281,66 @@ def read_meaning(directory: int, name: str, status: os.stat_result) -> str:
 
 
 def equivalent_stamp(stamp: c.Stamp, top: int, path: str, status: os.stat_result) -> c.Stamp | None:
-    """Return the stamp of what lies at a path now, if that means what the stamped version did.
+    """Return the stamp of the file at a path if it means the same as the stamped version, else None.
 
-    Somebody may have touched a file, or written the same once more; what git made of its index may be refreshed.
+    Somebody may have touched a file, or written the same content again, or git may have refreshed its index.
     """
-    now = stamp_of(status)
-    if not stamp.meaning or now.kind != c.FILE or now.mode != stamp.mode:
+    current = stamp_of(status)
+    if not stamp.meaning or current.kind != c.FILE or current.mode != stamp.mode:
         return None
     if len(stamp.meaning) == 2 * _CONTENT_SIZE:
         with DirectoryCache(top, bounded=False) as tree:
-            now.meaning = _content(tree, path, now) if now.size == stamp.size else ""
+            current.meaning = _content(tree, path, current) if current.size == stamp.size else ""
     else:
         try:
             with Closing(open_below(top, path, _READING)) as file:
-                now.meaning = _meaning(file, status)
+                current.meaning = _meaning(file, status)
         except OSError:
             return None
-    return now if now.meaning == stamp.meaning else None
+    return current if current.meaning == stamp.meaning else None
 
 
 def record_content_digests(changes: Sequence[c.Change], layer: int, below: Sequence[int]) -> None:
-    """Let the stamps of a run's changes say what the files hold, so that `refreshed` knows one that was only touched.
+    """Store digests of the contents in the stamps of changes, so that `equivalent_stamp` recognises a touched file.
 
-    It reads all of them, so only where they are few and small: who changes more is told by times alone. Git touches an
-    object that it needs again, so there the time does say something.
+    All files must be read for that, so it is done only for few and small ones; others are compared by time alone. Git
+    objects are left out: git touches one that it needs again, so there the time has a meaning.
     """
     if len(changes) > _MOST_FILES:
         return
-    left = _MOST_READ
+    bytes_left = _MOST_READ
     trees = [DirectoryCache(top, bounded=False) for top in (layer, *below)]
     try:
         for change in (each for each in changes if "objects/" not in each.path):
             for stamp, places in ((change.after, trees[:1]), (change.before, trees[1:])):
-                if stamp is None or stamp.kind != c.FILE or stamp.meaning or stamp.size > left:
+                if stamp is None or stamp.kind != c.FILE or stamp.meaning or stamp.size > bytes_left:
                     continue
-                left -= stamp.size
+                bytes_left -= stamp.size
                 stamp.meaning = next(filter(None, (_content(tree, change.path, stamp) for tree in places)), "")
     finally:
         for tree in trees:
             tree.close()
 
 
-def same_content(one: int, other: int, name: str) -> bool:
-    """Compare the content of the files of one name in two directories; what is a hole in both is not read."""
+def same_content(first: int, second: int, name: str) -> bool:
+    """Compare the files of one name in two directories, without reading what is a hole in both."""
     with (
-        Closing(os.open(name, _READING, dir_fd=one)) as mine,
-        Closing(os.open(name, _READING, dir_fd=other)) as theirs,
+        Closing(os.open(name, _READING, dir_fd=first)) as first_file,
+        Closing(os.open(name, _READING, dir_fd=second)) as second_file,
     ):
-        at, size = 0, os.fstat(mine).st_size
-        if size != os.fstat(theirs).st_size:
+        position, size = 0, os.fstat(first_file).st_size
+        if size != os.fstat(second_file).st_size:
             return False
-        while (at := min(_data_from(mine, at), _data_from(theirs, at))) < size:
-            piece = os.pread(mine, _PIECE, at)
-            if not piece or piece != os.pread(theirs, _PIECE, at):
+        while (position := min(_next_data(first_file, position), _next_data(second_file, position))) < size:
+            piece = os.pread(first_file, _PIECE, position)
+            if not piece or piece != os.pread(second_file, _PIECE, position):
                 return False
-            at += len(piece)
+            position += len(piece)
         return True
 
 
-def _data_from(file: int, at: int) -> int:
-    """Return where a file goes on with something else than a hole: at its end, where that is all there is."""
+def _next_data(file: int, at: int) -> int:
+    """Return the position of the next data after a position, or the file's size if only a hole follows."""
     try:
         return os.lseek(file, at, os.SEEK_DATA)
     except OSError as error:
@@ -345,7 +350,7 @@ def _data_from(file: int, at: int) -> int:
 
 
 def _content(tree: DirectoryCache, path: str, version: c.Stamp) -> str:
-    """Return a digest of all that can be changed of a file, but for its mode and times; nothing of another version."""
+    """Return a digest of a file's owner, attributes and content; "" if the file is not this version."""
     from _blake2 import blake2b  # not by hashlib, which loads much more
 
     try:
@@ -361,42 +366,44 @@ def _content(tree: DirectoryCache, path: str, version: c.Stamp) -> str:
             while piece := os.read(file, _PIECE):
                 digest.update(piece)
     except OSError:
-        return ""  # it lies in another layer, or nobody may read it
+        return ""  # it lies in another layer, or can't be read
     return str(digest.hexdigest())
 
 
 def _meaning(file: int, expected: os.stat_result) -> str:
-    if not stat.S_ISREG(expected.st_mode) or expected.st_size > LARGEST or not _is_same(os.fstat(file), expected):
+    if not stat.S_ISREG(expected.st_mode) or expected.st_size > LARGEST:
         return ""
-    return meaning(_whole(file))
+    if not _is_same_version(os.fstat(file), expected):
+        return ""
+    return meaning(_read_whole(file))
 
 
-def _whole(file: int) -> bytes:
+def _read_whole(file: int) -> bytes:
     with open(file, "rb", 0, closefd=False) as index:
         index.seek(0)
         return index.read(LARGEST + 1)
 
 
-def _is_same(one: os.stat_result, other: os.stat_result) -> bool:
-    """Return True if both are one version; a rename over it changes the time of its inode, but not these."""
+def _is_same_version(one: os.stat_result, other: os.stat_result) -> bool:
+    """Return True if both are one version of a file; a rename may have changed the inode's own time (ctime)."""
     return (one.st_ino, one.st_size, one.st_mtime_ns) == (other.st_ino, other.st_size, other.st_mtime_ns)
 
 
 class SeenIndexes:
-    """The indexes that a command sees in its roots, held open for as long as it runs."""
+    """The indexes that a command sees in its roots, kept open while it runs."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, str], tuple[int, os.stat_result]] = {}
 
     def look(self, roots: Sequence[str]) -> None:
-        """Hold the indexes as they are now."""
+        """Open the current indexes of all roots."""
         self.close()
         for number, root in enumerate(roots):
             with Closing(open_top(root)) as top:
                 self._look_in(number, top)
 
     def _look_in(self, number: int, top: int) -> None:
-        """Hold those of one root: it is a work tree, or a git directory itself."""
+        """Open the indexes of one root, which is a work tree or a git directory."""
         try:
             git, prefix = os.open(".git", PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top), ".git/"
         except OSError:
@@ -404,73 +411,76 @@ class SeenIndexes:
                 return
             git, prefix = os.dup(top), ""
         with Closing(git):
-            for path in (INDEX_NAME, *_others(git)):
+            for path in (INDEX_NAME, *_indexes_inside(git)):
                 if len(self._held) < _MOST_HELD:
                     try:
                         file = open_below(git, path, _READING)
                     except OSError:
-                        continue  # there is none, or nobody may read it: what it was is not known then
+                        continue  # there is none, or we can't read it
                     self._held[number, prefix + path] = file, os.fstat(file)
 
     def meaning(self, root: int, path: str, now: os.stat_result, means: str) -> str:
-        """Return what an index meant when it was looked at; `means` is what the one that lies there now does."""
+        """Return the meaning that an index had when it was opened; `means` is the meaning of the current one."""
         if (root, path) not in self._held:
             return ""
         file, then = self._held[root, path]
-        return means if _is_same(then, now) else _meaning(file, then)
+        return means if _is_same_version(then, now) else _meaning(file, then)
 
     def includes_committed(self, root: int, path: str, live: int, layer: int) -> bool:
-        """Return True if a command's index has all that a person committed since theirs was looked at.
+        """Return True if a command's index has all that a person committed since the command began.
 
-        Then the command has read the person's before it wrote its own. The two lie in a directory each. What a person
-        has only staged is not for a command to commit.
+        Then the command has read the person's index before it wrote its own. `live` and `layer` are the directories of
+        the two. Entries that are only staged do not count: a command should not commit them.
         """
         file, _ = self._held[root, path]
-        then = _understood(_whole(file))
+        base = _parse(_read_whole(file))
         try:
-            with Closing(os.open(INDEX_NAME, _READING, dir_fd=live)) as theirs:
-                now = _understood(_whole(theirs))
-            with Closing(os.open(INDEX_NAME, _READING, dir_fd=layer)) as own:
-                mine = _understood(_whole(own))
+            with Closing(os.open(INDEX_NAME, _READING, dir_fd=live)) as project_file:
+                project = _parse(_read_whole(project_file))
+            with Closing(os.open(INDEX_NAME, _READING, dir_fd=layer)) as command_file:
+                command = _parse(_read_whole(command_file))
         except OSError:
             return False  # git has just replaced one
-        # Where something is staged, git has no name for the tree of all of it.
-        if not (then and now and mine) or not now.is_in_commit():
+        # If something is staged, the index does not name the tree of all entries.
+        if not (base and project and command) or not project.is_in_commit():
             return False
-        before, after, ours = set(then.meant), set(now.meant), set(mine.meant)
-        return bool(before and after and ours) and after - before <= ours and ours.isdisjoint(before - after)
+        before, committed, own = (set(index.entries_meaning) for index in (base, project, command))
+        return bool(before and committed and own) and committed - before <= own and own.isdisjoint(before - committed)
 
-    def merge_staged_entries(self, change: c.Change, live: int, layer: int, *, is_all: bool) -> tuple[bytes, int]:
-        """Return a command's index with what a person has only staged since, as bytes, and the older time of the two.
+    def merge_staged_entries(
+        self, change: c.Change, live: int, layer: int, *, is_only_change: bool
+    ) -> tuple[bytes, int]:
+        """Return a command's index merged with what a person has staged since, and the older time of both indexes.
 
-        With that time, git looks again at each file that was written when either of them was. Nothing where there is no
-        such index, or the person's is not the one that the change was judged against. The two lie in a directory each.
+        With that time, git examines each file again that was written at the time of either. The result is (b"", 0) if
+        there is no such index, or the project's is not the one that the change was judged against.
         """
         if (change.root, change.path) not in self._held:
             return b"", 0
         file, _ = self._held[change.root, change.path]
         try:
             with (
-                Closing(os.open(INDEX_NAME, _READING, dir_fd=live)) as theirs,
-                Closing(os.open(INDEX_NAME, _READING, dir_fd=layer)) as own,
+                Closing(os.open(INDEX_NAME, _READING, dir_fd=live)) as project_file,
+                Closing(os.open(INDEX_NAME, _READING, dir_fd=layer)) as command_file,
             ):
-                now, mine = os.fstat(theirs), os.fstat(own)
-                if change.before is None or not change.before.same(stamp_of(now)):
+                project_status, command_status = os.fstat(project_file), os.fstat(command_file)
+                if change.before is None or not change.before.same(stamp_of(project_status)):
                     return b"", 0
-                content = merge_staged_entries(_whole(file), _whole(theirs), _whole(own), is_all=is_all)
-                return content, min(now.st_mtime_ns, mine.st_mtime_ns)
+                base, project, command = map(_read_whole, (file, project_file, command_file))
+                content = merge_staged_entries(base, project, command, is_only_change=is_only_change)
+                return content, min(project_status.st_mtime_ns, command_status.st_mtime_ns)
         except OSError:
             return b"", 0  # git has just replaced one
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close the indexes."""
         for file, _ in self._held.values():
             os.close(file)
         self._held = {}
 
 
-def _others(git: int) -> Iterator[str]:
-    """Yield where the indexes of linked work trees and of submodules lie in a git directory."""
+def _indexes_inside(git: int) -> Iterator[str]:
+    """Yield the paths of the indexes of linked work trees and submodules in a git directory."""
     for kind in ("worktrees", "modules"):
         try:
             directory = os.open(kind, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=git)

@@ -1,4 +1,4 @@
-"""The layer that an overlay leaves: its marks, what a command saw below it, and what the command changed."""
+"""Read the layer that an overlay leaves: its marks, the tree that a command saw below it, the changes it made."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     from fumehood.linux.checkpoints import Settled
 
 ORIGIN = "user.overlay.origin"
-IN_PLACE = "user.overlay.in-place"  # our own: this is the project's file itself, written, and no replacement
+IN_PLACE = "user.overlay.in-place"  # our own mark: the command wrote the file in place, it did not replace it
 OPAQUE_MARKS = ("user.overlay.opaque", "trusted.overlay.opaque")
 _WHITEOUT_MARKS = ("user.overlay.whiteout", "trusted.overlay.whiteout")
-_LOOKS = 5  # at an index that somebody's git replaces meanwhile
+_INDEX_READ_ATTEMPTS = 5  # of an index that another git process replaces meanwhile
 
 
 # ---- The marks of overlays.
 
-_RULES, _OTHERS = "system.posix_acl_default", 0x20
+_ACL_ATTRIBUTE, _ACL_OTHERS = "system.posix_acl_default", 0x20
 
 
 def list_attributes(directory: int, name: str) -> list[str]:
@@ -47,7 +47,7 @@ def list_attributes(directory: int, name: str) -> list[str]:
 
 
 def make_whiteout(directory: int, name: str) -> None:
-    """Declare a name deleted: by a socket that nobody may use where there can be no such device, as on an overlay."""
+    """Mark a name as deleted by a whiteout device, or by a closed socket where none can be made, as on an overlay."""
     try:
         os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
     except PermissionError:
@@ -55,25 +55,25 @@ def make_whiteout(directory: int, name: str) -> None:
 
 
 def is_deletion_mark(directory: int, name: str, status: os.stat_result) -> bool:
-    """Return True if an entry of a layer means that there is nothing."""
+    """Return True if an entry of a layer says that its name is deleted."""
     if is_whiteout(status) or status.st_size or not stat.S_ISREG(status.st_mode):
         return is_whiteout(status)
     return not set(_WHITEOUT_MARKS).isdisjoint(list_attributes(directory, name))
 
 
 def set_opaque(directory: int) -> None:
-    """Declare deleted whatever lower layers have in a directory."""
+    """Mark a directory as hiding what lower layers have in it."""
     os.setxattr(directory, OPAQUE_MARKS[0], b"y")
 
 
 def is_opaque(directory: int | str, marks: Sequence[str] = OPAQUE_MARKS) -> bool:
-    """Return True if a directory of a layer hides what lies below it; a descriptor must be one that can be read."""
+    """Return True if a directory of a layer hides what lower layers have in it; a descriptor must be readable."""
     names = listxattr(directory)
     return any(name in names and os.getxattr(directory, name) == b"y" for name in marks)
 
 
 def mark_in_place(directory: int, name: str) -> None:
-    """Mark a file of a layer as written in place; without the mark, it is taken for a replacement."""
+    """Mark a file of a layer as written in place; a file without the mark is assumed to be a replacement."""
     with accessible_entry(directory, name):
         try:
             os.setxattr(f"/proc/self/fd/{directory}/{name}", IN_PLACE, b"y", follow_symlinks=False)
@@ -83,19 +83,19 @@ def mark_in_place(directory: int, name: str) -> None:
 
 
 def remove_overlay_marks(directory: int, name: str) -> None:
-    """Remove every overlay's bookkeeping from an entry of a layer."""
+    """Remove the attributes of overlays from an entry of a layer."""
     names = list_attributes(directory, name)
-    remove_attributes(directory, name, [each for each in names if each.startswith(c.OVERLAY_PREFIXES)])
+    remove_attributes(directory, name, [attribute for attribute in names if attribute.startswith(c.OVERLAY_PREFIXES)])
 
 
-def remove_attributes(directory: int, name: str, names: Sequence[str]) -> None:
-    """Remove attributes from an entry of a layer; those that are gone already were removed by an earlier try."""
+def remove_attributes(directory: int, name: str, attribute_names: Sequence[str]) -> None:
+    """Remove attributes from an entry of a layer; one that is missing was removed by an earlier attempt."""
     path = f"/proc/self/fd/{directory}/{name}"
-    for attribute in names:
+    for attribute in attribute_names:
         try:
             _remove(path, attribute)
         except PermissionError:
-            # A read-only file's attributes can't be changed, not even by its owner.
+            # Not even the owner can change the attributes of a read-only file.
             with accessible_entry(directory, name):
                 _remove(path, attribute)
 
@@ -108,29 +108,29 @@ def _remove(path: str, attribute: str) -> None:
             raise
 
 
-# ---- What a command saw below its own layer: held layers, the topmost first, and the project itself last.
+# ---- The tree that a command saw below its own layer: held layers, the topmost first, and the project itself last.
 #
-# The kernel shows such a stack as one tree while the command runs. Afterwards, on our side of it, the same rules tell
-# what was there: a name is found in the topmost part that has it, a whiteout ends the search, and so does an opaque
-# directory, or anything else that is no directory, for all that would lie in it.
+# While the command runs, the kernel shows such a stack as one tree. Afterwards we apply the kernel's rules ourselves:
+# an entry comes from the topmost part that has its name. A whiteout ends the search, and so does an opaque directory,
+# or an entry that is not a directory, for everything that would lie in it.
 
 class LayerStack(Closable):
-    """Layers, the topmost first, and below them a project, each named by a descriptor of its top directory."""
+    """Layers, the topmost first, over a project; each is given as a descriptor of its top directory."""
 
     def __init__(self, tops: Sequence[int], *, over_project: bool = True) -> None:
         self._tops = [AccessibleTree(top) for top in tops]
         self._layers = len(tops) - over_project
         self.has_layers = self._layers > 0
-        # For each directory: which parts have it, and whether they hide all that lies below them.
+        # For each directory: the numbers of the parts that have it, and whether these hide all lower parts.
         self._parts: dict[str, tuple[Sequence[int], bool]] = {"": (range(len(tops)), False)}
 
     def close(self) -> None:
-        """Close up the directories that were opened to be looked at."""
-        for each in self._tops:
-            each.restore()
+        """Restore the modes of directories that were made accessible."""
+        for tree in self._tops:
+            tree.restore()
 
     def open_merged(self, path: str) -> MergedDirectory:
-        """Open a directory as the command saw it; raises FileNotFoundError where it saw none."""
+        """Open a directory as the command saw it; raises FileNotFoundError if there was none."""
         merged = MergedDirectory()
         for number in (0,) if len(self._tops) == 1 else self._parts_of(path)[0]:
             try:
@@ -147,78 +147,81 @@ class LayerStack(Closable):
         return merged
 
     def open_topmost(self, path: str) -> tuple[int, int]:
-        """Open the topmost part of a directory to be read; return that and the mode it had before anything was opened.
+        """Open the topmost part of a directory for reading; return the descriptor and the directory's own mode.
 
-        The descriptor is the caller's.
+        The mode is the one before we made the directory accessible. The caller closes the descriptor.
         """
         top = self._tops[0 if len(self._tops) == 1 else self._parts_of(path)[0][0]]
         directory = top.open_to_read(path)
         return directory, top.modes.get(path, stat.S_IMODE(os.fstat(directory).st_mode))
 
     def hides_below(self, path: str) -> bool:
-        """Return True if a directory hides all that would lie below the stack."""
+        """Return True if a directory hides everything below the stack."""
         return self._parts_of(path)[1]
 
     def _parts_of(self, path: str) -> tuple[Sequence[int], bool]:
-        """Return the numbers of the parts that have a directory; looked for once for each directory on the way."""
+        """Return the numbers of the parts that have a directory, and whether they hide all lower parts.
+
+        Each directory on the way is looked up once.
+        """
         missing = []
-        here = path
-        while here not in self._parts:
-            missing.append(here)
-            here = split(here)[0]
-        for each in reversed(missing):
-            self._parts[each] = self._find_parts(*split(each))
+        directory = path
+        while directory not in self._parts:
+            missing.append(directory)
+            directory = split(directory)[0]
+        for directory_path in reversed(missing):
+            self._parts[directory_path] = self._find_parts(*split(directory_path))
         return self._parts[path]
 
-    def _find_parts(self, above: str, name: str) -> tuple[Sequence[int], bool]:
-        having: list[int] = []
-        for number in self._parts[above][0]:
+    def _find_parts(self, parent: str, name: str) -> tuple[Sequence[int], bool]:
+        parts: list[int] = []
+        for number in self._parts[parent][0]:
             try:
-                with Closing(self._tops[number].open_to_read(above)) as directory:
+                with Closing(self._tops[number].open_to_read(parent)) as directory:
                     status = stat_entry(directory, name)
                 if status is None:
                     continue
                 if not stat.S_ISDIR(status.st_mode):
-                    return having, True
-                having.append(number)
-                # Asked of layers only: in the project itself, such a mark means nothing.
+                    return parts, True
+                parts.append(number)
+                # Only in layers: in the project itself, such a mark means nothing.
                 if number < self._layers:
-                    with Closing(self._tops[number].open_to_read(join(above, name))) as directory:
+                    with Closing(self._tops[number].open_to_read(join(parent, name))) as directory:
                         if is_opaque(directory):
-                            return having, True
+                            return parts, True
             except (FileNotFoundError, NotADirectoryError):
                 continue  # it has gone since
-        return having, False
+        return parts, False
 
     def walk(self, top: str) -> Iterator[tuple[str, os.stat_result]]:
         """Yield every entry below a directory, parents first, following no symlink."""
-        waiting = [top]
-        while waiting:
-            here = waiting.pop()
-            with self.open_merged(here) as directory:
+        directories = [top]
+        while directories:
+            directory_path = directories.pop()
+            with self.open_merged(directory_path) as directory:
                 try:
                     names = sorted(directory.names())
                 except PermissionError:
-                    continue  # somebody else's, who keeps us out: it waits for that
+                    continue  # it belongs to another user and is closed to us; its change will be held for that
                 for name in names:
                     status, _ = directory.look(name)
                     if status is None:
                         continue
-                    path = join(here, name)
+                    path = join(directory_path, name)
                     yield path, status
                     if stat.S_ISDIR(status.st_mode):
-                        waiting.append(path)
+                        directories.append(path)
 
 
 class MergedDirectory(Closable):
-    """One directory of a stack: descriptors of its parts, the topmost first; `live` is the project's own, or -1."""
+    """One directory of a stack: descriptors of its parts, the topmost first; `live` is the project's, or -1."""
 
     def __init__(self) -> None:
         self.parts: list[int] = []
         self.live = -1
 
     def look(self, name: str) -> tuple[os.stat_result | None, int]:
-        """Return what is seen at a name, and the descriptor of the part that has it."""
+        """Return the status of the visible entry of a name, and the descriptor of the part that has it."""
         for part in self.parts:
             status = stat_entry(part, name)
             if status is not None and part != self.live and is_deletion_mark(part, name, status):
@@ -228,47 +231,47 @@ class MergedDirectory(Closable):
         return None, self.parts[-1]
 
     def names(self) -> set[str]:
-        """Return every name that some part has, whiteouts included."""
+        """Return the names of all parts, those of whiteouts too."""
         return {name for part in self.parts for name in entries(part)}
 
     def close(self) -> None:
-        """Let go of the parts."""
+        """Close the parts."""
         for part in self.parts:
             os.close(part)
 
 
-# ---- Read the upper layer of an overlay after a run, and tell what the command changed.
+# ---- Scan the upper layer of an overlay after a run for what the command changed.
 
 def scan(
     root: int, upper: int, *below: int, mode: int = 0, indexes: SeenIndexes | None = None,
     settled: Settled | None = None, is_in_use: bool = False,
 ) -> list[c.Change]:  # fmt: skip
-    """Return the change set of one layer: every path whose content, mode or kind differs from what lies below.
+    """Return the changes of one layer: every path whose content, mode or kind differs from what lies below.
 
-    `upper` is a descriptor of the layer's top directory, `below` are those of held layers, the topmost first,
-    and of the project. What was copied up and is no change is removed from the layer, unless that `is_in_use` by a
-    command that goes on. `mode` is that of the root when the command began, `indexes` are the project's of then;
+    `upper` is a descriptor of the layer's top directory; `below` are descriptors of held layers, the topmost first, and
+    of the project. Entries that were copied up and not changed are removed from the layer, unless it `is_in_use` by a
+    command that is still running. `mode` and `indexes` are the root's mode and git indexes when the command began.
     `settled` is what checkpoints have put into the project.
     """
     with LayerStack(below) as stack, AccessibleTree(upper) as layer:
-        reading = _Scan(root, layer, stack, indexes, settled, is_in_use=is_in_use)
-        # That of the root itself can change too, by the command or by a person meanwhile.
+        scan_state = _LayerScan(root, layer, stack, indexes, settled, is_in_use=is_in_use)
+        # The mode of the root itself can change too, by the command or meanwhile by a person.
         status, live = os.stat(upper), os.stat(below[0])
-        reading.same_directory(
+        scan_state.compare_directory_metadata(
             ".", status, live, has_other_mode=status.st_mode not in (mode, live.st_mode),
             has_others=has_other_attributes(upper, below[0], ".", ("user.",)),
         )  # fmt: skip
-        while reading.merged:
-            reading.directory(*reading.merged.pop())
-        reading.flag_moved()
-        reading.flag_copied_links()
-    changes = c.by_path(reading.changes)
+        while scan_state.merged:
+            scan_state.directory(*scan_state.merged.pop())
+        scan_state.flag_changed_owners()
+        scan_state.flag_copied_links()
+    changes = c.by_path(scan_state.changes)
     record_content_digests(changes, upper, below)
     return changes
 
 
-class _Scan:
-    """One reading of one layer."""
+class _LayerScan:
+    """One scan of one layer."""
 
     def __init__(
         self, root: int, layer: AccessibleTree, below: LayerStack, indexes: SeenIndexes | None, settled: Settled | None,
@@ -281,51 +284,50 @@ class _Scan:
         self._settled = settled
         self._is_in_use = is_in_use
         self.changes: list[c.Change] = []
-        self.merged = [("", False)]  # directories to compare, and whether all the project has there is hidden
+        self.merged = [("", False)]  # directories to compare, and whether the layer hides the project's entries there
         self._owner = os.stat(layer.top).st_uid
-        self._others_gone: set[tuple[int, int]] = set()  # files of other owners that went, by size and time
-        self._links_gone: dict[tuple[int, int], int] = {}  # how many names files had that lost one, by the same
-        self._links_to_unchanged: set[int] = set()  # inodes of the layer that stand for files that stay as they are
+        self._removed_of_other_owners: set[tuple[int, int]] = set()  # size and time of removed files of other owners
+        self._removed_links: dict[tuple[int, int], int] = {}  # number of names of removed files, by size and time
+        self._links_to_unchanged: set[int] = set()  # inodes in the layer of files that did not change
 
-    def directory(self, path: str, hidden: bool) -> None:
+    def directory(self, path: str, is_hidden: bool) -> None:
         """Compare one directory that the layer and the project both have.
 
-        An opaque one hides what the project has there: all of that is deleted. One below it hides as much, though it
-        bears no mark itself.
+        If it is opaque, or inside an opaque one, every entry that only the project has is deleted.
         """
         with Closing(self._layer.open_to_read(path)) as upper, self._below.open_merged(path) as live:
-            hidden = hidden or is_opaque(upper)
+            is_hidden = is_hidden or is_opaque(upper)
             names = os.listdir(upper)
             for name in names:
-                self._entry(upper, live, name, join(path, name), hidden)
-            for name in live.names().difference(names) if hidden else ():
+                self._scan_entry(upper, live, name, join(path, name), is_hidden)
+            for name in live.names().difference(names) if is_hidden else ():
                 status, _ = live.look(name)
                 if status is not None:
-                    self._removed(join(path, name), status)
+                    self._add_removed(join(path, name), status)
 
-    def _entry(self, upper: int, live: MergedDirectory, name: str, path: str, hidden: bool) -> None:
+    def _scan_entry(self, upper: int, live: MergedDirectory, name: str, path: str, is_hidden: bool) -> None:
         status = os.stat(name, dir_fd=upper, follow_symlinks=False)
         below, part = live.look(name)
         if is_deletion_mark(upper, name, status):
             if below is not None:
-                self._removed(path, below)
+                self._add_removed(path, below)
             return
         kind = kind_of(status.st_mode)
         if kind != c.DIRECTORY and self.is_settled(path, status):
-            self._forget(upper, name)
+            self._remove_unchanged(upper, name)
         elif below is not None and kind == c.DIRECTORY and stat.S_ISDIR(below.st_mode):
-            self.same_directory(
+            self.compare_directory_metadata(
                 path, status, below, has_other_mode=status.st_mode != below.st_mode,
                 has_others=has_other_attributes(upper, part, name),
             )  # fmt: skip
-            self.merged.append((path, hidden))
+            self.merged.append((path, is_hidden))
         else:
-            self._version(upper, live, part, path, status, below)
+            self._compare_entry(upper, live, part, path, status, below)
 
-    def same_directory(
+    def compare_directory_metadata(
         self, path: str, status: os.stat_result, below: os.stat_result, *, has_other_mode: bool, has_others: bool
     ) -> None:
-        """Take note of a directory's other mode, or other attributes, unless a checkpoint has settled that."""
+        """Add a change if a directory has another mode or other attributes, unless a checkpoint has settled that."""
         if (has_other_mode or has_others) and not self.is_settled(path, status):
             before, after = self.stamp_below(path, below), stamp_of(below)  # it stays the same inode
             if has_other_mode:
@@ -333,100 +335,102 @@ class _Scan:
             flags = (c.ATTRIBUTES,) if has_others else ()
             self.add(path, c.MODE, c.DIRECTORY, before=before, after=after, flags=flags)
 
-    def _version(
+    def _compare_entry(
         self, upper: int, live: MergedDirectory, part: int, path: str, status: os.stat_result,
         below: os.stat_result | None,
     ) -> None:  # fmt: skip
-        """Compare an entry of the layer with what lies below it, if anything does; they are not two directories."""
+        """Compare an entry of the layer with the entry below it, if there is one; at least one is not a directory."""
         name, kind = split(path)[1], kind_of(status.st_mode)
         names = list_attributes(upper, name)
         change = c.classify(kind, c.ABSENT if below is None else kind_of(below.st_mode))
         if below is not None and change == c.MODIFIED:
             change = _difference(upper, part, name, status, below, names)
-            before, after = self.stamp_below(path, below), _stamped(upper, name, status)
+            before, after = self.stamp_below(path, below), _stamp_in_layer(upper, name, status)
             if after.meaning and change == c.MODIFIED:
-                before, is_refresh = self._index_below(upper, live, part, path, below, after)
+                before, is_refresh = self._compare_index(upper, live, part, path, below, after)
                 change = None if is_refresh else change
             if change is None:
                 if status.st_nlink > 1 and kind == c.FILE:
                     self._links_to_unchanged.add(status.st_ino)
-                self._forget(upper, name)
+                self._remove_unchanged(upper, name)
             else:
                 flags: tuple[str, ...] = (c.NEW_GROUP,) if status.st_gid != below.st_gid else ()
                 if status.st_uid != below.st_uid:
                     flags = (c.NEW_OWNER,)
-                marked = self._cleaned(upper, name, names)
+                marked = self._remove_origin_mark(upper, name, names)
                 self.add(path, change, kind, before=before, after=after, marked=marked, flags=flags)
         else:
-            # Something where the project has nothing, or something of another kind.
+            # The project has nothing there, or an entry of another kind.
             first = len(self.changes)
             self.add(
                 path, change or c.ADDED, kind, before=None if below is None else self.stamp_below(path, below),
-                after=_stamped(upper, name, status), marked=self._cleaned(upper, name, names),
-                flags=_opening(upper, name, names),
+                after=_stamp_in_layer(upper, name, status), marked=self._remove_origin_mark(upper, name, names),
+                flags=_open_acl_flag(upper, name, names),
             )  # fmt: skip
             if below is not None:
-                self._gone_inside(path, below)
+                self._add_deletions_inside(path, below)
             if kind == c.DIRECTORY:
-                self._new_inside(path)
-                self._leave_out_shells(first)
+                self._add_new_inside(path)
+                self._drop_settled_directories(first)
 
-    def _index_below(
+    def _compare_index(
         self, upper: int, live: MergedDirectory, part: int, path: str, below: os.stat_result, after: c.Stamp
     ) -> tuple[c.Stamp, bool]:
-        """Return the stamp of a git index, of which the times are a cache, and whether a command only refreshed it.
+        """Return the stamp of the git index below, and whether the command only refreshed that index.
 
-        Where a person refreshed it meanwhile, it is still the version that the command saw. So it is where the command
-        took over what the person had committed.
+        The times in an index are a cache. An index that a person refreshed meanwhile is still the version that the
+        command saw. So is one with a person's new commit, if the command's index contains that commit.
         """
-        means = read_meaning(part, INDEX, below)
-        for _ in range(_LOOKS):
-            now = None if means else stat_entry(part, INDEX)
-            if now is None or now.st_mtime_ns == below.st_mtime_ns:
+        digest = read_meaning(part, INDEX, below)
+        for _ in range(_INDEX_READ_ATTEMPTS):
+            entry = None if digest else stat_entry(part, INDEX)
+            if entry is None or entry.st_mtime_ns == below.st_mtime_ns:
                 break
-            below, means = now, read_meaning(part, INDEX, now)  # git replaced it in between
+            below, digest = entry, read_meaning(part, INDEX, entry)  # git replaced it in between
         before, seen = self.stamp_below(path, below), ""
-        before.meaning = means
+        before.meaning = digest
         if self._indexes is not None and part == live.live:
-            seen = self._indexes.meaning(self._root, path, below, means)
-            if means and seen and (seen == means or self._indexes.includes_committed(self._root, path, part, upper)):
+            seen = self._indexes.meaning(self._root, path, below, digest)
+            if digest and seen and (seen == digest or self._indexes.includes_committed(self._root, path, part, upper)):
                 before.changed_ns = 0
-        return before, after.meaning in (means, seen) and after.mode == before.mode
+        return before, after.meaning in (digest, seen) and after.mode == before.mode
 
-    def _new_inside(self, top: str) -> None:
-        """List what came with a new directory; all of it can move in one step."""
-        waiting = [top]
-        while waiting:
-            here = waiting.pop()
-            with Closing(self._layer.open_to_read(here)) as directory:
+    def _add_new_inside(self, top: str) -> None:
+        """Add the entries of a new directory, which is applied in one step with all of them."""
+        directories = [top]
+        while directories:
+            directory_path = directories.pop()
+            with Closing(self._layer.open_to_read(directory_path)) as directory:
                 for name in os.listdir(directory):
                     status = os.stat(name, dir_fd=directory, follow_symlinks=False)
                     if is_deletion_mark(directory, name, status):
-                        # Hides nothing, since nothing lies below, and must not travel with the tree.
+                        # There is nothing below for it to hide, and it must not get into the project.
                         if not self._is_in_use:
                             os.unlink(name, dir_fd=directory)
                         continue
-                    after = _stamped(directory, name, status)
-                    if after.kind != c.DIRECTORY and self.is_settled(f"{here}/{name}", status):
-                        self._forget(directory, name)
+                    after = _stamp_in_layer(directory, name, status)
+                    if after.kind != c.DIRECTORY and self.is_settled(f"{directory_path}/{name}", status):
+                        self._remove_unchanged(directory, name)
                         continue
                     names = list_attributes(directory, name)
-                    marked, flags = self._cleaned(directory, name, names), _opening(directory, name, names)
-                    self.add(f"{here}/{name}", c.ADDED, after.kind, after=after, within=top, marked=marked, flags=flags)
+                    marked = self._remove_origin_mark(directory, name, names)
+                    flags = _open_acl_flag(directory, name, names)
+                    path = f"{directory_path}/{name}"
+                    self.add(path, c.ADDED, after.kind, after=after, within=top, marked=marked, flags=flags)
                     if after.kind == c.DIRECTORY:
-                        waiting.append(f"{here}/{name}")
+                        directories.append(f"{directory_path}/{name}")
 
-    def _leave_out_shells(self, first: int) -> None:
-        """Leave out directories of what a checkpoint has settled and others removed, where nothing in them is new."""
+    def _drop_settled_directories(self, first: int) -> None:
+        """Drop directories without new entries that a checkpoint has settled and that others removed since."""
         if self._settled is None:
             return
         needed: set[str] = set()
-        kept: list[c.Change] = []
-        for change in reversed(self.changes[first:]):  # what lies in a directory comes after it
+        kept_changes: list[c.Change] = []
+        for change in reversed(self.changes[first:]):  # in `changes`, a directory comes before its entries
             is_added = change.kind == c.DIRECTORY and change.before is None
-            is_shell = is_added and change.path not in needed and self._settled.is_around(self._root, change.path)
-            if is_shell:
-                # It would come with the directory around it, so it is taken out of the layer too.
+            is_settled = is_added and change.path not in needed and self._settled.is_around(self._root, change.path)
+            if is_settled:
+                # Removed from the layer too: it would be applied together with the directory around it.
                 parent, name = split(change.path)
                 try:
                     with Closing(self._layer.open_to_read(parent)) as directory:
@@ -434,66 +438,68 @@ class _Scan:
                             os.rmdir(name, dir_fd=directory)
                     continue
                 except OSError:
-                    pass  # the command has closed one of them, so what was settled in it is still there
+                    pass  # the command has closed a directory, so the settled entries are still in it
             needed.add(split(change.path)[0])
-            kept.append(change)
-        self.changes[first:] = reversed(kept)
+            kept_changes.append(change)
+        self.changes[first:] = reversed(kept_changes)
 
     def is_settled(self, path: str, status: os.stat_result) -> bool:
         return self._settled is not None and self._settled.is_unchanged(self._root, path, status)
 
     def stamp_below(self, path: str, below: os.stat_result) -> c.Stamp:
-        """Return the stamp of what lies below; what a checkpoint of this command left there is not another's edit."""
+        """Return the stamp of an entry below; one that a checkpoint of this command left is not somebody's edit."""
         stamp = stamp_of(below)
         if self._settled is not None and self._settled.is_left(self._root, path, below):
             stamp.changed_ns = 0
         return stamp
 
-    def _forget(self, directory: int, name: str) -> None:
-        """Remove what is no change: left in a held layer, it would hide what a person writes there later."""
+    def _remove_unchanged(self, directory: int, name: str) -> None:
+        """Remove an unchanged entry from the layer: in a held layer it would hide what a person writes there later."""
         if self._is_in_use:
             return
         try:
             os.unlink(name, dir_fd=directory)
         except PermissionError:
-            return  # in a directory that the command made read-only: it stays, as no more than a copy
+            return  # the command made the directory read-only; the copy does no harm
 
-    def _cleaned(self, directory: int, name: str, names: list[str]) -> int:
-        """Remove the one mark that every copied-up file has, while it is at hand; tell what is left to be removed."""
+    def _remove_origin_mark(self, directory: int, name: str, names: list[str]) -> int:
+        """Remove the mark that every copied-up file has; return the kind of marks that must still be removed."""
         marks = [each for each in names if each.startswith(c.OVERLAY_PREFIXES)]
         if marks != [ORIGIN] or self._is_in_use:
             return c.OTHER_MARKS if marks else 0
         try:
             os.removexattr(f"/proc/self/fd/{directory}/{name}", ORIGIN, follow_symlinks=False)
         except PermissionError:
-            return c.ORIGIN_MARK  # a read-only file: its mode must be opened up for it
+            return c.ORIGIN_MARK  # the file is read-only: its mode must be changed first
         return 0
 
-    def _removed(self, path: str, below: os.stat_result) -> None:
+    def _add_removed(self, path: str, below: os.stat_result) -> None:
         if self._settled is not None and self._settled.is_anothers(self._root, path):
             return
-        self._gone(path, below)
-        self._gone_inside(path, below)
+        self._add_deletion(path, below)
+        self._add_deletions_inside(path, below)
 
-    def _gone_inside(self, top: str, below: os.stat_result) -> None:
-        """Deletions are never left out of a report: list everything that goes with a directory."""
+    def _add_deletions_inside(self, top: str, below: os.stat_result) -> None:
+        """Add everything that is deleted with a directory: a report never leaves out a deletion."""
         for path, status in self._below.walk(top) if stat.S_ISDIR(below.st_mode) else ():
-            self._gone(path, status, within=top)
+            self._add_deletion(path, status, within=top)
 
-    def _gone(self, path: str, below: os.stat_result, within: str | None = None) -> None:
+    def _add_deletion(self, path: str, below: os.stat_result, within: str | None = None) -> None:
         if stat.S_ISREG(below.st_mode):
             if below.st_uid != self._owner:
-                self._others_gone.add((below.st_size, below.st_mtime_ns))
-            if below.st_nlink > 1 and not self._below.has_layers:  # what is held may have names in folds
-                self._links_gone[below.st_size, below.st_mtime_ns] = below.st_nlink
+                self._removed_of_other_owners.add((below.st_size, below.st_mtime_ns))
+            if below.st_nlink > 1 and not self._below.has_layers:  # a held file also has names in folds
+                self._removed_links[below.st_size, below.st_mtime_ns] = below.st_nlink
         before = self.stamp_below(path, below)
         self.add(path, c.DELETED, before.kind, before=before, within=within)
 
-    def flag_moved(self) -> None:
-        """Flag what was another's file, of the same size and time, under a name that is gone: it has a new owner."""
-        for change in self.changes if self._others_gone else ():
+    def flag_changed_owners(self) -> None:
+        """Flag a new file that is a renamed file of another owner: with the size and time of a deleted one."""
+        for change in self.changes if self._removed_of_other_owners else ():
             after = change.after
-            if after is None or change.change != c.ADDED or (after.size, after.modified_ns) not in self._others_gone:
+            if after is None or change.change != c.ADDED:
+                continue
+            if (after.size, after.modified_ns) not in self._removed_of_other_owners:
                 continue
             parent, name = split(change.path)
             with Closing(self._layer.open_to_read(parent)) as directory:
@@ -501,76 +507,76 @@ class _Scan:
                     change.flags = (c.NEW_OWNER,)
 
     def flag_copied_links(self) -> None:
-        """Flag new names of files that have others in the project: a link to what stays there becomes a copy.
+        """Flag new names of files that have other names in the project: in the project they become copies.
 
-        So does one that was renamed, which is told by size and time. A new directory is flagged with their number.
+        A renamed file is recognised by size and time. A new directory is flagged with the number of such files in it.
         """
-        if not self._links_gone and not self._links_to_unchanged:
+        if not self._removed_links and not self._links_to_unchanged:
             return
-        copied: dict[str, int] = {}
+        copied_by_path: dict[str, int] = {}
         for change in self.changes:
             after = change.after
             if after is None or after.kind != c.FILE or (change.before is not None and change.before.same(after)):
                 continue
-            names = self._links_gone.get((after.size, after.modified_ns), 0) if change.change == c.ADDED else 0
-            if after.links < names or after.inode in self._links_to_unchanged:
+            link_count = self._removed_links.get((after.size, after.modified_ns), 0) if change.change == c.ADDED else 0
+            if after.links < link_count or after.inode in self._links_to_unchanged:
                 top = change.within or change.path
-                copied[top] = copied.get(top, 0) + 1
+                copied_by_path[top] = copied_by_path.get(top, 0) + 1
         for change in self.changes:
-            if change.path in copied:
-                change.flags = (*change.flags, f"{c.COPIED_LINKS}:{copied[change.path]}")
+            if change.path in copied_by_path:
+                change.flags = (*change.flags, f"{c.COPIED_LINKS}:{copied_by_path[change.path]}")
 
-    def add(self, path: str, change: str, kind: str, **more: object) -> None:
-        self.changes.append(c.Change(self._root, path, change, kind, **more))  # type: ignore[arg-type]
+    def add(self, path: str, change: str, kind: str, **values: object) -> None:
+        self.changes.append(c.Change(self._root, path, change, kind, **values))  # type: ignore[arg-type]
 
 
-def _stamped(directory: int, name: str, status: os.stat_result) -> c.Stamp:
-    """Return the stamp of an entry of the layer; that of a git index with what it means."""
+def _stamp_in_layer(directory: int, name: str, status: os.stat_result) -> c.Stamp:
+    """Return the stamp of an entry of the layer; for a git index, with the digest of its entries."""
     return stamp_of(status, read_meaning(directory, name, status) if name == INDEX else "")
 
 
-def _opening(directory: int, name: str, names: list[str]) -> tuple[str, ...]:
-    """Flag a new directory in which, by its access rules, others may write whatever is made, whatever the umask."""
-    if _RULES not in names:
+def _open_acl_flag(directory: int, name: str, names: list[str]) -> tuple[str, ...]:
+    """Flag a new directory whose default ACL lets others write every file that is made in it, whatever the umask."""
+    if _ACL_ATTRIBUTE not in names:
         return ()
-    rules = os.getxattr(f"/proc/self/fd/{directory}/{name}", _RULES, follow_symlinks=False)
-    # Behind a version: what each is for and what it allows, in two bytes each, and whom it names.
-    opens = any(rules[at] == _OTHERS and rules[at + 2] & 2 for at in range(4, len(rules), 8))
+    rules = os.getxattr(f"/proc/self/fd/{directory}/{name}", _ACL_ATTRIBUTE, follow_symlinks=False)
+    # After a version number come entries of eight bytes: tag (2), permissions (2), user or group id (4).
+    opens = any(rules[at] == _ACL_OTHERS and rules[at + 2] & 2 for at in range(4, len(rules), 8))
     return (c.OPENING,) if opens else ()
 
 
 def _difference(
     upper: int, live: int, name: str, status: os.stat_result, below: os.stat_result, names: list[str]
 ) -> str | None:
-    """Name the change between two entries of the same kind, or None: a copy-up alone is no change."""
+    """Return the kind of change between two entries of the same kind, or None if they are the same."""
     if stat.S_ISLNK(status.st_mode):
         return None if os.readlink(name, dir_fd=upper) == os.readlink(name, dir_fd=live) else c.MODIFIED
     if status.st_size != below.st_size or status.st_mtime_ns != below.st_mtime_ns:
         return c.MODIFIED
-    if stat.S_ISREG(status.st_mode) and not _as_far_as_seen(lambda: same_content(upper, live, name)):
+    if stat.S_ISREG(status.st_mode) and not _unless_denied(lambda: same_content(upper, live, name)):
         return c.MODIFIED
-    if not _as_far_as_seen(lambda: own_attributes(upper, name, names) == own_attributes(live, name)):
+    if not _unless_denied(lambda: own_attributes(upper, name, names) == own_attributes(live, name)):
         return c.MODIFIED
     return None if status.st_mode == below.st_mode else c.MODE
 
 
 def has_other_attributes(upper: int, live: int, name: str, kinds: tuple[str, ...] = ("user.", "system.")) -> bool:
-    """Return True if a directory of the layer has other attributes or access rules than the one below.
+    """Return True if a directory of the layer has other attributes or ACLs than the one below.
 
-    Only those that commands set: labels differ by where a directory lies. Access rules may not come along with it, and
-    the layer's own top may have some by where it lies.
+    Only attributes that commands can set are compared: security labels depend on the place of a directory. A copy-up
+    may lose ACLs, and the layer's own top may inherit some from the directory around it.
     """
     names = [each for each in list_attributes(upper, name) if each.startswith(kinds)]
     below = [each for each in list_attributes(live, name) if each in names or each.startswith("user.")]
     if not names and not below:
         return False
-    return not _as_far_as_seen(lambda: own_attributes(upper, name, names) == own_attributes(live, name, below))
+    return not _unless_denied(lambda: own_attributes(upper, name, names) == own_attributes(live, name, below))
 
 
-def _as_far_as_seen(compare: Callable[[], bool]) -> bool:
-    """Compare; what may not be read counts as unchanged.
+def _unless_denied(compare: Callable[[], bool]) -> bool:
+    """Return the result of a comparison, or True if permission to read is denied.
 
-    Nothing hangs on that guess: a change of mode alone is taken over as the whole file too.
+    A wrong guess does no harm: even for a change of mode alone, the whole file is taken over.
     """
     try:
         return compare()
@@ -579,7 +585,7 @@ def _as_far_as_seen(compare: Callable[[], bool]) -> bool:
 
 
 def own_attributes(directory: int, name: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
-    """Return the attributes of an entry that no overlay put there; `names` are all that it has, where known."""
+    """Return the attributes of an entry without those of overlays; `names` are all its attributes, if known."""
     path = f"/proc/self/fd/{directory}/{name}"
     return {
         each: os.getxattr(path, each, follow_symlinks=False)
