@@ -176,7 +176,9 @@ def hardening(room: Path) -> Iterator[Figure]:
         def without() -> None:
             def look(self: running.Execution) -> VisibleMounts:
                 mounts = (*bare, *self._capture.mounts)
-                return VisibleMounts(mounts=mounts, ahead=2, look=0, blocks_sockets=True)
+                return VisibleMounts(
+                    mounts=mounts, host_mount_count=2, host_view_number=0, blocks_sockets=True
+                )
 
             with (
                 mock.patch.object(running.Execution, "_find_visible", look),

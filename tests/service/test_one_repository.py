@@ -488,7 +488,7 @@ def test_what_is_discarded_just_before_a_commit_on_top_of_it_is_held_is_noticed(
             sandbox.discard(due.pop())
         return alone(store, project, wait=wait)
 
-    monkeypatch.setattr(Store, "alone", after_a_person)
+    monkeypatch.setattr(Store, "lock_project", after_a_person)
     with Sandbox(repository) as sandbox:
         held = sandbox.run("echo b > b; git add b; git commit -qm b", apply="hold")
         commit = "echo a > a; git add a; git commit -qm a; echo done"

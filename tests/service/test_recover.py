@@ -59,7 +59,7 @@ MAKES = """
 import os, signal, sys
 from fumehood import Sandbox
 from fumehood.service import layers
-layers.resemble = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+layers.copy_metadata = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 Sandbox(sys.argv[1]).run("true")
 """
 
@@ -321,7 +321,7 @@ def test_what_is_held_moves_only_while_nobody_begins(sandbox, project, by):
         if by == "the next start":
             OpenedStore().close()
         else:
-            with other.alone(number):
+            with other.lock_project(number):
                 pass
 
     with store.lock_held_trees(number, settling=False):  # as who records a run has it

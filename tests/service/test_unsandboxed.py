@@ -140,7 +140,7 @@ def test_a_program_that_commands_can_write_is_never_kept(home, project, tmp_path
 
 
 def test_nor_is_one_in_another_project_or_in_the_playground(bare, home, test_directory, person, monkeypatch):
-    monkeypatch.setattr("fumehood.service.profiles._ANYBODY_S", ())  # all that tests make lies in /var/tmp
+    monkeypatch.setattr("fumehood.service.profiles._WORLD_WRITABLE", ())  # all that tests make lies in /var/tmp
     other, playground = test_directory / "other", home / ".local/share/fumehood/playground"
     for place in (other, playground, home / "bin"):
         place.mkdir(parents=True, exist_ok=True)
@@ -418,7 +418,7 @@ def test_of_one_whose_program_was_killed_it_is_said_that_it_ran(no_sandbox, proj
 
 def test_a_program_reached_through_a_link_that_commands_can_turn_is_never_kept(tmp_path, monkeypatch):
     # Every directory of a test's own is one where anybody may leave a program.
-    monkeypatch.setattr(profiles, "_ANYBODY_S", ())
+    monkeypatch.setattr(profiles, "_WORLD_WRITABLE", ())
     project, tools = tmp_path / "project", tmp_path / "tools"
     for place in (project, tools):
         place.mkdir()

@@ -77,7 +77,7 @@ def what_was_blocked(
         blocked.append(result.outcome.limit)
     if any(stream.size > stream.saved > 0 for stream in (result.stdout, result.stderr)):
         blocked.append(limit_reached(OUTPUT, policy.output_limit))
-    home = "" if result.visible is None else result.visible.home
+    home = "" if result.visible is None else result.visible.temporary_home
     complaints = run.stdout if run.one_stream else run.stderr
     blocked += _refused(hood, run, complaints, world, home, can_ask=can_ask)
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
@@ -218,9 +218,9 @@ def _suspect(
         suspects = suspected(output, run.exit_code, policy, home, secret_paths_in_variables(), closed)
         is_explained = bool(blocked)
         blocked += [each for each in suspects if each not in blocked and not (each.what == "limit" and is_explained)]
-    if result.visible is not None and result.visible.home:
+    if result.visible is not None and result.visible.temporary_home:
         named = {each.detail for each in blocked}
-        for path in unseen_paths(output, (result.visible.home,), result.visible.hides, run.cwd):
+        for path in unseen_paths(output, (result.visible.temporary_home,), result.visible.hides, run.cwd):
             if path not in named:
                 hint = f'to show it to commands: show = ["{path}"] in the configuration (fumehood config path)'
                 if can_ask:

@@ -1,4 +1,4 @@
-"""A run's layers on disk: made before it, emptied of what nobody needs after it."""
+"""A run's directory and layers on disk: made before the run, scanned after it, and removed when not needed."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
 
 _PARTS = ("upper", "work", "merged")
-_NEW = ".new"  # ends the name of a directory that is not ready
+_NEW = ".new"  # suffix of a directory that is not complete yet
 _BELOW_FILE = "below"
-_ACCESS_RULES = ("system.posix_acl_access", "system.posix_acl_default")  # what is made in a directory inherits them
-_CLOCK_LAG_S = 0.02  # the times of files lag behind the clock by less
-INIT = "init"  # which process was the first in the sandbox
-_SCAN_TRIES = 3  # of directories, by others, while one layer is read
-SETTLED = "settled"  # what checkpoints of its command have put into the project
-_REFS = "refs"  # what those of repositories said before its objects came
-GONE = ".gone"  # ends the name of a run's directory that only waits to be removed
-MEND = "fumehood doctor --mend"  # takes up again what no record names
+_ACCESS_RULES = ("system.posix_acl_access", "system.posix_acl_default")  # new files in a directory inherit them
+_CLOCK_LAG_S = 0.02  # file times lag behind the clock by at most this
+INIT = "init"  # the file that names the first process in the sandbox
+_SCAN_TRIES = 3  # for others may move directories while a layer is read
+SETTLED = "settled"  # the file of what checkpoints have put into the project
+_REFS = "refs"  # the file of git refs as they were before the run's objects came
+GONE = ".gone"  # suffix of a run's directory that is about to be removed
+MEND = "fumehood doctor --mend"  # records runs again that are only on the disk
 
 
 class RunAgain(Exception):
-    """Other runs changed what this one changed, at a place; it left nothing, neither layers nor a record."""
+    """The run gives way to other runs that changed the same place. It is forgotten, and is to be run again."""
 
     def __init__(self, reason: str, place: str) -> None:
         super().__init__(reason)
@@ -58,9 +58,9 @@ def make(
     places: Places, run: str, roots: Sequence[str], way: str, below: Sequence[tuple[str, ...]] = (), frozen: str = "",
     overlaid: Collection[str] = (),
 ) -> tuple[Layer, ...]:  # fmt: skip
-    """Make the directories of a run's layers; the upper one looks like the root it stands for.
+    """Make the directories of a run's layers; each upper directory gets the mode and owner of its root.
 
-    Those `overlaid` are captured by the kernel's overlay, whatever is done for the others.
+    The roots in `overlaid` are captured by the kernel's overlay, whatever way the others are.
     """
     layers = []
     try:
@@ -71,13 +71,13 @@ def make(
             os.mkdir(f"{places.run(run)}/{number}", 0o700)
             for part in _PARTS[1:] if way in (FUSE, COPY) and not is_overlaid else _PARTS[1:2]:
                 os.mkdir(places.layer(run, number, part), 0o700)
-            # Under another name until then: what differs from the root would be a change.
+            # Under another name until it is complete: any difference to the root would be a change.
             os.mkdir(f"{layer.upper}{_NEW}", 0o700)
             mode = copy_metadata(f"{layer.upper}{_NEW}", layer.lowers[0])
             layers.append(layer.replace(mode=mode, is_overlaid=is_overlaid))
             os.rename(f"{layer.upper}{_NEW}", layer.upper)
         if any(below) or frozen:
-            # For whoever goes on should this process die: the trees may be folds.
+            # For the process that recovers this run if ours dies: these trees may be folds.
             with open(f"{places.run(run)}/0/{_BELOW_FILE}", "wb") as file:
                 marshal.dump((list(below), frozen), file)
     except OSError as error:
@@ -87,10 +87,10 @@ def make(
 
 
 def wait_for_next_second(status: os.stat_result) -> None:
-    """Where files have times of whole seconds, wait for the next one.
+    """If the file system has times of whole seconds only, wait for the next second.
 
-    A command begins with a second, and what it leaves in the project is there when one ends: else nothing would tell
-    what a person changes in the same second.
+    A command begins at the start of a second, and its changes are in the project before one ends: otherwise a person's
+    change in the same second could not be noticed.
     """
     if status.st_ctime_ns % SECOND == 0:
         time.sleep((SECOND - time.time_ns() % SECOND) / SECOND + _CLOCK_LAG_S)
@@ -99,7 +99,7 @@ def wait_for_next_second(status: os.stat_result) -> None:
 def layers_of(
     places: Places, run: str, roots: Sequence[str], below: Sequence[tuple[str, ...]] = (), frozen: str = ""
 ) -> tuple[Layer, ...]:
-    """Return where a run's layers lie, over what was held `below` each root, or a `frozen` copy of each."""
+    """Return a run's layers, each over the held trees `below` it and its root, or over a `frozen` copy of the root."""
     layers = []
     for number, root in enumerate(roots):
         upper, work, merged = (places.layer(run, number, part) for part in _PARTS)
@@ -113,24 +113,24 @@ def layers_of(
 
 
 def frozen_copy(frozen: str, number: int, root: str) -> str:
-    """Return the copy of a root among frozen ones; nothing for one that came later. A project may be moved."""
+    """Return the frozen copy of a root, or "" if the root was added later. A project may be moved."""
     copy = frozen_copy_path(frozen, number, root)
     return copy if os.path.isdir(copy) else ""
 
 
 def frozen_copy_path(frozen: str, number: int, root: str) -> str:
-    """Return where the copy of a root lies, or is to lie, among frozen ones."""
+    """Return the path for the frozen copy of a root."""
     return f"{frozen}/{crc32(os.fsencode(root)):08x}" if number else f"{frozen}/0"
 
 
 def recorded_trees_below(places: Places, run: str) -> tuple[list[tuple[str, ...]], str]:
-    """Return which trees a command that did not end saw below its layers, and which frozen copies, if any."""
+    """Return the held trees below an unfinished run's layers, and the directory of frozen copies, or ""."""
     below: tuple[list[tuple[str, ...]], str] | None = _read_note(f"{places.run(run)}/0/{_BELOW_FILE}")
     return ([], "") if below is None else below
 
 
 def record_refs(upper: str, refs: Refs) -> None:
-    """Keep what refs say before objects come into a repository; what a layer has noted before counts where it is so."""
+    """Record git refs before a run's objects come into a repository; those recorded before and unchanged are kept."""
     before = recorded_refs(upper)
     kept = refs if before is None else {place: says for place, says in refs.items() if before.get(place) == says}
     if kept != before:
@@ -138,7 +138,7 @@ def record_refs(upper: str, refs: Refs) -> None:
 
 
 def recorded_refs(upper: str) -> Refs | None:
-    """Return what was noted of refs; None where nothing was."""
+    """Return the recorded refs, or None."""
     refs: Refs | None = _read_note(f"{os.path.dirname(upper)}/{_REFS}")
     return refs
 
@@ -152,17 +152,14 @@ def _read_note(path: str) -> Any:
 
 
 def may_have_written(places: Places, run: Run, layers: Sequence[Layer]) -> bool:
-    """Return True if a command was started and may have written something; in a copy, only a comparison would tell."""
+    """Return True if a command was started and may have written something. In a copied tree this is always possible."""
     if not os.path.exists(places.layer(run.run, 0, INIT)):
         return False
     return run.capture == COPY or any(has_entries(layer.upper) for layer in layers)
 
 
 def require_roots_exist(roots: Sequence[str], changes: Sequence[Change] | None = None) -> None:
-    """Refuse where the project, or another directory that commands write, was moved or removed.
-
-    With changes, only those count that some of them lie in.
-    """
+    """Raise BadRequest if a root was moved or removed; with `changes`, only the roots that these are in count."""
     for number in range(len(roots)) if changes is None else sorted({change.root for change in changes}):
         if os.path.isdir(roots[number]):
             continue
@@ -184,9 +181,10 @@ def _directory_error(places: Places, error: OSError) -> FumehoodError:
 
 
 class RunDirectory:
-    """A run's directory, locked for as long as its process lives and its record is not final.
+    """A run's directory, locked while its process lives and its record is not final.
 
-    It is made before the record is, so a record of a running run whose directory is not locked tells of a death.
+    It is made before the record. So if a record says that a run is running and its directory is not locked, its process
+    has died.
     """
 
     def __init__(self, places: Places, run: str) -> None:
@@ -209,16 +207,16 @@ class RunDirectory:
         self._lock.take()
 
     def note_roots(self, roots: Sequence[str]) -> None:
-        """Take note of which directories a command begins in."""
+        """Remember the identity of the roots when the command begins."""
         self._began_in = [(root, identity_of(root)) for root in roots]
 
     def refuse_replaced_roots(self, changes: Sequence[Change]) -> None:
-        """Raise Unfinished where there are changes and a root is another directory than when the command began."""
+        """Raise Unfinished if there are changes and a root is no longer the directory that it was at the beginning."""
         for root, then in self._began_in if changes else ():
             now = identity_of(root)
             if then is None or now is None:
                 continue
-            # While a command runs, another device is another mount: its directory may be as old as the one under it.
+            # While a command runs, another device means another mount; its directory may be as old as the one below.
             if then.is_another(now) or then.device != now.device:
                 raise Unfinished(
                     f"another directory is at {printable(root)} than when it began: nothing was applied",
@@ -234,12 +232,12 @@ class RunDirectory:
         if self._lock is not None:
             path = self._places.run(self.run)
             if any(error) and os.path.isdir(path) and not has_entries(path):
-                os.rmdir(path)  # it failed before anything was made or recorded
+                os.rmdir(path)  # the run failed before anything was made or recorded
             self._lock.close()
 
 
 def lock_dead_run(places: Places, run: str) -> Lock:
-    """Lock the directory of a run whose process is dead; raises BlockingIOError where it lives."""
+    """Lock the directory of a run whose process is dead; raises BlockingIOError if it lives."""
     lock = Lock(os.open(places.run(run), LISTING | os.O_NOFOLLOW | os.O_CLOEXEC))
     try:
         return lock.take(wait=False)
@@ -249,7 +247,7 @@ def lock_dead_run(places: Places, run: str) -> Lock:
 
 
 def is_process_alive(places: Places, run: str) -> bool:
-    """Return True if the process of a run lives, and is not done with it."""
+    """Return True if the process of a run lives and has not finished with it."""
     try:
         lock_dead_run(places, run).close()
     except FileNotFoundError:
@@ -260,7 +258,7 @@ def is_process_alive(places: Places, run: str) -> bool:
 
 
 def unrecorded_directories(store: Store) -> list[str]:
-    """Return the runs' directories that no record names, that no living process has, and that hold something."""
+    """Return the directories of runs without a record and without a living process, unless they are empty."""
     recorded = {name for row in store.database.rows("SELECT id, layer FROM runs") for name in row}
     unnamed = []
     for name in sorted(os.listdir(f"{store.places.state}/runs")):
@@ -273,26 +271,26 @@ def unrecorded_directories(store: Store) -> list[str]:
             continue
         directory = store.places.run(name)
         try:
-            # More than what is made before the run is recorded: empty layers.
+            # Empty layers do not count: they are made before the run is recorded.
             layers = [f"{directory}/{layer}" for layer in os.listdir(directory)]
             parts = [f"{layer}/{part}" for layer in layers for part in os.listdir(layer)]
             holds_something = any(os.listdir(part) for part in parts)
         except (NotADirectoryError, PermissionError):
-            holds_something = True  # a file, or closed as the root is that it stands for
+            holds_something = True  # a file, or a directory with a mode that forbids reading, like its root
         if holds_something:
             unnamed.append(directory)
     return unnamed
 
 
 def copy_metadata(upper: str, root: str) -> int:
-    """Give a directory of ours what belongs to the one it stands for, as far as we may; returns the mode."""
+    """Copy owner, mode, times and attributes of a root to its upper directory, as far as we may; returns the mode."""
     like = os.stat(root)
     if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
         from fumehood.linux.copying import give_owner
 
         give_owner(upper, like)
     owned = [each for each in listxattr(root) if _is_user_attribute(each) or each in _ACCESS_RULES]
-    inherited = [each for each in listxattr(upper) if each in _ACCESS_RULES]  # from where the layer lies
+    inherited = [each for each in listxattr(upper) if each in _ACCESS_RULES]  # from the directory around the layer
     for attribute in dict.fromkeys((*owned, *inherited)):
         try:
             if attribute in owned:
@@ -300,7 +298,7 @@ def copy_metadata(upper: str, root: str) -> int:
             else:
                 os.removexattr(upper, attribute)
         except OSError as error:
-            # A directory may be closed to us, and not every file system has attributes, or room for them.
+            # We may lack permission, and not every file system has attributes, or room for them.
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSPC, errno.E2BIG):
                 raise
     os.chmod(upper, like.st_mode & 0o7777)
@@ -315,16 +313,17 @@ def _is_user_attribute(attribute: str) -> bool:
 def scan_layers(
     layers: Sequence[Layer], indexes: SeenIndexes | None = None, *, whole: bool = True, is_in_use: bool = False
 ) -> list[Change]:
-    """Return what a command changed, root by root; `whole` with the other names of the files that it wrote.
+    """Return the changes of a command, root by root, without those that checkpoints have settled.
 
-    What checkpoints have settled is left out. The layers of a command that goes on, `is_in_use`, stay as they are.
+    `whole`: include the other names of hard-linked files that it wrote. `is_in_use`: the command goes on, so its layers
+    must not be modified.
     """
     settled = settled_by_checkpoints(layers)
     scanned_changes: list[Change] = []
     for number, layer in enumerate(layers):
         if _has_no_writes(layer):
             continue
-        # What was held below it may have been applied or thrown away while the command ran.
+        # A held run below it may have been applied or discarded while the command ran.
         below = (*(each for each in layer.held if os.path.isdir(each)), layer.frozen_root or layer.root)
         with Descriptors(map(open_top, (layer.upper, *below))) as tops:
             changes = _scan_layer(number, tops, mode=layer.mode, indexes=indexes, settled=settled, is_in_use=is_in_use)
@@ -338,7 +337,7 @@ def scan_layers(
 
 
 def _scan_layer(number: int, tops: Sequence[int], **options: Any) -> list[Change]:
-    """Read a layer, once more where somebody just moved a directory that it is compared with."""
+    """Scan a layer; again if somebody has just moved a directory that it is compared with."""
     from fumehood.linux.layer import scan
 
     for _ in range(_SCAN_TRIES):
@@ -350,7 +349,7 @@ def _scan_layer(number: int, tops: Sequence[int], **options: Any) -> list[Change
 
 
 def _has_no_writes(layer: Layer) -> bool:
-    """Return True if nothing was written to a layer, as by most commands: what reads one need not be loaded."""
+    """Return True if nothing was written to a layer. So it is for most commands, and the scanner need not be loaded."""
     status = os.stat(layer.upper)
     if status.st_mode != layer.mode or not status.st_mode & stat.S_IRUSR or has_entries(layer.upper):
         return False
@@ -361,17 +360,17 @@ def _has_no_writes(layer: Layer) -> bool:
 
 
 def init_file(layers: Sequence[Layer]) -> str:
-    """Return the file that tells which process is the first in a sandbox."""
+    """Return the path of the file that names the first process in the sandbox."""
     return f"{os.path.dirname(layers[0].upper)}/{INIT}"
 
 
 def is_checkpointed(layers: Sequence[Layer]) -> bool:
-    """Return True if something that a command wrote was put into the project while it ran."""
+    """Return True if a checkpoint has put something into the project while the command ran."""
     return os.path.exists(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")
 
 
 def settled_by_checkpoints(layers: Sequence[Layer]) -> Settled | None:
-    """Return what checkpoints of a command have put into the project; None where there was none."""
+    """Return what checkpoints of a command have put into the project, or None if there was no checkpoint."""
     if not is_checkpointed(layers):
         return None
     from fumehood.linux.checkpoints import noted
@@ -380,7 +379,7 @@ def settled_by_checkpoints(layers: Sequence[Layer]) -> Settled | None:
 
 
 def remove_work_directories(layers: Sequence[Layer]) -> None:
-    """Remove what only the mount needed, and what was noted of the command while it ran."""
+    """Remove the directories that only the mount needed, and the notes that were kept while the command ran."""
     above = os.path.dirname(layers[0].upper)
     remove_file(f"{above}/{INIT}")
     remove_file(f"{above}/{SETTLED}")
@@ -395,9 +394,9 @@ def remove_work_directories(layers: Sequence[Layer]) -> None:
 
 
 def _remove_usual_work_directory(layer: Layer) -> bool:
-    """Remove the work directory as an overlay usually leaves it, which is quicker than finding out; tell if it was so.
+    """Remove a work directory that looks as an overlay usually leaves it; return False if it looks otherwise.
 
-    Its directories are left at mode 000, so they must be opened up first.
+    This is quicker than listing it. The kernel leaves its directories at mode 000, so chmod comes first.
     """
     if os.path.lexists(layer.merged):
         return False
@@ -414,9 +413,9 @@ def _remove_usual_work_directory(layer: Layer) -> bool:
 
 
 def drop(places: Places, run: str) -> None:
-    """Remove a run's layers altogether."""
+    """Remove a run's directory with all its layers."""
     try:
-        # As most runs leave them: with one root, nothing in it.
+        # The usual case: one root, and nothing in its layer.
         for part in ("/0/upper", "/0", ""):
             os.rmdir(places.run(run) + part)
     except OSError:
@@ -424,16 +423,16 @@ def drop(places: Places, run: str) -> None:
 
 
 def drop_if_empty(places: Places, run: str, changes: Iterable[Change]) -> None:
-    """Remove layers that hold no backup, nothing that waits for a person, and nothing that an undo must know.
+    """Remove layers without backups, held changes or anything else that an undo needs.
 
-    A backup may be an empty directory, so only the changes tell whether what is left is needed.
+    A backup may be an empty directory, so only the changes tell whether the layers are needed.
     """
     if not any(map(needs_layer, changes)) and not os.path.exists(f"{places.run(run)}/0/{_REFS}"):
         drop(places, run)
 
 
 def disk_usage(directory: int, name: str, *, freed: bool = False) -> int:
-    """Return the bytes that an entry takes, each file counted once; `freed`: not those that a daily backup keeps."""
+    """Return the bytes that an entry takes, each file once; `freed`: without files that a daily backup keeps too."""
     blocks = 0
     linked: dict[int, int] = {}
     for entry in stat_tree(directory, name):
@@ -461,7 +460,7 @@ def walk_tree(directory: int, name: str) -> Iterator[tuple[str, os.stat_result]]
             here = waiting.pop()
             listing = parents.open_listing(here)
             if listing is None:
-                continue  # no directory, or closed by a mode that is the backup's own
+                continue  # not a directory, or a backup whose own mode forbids reading
             with Closing(listing):
                 for below in os.listdir(listing):
                     path, entry = f"{here}/{below}", stat_entry(listing, below)
@@ -473,9 +472,9 @@ def walk_tree(directory: int, name: str) -> Iterator[tuple[str, os.stat_result]]
 
 
 def refresh_running_commands(store: Store, project: int, run: Run) -> None:
-    """Have the commands of a project that run see what another one changed there.
+    """Make the running commands of a project see what another run changed there.
 
-    The kernel's overlay goes on showing what it has looked up once, even that something was not there.
+    The kernel's overlay remembers what it has looked up, even that a name did not exist.
     """
     names = {name for name, state, *_ in store.history.unfinished_runs(project) if state == RUNNING}
     names -= {run.run, run.of or ""}  # a checkpoint is of a command that runs

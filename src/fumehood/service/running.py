@@ -1,4 +1,4 @@
-"""One command, from its layers to its end: the sandbox is built, started, attend_with and cleared away."""
+"""One command from its layers to its end: the sandbox is built, launched, attended and cleared away."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fumehood.store.places import Places
 
 
-_SHARE = 20  # of the time that passes, at most a twentieth is spent on checkpoints that nobody asked for
+_CHECKPOINT_SHARE = 20  # at most a twentieth of the time is spent on checkpoints that nobody asked for
 
 
 class CommandResult(Value):
@@ -55,7 +55,7 @@ class CommandResult(Value):
     stderr: Stream
     duration_s: float
     visible: VisibleMounts | None = None
-    written_to_home: tuple[str, ...] = ()  # what it wrote to its home, which is thrown away
+    written_to_home: tuple[str, ...] = ()  # what it wrote to its temporary home, which is deleted
 
 
 class Execution:
@@ -136,12 +136,12 @@ class Execution:
         return self._with_mounts(plan, self._find_visible())
 
     def would_see(self) -> VisibleMounts:
-        """Return what a command without a session or a network would see."""
+        """Return the mounts that a command without session and network would see."""
         self._prepare()
         return self._find_visible()
 
     def _plan(self, command: tuple[str, ...], cwd: str) -> Plan:
-        """Put together all that a launch needs."""
+        """Return the plan with everything that the launch needs."""
         world, access, host = self.world, self._access, self._host
         bwrap = host.overlay_bwrap if self._capture.way == BWRAP else host.bwrap
         if bwrap is None:
@@ -188,7 +188,7 @@ class Execution:
         return self._with_mounts(plan, visible)
 
     def _shares_loopback(self, loopback: Loopback) -> bool:
-        """Return True if a command is on its session's loopback."""
+        """Return True if the command shares its session's loopback."""
         if self._access is not None and self._access.shares:
             return False
         if not self._host.makes_namespaces:
@@ -196,12 +196,12 @@ class Execution:
         return not loopback.why_alone
 
     def _prepare(self) -> None:
-        """Find out whom the command runs as, and make its scratch ready."""
+        """Find out as which user the command runs, and make its scratch directories."""
         capture, world, surroundings = self._capture, self.world, self.hood.surroundings
         project = capture.layers[0].root
         owner = self._owner = owner_of(project)
         if owner is not None:
-            # Root runs the command as the person whose project it is.
+            # Root runs the command as the owner of the project.
             self.user = owner.user
             if capture.way != KERNEL or not self._host.privileged:
                 raise LaunchFailed(
@@ -236,23 +236,24 @@ class Execution:
         return self._visible
 
     def _with_mounts(self, plan: Plan, visible: VisibleMounts) -> Plan:
-        """Return a plan with what the launcher mounts."""
+        """Return the plan with the mounts that our launcher makes."""
         if not self._launcher_mounts:
             return plan
         mounts = tuple(each for each in visible.mounts if not needs_bubblewrap(each))
         return plan.replace(
-            mounts=mounts, host_mount_count=visible.ahead, host_view_number=visible.look, temporary_home=visible.home
-        )
+            mounts=mounts, host_mount_count=visible.host_mount_count, host_view_number=visible.host_view_number,
+            temporary_home=visible.temporary_home,
+        )  # fmt: skip
 
     def _make_warden(self, init: int) -> Guard | None:
-        """Have somebody look after a command that runs for longer than a moment; None where it is not set up yet."""
+        """Return a warden for a command that runs for longer than a moment; None if the sandbox is not ready yet."""
         from fumehood.linux.warden import NotYet, Warden
 
         world, capture = self.world, self._capture
         is_copy = capture.way == COPY
         overlays = [target for _, target in capture.targets] if capture.way == KERNEL else []
         places = [each.merged if is_copy and not each.is_overlaid else each.upper for each in capture.layers]
-        # It may fill these too.
+        # Directories that count too, for the limit of disk space.
         besides = [*(world.scratch.directories if world.scratch else ())]
         besides += [self.session_run.tmp] if self.session_run and self.session_run.tmp else []
         besides += [world.thrown] if world.thrown else []
@@ -268,7 +269,7 @@ class Execution:
 
 
 class CheckpointTimer:
-    """Tells when a running command is to be checkpointed: somebody asks for it, or its interval is over."""
+    """Makes checkpoints of a running command: when somebody asks for one, and at intervals."""
 
     def __init__(
         self, hood: Hood, run: Run, make: Callable[[], Checkpoints], background_after: float | None,
@@ -276,37 +277,37 @@ class CheckpointTimer:
     ) -> None:  # fmt: skip
         from fumehood.core.judge import HOLD_ALL
 
-        self._make = make
+        self._make_checkpoints = make
         self._mark = hood.store.places.checkpoint_mark(run.run)
-        self._commands = commands  # that an agent runs, each of which is settled by itself
+        self._shell_commands = commands  # those of an agent, each of which is settled by itself
         self._checkpoints: Checkpoints | None = None if commands is None else commands.checkpoints
         by_itself = background_after is not None and run.mode == APPLY and hood.policy.on_conflict != HOLD_ALL
-        self._every = hood.policy.checkpoint if by_itself and run.capture == KERNEL else 0.0
-        self._next = time.monotonic() + (background_after or 0.0)
+        self._interval_s = hood.policy.checkpoint if by_itself and run.capture == KERNEL else 0.0
+        self._next_at = time.monotonic() + (background_after or 0.0)
 
     def check(self, init: int) -> None:
         """Make a checkpoint if it is time; `init` is the first process of the sandbox."""
         name = read(self._mark).decode("ascii")
-        if self._commands is not None and self._commands.settle_dead_shells() and not name:
+        if self._shell_commands is not None and self._shell_commands.settle_dead_shells() and not name:
             return
-        if not name and (not self._every or time.monotonic() < self._next):
+        if not name and (not self._interval_s or time.monotonic() < self._next_at):
             return
         if self._checkpoints is None:
-            self._checkpoints = self._make()
+            self._checkpoints = self._make_checkpoints()
         began = time.monotonic()
         is_made = (name or self._checkpoints.is_due()) and self._checkpoints.make(init, name)
         if is_made and name and read(self._mark).decode("ascii") == name:  # somebody else may have asked since
             remove_file(self._mark)
         ended_at = time.monotonic()
-        self._next = ended_at + max(self._every, _SHARE * (ended_at - began))
+        self._next_at = ended_at + max(self._interval_s, _CHECKPOINT_SHARE * (ended_at - began))
 
 
 def attend(
     start: Starter, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, caller: Caller,
-    layers: Sequence[Layer] = (), guard: Callable[[int], Guard | None] | None = None,
-    asking: QuestionsOpen | None = None, door: RequestServer | None = None,
+    layers: Sequence[Layer] = (), make_warden: Callable[[int], Guard | None] | None = None,
+    questions: QuestionsOpen | None = None, requests: RequestServer | None = None,
 ) -> CommandResult:  # fmt: skip
-    """Start what was planned, and stay with it to its end."""
+    """Launch the plan, and attend the command to its end."""
 
     def attend_with(stdio: Stdio) -> CommandResult:
         began = time.monotonic()
@@ -318,7 +319,7 @@ def attend(
             if caller.watch is not None:
                 watched = caller.watch(layers)
             interrupts = InterruptsHeld()
-            interrupts.__enter__()  # until somebody attends what was started
+            interrupts.__enter__()  # until somebody attends the command
             try:
                 try:
                     running = start(plan, stdio.descriptors)
@@ -334,29 +335,30 @@ def attend(
                 attendance = Attendance(
                     running, stdio.outputs,
                     deadline=None if timeout is None else began + timeout,
-                    watched=watched, feeding=stdio.feed, cancelled=caller.cancelled, guarding=guard,
-                    signals=caller.signals, asking=asking, door=door, partner=caller.partner, interrupts=interrupts,
+                    watched=watched, feeding=stdio.feed, cancelled=caller.cancelled, guarding=make_warden,
+                    signals=caller.signals, asking=questions, door=requests, partner=caller.partner,
+                    interrupts=interrupts,
                 )  # fmt: skip
             except BaseException:
                 interrupts.__exit__()
                 raise
             outcome = attendance.attend()
         finally:
-            if door is not None:
-                door.stop()
+            if requests is not None:
+                requests.stop()
             if watched is not None:
                 watched.stop()
         return CommandResult(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
 
     if caller.terminal is None:
         return attend_with(piped(caller.stdin, outputs, is_one=caller.is_one_stream))
-    # Only now: a person who is asked something answers on a terminal as they know it.
+    # Only now: until here, a person may have been asked something, and answers on a terminal in its normal mode.
     with caller.terminal as terminal:
         return attend_with(on_terminal(terminal, outputs[0], caller.stdin))
 
 
 def _listening_inside(access: NetworkAccess, command: tuple[str, ...], world: World) -> tuple[str, ...]:
-    """Have the listeners made inside the sandbox, where only bubblewrap can make the namespaces for them."""
+    """Return the command so that it first makes the proxy's listeners inside: only bubblewrap makes namespaces here."""
     if world.tree is not None:
         raise LaunchFailed(
             "a command in a root tree can't have hosts here: only bubblewrap may make user namespaces",
@@ -366,7 +368,7 @@ def _listening_inside(access: NetworkAccess, command: tuple[str, ...], world: Wo
 
 
 def _raise_failure(result: CommandResult, cwd: str, visible: VisibleMounts | None, layers: Sequence[Layer]) -> NoReturn:
-    """Raise the error that says why the sandbox itself failed: the command did not run, or nobody can tell."""
+    """Raise the error for a sandbox that failed: the command did not run, or it is not known whether it ran."""
     from fumehood.linux.process import LAUNCHER_GONE
 
     if result.outcome.exit.failure != LAUNCHER_GONE:
@@ -395,7 +397,7 @@ def _raise_failure(result: CommandResult, cwd: str, visible: VisibleMounts | Non
 def output_streams(
     places: Places, run: str, limit: int, sinks: tuple[Sink | None, Sink | None] = (None, None)
 ) -> tuple[Stream, Stream]:
-    """Return what takes in what a command prints, and who hears of it."""
+    """Return the streams that save what a command prints, and pass it on to the sinks."""
     out, err = (
         Stream(name, places.output(run, name), limit, sink)
         for name, sink in zip(("stdout", "stderr"), sinks, strict=True)
@@ -404,7 +406,7 @@ def output_streams(
 
 
 def record_result(run: Run, result: CommandResult) -> None:
-    """Write down in the run how its command ended and what it printed."""
+    """Write into the run how its command ended and what it printed."""
     from fumehood.linux.process import KILLED
 
     outcome = result.outcome
@@ -417,46 +419,48 @@ def record_result(run: Run, result: CommandResult) -> None:
 
 
 def recordable_output(result: CommandResult) -> tuple[Printed, Printed]:
-    """Return both outputs for the record: their bytes where short, else only how long they were."""
+    """Return both outputs for the record: the bytes of a short one, else only its length."""
     streams = result.stdout, result.stderr
     out, err = ((stream.kept()[0] if stream.is_short else None, stream.size) for stream in streams)
     return out, err
 
 
-_MOST = 1000  # entries looked at
+_MOST_ENTRIES = 1000  # looked at in one directory
 _DEEPEST = 10
 
 
 def files_written_to_home(directory: int, home: str, mounts: Iterable[Operation]) -> tuple[str, ...]:
-    """Return what a command wrote to its home, relative to it, in order; closes the directory.
+    """Return the paths that a command wrote in its temporary home, in order; closes the directory.
 
-    It is thrown away, and whoever meant to keep it must be told. Not what lies in directories whose names begin with a
-    dot: caches and records that programs keep by themselves. But a virtual environment there is some project's.
+    The home is deleted, and who meant to keep something must be told. Directories whose names begin with a dot are left
+    out: programs keep caches and records there. But a virtual environment in one belongs to some project.
     """
-    inside = {each.target[len(home) + 1 :]: each for each in mounts if each.target.startswith(f"{home}/")}
-    ways: set[str] = set()
-    for path in inside:
+    mounts_by_path = {each.target[len(home) + 1 :]: each for each in mounts if each.target.startswith(f"{home}/")}
+    parents: set[str] = set()
+    for path in mounts_by_path:
         names = path.split("/")
-        ways |= {"/".join(names[:length]) for length in range(1, len(names))}
-    return tuple(sorted(_new(directory, "", inside, ways)))
+        parents |= {"/".join(names[:length]) for length in range(1, len(names))}
+    return tuple(sorted(_new_entries(directory, "", mounts_by_path, parents)))
 
 
-def _new(directory: int, below: str, inside: Mapping[str, Operation], ways: set[str]) -> Iterator[str]:
+def _new_entries(
+    directory: int, below: str, mounts_by_path: Mapping[str, Operation], parents: set[str]
+) -> Iterator[str]:
     try:
-        for name in sorted(os.listdir(directory))[:_MOST]:
+        for name in sorted(os.listdir(directory))[:_MOST_ENTRIES]:
             path = f"{below}{name}"
             if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
-                if path in inside:
+                if path in mounts_by_path:
                     continue
                 if name.startswith("."):
-                    yield from _environments(directory, name, below, inside)
-                elif path in ways:
+                    yield from _virtual_environments(directory, name, below, mounts_by_path)
+                elif path in parents:
                     inner = os.open(name, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
-                    yield from _new(inner, f"{path}/", inside, ways)
+                    yield from _new_entries(inner, f"{path}/", mounts_by_path, parents)
                 else:
                     yield path
             else:
-                made = inside.get(path)
+                made = mounts_by_path.get(path)
                 content = made.content if isinstance(made, Text) else None
                 if made is None or (content is not None and plain_file(name, directory, len(content) + 1) != content):
                     yield path
@@ -464,16 +468,16 @@ def _new(directory: int, below: str, inside: Mapping[str, Operation], ways: set[
         os.close(directory)
 
 
-def _environments(above: int, name: str, below: str, inside: Mapping[str, Operation]) -> Iterator[str]:
-    """Return the virtual environments that tools such as poetry have made in directories of their own."""
+def _virtual_environments(above: int, name: str, below: str, mounts_by_path: Mapping[str, Operation]) -> Iterator[str]:
+    """Yield virtual environments that tools such as poetry have made in directories of their own."""
     try:
         for number, (folder, names, files, _) in enumerate(os.fwalk(name, dir_fd=above)):
             path = f"{below}{folder}"
-            if number > _MOST:
+            if number > _MOST_ENTRIES:
                 return
             if is_environment := "pyvenv.cfg" in files:
                 yield path
             goes_on = not is_environment and folder.count("/") < _DEEPEST
-            names[:] = [each for each in names if goes_on and f"{path}/{each}" not in inside]
+            names[:] = [each for each in names if goes_on and f"{path}/{each}" not in mounts_by_path]
     except OSError:
-        return  # closed by the command
+        return  # the command made it unreadable

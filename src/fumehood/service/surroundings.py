@@ -280,13 +280,13 @@ def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
 
 
 class VisibleMounts(Value):
-    """All mounts of a command. The first `ahead` of them show the host, by the survey with the number `look`."""
+    """All mounts of a command. The first `host_mount_count` show the host, by the survey `host_view_number`."""
 
     mounts: tuple[Operation, ...]
-    ahead: int
-    look: int
+    host_mount_count: int
+    host_view_number: int
     blocks_sockets: bool  # no socket of the host's can be connected to
-    home: str = ""  # an empty home that is deleted at the end
+    temporary_home: str = ""  # an empty home that is deleted at the end
 
     def hides(self, path: str) -> bool:
         """Return True if a path of the host is hidden because the home is."""
@@ -335,7 +335,7 @@ class Surroundings:
         # Mount points that the host may lack.
         shown = () if world.playground is None else (world.playground.target,)
         points = (*roots, *shown, *(world.scratch.points if world.scratch else ()))
-        look, home = 0, ""
+        view_number, temporary_home = 0, ""
         # The other ways of capturing show a root itself, with its sockets.
         blocks_sockets = by_launcher and capture.way == KERNEL and self._can_block_sockets(world, capture)
         base: list[Operation]
@@ -346,8 +346,8 @@ class Surroundings:
             sight = self._sight(homes, points, world.variables, user=user, is_locked=is_locked, by_launcher=by_launcher)
             view = self._views.view_for(sight)
             if sight.is_home_hidden and any(each.target == sight.homes[0] for each in view.operations):
-                home = sight.homes[0]
-            base, look, masked = list(view.operations), view.number, view.masked_in_roots
+                temporary_home = sight.homes[0]
+            base, view_number, masked = list(view.operations), view.number, view.masked_in_roots
         else:
             base = [*world.tree.mounts(is_cut=blocks_sockets), Devices(target="/dev")]
             linked = [path for root in roots for path in self._links_in(root)]
@@ -372,7 +372,7 @@ class Surroundings:
             # The only file of a hidden home that is shown: the shell was told to read it first.
             *(
                 [Bind(target=sourced, source=sourced, why="the shell reads it first")]
-                if home and is_below(sourced, home) and os.path.isfile(sourced) else ()
+                if temporary_home and is_below(sourced, temporary_home) and os.path.isfile(sourced) else ()
             ),
             *world.identity_mounts,
             *self._name_mounts(world, shares_network=shares_network, is_offline=is_offline),
@@ -388,12 +388,15 @@ class Surroundings:
         own[:0] = kept
         if not kept:
             base.append(Tmpfs(target=TMP, mode=0o1777))
-        ahead = len(base) if world.tree is None and by_launcher else 0
+        host_mount_count = len(base) if world.tree is None and by_launcher else 0
         if (user == 0) not in self._kernel_mounts:
             self._kernel_mounts[user == 0] = kernel_masks(as_root=user == 0)
         kernel = (Proc(target="/proc", is_read_only=user == 0), *self._kernel_mounts[user == 0])
         mounts = with_seals([*base, *kernel, *own])
-        return VisibleMounts(mounts=tuple(mounts), ahead=ahead, look=look, blocks_sockets=blocks_sockets, home=home)
+        return VisibleMounts(
+            mounts=tuple(mounts), host_mount_count=host_mount_count, host_view_number=view_number,
+            blocks_sockets=blocks_sockets, temporary_home=temporary_home,
+        )  # fmt: skip
 
     def _devices(self, world: World) -> list[Operation]:
         """Return the devices that the configuration names, and their description in /sys."""
