@@ -38,7 +38,7 @@ from fumehood.core.config import SECTIONS
 from fumehood.core.policy import FULL, HOSTS, NONE
 from fumehood.core.report import Blocked, Connection, ReportedChange, Run
 from fumehood.faces.cli.commands import COMMAND_NAMES, TAKES_COMMAND_LINE, parser_for
-from fumehood.faces.cli.completion import HAND_WRITTEN, Usage, usage_of
+from fumehood.faces.cli.completion import HAND_WRITTEN, Usage, find_usage
 from fumehood.faces.cli.run import FLAGS, VALUE_OPTIONS
 from patience import LONG_S
 
@@ -433,7 +433,7 @@ def test_what_a_browser_would_fetch_from_elsewhere_is_noticed(tmp_path: Path) ->
 @cache
 def shapes() -> dict[str, Usage]:
     """What every command takes, by name."""
-    return {name: shape for name in COMMAND_NAMES if (shape := usage_of(name)) is not None}
+    return {name: shape for name in COMMAND_NAMES if (shape := find_usage(name)) is not None}
 
 
 @cache

@@ -19,7 +19,7 @@ from fumehood.core.config import KEYS, SECTIONS
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed
 from fumehood.faces.cli.commands import COMMAND_NAMES, DESCRIPTION, EXAMPLES, HAND_PARSED, _build_parser
-from fumehood.faces.cli.completion import HAND_WRITTEN, Parameter, Usage, usage_of
+from fumehood.faces.cli.completion import HAND_WRITTEN, Parameter, Usage, find_usage
 from fumehood.faces.cli.output import load_text
 from page import DOCS, write
 
@@ -265,11 +265,11 @@ def manual_page() -> str:
         ".SH DESCRIPTION", _text(" ".join(DESCRIPTION.split())),
         "Nearly every command takes these:",
     ]  # fmt: skip
-    for each in usage_of("log").options:
+    for each in find_usage("log").options:
         lines += _taken(each) if _COMMON.intersection(each.names) else []
     lines.append(".SH COMMANDS")
     for name in COMMAND_NAMES:
-        shape = usage_of(name)
+        shape = find_usage(name)
         assert shape is not None, name
         lines += _command(shape)
     lines += [".SH EXIT STATUS", "That of the command, for run, shell and agent; otherwise:"]
@@ -291,7 +291,7 @@ def _command(shape: Usage) -> list[str]:
     for number, paragraph in enumerate(paragraphs):
         lines += [*([".PP"] if number else []), _text(" ".join(paragraph.split()))]
     inherited = shape.text and "those of `fumehood" in shape.text
-    for each in shape.taken:
+    for each in shape.parameters:
         is_own = not inherited or any(name in shape.text for name in each.names)
         if is_own and (shape.text or not _COMMON.intersection(each.names)):
             lines += _taken(each)

@@ -13,7 +13,7 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line
 from fumehood.faces.cli.commands import COMMAND_NAMES
-from fumehood.faces.cli.completion import usage_of
+from fumehood.faces.cli.completion import find_usage
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -87,7 +87,7 @@ def test_hosts_that_were_granted_are_offered(cli: Any, store: Any, project: Path
 
 def test_every_command_has_a_shape_and_each_option_says_what_it_is() -> None:
     for name in COMMAND_NAMES:
-        shape = usage_of(name)
+        shape = find_usage(name)
         assert shape is not None, name
         assert all(option.about for option in shape.options), name
 

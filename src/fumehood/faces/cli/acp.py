@@ -1,13 +1,15 @@
-"""`fumehood acp`: start an agent for an editor, in the hood or with our hooks, and stand between the two.
+"""`fumehood acp`: start an agent for an editor, in the hood or with our hooks, and relay the messages between the two.
 
-What becomes of each message is decided by itself, before anything is sent: it is passed on as it is, changed, answered,
-or dropped. An agent in the hood must not have the editor do what the hood forbids. The editor acts outside: it writes
-files and runs commands when it is asked to (`fs/…`, `terminal/…`), and a login that an agent offers may be a command to
-run. So these are not offered to such an agent, and refused if it asks. Whatever else it says is passed on byte for
-byte, unless the editor could read the bytes as something else than we do; then it is written anew.
+Each message is passed on unchanged, changed, answered, or dropped. This is decided for one message at a time, before
+anything of it is sent.
 
-An agent outside, with our hooks, keeps all of that. Its terminals are rewritten to run in the hood, in the editor's
-own terminal.
+An agent in the hood must not make the editor do what the hood forbids: the editor runs outside, writes files and runs
+commands on request (`fs/…`, `terminal/…`), and a login that an agent offers may be a command that the editor runs. So
+these are not offered to such an agent, and are refused if it asks. Every other message is passed on byte for byte,
+unless the editor could read the bytes in another way than we do; then the message is encoded anew.
+
+An agent outside of the hood, with our hooks, may use all of that. Its terminals are rewritten to run in the hood, in
+the editor's own terminal.
 """
 
 from __future__ import annotations
@@ -45,25 +47,25 @@ from fumehood.store.audit import CLI
 Json = dict[str, Any]
 
 _HOOKS = "--hooks"
-_LONGEST = 64 << 20  # bytes in a line: what is longer can't be looked at, and so not passed on
-_MOST_READ = 1 << 16
-_PATIENCE_S = 5  # for an agent to end by itself once its editor has closed its input
-_ALONE_S = 60  # the same, where its editor has killed us: nobody waits
-# What ends an agent that does not end with its input, as some do not. One that waits for its next prompt has done its
-# work; one that is busy is cut short, and what it wrote is held.
-_END_IDLE, _END_BUSY = signal.SIGINT, signal.SIGTERM
+_MAX_LINE = 64 << 20  # bytes; a longer line can't be checked, so it is not passed on
+_READ_SIZE = 1 << 16
+_AGENT_END_S = 5  # for an agent to end by itself after its editor has closed its input
+_ORPHAN_END_S = 60  # the same after the editor has killed us: then nobody waits for it
+# The signals for an agent that does not end with its input. An idle agent has done its work; a busy one is cut short,
+# and what it wrote is held.
+_IDLE_AGENT_SIGNAL, _BUSY_AGENT_SIGNAL = signal.SIGINT, signal.SIGTERM
 
-# To whom bytes go: the editor, the agent, or, as the answer to a question of ours, who asked it.
+# Who gets a message: the editor, the agent, or the process that asks a question of ours and waits for its answer.
 EDITOR, AGENT, ANSWER = "editor", "agent", "answer"
-Sent = list[tuple[str, bytes]]
-_BEGINNING = ("session/new", "session/load", "session/resume", "session/fork")
-_ACTING = ("fs/", "terminal/")  # what has the editor act for the agent
-# What ends a line for some readers, where for us only a line feed does; all may stand in a JSON text.
-_BREAKS = (b"\r", b"\x0b", b"\x0c", "\u0085".encode(), "\u2028".encode(), "\u2029".encode())
-# The keys that decide what becomes of a message. Some readers, Go's among them, take them in any case.
-_DECIDING = ("id", "method", "params", "result", "error")
-_LOGINS = "authMethods"
-_NO_METHOD, _BAD_PARAMS, _INTERNAL = -32601, -32602, -32603  # JSON-RPC
+Messages = list[tuple[str, bytes]]
+_SESSION_METHODS = ("session/new", "session/load", "session/resume", "session/fork")
+_EDITOR_METHOD_STARTS = ("fs/", "terminal/")  # methods by which the editor acts for the agent
+# Characters that end a line for some readers, but not for us; all of them may occur in JSON.
+_LINE_BREAKS = (b"\r", b"\x0b", b"\x0c", "\u0085".encode(), "\u2028".encode(), "\u2029".encode())
+# The keys by which we decide about a message. Some readers (Go's, for example) ignore the case of keys.
+_DECISIVE_KEYS = ("id", "method", "params", "result", "error")
+_LOGIN_KEY = "authMethods"
+_METHOD_NOT_FOUND, _INVALID_PARAMS, _INTERNAL_ERROR = -32601, -32602, -32603  # JSON-RPC
 _KINDS = {
     "allow_once": "allow_once", "allow_session": "allow_always", "allow_always": "allow_always",
     "deny_once": "reject_once", "deny_session": "reject_always", "deny_always": "reject_always",
@@ -80,9 +82,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if end == len(arguments) or not options.command_words:
         raise BadRequest("acp needs an agent", hint="fumehood acp -- AGENT …")
-    wrong = options.flags & {"--json", "--tty", "--explain"}
-    if wrong:
-        raise BadRequest(f"acp does not take {wrong.pop()}", hint="standard output is the editor's")
+    not_allowed = options.flags & {"--json", "--tty", "--explain"}
+    if not_allowed:
+        raise BadRequest(f"acp does not take {not_allowed.pop()}", hint="standard output is the editor's")
     for number, name in enumerate(("input", "output")):
         mode = os.fstat(number).st_mode
         if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(number)):
@@ -90,51 +92,53 @@ def main(arguments: Sequence[str]) -> int:
     editor = os.dup(0), os.dup(1)
     if _HOOKS in arguments[:end]:
 
-        def execute(_channel: int) -> int:
+        def exec_agent(_channel: int) -> int:
             os.execvp(options.command_words[0], options.command_words)
 
-        return _stand_between(WithHooks(installed_command()), editor, execute, mmap.mmap(-1, 1))
+        return _connect(WithHooks(installed_command()), editor, exec_agent, mmap.mmap(-1, 1))
     store = OpenedStore(face=CLI)
     roots = store.projects.open(run.find_project(store, options, "")).roots
     store.close()
 
-    editors = os.getpid()
+    own_pid = os.getpid()
     is_busy = mmap.mmap(-1, 1)  # seen by both processes
 
-    def employ(channel: int) -> int:
-        # Editors kill what they started. Most agents end with their input, and what they did is then judged as ever;
-        # one that does not is ended some time after the process that talks to the editor is dead.
-        signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(_ALONE_S))
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), _END_BUSY if is_busy[0] else _END_IDLE))
+    def run_agent_in_hood(channel: int) -> int:
+        # If the editor kills our other process, most agents end with their input, and their changes are judged as
+        # usual. An agent that does not is ended some time after that process has died.
+        signal.signal(signal.SIGUSR1, lambda *_: signal.alarm(_ORPHAN_END_S))
+        signal.signal(
+            signal.SIGALRM, lambda *_: os.kill(os.getpid(), _BUSY_AGENT_SIGNAL if is_busy[0] else _IDLE_AGENT_SIGNAL)
+        )
         prctl(PR_SET_PDEATHSIG, signal.SIGUSR1)
-        if os.getppid() != editors:
+        if os.getppid() != own_pid:
             os.kill(os.getpid(), signal.SIGUSR1)
-        return agent.main([*ours, *arguments[end:]], lambda: (BehindEditor(channel),))
+        return agent.main([*ours, *arguments[end:]], lambda: (EditorAsker(channel),))
 
-    return _stand_between(InHood(roots), editor, employ, is_busy)
+    return _connect(InHood(roots), editor, run_agent_in_hood, is_busy)
 
 
-def _stand_between(
-    conversation: Conversation, editor: tuple[int, int], be_agent: Callable[[int], int], is_busy: mmap.mmap
+def _connect(
+    conversation: Conversation, editor: tuple[int, int], run_agent: Callable[[int], int], is_busy: mmap.mmap
 ) -> int:
-    """Fork what is or runs the agent, which gets the socket to ask through, and carry what the two say."""
-    agent_reads, to_agent = os.pipe()
-    from_agent, agent_writes = os.pipe()
-    ours, theirs = socket.socketpair()
+    """Fork a process that calls `run_agent` with a socket for questions, and relay the messages; returns its status."""
+    agent_reads, agent_input = os.pipe()
+    agent_output, agent_writes = os.pipe()
+    own_socket, agent_socket = socket.socketpair()
     process = os.fork()
     if not process:
         os.dup2(agent_reads, 0)
         os.dup2(agent_writes, 1)
-        for descriptor in (agent_reads, to_agent, from_agent, agent_writes, *editor, ours.detach()):
+        for descriptor in (agent_reads, agent_input, agent_output, agent_writes, *editor, own_socket.detach()):
             os.close(descriptor)
-        # We may end it by this one, which is ignored where a script started the editor in the background.
+        # We may end the agent with SIGINT, which is ignored if a script started the editor in the background.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         code = 125
         try:
-            code = be_agent(theirs.fileno())
+            code = run_agent(agent_socket.fileno())
         except KeyboardInterrupt:
             code = 130
-        except Exception as error:  # noqa: BLE001 - whatever nobody foresaw is one line and our own exit code
+        except Exception as error:  # noqa: BLE001 - an unforeseen error is one line and our own exit code
             plain = plain_error(error)
             print_error(plain)
             code = plain.exit_code
@@ -142,80 +146,80 @@ def _stand_between(
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             os._exit(code)
-    # Standard output is the editor's alone.
+    # Only messages may go to the editor: our own prints go to standard error.
     os.dup2(2, 1)
-    for descriptor in (agent_reads, agent_writes, theirs.detach()):
+    for descriptor in (agent_reads, agent_writes, agent_socket.detach()):
         os.close(descriptor)
-    return Exchange(conversation, editor, (from_agent, to_agent), process, ours, is_busy).carry()
+    return Relay(conversation, editor, (agent_output, agent_input), process, own_socket, is_busy).relay()
 
 
 class NotAMessage(Exception):
-    """A line is not one message."""
+    """A line is not a valid message."""
 
 
 class Conversation:
-    """One agent's conversation with one editor, from its first message to its last."""
+    """One agent's conversation with one editor: what becomes of each message."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, tuple[Any, str, str]] = {}  # the editor's, by id: the id, its method, its directory
-        self._prompted: dict[str, str] = {}  # the sessions whose prompts are being worked on, by the request's id
-        self._directories: dict[str, str] = {}  # that sessions work in; the latest session comes last
-        # Ours that the editor shows, by a token: the number, and the answers that it was given to choose from.
+        self._requests: dict[str, tuple[Any, str, str]] = {}  # open ones of the editor, by id: id, method, directory
+        self._busy_sessions: dict[str, str] = {}  # sessions that work on a prompt, by the id of its request
+        self._directories: dict[str, str] = {}  # of the sessions, the latest session last
+        # Our questions that the editor shows, by their token: the number, and the possible answers.
         self._questions: dict[str, tuple[int, Sequence[str]]] = {}
 
-    def from_editor(self, line: bytes) -> Sent:
-        """Take a line of the editor's."""
-        message = read(line)[0]
+    def receive_from_editor(self, line: bytes) -> Messages:
+        """Return what to send for a line from the editor."""
+        message = parse_message(line)[0]
         method, number = message.get("method"), json.dumps(message.get("id"))
         if method is None:
             question = self._questions.pop(number, None)
-            return [(AGENT, line)] if question is None else [(ANSWER, _answer(*question, message.get("result")))]
-        sent = self.to_agent(message, line)
+            return [(AGENT, line)] if question is None else [(ANSWER, _encode_answer(*question, message.get("result")))]
+        sent = self.handle_editor_message(message, line)
         if "id" in message and sent[0][0] == AGENT:
             params = message["params"] if isinstance(message.get("params"), dict) else {}
             self._requests[number] = message["id"], str(method), str(params.get("cwd", ""))
             if method == "session/prompt":
-                self._prompted[number] = str(params.get("sessionId", ""))
+                self._busy_sessions[number] = str(params.get("sessionId", ""))
         return sent
 
-    def from_agent(self, line: bytes) -> Sent:
-        """Take a line of the agent's."""
+    def receive_from_agent(self, line: bytes) -> Messages:
+        """Return what to send for a line from the agent."""
         try:
-            message, is_plain = read(line)
+            message, is_plain = parse_message(line)
         except NotAMessage:
-            return self.to_editor(None, line)
+            return self.handle_agent_message(None, line)
         if "method" not in message:
             number = json.dumps(message.get("id"))
             _, method, directory = self._requests.pop(number, (None, "", ""))
-            self._prompted.pop(number, None)
+            self._busy_sessions.pop(number, None)
             result = message.get("result")
-            if method in _BEGINNING and isinstance(result, dict) and isinstance(result.get("sessionId"), str):
+            if method in _SESSION_METHODS and isinstance(result, dict) and isinstance(result.get("sessionId"), str):
                 self._directories.pop(result["sessionId"], None)
                 self._directories[result["sessionId"]] = directory
         try:
-            return self.to_editor(message, line if is_plain else written(message))
+            return self.handle_agent_message(message, line if is_plain else encode(message))
         except RecursionError:
-            return []  # nested deeper than we can look
+            return []  # nested too deep to be checked
 
     @property
     def is_busy(self) -> bool:
         """True while the agent works on a prompt."""
-        return bool(self._prompted)
+        return bool(self._busy_sessions)
 
-    def ended(self, why: str) -> Sent:
-        """Return what the editor is told when the agent is gone: each of its requests has failed."""
+    def end_requests(self, why: str) -> Messages:
+        """Return an error for each open request of the editor, because the agent has ended."""
         waiting, self._requests = self._requests, {}
-        return [(EDITOR, _error(number, _INTERNAL, why)) for number, _, _ in waiting.values()]
+        return [(EDITOR, _error_response(number, _INTERNAL_ERROR, why)) for number, _, _ in waiting.values()]
 
-    def ask(self, number: int, lines: Sequence[str], options: Mapping[str, str]) -> Sent:
-        """Have the editor put a question of ours to the person; without a session to ask in, nobody is there.
+    def ask(self, number: int, lines: Sequence[str], options: Mapping[str, str]) -> Messages:
+        """Return the request by which the editor asks the person our question; without a session, nobody can be asked.
 
-        `options` are the answers with their titles.
+        `options` are the possible answers, each with its title.
         """
-        session = next(reversed(self._prompted.values()), next(reversed(self._directories), ""))
+        session = next(reversed(self._busy_sessions.values()), next(reversed(self._directories), ""))
         if not session:
-            return [(ANSWER, written({"question": number, "answer": None}))]
-        # Nobody can guess it: else an agent could give a question of its own the same, and have ours answered by that.
+            return [(ANSWER, encode({"question": number, "answer": None}))]
+        # The token can't be guessed: else an agent could use it for its own question, and get ours answered by it.
         token = f"fumehood-{secrets.token_hex(16)}"
         self._questions[json.dumps(token)] = number, tuple(options)
         text = "\n".join([INTRODUCTION, "", *(f"    {line}" for line in lines)])
@@ -226,20 +230,20 @@ class Conversation:
         choices = [{"optionId": each, "name": title, "kind": _KINDS[each]} for each, title in options.items()]
         params = {"sessionId": session, "toolCall": call, "options": choices}
         asked = {"jsonrpc": "2.0", "id": token, "method": "session/request_permission", "params": params}
-        return [(EDITOR, written(asked))]
+        return [(EDITOR, encode(asked))]
 
     def settle(self, number: int) -> None:
-        """Forget a question that was settled otherwise; an answer that comes yet counts for nothing."""
+        """Forget a question that was answered elsewhere; a later answer of the editor is ignored."""
         self._questions = {token: each for token, each in self._questions.items() if each[0] != number}
 
-    # What differs between an agent in the hood and one outside.
+    # The two methods in which an agent in the hood and one outside differ.
 
-    def to_agent(self, _message: Json, line: bytes, /) -> Sent:
-        """Return what becomes of a request or a notification of the editor's."""
+    def handle_editor_message(self, _message: Json, line: bytes, /) -> Messages:
+        """Return what to send for a request or notification from the editor."""
         return [(AGENT, line)]
 
-    def to_editor(self, _message: Json | None, line: bytes, /) -> Sent:
-        """Return what becomes of a line of the agent's, which may be no message."""
+    def handle_agent_message(self, _message: Json | None, line: bytes, /) -> Messages:
+        """Return what to send for a line from the agent; the message is None if the line is not one."""
         return [(EDITOR, line)]
 
 
@@ -250,41 +254,45 @@ class InHood(Conversation):
         super().__init__()
         self._roots = tuple(roots)
 
-    def to_agent(self, message: Json, line: bytes, /) -> Sent:
-        """Refuse a session elsewhere, and offer nothing of what the editor would do for the agent outside.
+    def handle_editor_message(self, message: Json, line: bytes, /) -> Messages:
+        """Refuse a session in another directory, and don't offer the agent what the editor would do outside.
 
-        What an agent did elsewhere would not be what the person sees.
+        In another directory, the person would not see the files that the agent changes.
         """
         params = message.get("params")
         if not isinstance(params, dict):
             return [(AGENT, line)]
         directory = params.get("cwd")
-        if message["method"] in _BEGINNING and "id" in message and isinstance(directory, str):
+        if message["method"] in _SESSION_METHODS and "id" in message and isinstance(directory, str):
             if not is_in(os.path.realpath(directory), self._roots):
                 where = f"{directory} is not in {self._roots[0]}, where this agent works"
                 why = f"{where}: fumehood acp --project DIR -- AGENT"
-                return [(EDITOR, _error(message["id"], _BAD_PARAMS, why))]
+                return [(EDITOR, _error_response(message["id"], _INVALID_PARAMS, why))]
         elif message["method"] == "initialize":
             offered = params.get("clientCapabilities")
-            kept = {key: value for key, value in offered.items() if key != "auth"} if isinstance(offered, dict) else {}
-            kept |= {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
-            if isinstance(kept.get("_meta"), dict):
-                kept["_meta"] = {key: value for key, value in kept["_meta"].items() if not _is_login(key)}
-            line = written({**message, "params": {**params, "clientCapabilities": kept}})
+            capabilities = (
+                {key: value for key, value in offered.items() if key != "auth"} if isinstance(offered, dict) else {}
+            )
+            capabilities |= {"fs": {"readTextFile": False, "writeTextFile": False}, "terminal": False}
+            if isinstance(capabilities.get("_meta"), dict):
+                capabilities["_meta"] = {
+                    key: value for key, value in capabilities["_meta"].items() if not _is_about_login(key)
+                }
+            line = encode({**message, "params": {**params, "clientCapabilities": capabilities}})
         return [(AGENT, line)]
 
-    def to_editor(self, message: Json | None, line: bytes, /) -> Sent:
-        """Refuse what would have the editor act, and take out of a list of logins those that are commands."""
+    def handle_agent_message(self, message: Json | None, line: bytes, /) -> Messages:
+        """Refuse methods by which the editor would act, and remove logins that are commands."""
         if message is None:
-            return []  # the editor might read it nevertheless
+            return []  # the editor might still understand it
         method = message.get("method")
-        if "method" in message and (not isinstance(method, str) or method.startswith(_ACTING)):
+        if "method" in message and (not isinstance(method, str) or method.startswith(_EDITOR_METHOD_STARTS)):
             if "id" not in message:
                 return []
             why = f"{method} is not offered: this agent runs in the hood, and does that itself"
-            return [(AGENT, _error(message["id"], _NO_METHOD, why))]
-        changed = _without_commands(message)
-        return [(EDITOR, line if changed == message else written(changed))]
+            return [(AGENT, _error_response(message["id"], _METHOD_NOT_FOUND, why))]
+        changed = _without_login_commands(message)
+        return [(EDITOR, line if changed == message else encode(changed))]
 
 
 class WithHooks(Conversation):
@@ -294,8 +302,8 @@ class WithHooks(Conversation):
         super().__init__()
         self._command = tuple(command)
 
-    def to_editor(self, message: Json | None, line: bytes, /) -> Sent:
-        """Have what is to run in a terminal run in the hood, as a run of its session; the editor shows it as ever."""
+    def handle_agent_message(self, message: Json | None, line: bytes, /) -> Messages:
+        """Rewrite a new terminal's command to run in the hood, as a run of its session; the editor shows it."""
         params = message and message.get("params")
         if not message or message.get("method") != "terminal/create" or not isinstance(params, dict):
             return [(EDITOR, line)]
@@ -306,99 +314,99 @@ class WithHooks(Conversation):
         arguments += ["--begun-in", directory] if directory else []
         arguments += ["--cwd", where] if isinstance(where, str) and where else []
         changed = {**params, "command": self._command[0], "args": [*arguments, "--", params.get("command"), *words]}
-        return [(EDITOR, written({**message, "params": changed}))]
+        return [(EDITOR, encode({**message, "params": changed}))]
 
 
 def session_name(session: str) -> str:
-    """Return our name for a session of the protocol's."""
+    """Return our own session name for a session of the protocol."""
     try:
         return checked_name(f"acp-{session}")
     except BadRequest:
         return f"acp-{hashlib.sha256(session.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
-def read(line: bytes) -> tuple[Json, bool]:
-    """Read one message; tells whether every reader takes these bytes for the same.
+def parse_message(line: bytes) -> tuple[Json, bool]:
+    """Parse one message; also returns whether every reader reads these bytes in the same way.
 
-    One that ends lines elsewhere, or takes the first of two equal keys, would not. A key that only some would take for
-    one that decides makes it no message.
+    Readers differ if there are other line breaks in it, or two equal keys. A message is invalid if it has a decisive
+    key in another case, because only some readers would recognise it.
     """
-    is_plain = not any(each in line.rstrip(b"\r\n") for each in _BREAKS)
+    is_plain = not any(each in line.rstrip(b"\r\n") for each in _LINE_BREAKS)
 
     def of(pairs: list[tuple[str, Any]]) -> Json:
         nonlocal is_plain
         table = dict(pairs)
         is_plain = is_plain and len(table) == len(pairs)
-        _refuse_other_cases(table, (_LOGINS,))
+        _refuse_other_spellings(table, (_LOGIN_KEY,))
         return table
 
     try:
-        message = json.loads(line.decode(), object_pairs_hook=of, parse_constant=_refuse)
+        message = json.loads(line.decode(), object_pairs_hook=of, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise NotAMessage(str(error)) from error
     if not isinstance(message, dict):
         raise NotAMessage("it is not a JSON object")
-    _refuse_other_cases(message, _DECIDING)
+    _refuse_other_spellings(message, _DECISIVE_KEYS)
     return message, is_plain
 
 
-def _refuse_other_cases(table: Json, names: Sequence[str]) -> None:
+def _refuse_other_spellings(table: Json, names: Sequence[str]) -> None:
     folded = {name.casefold() for name in names}
     if any(key not in names and key.casefold() in folded for key in table):
-        raise NotAMessage("a key of it means something in another case only")
+        raise NotAMessage("one of its keys differs from a known key only by upper and lower case")
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-def written(message: Json) -> bytes:
-    """Write a message so that every reader takes it for the same."""
+def encode(message: Json) -> bytes:
+    """Encode a message in such a way that all readers read the same."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def _error(number: Any, code: int, why: str) -> bytes:
-    return written({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": why}})
+def _error_response(number: Any, code: int, why: str) -> bytes:
+    return encode({"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": why}})
 
 
-def _answer(number: int, options: Sequence[str], result: object) -> bytes:
-    """Write the answer to a question of ours: an option, a no where it was cancelled, None where it can't ask."""
+def _encode_answer(number: int, options: Sequence[str], result: object) -> bytes:
+    """Encode the answer to our question: an option, a no if it was cancelled, None if the editor can't ask."""
     outcome = result.get("outcome") if isinstance(result, dict) else None
     answer: str | None = None
     if isinstance(outcome, dict):
         chosen = outcome.get("optionId") if outcome.get("outcome") == "selected" else ""
         answer = chosen if chosen in options else "deny_once"
-    return written({"question": number, "answer": answer})
+    return encode({"question": number, "answer": answer})
 
 
-def _is_login(key: str) -> bool:
+def _is_about_login(key: str) -> bool:
     return "auth" in key.lower()
 
 
-def _without_commands(value: Any) -> Any:
-    """Return a message without the ways to log in that are commands, wherever in it they are listed."""
+def _without_login_commands(value: Any) -> Any:
+    """Return a message without the logins that are commands, at whatever depth they are listed."""
 
     def is_harmless(method: Any) -> bool:
-        """Neither a command that the editor would run, nor something that we don't understand."""
+        """Return True unless the login is a command that the editor would run, or something unknown."""
         extra = method.get("_meta") or {} if isinstance(method, dict) else None
-        return isinstance(extra, dict) and method.get("type") != "terminal" and not any(map(_is_login, extra))
+        return isinstance(extra, dict) and method.get("type") != "terminal" and not any(map(_is_about_login, extra))
 
     if isinstance(value, list):
-        return list(map(_without_commands, value))
+        return list(map(_without_login_commands, value))
     if not isinstance(value, dict):
         return value
-    inner = {key: _without_commands(each) for key, each in value.items()}
-    methods = inner.get(_LOGINS)
+    inner = {key: _without_login_commands(each) for key, each in value.items()}
+    methods = inner.get(_LOGIN_KEY)
     if methods is not None:
         is_list = isinstance(methods, list)
-        inner[_LOGINS] = [each for each in methods if is_harmless(each)] if is_list else []
+        inner[_LOGIN_KEY] = [each for each in methods if is_harmless(each)] if is_list else []
     return inner
 
 
-class Exchange:
-    """An editor and an agent, each as two descriptors; `questions` is where the agent's hood asks a person.
+class Relay:
+    """Relays messages between an editor and an agent; `questions` is the socket on which the agent's process asks.
 
-    A thread listens to each: while one waits for somebody who does not read, the others go on.
+    A thread listens to each of the three, so that one that waits for a slow reader does not hold up the others.
     """
 
     def __init__(
@@ -406,7 +414,7 @@ class Exchange:
         questions: socket.socket, is_busy: mmap.mmap,
     ) -> None:  # fmt: skip
         self._conversation = conversation
-        self._deciding = threading.Lock()  # about a message
+        self._conversation_lock = threading.Lock()  # about a message
         self._process = process
         self._is_busy = is_busy
         self._readers: dict[str, IO[bytes]] = {
@@ -416,86 +424,86 @@ class Exchange:
             EDITOR: io.FileIO(editor[1], "wb"), AGENT: io.FileIO(agent[1], "wb"),
             ANSWER: questions.makefile("wb", buffering=0),
         }  # fmt: skip
-        self._writing = {to: threading.Lock() for to in self._writers}
+        self._write_locks = {side: threading.Lock() for side in self._writers}
         self._failures: dict[str, Exception] = {}
-        self._gone = queue.SimpleQueue[str]()
+        self._closed_sides = queue.SimpleQueue[str]()
 
-    def carry(self) -> int:
-        """Carry everything; returns the agent's exit status."""
+    def relay(self) -> int:
+        """Relay until the agent has ended; returns its exit status."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, lambda *_: self._gone.put(EDITOR))
-        for whose in self._readers:
-            threading.Thread(target=self._listen, args=[whose], name=f"fumehood-{whose}", daemon=True).start()
-        is_agent_gone = self._gone.get() == AGENT
-        # If the editor has gone, the agent has its time to end, and what it wrote is then judged as ever.
+            signal.signal(number, lambda *_: self._closed_sides.put(EDITOR))
+        for side in self._readers:
+            threading.Thread(target=self._listen, args=[side], name=f"fumehood-{side}", daemon=True).start()
+        has_agent_ended = self._closed_sides.get() == AGENT
+        # If the editor has gone, the agent gets some time to end by itself; its changes are then judged as usual.
         self._writers[AGENT].close()
-        until = time.monotonic() + _PATIENCE_S
-        while not is_agent_gone and (left := until - time.monotonic()) > 0:
+        deadline = time.monotonic() + _AGENT_END_S
+        while not has_agent_ended and (left := deadline - time.monotonic()) > 0:
             with suppress(queue.Empty):
-                is_agent_gone = self._gone.get(timeout=left) == AGENT
+                has_agent_ended = self._closed_sides.get(timeout=left) == AGENT
         why = str(self._failures.get(AGENT, ""))
-        if why or not is_agent_gone:
-            os.kill(self._process, _END_BUSY if why or self._conversation.is_busy else _END_IDLE)
+        if why or not has_agent_ended:
+            os.kill(self._process, _BUSY_AGENT_SIGNAL if why or self._conversation.is_busy else _IDLE_AGENT_SIGNAL)
         _, status = os.waitpid(self._process, 0)
         code = os.waitstatus_to_exitcode(status)
         code = 128 - code if code < 0 else code
-        with self._deciding:
-            sent = self._conversation.ended(why or f"the agent has ended, with exit status {code}")
+        with self._conversation_lock:
+            sent = self._conversation.end_requests(why or f"the agent has ended, with exit status {code}")
         self._send(sent)
-        for whose in self._failures.keys() - {AGENT}:
-            raise self._failures[whose]
+        for side in self._failures.keys() - {AGENT}:
+            raise self._failures[side]
         return code
 
-    def _listen(self, whose: str) -> None:
+    def _listen(self, side: str) -> None:
         try:
-            while line := self._line(whose):
-                self._send(self._decided(whose, line))
-        except Exception as error:  # noqa: BLE001 - of this thread; it is told where the exchange ends
-            self._failures[whose] = error
-        if whose != ANSWER:
-            self._gone.put(whose)
+            while line := self._read_line(side):
+                self._send(self._handle_line(side, line))
+        except Exception as error:  # noqa: BLE001 - kept, and raised at the end by the main thread
+            self._failures[side] = error
+        if side != ANSWER:
+            self._closed_sides.put(side)
         with suppress(OSError):
-            while self._readers[whose].read(_MOST_READ):
-                pass  # or it would wait for us, and not end
+            while self._readers[side].read(_READ_SIZE):
+                pass  # read on, or the writer would wait for us and never end
 
-    def _line(self, whose: str) -> bytes:
-        line = self._readers[whose].readline(_LONGEST + 1)
-        if len(line) > _LONGEST:
-            raise ValueError(f"a line of the {whose} is longer than {_LONGEST >> 20} MiB")
+    def _read_line(self, side: str) -> bytes:
+        line = self._readers[side].readline(_MAX_LINE + 1)
+        if len(line) > _MAX_LINE:
+            raise ValueError(f"a line of the {side} is longer than {_MAX_LINE >> 20} MiB")
         return line if line.endswith(b"\n") or not line else line + b"\n"
 
-    def _decided(self, whose: str, line: bytes) -> Sent:
-        """Return what becomes of a line; those with the hood's questions are from a process of ours, and in order."""
-        talk = self._conversation
-        with self._deciding:
+    def _handle_line(self, side: str, line: bytes) -> Messages:
+        """Return what to send for a line; a line with a question comes from our own process, so it is valid."""
+        conversation = self._conversation
+        with self._conversation_lock:
             try:
-                if whose == EDITOR:
-                    return talk.from_editor(line)
-                if whose == AGENT:
-                    return talk.from_agent(line)
+                if side == EDITOR:
+                    return conversation.receive_from_editor(line)
+                if side == AGENT:
+                    return conversation.receive_from_agent(line)
             except NotAMessage as error:
-                sys.stderr.write(f"fumehood: the editor sent something that is no message: {error}\n")
+                sys.stderr.write(f"fumehood: the editor sent something that is not a message: {error}\n")
                 return []
             finally:
-                self._is_busy[0] = talk.is_busy
+                self._is_busy[0] = conversation.is_busy
             message = json.loads(line)
             if not message.get("settled"):
-                return talk.ask(message["question"], message["lines"], message["options"])
-            talk.settle(message["question"])
+                return conversation.ask(message["question"], message["lines"], message["options"])
+            conversation.settle(message["question"])
             return []
 
-    def _send(self, sent: Sent) -> None:
-        for to, data in sent:
-            with self._writing[to]:
+    def _send(self, sent: Messages) -> None:
+        for side, data in sent:
+            with self._write_locks[side]:
                 try:
                     while data:
-                        data = data[self._writers[to].write(data) :]  # noqa: PLW2901
+                        data = data[self._writers[side].write(data) :]  # noqa: PLW2901
                 except (OSError, ValueError):
-                    continue  # it is gone, which its other end tells; or it is closed
+                    continue  # the reader is gone; the thread that listens to it finds that out
 
 
-class BehindEditor:
-    """Asks through a socket; one question at a time."""
+class EditorAsker:
+    """Asks the person through the editor: sends one question at a time over a socket to the relaying process."""
 
     def __init__(self, channel: int) -> None:
         self._channel = channel
@@ -504,7 +512,7 @@ class BehindEditor:
         self._unread = b""
 
     def put(self, asked: Asked) -> None:
-        """Have the question shown, and wait for the answer in a thread."""
+        """Send the question, and wait for the answer in a thread."""
         closed, closing = os.pipe()
         asked.wait_in_thread(
             "fumehood-editor", lambda: self._wait(asked, closed), lambda: os.close(closing), lambda: os.close(closed)
@@ -516,24 +524,24 @@ class BehindEditor:
             question = asked.question
             try:
                 options = {option: question.worded(TITLES[option]) for option in question.options}
-                self._tell({"lines": list(question.lines), "options": options})
-                while (answer := self._answer(closed)) is not None:
-                    if answer.get("question") == self._count:  # an earlier one may be answered yet
+                self._send_question({"lines": list(question.lines), "options": options})
+                while (answer := self._read_answer(closed)) is not None:
+                    if answer.get("question") == self._count:  # it may be a late answer to an earlier question
                         asked.answer(answer["answer"])
                         return
-                self._tell({"settled": True})
+                self._send_question({"settled": True})
             except OSError:
-                asked.answer(None)  # nobody is behind it any more
+                asked.answer(None)  # the editor is gone
 
-    def _answer(self, closed: int) -> dict[str, object] | None:
-        """Return the next answer; None once the question is settled otherwise."""
+    def _read_answer(self, closed: int) -> dict[str, object] | None:
+        """Return the next answer; None if the question is answered elsewhere."""
         poll = select.poll()
         for descriptor in (closed, self._channel):
             poll.register(descriptor, select.POLLIN | select.POLLHUP)
         while b"\n" not in self._unread:
             if closed in {descriptor for descriptor, _ in poll.poll()}:
                 return None
-            data = os.read(self._channel, _MOST_READ)
+            data = os.read(self._channel, _READ_SIZE)
             if not data:
                 raise BrokenPipeError
             self._unread += data
@@ -541,5 +549,5 @@ class BehindEditor:
         answer: dict[str, object] = json.loads(line)
         return answer
 
-    def _tell(self, message: dict[str, object]) -> None:
+    def _send_question(self, message: dict[str, object]) -> None:
         os.write(self._channel, json.dumps({"question": self._count, **message}).encode() + b"\n")

@@ -1,9 +1,9 @@
-"""The clients of one server: which project each works on, its commands in the background, and the person behind it.
+"""The clients of one MCP server: the project of each, its background commands, and how its person is asked.
 
-The project is the one named at the start, else the client's roots, else where the server runs.
+The project is the one named when the server was started, else the client's first root, else the server's directory.
 """
 
-# No `from __future__ import annotations`: the SDK reads these, resolvers among them.
+# No `from __future__ import annotations`: the SDK reads the annotations, also those of resolvers.
 
 import asyncio
 import os
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from fumehood import Run, Sandbox
     from fumehood.service.ask import Ask, Asked
 
-MARK = new_mark()  # this server's, for as long as it runs: its instructions and its tool's description tell it
+MARK = new_mark()  # begins our own lines as long as this server runs; the instructions tell the model
 _SESSION_HEADER = "mcp-session-id"
-_MOST_JOBS = 64  # remembered
-_MOST_OUTPUT = 1 << 20  # characters kept of each
-_MOST_OPEN = 1000  # questions
+_MAX_JOBS = 64  # remembered
+_MAX_OUTPUT = 1 << 20  # characters kept of each
+_MAX_OPEN_QUESTIONS = 1000  # questions
 
 
 class Clients:
-    """What one server keeps of its clients: sandboxes, one for each project that one works on, roots, jobs, questions.
+    """The state that one server keeps for its clients: sandboxes by project, roots, jobs, open questions.
 
-    `others` are asked where a client can't ask the person.
+    `fallback_askers` are asked if a client can't ask its person.
     """
 
     def __init__(
         self, project: str | None, session: str | None, *, own_tmp: bool = False, draft: str | None = None,
-        others: "Sequence[Ask]" = (),
+        fallback_askers: "Sequence[Ask]" = (),
     ) -> None:  # fmt: skip
-        self.others = tuple(others)
+        self.fallback_askers = tuple(fallback_askers)
         self.jobs = Jobs()
         self.open_questions = OpenQuestions()
         self._project = None if project is None else os.path.realpath(project)
@@ -57,52 +57,52 @@ class Clients:
         self.notices: list[str] = []
 
     def needs_roots(self, context: Context[Any, Any]) -> bool:
-        """Return True if the client is to be asked for its roots: wanted, not told yet, and it has some."""
+        """Return True if the client must be asked for its roots: no project was named, and they are not known yet."""
         capabilities = context.client_capabilities
         has_roots = capabilities is not None and capabilities.roots is not None
-        return self._project is None and has_roots and _connection(context.headers) not in self._roots
+        return self._project is None and has_roots and _connection_id(context.headers) not in self._roots
 
     async def watch_roots(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
-        """Pass a message on; a client that says it has other roots is asked for them before its next call."""
+        """Pass a message on; if it says that the client's roots have changed, forget them, to ask for them again."""
         if ctx.method == "notifications/roots/list_changed":
-            self._roots.pop(_connection(getattr(ctx.request, "headers", None)), None)
+            self._roots.pop(_connection_id(getattr(ctx.request, "headers", None)), None)
         return await call_next(ctx)
 
-    def remember(self, context: Context[Any, Any], roots: ListRootsResult | None) -> list[str]:
-        """Keep what the client told; returns the directories it works in."""
-        connection = _connection(context.headers)
+    def remember_roots(self, context: Context[Any, Any], roots: ListRootsResult | None) -> list[str]:
+        """Store the roots that the client sent, if any; returns the directories that it works in."""
+        connection = _connection_id(context.headers)
         if roots is not None and connection:
             self._roots[connection] = roots
         latest = roots or self._roots.get(connection)
         uris = [str(root.uri) for root in latest.roots] if latest is not None else []
         return [unquote(urlsplit(uri).path) for uri in uris if uri.startswith("file://")]
 
-    def name(self, context: Context[Any, Any]) -> str:
-        """Tell the clients of this server apart: by their connections, and, where there are none, by their tokens.
+    def client_name(self, context: Context[Any, Any]) -> str:
+        """Return a name that tells clients apart: by their connection, or by their token if there is none.
 
-        Those for whom a person named one session are one.
+        If a person named a session for the server, all clients share it, and count as one.
         """
         if self.session is not None:
             return ""
-        return _name(_connection(context.headers), context.headers or {})
+        return _client_name(_connection_id(context.headers), context.headers or {})
 
     def job(self, context: Context[Any, Any], name: str) -> "Job":
         """Return a command that a client started."""
-        return self.jobs.find(self.name(context), name)
+        return self.jobs.find(self.client_name(context), name)
 
-    def leave(self, headers: Mapping[str, str]) -> None:
-        """A client has ended its connection: end its commands, as they end where a client's input does."""
+    def forget_client(self, headers: Mapping[str, str]) -> None:
+        """Forget a client that has closed its connection, and end its commands."""
         connection = headers.get(_SESSION_HEADER, "")
         self._roots.pop(connection, None)
         if connection and self.session is None:
-            client = _name(connection, headers)
+            client = _client_name(connection, headers)
             self.sandboxes.pop(client, None)
             self.jobs.stop_all(client)
 
-    def open(self, path: str) -> "Sandbox":
+    def open_sandbox(self, path: str) -> "Sandbox":
         """Return the sandbox for a project, without a session."""
         if path not in self._opened:
-            # Not before it is wanted: a client waits for the server to start.
+            # Imported late, because a client waits for the server to start.
             from fumehood import Sandbox
             from fumehood.store.audit import MCP
 
@@ -110,9 +110,9 @@ class Clients:
         return self._opened[path]
 
     def take_notices(self, context: Context[Any, Any]) -> list[str]:
-        """Return what the person should know, once."""
+        """Return the notices for the person of this client; each is returned once."""
         notices, self.notices = self.notices, []
-        for sandbox in self.sandboxes.get(self.name(context), {}).values():
+        for sandbox in self.sandboxes.get(self.client_name(context), {}).values():
             notices += sandbox.take_notices()
         return notices
 
@@ -139,17 +139,17 @@ class Clients:
             store.close()
 
 
-def _name(connection: str, headers: Mapping[str, str]) -> str:
+def _client_name(connection: str, headers: Mapping[str, str]) -> str:
     return f"{connection} {headers.get('authorization', '')}"
 
 
-def _connection(headers: Mapping[str, str] | None) -> str:
-    """Name the client for as long as it is connected; "" where each of its requests stands alone."""
+def _connection_id(headers: Mapping[str, str] | None) -> str:
+    """Return an id of the client's connection; "" over HTTP if the request belongs to none."""
     return "the one on our standard input" if headers is None else headers.get(_SESSION_HEADER, "")
 
 
-class Place:
-    """Where a call works: its client, and the directories of that."""
+class CallTarget:
+    """The target of a tool call: its client, with the client's directories and sandboxes."""
 
     def __init__(self, clients: Clients, client: str, directories: list[str]) -> None:
         self.clients = clients
@@ -165,17 +165,17 @@ class Place:
             first = next(iter(sandboxes.values()), None)
             base = first.session_name if first is not None else clients.session or f"mcp-{new_id().lower()}"
             session = f"{base}-{len(sandboxes) + 1}" if sandboxes else base
-            sandboxes[path] = clients.open(path).session(session, own_tmp=clients.own_tmp)
+            sandboxes[path] = clients.open_sandbox(path).session(session, own_tmp=clients.own_tmp)
         return sandboxes[path]
 
-    def holding(self, run: str, *, to_undo: bool = False, to_redo: bool = False) -> "Sandbox":
-        """Return the sandbox, among those of this client, that a run of its own belongs to."""
+    def sandbox_of_run(self, run: str, *, to_undo: bool = False, to_redo: bool = False) -> "Sandbox":
+        """Return the sandbox of this client to which one of its runs belongs."""
         first = self.sandbox()
-        others = [each for each in self._sandboxes.values() if each is not first]
-        if not others:
+        fallback_askers = [each for each in self._sandboxes.values() if each is not first]
+        if not fallback_askers:
             return first
-        session = first.find(run, beside=others, to_undo=to_undo, to_redo=to_redo).session
-        return next(each for each in (first, *others) if each.session_name == session)
+        session = first.find(run, beside=fallback_askers, to_undo=to_undo, to_redo=to_redo).session
+        return next(each for each in (first, *fallback_askers) if each.session_name == session)
 
     def running(self) -> "list[tuple[Sandbox, Run]]":
         """Return this client's commands that run now, each with its sandbox, the latest first."""
@@ -185,24 +185,24 @@ class Place:
 
 
 def clients_of(context: Context[Any, Any]) -> Clients:
-    """Return what a call's server keeps of its clients."""
+    """Return the clients of the server that a call came to."""
     clients = context.request_context.lifespan_context
     assert isinstance(clients, Clients)
     return clients
 
 
 async def client_roots(ctx: Context[Any, Any]) -> Any:
-    """Ask the client for its roots, where they are wanted and not known."""
+    """Ask the client for its roots, if they are needed and not known."""
     return ListRoots() if clients_of(ctx).needs_roots(ctx) else None
 
 
-async def place(ctx: Context[Any, Any], roots: Annotated[Any, Resolve(client_roots)]) -> Place:
-    """Find out where the client works."""
+async def find_target(ctx: Context[Any, Any], roots: Annotated[Any, Resolve(client_roots)]) -> CallTarget:
+    """Find the target of a call; the SDK calls this before the tool."""
     clients = clients_of(ctx)
-    return Place(clients, clients.name(ctx), clients.remember(ctx, roots))
+    return CallTarget(clients, clients.client_name(ctx), clients.remember_roots(ctx, roots))
 
 
-Where = Annotated[Place, Resolve(place)]  # what a tool says it wants, for the SDK to find out before it is called
+Target = Annotated[CallTarget, Resolve(find_target)]  # the annotation of a tool's parameter `target`
 
 
 # ---- Commands in the background.
@@ -217,7 +217,7 @@ class Job:
         self._work = work
         self._stopped = threading.Event()
         self._changed = threading.Lock()
-        self._waiting: list[Callable[[], None]] = []  # each is called when there is something new
+        self._waiting: list[Callable[[], None]] = []  # functions to call when there is output, or at the end
         self._pieces: list[str] = []
         self._dropped = 0
         self._size = 0
@@ -228,7 +228,7 @@ class Job:
     def _go(self) -> None:
         try:
             self.run = self._work(cancelled=self._stopped.is_set, on_output=self._take)
-        except Exception as error:  # noqa: BLE001 - told when somebody looks at it
+        except Exception as error:  # noqa: BLE001 - reported by the next poll_command
             self.error = plain_error(error)
         finally:
             with self._changed:
@@ -239,7 +239,7 @@ class Job:
         with self._changed:
             self._pieces.append(text)
             self._size += len(text)
-            while self._size - self._dropped > _MOST_OUTPUT and len(self._pieces) > 1:
+            while self._size - self._dropped > _MAX_OUTPUT and len(self._pieces) > 1:
                 self._dropped += len(self._pieces.pop(0))
             self._wake()
 
@@ -248,13 +248,13 @@ class Job:
             wake()
 
     def output(self, offset: int) -> tuple[int, str]:
-        """Return what was printed from an offset on, and where that begins: the oldest may be gone."""
+        """Return the output from an offset on, and where it really begins, because the oldest may have been dropped."""
         with self._changed:
             begin = min(max(offset, self._dropped), self._size)
             return begin, "".join(self._pieces)[begin - self._dropped :]
 
     async def wait(self, offset: int, seconds: float) -> None:
-        """Wait until there is something new, or it has ended; in no thread, for those are few and serve all calls."""
+        """Wait until there is new output, or the command has ended; without a thread, because all calls share a few."""
         loop, is_new = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -278,7 +278,7 @@ class Job:
 
 
 class Jobs:
-    """Every command that the clients of this server started; each client knows only its own, by its own count."""
+    """The background commands of all clients; each client sees only its own, and numbers them from 1."""
 
     def __init__(self) -> None:
         self._jobs: dict[tuple[str, str], Job] = {}
@@ -287,10 +287,10 @@ class Jobs:
     def start(self, client: str, work: Callable[..., Any]) -> Job:
         """Start a command in the background."""
         ended = [key for key, job in self._jobs.items() if not job.is_running]
-        for key in ended[: max(0, len(self._jobs) - _MOST_JOBS + 1)]:
+        for key in ended[: max(0, len(self._jobs) - _MAX_JOBS + 1)]:
             del self._jobs[key]
-        if len(self._jobs) >= _MOST_JOBS:
-            raise BadRequest(f"{_MOST_JOBS} commands are running already", hint="stop_command ends one")
+        if len(self._jobs) >= _MAX_JOBS:
+            raise BadRequest(f"{_MAX_JOBS} commands are running already", hint="stop_command ends one")
         self._counts[client] = self._counts.get(client, 0) + 1
         name = f"job-{self._counts[client]}"
         self._jobs[client, name] = Job(name, work)
@@ -303,7 +303,7 @@ class Jobs:
         return self._jobs[client, name]
 
     def stop_all(self, client: str | None = None) -> None:
-        """End everything that still runs, or what one client started."""
+        """End all commands that still run, or only those of one client."""
         for (whose, _), job in list(self._jobs.items()):
             if job.is_running and client in (None, whose):
                 job.stop()
@@ -311,100 +311,101 @@ class Jobs:
 
 # ---- The person behind a client, asked by elicitation, on both eras of the protocol.
 #
-# Until 2025-11-25 a server asks while a tool runs; from 2026-07-28 on the call is answered with the question and made
-# again with the answer. So there, questions that can be foreseen are put by the SDK's resolvers, before the run.
-# What was asked is then put together anew, and an answer counts only if that is word for word the same: the SDK seals a
-# digest of the words, the tool and its arguments into the state that the client hands back.
+# In the protocol until 2025-11-25, a server asks while a tool runs. From 2026-07-28 on, it answers the call with the
+# question, and the client makes the call again with the answer. There, the SDK's resolvers ask the questions that can
+# be foreseen, before the run. In the second call the question is composed again, and the answer counts only if the text
+# is exactly the same: the SDK puts a digest of the text, the tool and its arguments into the state that the client
+# returns.
 
-def _form(options: Sequence[str]) -> type[BaseModel]:
-    """Return the form for these answers; without a default, so that nothing but a person's choice is a yes."""
-    said = "Allow it once, or deny it." if len(options) == 2 else "What to do, and for how long that holds."
-    one_of_them: Any = Literal[tuple(options)]
-    return create_model("Answer", answer=(one_of_them, Field(title="Your answer", description=said)))
+def _answer_form(options: Sequence[str]) -> type[BaseModel]:
+    """Return the form for these answers; it has no default, so that only a person's choice is a yes."""
+    description = "Allow it once, or deny it." if len(options) == 2 else "What to do, and for how long that holds."
+    choice: Any = Literal[tuple(options)]
+    return create_model("Answer", answer=(choice, Field(title="Your answer", description=description)))
 
 
 def can_elicit(context: Context[Any, Any]) -> bool:
-    """Return True if the client said that it can put a form to the person."""
+    """Return True if the client has announced that it can show a form to the person."""
     capabilities = context.client_capabilities
     elicitation = capabilities.elicitation if capabilities is not None else None
-    # Bare `{}` is what clients said before there were kinds of it.
+    # Older clients, from before there were kinds of elicitation, announce an empty object.
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 
 class OpenQuestions:
-    """The questions that a client was sent and that are not settled, each with a number of its own.
+    """The questions that were sent to a client and are not answered yet, each with its own number.
 
-    The number is part of the words, and the SDK takes an answer only for the words it was given to. So an answer that
-    a client sends a second time is for a question that is no longer open, and the person is asked anew.
+    The number is part of the question's text, and the SDK accepts an answer only for exactly this text. So if a client
+    sends an answer a second time, the question has another number by then, and the person is asked again.
     """
 
     def __init__(self) -> None:
         self._numbers: dict[str, str] = {}
 
     def number(self, question: Question) -> str:
-        """Return the number under which a question is open; the call that brings the answer has to find it."""
+        """Return the number of a question; it stays the same until the call that brings the answer."""
         digest = question.digest
         if digest not in self._numbers:
-            while len(self._numbers) >= _MOST_OPEN:
+            while len(self._numbers) >= _MAX_OPEN_QUESTIONS:
                 del self._numbers[next(iter(self._numbers))]
             self._numbers[digest] = new_id()
         return self._numbers[digest]
 
     def has(self, question: Question) -> bool:
-        """Return True if a client was sent a question that is not settled."""
+        """Return True if this question was sent to a client and is not answered yet."""
         return question.digest in self._numbers
 
     def close(self, question: Question) -> None:
-        """The call that it was asked for has come to its end."""
+        """Remove a question whose call has come with the answer."""
         self._numbers.pop(question.digest, None)
 
 
-def _asked_before(
+def _question_form(
     context: Context[Any, Any], question: Question | None, open_questions: OpenQuestions
 ) -> Elicit[Any] | None:
-    """Put a question into the shape that the client shows before the call; None where it can't, or need not.
+    """Return the form that the client shows before the call; None if it can't show one, or if there is no question.
 
-    A client of the older era is asked while the tool runs: whoever is at the desk may be faster, and its form goes.
-    This form can't be taken back, so with somebody at the desk the question is theirs alone.
+    Older clients are asked while the tool runs, so that somebody at the desk may answer first; then the client's form
+    is closed. This form can't be closed, so if somebody is at the desk, only they are asked.
     """
     if question is None or question.unaskable or not can_elicit(context) or context.session.can_send_request:
         return None
     if not open_questions.has(question) and Desk(places()).is_attended_for(question.project):
         return None
-    return Elicit(_worded(question, open_questions.number(question)), _form(question.options))
+    return Elicit(_question_message(question, open_questions.number(question)), _answer_form(question.options))
 
 
-def _worded(question: Question, number: str) -> str:
-    """Write a question with all that a person needs to answer it.
+def _question_message(question: Question, number: str) -> str:
+    """Return a question as text, with all that a person needs to answer it.
 
-    Four blanks make a client that knows Markdown show the lines as they are. The digest is of all that the answer is
-    for, be it shown or not.
+    The indentation by four blanks makes a client that shows Markdown keep the lines as they are. The digest covers
+    everything that the answer holds for, also what is not shown.
     """
     indented = "\n".join(f"    {line}" for line in question.lines)
     return f"{INTRODUCTION}\n\n{indented}\n\n(question {number}, {question.digest})"
 
 
-class AnsweredBefore:
-    """Somebody who was asked one question before, and whose answer is for that one alone.
+class EarlierAnswer:
+    """Answers with what the person said before the call, but only to exactly that question.
 
-    Where it turns out to be about something else by now, `again` is asked; without that, the call fails.
+    If the question has changed since, `asker_if_changed` is asked; without that, the call fails.
     """
 
-    def __init__(self, question: Question, answer: str, again: "Ask | None") -> None:
+    def __init__(self, question: Question, answer: str, asker_if_changed: "Ask | None") -> None:
         self._digest = question.digest
         self._answer = answer
-        self._again = again
+        self._asker_if_changed = asker_if_changed
         self._is_used = False
 
     def put(self, asked: "Asked") -> None:
-        """Answer, or have it asked again."""
+        """Answer the question, or pass it on if it is another one."""
         if asked.question.digest == self._digest and self._answer in asked.question.options:
             asked.answer(self._answer)
             self._is_used = True
-        elif self._again is not None:
-            self._again.put(asked)
+        elif self._asker_if_changed is not None:
+            self._asker_if_changed.put(asked)
         elif self._is_used:
-            asked.answer(None)  # the command runs, and has come upon something else
+            asked.answer(None)  # a new question of the running command: nobody can be asked now
         else:
             asked.fail(
                 ChangedMeanwhile(
@@ -414,15 +415,15 @@ class AnsweredBefore:
             )
 
 
-class PersonBehindClient:
-    """The person behind a client of the older era, asked while the tool runs."""
+class ClientAsker:
+    """Asks the person through an older client, while the tool runs."""
 
     def __init__(self, context: Context[Any, Any], loop: asyncio.AbstractEventLoop) -> None:
         self._context = context
         self._loop = loop
 
     def put(self, asked: "Asked") -> None:
-        """Show the question; the answer comes when it comes."""
+        """Send the question to the client; the answer comes later."""
         future = asyncio.run_coroutine_threadsafe(self._ask(asked), self._loop)
         asked.on_close(future.cancel)
 
@@ -434,20 +435,20 @@ class PersonBehindClient:
         }  # fmt: skip
         schema: dict[str, Any] = {"type": "object", "properties": {"answer": choice}, "required": ["answer"]}
         result = await self._context.session.elicit_form(
-            _worded(asked.question, new_id()), schema, related_request_id=self._context.request_id
+            _question_message(asked.question, new_id()), schema, related_request_id=self._context.request_id
         )
         answer = (result.content or {}).get("answer") if result.action == "accept" else DENY_ONCE
         asked.answer(answer if answer in options else DENY_ONCE)
 
 
-def answering(question_of: Callable[..., Awaitable[Question | None]]) -> "Callable[..., Awaitable[list[Ask]]]":
-    """Return what finds out who may answer for a call: who was asked before it, the client while it runs, or others.
+def find_askers(question_of: Callable[..., Awaitable[Question | None]]) -> "Callable[..., Awaitable[list[Ask]]]":
+    """Return a resolver for who answers a call's questions: an earlier answer, the client, or the fallback askers.
 
-    `question_of` finds out what can be foreseen. A question that was asked before the call is settled with that.
+    `question_of` is the resolver for the question that can be foreseen; its answer may come with the call.
     """
 
     async def asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(question_of)]) -> Any:
-        return _asked_before(ctx, question, clients_of(ctx).open_questions)
+        return _question_form(ctx, question, clients_of(ctx).open_questions)
 
     async def who_answers(
         ctx: Context[Any, Any], question: Annotated[Any, Resolve(question_of)],
@@ -455,12 +456,12 @@ def answering(question_of: Callable[..., Awaitable[Question | None]]) -> "Callab
     ) -> list[Any]:  # fmt: skip
         clients = clients_of(ctx)
         can_ask_now = can_elicit(ctx) and ctx.session.can_send_request
-        client = PersonBehindClient(ctx, asyncio.get_running_loop()) if can_ask_now else None
+        client = ClientAsker(ctx, asyncio.get_running_loop()) if can_ask_now else None
         if question is not None:
             clients.open_questions.close(question)
             if outcome.action != "accept" or outcome.data is not None:
                 answer = outcome.data.answer if isinstance(outcome, AcceptedElicitation) else DENY_ONCE
-                return [AnsweredBefore(question, answer, client)]
-        return list(clients.others) if client is None else [client]
+                return [EarlierAnswer(question, answer, client)]
+        return list(clients.fallback_askers) if client is None else [client]
 
     return who_answers

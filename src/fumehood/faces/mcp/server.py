@@ -1,6 +1,6 @@
-"""The MCP server: what it tells of itself, how a call is checked, and how it is served, on streams or as HTTP.
+"""The MCP server: its instructions and tools, how a call is checked, and how it is served, on streams or by HTTP.
 
-HTTP is for this machine alone, and for who has a token.
+HTTP is served to this machine only, and needs a token.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from fumehood.service.ask import Ask
 
 HOST = "127.0.0.1"
-TOKEN = "FUMEHOOD_MCP_TOKEN"  # noqa: S105 - its name
+TOKEN = "FUMEHOOD_MCP_TOKEN"  # noqa: S105 - the name of a variable
 _SHORTEST_TOKEN = 16
 _INSTRUCTIONS = """\
 Fumehood runs shell commands on the user's project. Every command is a transaction: it runs isolated, what it wrote is \
@@ -82,34 +82,36 @@ _TOOLS = (
 
 
 class OurTool(Tool):
-    """A tool that says in our own words what went wrong, and adds what the user should know.
+    """A tool that returns errors in our own form, and adds notices for the user.
 
-    One of the person's own (`[[tool]]`) makes a command of its arguments, and goes the way of `run_command` from there.
+    A tool of the person's own (`[[tool]]`) has a template: it makes a command of the arguments, and calls
+    `run_command`.
     """
 
     template: Any = Field(None, exclude=True)
 
     async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> Any:
-        """Call it, if these arguments make sense."""
+        """Check the arguments, and call the tool."""
         try:
             result = await super().run(self._checked(arguments), context)
             if isinstance(result, CallToolResult):
-                result = tools.with_notices(result, clients_of(context).take_notices(context))
+                result = tools.add_notices(result, clients_of(context).take_notices(context))
         except FumehoodError as error:
-            result = tools.refused(error)
-        except ToolError as error:  # by which the SDK tells of whatever went wrong
+            result = tools.error_result(error)
+        except ToolError as error:  # the SDK wraps all other errors in this
             cause = error.__cause__
             if isinstance(cause, ValidationError) and not isinstance(error, UnexpectedToolError):
                 wrong = cause.errors(include_url=False, include_context=False)[0]
-                where = ".".join(map(str, wrong["loc"]))
-                cause = BadRequest(f"{self.name} can't be called like this: {where}: {wrong['msg']}")
-            result = tools.refused(plain_error(cause if isinstance(cause, Exception) else error))
+                location = ".".join(map(str, wrong["loc"]))
+                cause = BadRequest(f"{self.name} can't be called like this: {location}: {wrong['msg']}")
+            result = tools.error_result(plain_error(cause if isinstance(cause, Exception) else error))
         return self.fn_metadata.convert_result(result) if convert_result else result
 
     def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return what is to be passed on.
+        """Return the arguments to call the tool with.
 
-        What the schema does not name would be ignored: a command that is sent with a `cwd` would run elsewhere.
+        An argument that the schema does not name is an error: the SDK would ignore it, and a command with a wrong `cwd`
+        would run elsewhere.
         """
         if self.template is not None:
             return {"command": self.template.line(arguments)}
@@ -117,15 +119,15 @@ class OurTool(Tool):
         for name in arguments:
             if name not in names:
                 raise BadRequest(f"{self.name} takes no {name!r:.100}", hint=f"it takes: {', '.join(names)}")
-        return {name: value for name, value in arguments.items() if value is not None}  # null: left out
+        return {name: value for name, value in arguments.items() if value is not None}  # null means left out
 
 
 def _own_tools(project: str | None) -> list[Tool]:
-    """Return the tools that the configuration has, for every project or also for the one that is served."""
+    """Return the tools of the configuration: for all projects, and for the served project if one is named."""
     try:
         policy = policy_for(places(), () if project is None else (project,))
     except BadConfiguration:
-        return []  # each command says what is wrong with it
+        return []  # each command reports the error
     own: list[Tool] = []
     for each in described.templates(policy.tools).values():
         tool = OurTool.from_function(tools.run_command, each.name, None, each.description, annotations=_RUNNING)
@@ -136,7 +138,7 @@ def _own_tools(project: str | None) -> list[Tool]:
 # ---- Serving.
 
 def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
-    """Make the server, with tools of the person's own besides ours."""
+    """Make the server, with our tools and the person's own."""
 
     @asynccontextmanager
     async def lifespan(_server: object) -> AsyncIterator[Clients]:
@@ -168,8 +170,8 @@ def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
         """How commands are isolated and captured here."""
         from fumehood.linux.probe import host
 
-        where = places()
-        machine = host(where.cache, where.state)
+        paths = places()
+        machine = host(paths.cache, paths.state)
         bwrap = machine.bwrap.fields() if machine.bwrap else None
         captures = list(machine.captures)
         return json.dumps({"version": __version__, "sandbox": bool(captures), "captures": captures, "bwrap": bwrap})
@@ -180,22 +182,22 @@ def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
 def serve(
     project: str | None, session: str | None, http: int | None, *, own_tmp: bool = False, draft: str | None = None
 ) -> int:
-    """Serve until the client leaves, or for ever."""
+    """Serve until the client closes its input; by HTTP, until interrupted."""
     if project is not None and not os.path.isdir(project):
         raise BadRequest(f"the project {project} does not exist", hint="make it first, or name another project")
     for what, name in (("session", session), ("draft", draft)):
         if name is not None:
-            checked_name(name, what)  # now, and not in what every call is answered
-    others: tuple[Ask, ...] = ()
+            checked_name(name, what)  # fail now, not in every call
+    fallback_askers: tuple[Ask, ...] = ()
     if http is not None and os.isatty(2):
-        # Who is asked where a client can't: the person who started us in a terminal of their own. On standard input
-        # we were started by the client, whose own screen the terminal shows.
+        # If a client can't ask, the person who started this server in a terminal is asked. Without --http, the client
+        # started us, and its own screen is on the terminal.
         from fumehood.faces.cli.screen import terminal_asker
 
-        others = terminal_asker()
-    clients = Clients(project, session, own_tmp=own_tmp, draft=draft, others=others)
+        fallback_askers = terminal_asker()
+    clients = Clients(project, session, own_tmp=own_tmp, draft=draft, fallback_askers=fallback_askers)
     server = build(clients, _own_tools(None if project is None else os.path.realpath(project)))
-    gc.freeze()  # all that was loaded stays; looking through it again and again would hold up calls
+    gc.freeze()  # so that garbage collection does not visit the imported modules again and again
     try:
         if http is None:
             _serve_streams(server)
@@ -208,9 +210,9 @@ def serve(
 
 def _serve_streams(server: MCPServer[Any]) -> None:
     standard_input: object = sys.stdin
-    if standard_input is None:  # as Python has it where it is closed
+    if standard_input is None:  # Python sets it to None if descriptor 0 is closed
         raise Unavailable("standard input is closed", hint="an MCP client writes to it")
-    # What is not at descriptor 0 the SDK reads as it is, so it is for us to keep that from whoever would inherit it.
+    # Move the input to another descriptor, so that no child process inherits it as its standard input.
     messages = Messages(os.dup(0))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -219,26 +221,27 @@ def _serve_streams(server: MCPServer[Any]) -> None:
     try:
         server.run()
     except* (BrokenPipeError, ConnectionResetError):
-        pass  # the client has gone, and reads no more answers
+        pass  # the client is gone
 
 
 class Messages(io.RawIOBase):
-    """What a client writes, line by line: one that the SDK can't read but that waits for an answer is made to get one.
+    """The client's messages as a stream of lines, in which every request is one that the SDK answers.
 
-    The SDK passes over what it can't read, half of a surrogate pair for instance, and the client would wait for ever.
+    The SDK skips a message that it can't read (with half of a surrogate pair, for example), and the client would wait
+    for ever. Such a request is replaced by one that the SDK refuses.
     """
 
     def __init__(self, descriptor: int) -> None:
-        # Left open: somebody may wait there to the very end.
+        # Not closed: a thread may still be reading at the end.
         self._lines = os.fdopen(descriptor, "rb", closefd=False)
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
-        """It is there to be read."""
+        """Return True: this stream can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read some of a line; nothing at the end."""
+        """Read a part of a line; returns 0 at the end of the input."""
         if not self._left:
             self._left = memoryview(b"".join(map(_answerable, _apart(self._lines.readline()))))
         piece = self._left[: len(buffer)]
@@ -248,7 +251,7 @@ class Messages(io.RawIOBase):
 
 
 def _apart(line: bytes) -> list[bytes]:
-    """Return the messages of a batch, as clients of 2025-03-26 may send them, each in a line; else the line itself."""
+    """Split a batch, which clients of 2025-03-26 may send, into lines with one message each; else return the line."""
     try:
         batch = json.loads(line) if line.startswith(b"[") else None
     except (ValueError, RecursionError):
@@ -258,7 +261,7 @@ def _apart(line: bytes) -> list[bytes]:
 
 
 def _answerable(line: bytes) -> bytes:
-    """Return a message as it is, or, where it can't be read but says who waits, a call that is refused as one."""
+    """Return a message unchanged; if the SDK can't read it but it has an id, a call with this id that is refused."""
     text = line.decode(errors="replace")
     try:
         jsonrpc_message_adapter.validate_json(text, by_name=False)
@@ -266,7 +269,7 @@ def _answerable(line: bytes) -> bytes:
     except ValidationError:
         pass
     try:
-        message = json.loads(text)  # by a reader that is less strict than the SDK's
+        message = json.loads(text)  # less strict than the SDK's parser
     except (ValueError, RecursionError):
         return line
     if not isinstance(message, dict) or "result" in message or "error" in message:
@@ -288,7 +291,7 @@ def _serve_http(server: MCPServer[Any], port: int, clients: Clients) -> None:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((HOST, port))
-        listening.listen()  # so that nobody who reads the line below comes too early
+        listening.listen()  # before the address is printed
     except OSError as error:
         raise BadRequest(f"port {port} can't be used: {error.strerror}", hint="--http 0 takes a free one") from error
     port = listening.getsockname()[1]
@@ -302,7 +305,7 @@ def _serve_http(server: MCPServer[Any], port: int, clients: Clients) -> None:
 
 
 def _tokens() -> list[str]:
-    """Return the tokens of those who may come in: one for all, or one for each client, so that they are told apart."""
+    """Return the accepted tokens: one for all clients, or one for each, to tell them apart."""
     chosen = os.environ.get(TOKEN)
     if chosen is None:
         return [secrets.token_urlsafe(32)]
@@ -313,7 +316,7 @@ def _tokens() -> list[str]:
 
 
 def only_here(port: int) -> Any:
-    """Answer only to our own name: a page in a browser may have made its name lead to this machine."""
+    """Return settings that accept only our own host names: a web page may have made its name lead to this machine."""
     from mcp.server.transport_security import TransportSecuritySettings
 
     names = [f"{host}:{port}" for host in (HOST, "localhost")]
@@ -322,7 +325,7 @@ def only_here(port: int) -> Any:
 
 
 class TokenGuard:
-    """Lets in only who has a token, and notices who leaves (DELETE): nobody else polls or stops what they started."""
+    """Accepts only requests with a token; a client that closes its connection (DELETE) is forgotten, its jobs ended."""
 
     def __init__(self, app: ASGIApp, tokens: Sequence[str], clients: Clients) -> None:
         self._app = app
@@ -330,7 +333,7 @@ class TokenGuard:
         self._wanted = [f"Bearer {token}".encode() for token in tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it; let go of whoever has left by it."""
+        """Pass a request on, or refuse it; after a successful DELETE, forget the client."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -354,4 +357,4 @@ class TokenGuard:
 
         await self._app(scope, receive, watched)
         if scope["method"] == "DELETE" and status == HTTPStatus.OK:
-            await asyncio.to_thread(self._clients.leave, headers)
+            await asyncio.to_thread(self._clients.forget_client, headers)

@@ -1,11 +1,11 @@
-"""The tools: running commands, at once or in the background, what is done about runs that were, and what each returns.
+"""The MCP tools: run commands, at once or in the background, act on past runs; and the results that they return.
 
-What a tool says it wants in its signature, the SDK finds out before it calls the tool: where the client works, and who
-may answer for it, when the person has said something to what can be foreseen. What it returns is structured and holds
-everything, because clients may drop the text.
+By a tool's annotations, the SDK resolves some parameters before it calls the tool: the target (the client and its
+sandboxes), and who answers the call's questions. Results are structured and complete, because clients may drop the
+text.
 """
 
-# No `from __future__ import annotations`: the SDK reads these, resolvers among them.
+# No `from __future__ import annotations`: the SDK reads the annotations, also those of resolvers.
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ from fumehood.core.report import (
 )
 from fumehood.core.wording import NOT_OURS, visible
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
-from fumehood.faces.mcp.clients import MARK, Job, Place, Where, answering, clients_of
+from fumehood.faces.mcp.clients import MARK, CallTarget, Job, Target, clients_of, find_askers
 from fumehood.store.history import LAST
 
 if TYPE_CHECKING:
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 Done = TypeVar("Done")
 
-_MOST_TEXT = 100_000
-_MOST_WAIT_S = 30.0
-_FIRST_LOOK_S = 0.2  # most that fails fails at once
-_PROGRESS_S = 0.1
-_MOST_LINES = 20  # told at once
-_LONGEST_LINE = 2000  # characters of each
-_MOST_ASKED = 3  # times that a person is asked about what changes while they think
+_MAX_TEXT = 100_000
+_MAX_WAIT_S = 30.0
+_FIRST_WAIT_S = 0.2  # for a command that fails at once
+_PROGRESS_INTERVAL_S = 0.1
+_MAX_PROGRESS_LINES = 20  # in one message
+_MAX_PROGRESS_LINE = 2000  # characters of each line
+_MAX_QUESTIONS = 3  # times that the person is asked if the held changes change meanwhile
 
-_MOST_CHANGES = 200
-_MOST_BLOCKED = 30
-_SAME = (
+_MAX_CHANGES = 200
+_MAX_BLOCKED = 30
+_RUN_FIELDS = (
     "run", "project", "command", "cwd", "state", "reason", "exit_code", "timed_out", "sandboxed", "network",
     "session",
 )  # fmt: skip
@@ -81,7 +81,7 @@ Paths = Annotated[list[str] | None, Field(description="Only these paths, relativ
 # ---- What the tools return.
 
 class Answer(BaseModel):
-    """What every tool may return besides its own."""
+    """The fields that every tool's result may have."""
 
     notices: list[str] = Field([], description="What the user should know: tell them. Each comes once.")
 
@@ -189,55 +189,55 @@ class RunningCommands(Answer, title="Running commands"):
     commands: list[RunningCommand]
 
 
-def _report_of(run: "Run") -> dict[str, Any]:
-    """Put a run into the shape of a Report; what has nothing to tell is left out, for a model reads every word."""
-    listed, left_out = most_important(run.changed, _MOST_CHANGES)
+def _report_fields(run: "Run") -> dict[str, Any]:
+    """Return the fields of a Report on a run; empty ones are left out, because a model reads every word."""
+    listed, left_out = most_important(run.changed, _MAX_CHANGES)
     fields = {
-        **{name: _text(getattr(run, name)) for name in _SAME}, "duration_s": round(run.duration_s, 6),
+        **{name: _clean(getattr(run, name)) for name in _RUN_FIELDS}, "duration_s": round(run.duration_s, 6),
         "output": output_for_model(run.output, MARK),
         "output_truncated": run.output_truncated or len(run.output) > MODEL_OUTPUT,
         "changes": [
             {
-                "path": _text(each.path), "root": _text(run.roots[each.root]), "change": each.change,
-                "kind": each.kind, "verdict": each.verdict, "reason": _text(each.reason), "flags": list(each.flags),
+                "path": _clean(each.path), "root": _clean(run.roots[each.root]), "change": each.change,
+                "kind": each.kind, "verdict": each.verdict, "reason": _clean(each.reason), "flags": list(each.flags),
             }
             for each in listed
         ],
         "changes_left_out": sum(left_out.values()), "left_out": left_out,
         "blocked": [
-            {name: _text(value) for name, value in each.fields().items()} for each in run.blocked[:_MOST_BLOCKED]
+            {name: _clean(value) for name, value in each.fields().items()} for each in run.blocked[:_MAX_BLOCKED]
         ],
     }  # fmt: skip
     return {name: value for name, value in fields.items() if value or name not in _LEFT_OUT_IF_EMPTY}
 
 
-def _text(value: Any) -> Any:
-    """Write a name or a sentence so that nothing in it is invisible, and not too long."""
+def _clean(value: Any) -> Any:
+    """Return a text without invisible characters and without our mark, and not too long."""
     return shorten(value).replace(MARK, NOT_OURS) if isinstance(value, str) else value
 
 
-def _reported(run: "Run") -> CallToolResult:
-    return _returned(run.for_model(), **_report_of(run))
+def _run_result(run: "Run") -> CallToolResult:
+    return _tool_result(run.for_model(), **_report_fields(run))
 
 
-def _returned(text: str, /, **fields: Any) -> CallToolResult:
-    """Return both: the text for people and older clients, the object for the model.
+def _tool_result(text: str, /, **fields: Any) -> CallToolResult:
+    """Return a tool's result: a text for people and older clients, and an object for the model.
 
-    The SDK holds the object against the class that the tool names, so no instance of that is made here.
+    The SDK checks the object against the class in the tool's annotation, so no instance of it is needed.
     """
     if text in ("", NO_OUTPUT):
-        text = f"{mark_line(MARK)}\n{NO_OUTPUT}"  # these words are ours
+        text = f"{mark_line(MARK)}\n{NO_OUTPUT}"  # mark it as our own text
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=fields)
 
 
-def with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResult:
-    """Add what the user should know to a result, in both of its forms, as words of ours."""
+def add_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResult:
+    """Add notices for the user to a result, to its text and to its object."""
     if not notices:
         return result
     lines = [printable(notice).replace(MARK, NOT_OURS) for notice in notices]
     (block,) = result.content
     assert isinstance(block, TextContent)
-    # No command's output holds the mark, so where there is such a line our part has begun.
+    # A command's output never contains the mark, so such a line begins our own part.
     head = [] if mark_line(MARK) in block.text.split("\n") else [mark_line(MARK)]
     text = "\n".join([block.text, *head, *(f"Note for the user: {line}" for line in lines)])
     return CallToolResult(
@@ -246,53 +246,53 @@ def with_notices(result: CallToolResult, notices: Sequence[str]) -> CallToolResu
     )
 
 
-def refused(error: FumehoodError) -> CallToolResult:
-    """Say what is wrong, so that a model reads it."""
+def error_result(error: FumehoodError) -> CallToolResult:
+    """Return an error as a tool's result, which the model reads."""
     return CallToolResult(content=[TextContent(type="text", text=refusal_text(error, MARK))], is_error=True)
 
 
-# ---- What is asked before a tool is called; None where nothing is.
+# ---- Resolvers for the question that is asked before a tool is called; None if there is none.
 
-async def foreseen_question(where: Where, command: str, working_dir: str | None, network: bool) -> Question | None:
-    """Find out what this command needs a person's word for; the tool gets the very question that is asked."""
-    with suppress(FumehoodError):  # the run itself says what is wrong
-        sandbox = where.sandbox(working_dir)
+async def question_before_run(target: Target, command: str, working_dir: str | None, network: bool) -> Question | None:
+    """Return the question that this command needs answered before it runs."""
+    with suppress(FumehoodError):  # the run itself reports the error
+        sandbox = target.sandbox(working_dir)
         questions = sandbox.questions(command, cwd=working_dir or sandbox.project, network=network)
         return questions[0] if questions else None
     return None
 
 
-async def held_question(where: Where, run: str) -> Question:
-    """Find out which run is meant and what it holds, once: `last` may be another by the time of the answer."""
-    return _question_to_apply(where.holding(run), run)
+async def question_before_apply(target: Target, run: str) -> Question:
+    """Return the question whether to apply a held run; it names the run, because `last` may be another one later."""
+    return _question_to_apply(target.sandbox_of_run(run), run)
 
 
-async def access_question(where: Where, host: str, show: str, write: str, reason: str) -> Question | None:
-    """Put what an agent asks to be allowed into words."""
-    return where.sandbox().access_question(host=host, show=show, write=write, reason=reason)
+async def question_about_access(target: Target, host: str, show: str, write: str, reason: str) -> Question | None:
+    """Return the question about the access that an agent requests."""
+    return target.sandbox().access_question(host=host, show=show, write=write, reason=reason)
 
 
 def _question_to_apply(sandbox: "Sandbox", name: str) -> Question:
-    """Put into words what applying a run's held changes means."""
+    """Return the question whether to apply a run's held changes."""
     run = sandbox.find(name)
     if run.state != HELD:
         raise BadRequest(f"run {run.name} holds nothing: it is {run.state}")
     return apply_question(run)
 
 
-HeldQuestion = Annotated[Any, Resolve(held_question)]
-WhoPermits = Annotated[Any, Resolve(answering(foreseen_question))]
-WhoConsents = Annotated[Any, Resolve(answering(held_question))]
-WhoGivesAccess = Annotated[Any, Resolve(answering(access_question))]
+HeldQuestion = Annotated[Any, Resolve(question_before_apply)]
+RunAskers = Annotated[Any, Resolve(find_askers(question_before_run))]
+ApplyAskers = Annotated[Any, Resolve(find_askers(question_before_apply))]
+AccessAskers = Annotated[Any, Resolve(find_askers(question_about_access))]
 
 
 # ---- Running commands.
 
 @asynccontextmanager
 async def _telling_progress(context: Context[Any, Any]) -> AsyncIterator[Callable[[str, str], None] | None]:
-    """Tell the client what is being printed, if it wants to know: the latest lines, a few times a second.
+    """Send the client the latest lines of output a few times a second, if it asked for progress.
 
-    Yields what the run calls with its output, from another thread.
+    Yields the function to be called with the output, from another thread; None if the client did not ask.
     """
     meta = context.request_context.meta
     if not meta or meta.get("progress_token") is None:
@@ -306,15 +306,15 @@ async def _telling_progress(context: Context[Any, Any]) -> AsyncIterator[Callabl
         nonlocal unfinished, count
         with lock:
             *more, unfinished = (unfinished + text).split("\n")
-            unfinished = unfinished[:_LONGEST_LINE]
-            lines.extend(line[:_LONGEST_LINE] for line in more if line.strip())
-            del lines[:-_MOST_LINES]
+            unfinished = unfinished[:_MAX_PROGRESS_LINE]
+            lines.extend(line[:_MAX_PROGRESS_LINE] for line in more if line.strip())
+            del lines[:-_MAX_PROGRESS_LINES]
             count += len(more)
 
     async def report() -> None:
         while not ended.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), _PROGRESS_S)
+                await asyncio.wait_for(ended.wait(), _PROGRESS_INTERVAL_S)
             with lock:
                 latest, number = "\n".join(lines), count
                 lines.clear()
@@ -327,38 +327,38 @@ async def _telling_progress(context: Context[Any, Any]) -> AsyncIterator[Callabl
     except BaseException:
         task.cancel()
         raise
-    ended.set()  # not cancelled: it may be sending just now
+    ended.set()  # let the task end by itself, because it may be sending just now
     await task
 
 
 async def run_command(  # noqa: D103 - described by core/tool.py
-    ctx: Context[Any, Any], where: Where, asks: WhoPermits, command: Command, working_dir: Directory = None,
+    ctx: Context[Any, Any], target: Target, asks: RunAskers, command: Command, working_dir: Directory = None,
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
 ) -> Annotated[CallToolResult, Report]:  # fmt: skip
-    sandbox = where.sandbox(working_dir)
+    sandbox = target.sandbox(working_dir)
     cwd = working_dir or sandbox.project
     async with _telling_progress(ctx) as take:
         run = await sandbox.arun(command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=take)
-    # How an agent gets what it was refused, where it can: not by our command line.
+    # The hint names our tool, because this agent does not use the command line.
     hint = "a command has no network; request_access asks the user for a host, `network` for all of it"
     run.blocked = tuple(each.replace(hint=hint) if each.what == "network" else each for each in run.blocked)
     sandbox.only_news(run)
-    return _reported(run)
+    return _run_result(run)
 
 
 async def start_command(
-    where: Where, asks: WhoPermits, command: Command, working_dir: Directory = None,
+    target: Target, asks: RunAskers, command: Command, working_dir: Directory = None,
     network: Network = False, timeout: Timeout = None,  # noqa: ASYNC109 - the command's, not ours
 ) -> Annotated[CallToolResult, JobStatus]:  # fmt: skip
     """Start a command that takes long, a server for instance; poll_command tells what it prints."""
-    sandbox = where.sandbox(working_dir)
+    sandbox = target.sandbox(working_dir)
     cwd = working_dir or sandbox.project
 
     def work(**more: Any) -> "Run":
         return sandbox.run(command, cwd=cwd, network=network, timeout=timeout, ask=asks, background=True, **more)
 
-    job = where.clients.jobs.start(where.client, work)
-    await job.wait(0, _FIRST_LOOK_S)
+    job = target.clients.jobs.start(target.client, work)
+    await job.wait(0, _FIRST_WAIT_S)
     return _job_status(job, 0)
 
 
@@ -366,7 +366,7 @@ async def poll_command(
     ctx: Context[Any, Any],
     job: JobName,
     offset: Offset = 0,
-    wait: Annotated[float, Field(ge=0, le=_MOST_WAIT_S, description="Seconds to wait for something new.")] = 0,
+    wait: Annotated[float, Field(ge=0, le=_MAX_WAIT_S, description="Seconds to wait for something new.")] = 0,
 ) -> Annotated[CallToolResult, JobStatus]:
     """Return what a started command printed since an offset, and its report once it has ended."""
     started = clients_of(ctx).job(ctx, job)
@@ -382,9 +382,9 @@ async def stop_command(ctx: Context[Any, Any], job: JobName) -> Annotated[CallTo
     return _job_status(started, 0)
 
 
-async def running(where: Where) -> Annotated[CallToolResult, RunningCommands]:
+async def running(target: Target) -> Annotated[CallToolResult, RunningCommands]:
     """List this session's commands that run now."""
-    runs = [run for _, run in await anyio.to_thread.run_sync(where.running)]
+    runs = [run for _, run in await anyio.to_thread.run_sync(target.running)]
     commands = [
         {
             "run": run.run, "command": shorten(run.command), "cwd": shorten(run.cwd),
@@ -393,136 +393,136 @@ async def running(where: Where) -> Annotated[CallToolResult, RunningCommands]:
         for run in runs
     ]  # fmt: skip
     lines = [f"{each['run']}: {each['command']} ({each['seconds']} s)" for each in commands] or ["nothing runs"]
-    return _returned(append_report("", lines, MARK), commands=commands)
+    return _tool_result(append_report("", lines, MARK), commands=commands)
 
 
-async def checkpoint(where: Where, run: RunningName = "last") -> Annotated[CallToolResult, Report]:
+async def checkpoint(target: Target, run: RunningName = "last") -> Annotated[CallToolResult, Report]:
     """Settle what a command that runs has finished writing, so that others see it; the command goes on."""
-    sandbox, chosen = await anyio.to_thread.run_sync(_running, where, run)
-    return _reported(await anyio.to_thread.run_sync(sandbox.checkpoint, chosen))
+    sandbox, chosen = await anyio.to_thread.run_sync(_find_running, target, run)
+    return _run_result(await anyio.to_thread.run_sync(sandbox.checkpoint, chosen))
 
 
-def _running(where: Place, name: str) -> "tuple[Sandbox, Run]":
-    runs = where.running()
-    wanted = None if name == LAST else where.holding(name).find(name).run  # as every other tool finds it
+def _find_running(target: CallTarget, name: str) -> "tuple[Sandbox, Run]":
+    runs = target.running()
+    run_id = None if name == LAST else target.sandbox_of_run(name).find(name).run  # as every other tool finds it
     for sandbox, run in runs:
-        if wanted in (None, run.run):
+        if run_id in (None, run.run):
             return sandbox, run
     raise BadRequest(f"no run {shorten(name)} runs now", hint="running lists those that do")
 
 
 def _job_status(job: Job, offset: int) -> CallToolResult:
     begin, printed = job.output(offset)
-    output = visible(printed[:_MOST_TEXT], MARK)
+    output = visible(printed[:_MAX_TEXT], MARK)
     error = f"ERROR: {shorten(job.error.message)}" if job.error is not None else ""
     state = "is running" if job.is_running else "has ended"
     ours = [part for part in (error, f"[{job.name} {state}]") if part]
-    return _returned(
+    return _tool_result(
         append_report(output, ours, MARK), job=job.name, running=job.is_running, offset=begin,
-        next_offset=begin + len(printed[:_MOST_TEXT]), output=output,
-        report=_report_of(job.run) if job.run is not None else None, error=error,
+        next_offset=begin + len(printed[:_MAX_TEXT]), output=output,
+        report=_report_fields(job.run) if job.run is not None else None, error=error,
     )  # fmt: skip
 
 
 # ---- Runs that were.
 
-async def changes(where: Where, run: RunName = "last") -> Annotated[CallToolResult, Report]:
+async def changes(target: Target, run: RunName = "last") -> Annotated[CallToolResult, Report]:
     """Tell what a run changed, what became of that, and what was blocked."""
-    return _reported(where.holding(run).find(run))
+    return _run_result(target.sandbox_of_run(run).find(run))
 
 
-async def diff(where: Where, run: RunName = "last", paths: Paths = None) -> Annotated[CallToolResult, DiffText]:
+async def diff(target: Target, run: RunName = "last", paths: Paths = None) -> Annotated[CallToolResult, DiffText]:
     """Show what a run changed, line by line."""
-    sandbox = where.holding(run)
+    sandbox = target.sandbox_of_run(run)
     past = sandbox.find(run)
     whole = visible(await anyio.to_thread.run_sync(sandbox.diff, past, paths or []), MARK)
-    text = whole[:_MOST_TEXT]
-    return _returned(text, run=past.run, text=text, truncated=len(whole) > len(text))
+    text = whole[:_MAX_TEXT]
+    return _tool_result(text, run=past.run, text=text, truncated=len(whole) > len(text))
 
 
 async def read_output(
-    where: Where,
+    target: Target,
     run: RunName = "last",
     stream: Annotated[str, Field(pattern="^(stdout|stderr)$")] = "stdout",
     offset: Offset = 0,
-    limit: Annotated[int, Field(gt=0, le=_MOST_TEXT, description="Bytes.")] = 20_000,
+    limit: Annotated[int, Field(gt=0, le=_MAX_TEXT, description="Bytes.")] = 20_000,
 ) -> Annotated[CallToolResult, OutputPiece]:
     """Read all that a run printed, piece by piece."""
-    sandbox = where.holding(run)
+    sandbox = target.sandbox_of_run(run)
     past = sandbox.find(run)
     data = await anyio.to_thread.run_sync(sandbox.output, past, stream)
     end = min(offset + limit, len(data))
-    while end < len(data) and end < offset + limit + 3 and data[end] & 0xC0 == 0x80:  # the rest of a letter
+    while end < len(data) and end < offset + limit + 3 and data[end] & 0xC0 == 0x80:  # don't cut a UTF-8 character
         end += 1
     text = visible(data[offset:end].decode(errors="replace"), MARK)
     following = end if end < len(data) else None
-    return _returned(
+    return _tool_result(
         text, run=past.run, stream=stream, offset=offset, next_offset=following, total=len(data), text=text
     )
 
 
 async def undo(
-    where: Where, run: ToUndo = "last", session: WholeSession = False
+    target: Target, run: ToUndo = "last", session: WholeSession = False
 ) -> Annotated[CallToolResult, TakenBack]:
     """Bring back exactly what was there before a run; `redo` has it again."""
-    sandbox = where.sandbox() if session else where.holding(run, to_undo=True)
-    return await _taken_back(sandbox.undo_session if session else lambda: [sandbox.undo(run)])
+    sandbox = target.sandbox() if session else target.sandbox_of_run(run, to_undo=True)
+    return await _undo_or_redo(sandbox.undo_session if session else lambda: [sandbox.undo(run)])
 
 
 async def redo(
-    where: Where, run: ToRedo = "last", session: WholeSession = False
+    target: Target, run: ToRedo = "last", session: WholeSession = False
 ) -> Annotated[CallToolResult, TakenBack]:
     """Bring back what `undo` took back: the last one, or that of a run."""
-    sandbox = where.sandbox() if session else where.holding(run, to_redo=True)
-    return await _taken_back(sandbox.redo_session if session else lambda: [sandbox.redo(run)])
+    sandbox = target.sandbox() if session else target.sandbox_of_run(run, to_redo=True)
+    return await _undo_or_redo(sandbox.redo_session if session else lambda: [sandbox.redo(run)])
 
 
-async def _taken_back(act: "Callable[[], list[Run]]") -> CallToolResult:
+async def _undo_or_redo(act: "Callable[[], list[Run]]") -> CallToolResult:
     backs = await anyio.to_thread.run_sync(act)
-    return _returned(runs_for_model(backs, MARK), runs=[_report_of(back) for back in backs])
+    return _tool_result(runs_for_model(backs, MARK), runs=[_report_fields(back) for back in backs])
 
 
 async def apply(
-    where: Where, question: HeldQuestion, asks: WhoConsents, run: RunName  # noqa: ARG001 - the question knows it
+    target: Target, question: HeldQuestion, asks: ApplyAskers, run: RunName  # noqa: ARG001 - the question knows it
 ) -> Annotated[CallToolResult, Report]:
     """Apply what a run had to hold; the user is asked."""
-    sandbox = where.holding(question.run)
-    return _reported(await _in_own_thread(lambda: _applied_as_shown(sandbox, question, asks)))
+    sandbox = target.sandbox_of_run(question.run)
+    return _run_result(await _run_in_own_thread(lambda: _apply_as_shown(sandbox, question, asks)))
 
 
-async def _in_own_thread(act: "Callable[[], Done]") -> "Done":
-    """Do what waits for a person beside the few threads that all calls share, and by which messages are read."""
+async def _run_in_own_thread(act: "Callable[[], Done]") -> "Done":
+    """Call a function that waits for a person in an extra thread: all calls, and reading messages, share only a few."""
     return await anyio.to_thread.run_sync(act, limiter=anyio.CapacityLimiter(1))
 
 
-def _applied_as_shown(sandbox: "Sandbox", question: "Question", asks: "list[Ask]") -> "Run":
-    """Apply exactly what the person says yes to; if the run holds something else by then, ask again, a few times."""
-    for left in reversed(range(_MOST_ASKED)):
+def _apply_as_shown(sandbox: "Sandbox", question: "Question", asks: "list[Ask]") -> "Run":
+    """Apply exactly what the person agrees to; if the run holds something else by then, ask again, a few times."""
+    for questions_left in reversed(range(_MAX_QUESTIONS)):
         sandbox.require(question, asks)
         try:
             return sandbox.apply(question.run, expected=question.about)
         except ChangedMeanwhile:
-            if not left:
+            if not questions_left:
                 raise
             question = _question_to_apply(sandbox, question.run)
-    raise AssertionError("the last time ends it")
+    raise AssertionError("the last round returns or raises")
 
 
-async def discard(where: Where, run: RunName) -> Annotated[CallToolResult, Report]:
+async def discard(target: Target, run: RunName) -> Annotated[CallToolResult, Report]:
     """Throw away what a run of this session had to hold."""
-    return _reported(await anyio.to_thread.run_sync(where.holding(run).discard, run))
+    return _run_result(await anyio.to_thread.run_sync(target.sandbox_of_run(run).discard, run))
 
 
 async def request_access(
-    where: Where, asks: WhoGivesAccess,
+    target: Target, asks: AccessAskers,
     host: Annotated[str, Field(description="A host to reach: `pypi.org`, `pypi.org:443`.")] = "",
     show: Annotated[str, Field(description="A path of the user's home to read.")] = "",
     write: Annotated[str, Field(description="A directory outside the project to write.")] = "",
     reason: Annotated[str, Field(description="Why: the user reads it.")] = "",
 ) -> Annotated[CallToolResult, AccessSaid]:  # fmt: skip
     """Ask the user to let later commands reach a host, read a path or write a directory: one of these."""
-    sandbox = where.sandbox()
-    said = await _in_own_thread(
+    sandbox = target.sandbox()
+    said = await _run_in_own_thread(
         lambda: sandbox.request_access(host=host, show=show, write=write, reason=reason, ask=asks)
     )
-    return _returned(append_report("", said, MARK), said=said)
+    return _tool_result(append_report("", said, MARK), said=said)
