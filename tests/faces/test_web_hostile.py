@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fumehood import Sandbox
-from fumehood.faces.web.text import hunks_of
+from fumehood.faces.web.text import parse_difference
 from fumehood.linux.lock import Lock
 from patience import LONG_S, eventually
 from web_page import WebPage
@@ -71,7 +71,7 @@ def test_words_are_compared_where_that_takes_no_time() -> None:
     """A table of twenty wide rows took a quarter of a minute, and others minutes."""
     wide = ",".join(str(number % 7) for number in range(900))
     for old, rest, is_compared in (("total = 1", "", True), (wide, "", False), ("total = 1", " x\n" * 50_000, False)):
-        _, (hunk,) = hunks_of(f"@@ -1 +1 @@\n-{old}\n+{old[:-1]}2\n{rest}", "table.csv")
+        _, (hunk,) = parse_difference(f"@@ -1 +1 @@\n-{old}\n+{old[:-1]}2\n{rest}", "table.csv")
         assert ["word" in line.html for line in hunk.lines[:2]] == [is_compared] * 2
 
 

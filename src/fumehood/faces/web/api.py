@@ -1,4 +1,4 @@
-"""The same for programs: JSON under /api, with a token of its own, described by /api/openapi.json."""
+"""The web interface for programs: JSON under /api, with its own token, described by /api/openapi.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fumehood.core.report import Run, pick_fields
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.faces.web import views
-from fumehood.faces.web.views import Page, asked_number, number_of
+from fumehood.faces.web.views import Page, number_parameter, parse_number
 from fumehood.linux.doctor import examine
 from fumehood.service import decide, overview, provided
 from fumehood.service.differences import contents, differences
@@ -27,8 +27,8 @@ from fumehood.store.config import file_of, text_of, write_checked
 from fumehood.store.files import Files
 from fumehood.store.search import change_at, count_waiting, page_of_changes
 
-_MOST = 200  # in one answer
-# What a field of a request may be, and how OpenAPI calls it.
+_MAX_ITEMS = 200  # in one answer
+# The types of a request's fields in Python, and their OpenAPI schemas.
 _KINDS: dict[str, tuple[tuple[type, ...], dict[str, Any]]] = {
     "string": ((str,), {"type": "string"}), "boolean": ((bool,), {"type": "boolean"}),
     "answer": ((str, bool), {"type": ["string", "boolean"]}),
@@ -38,40 +38,40 @@ _KINDS: dict[str, tuple[tuple[type, ...], dict[str, Any]]] = {
 
 
 class Call(Value):
-    """One address of the interface: what it is for, what it takes, and what answers."""
+    """One address of the interface: its description, its parameters, and the function that answers."""
 
     path: str
     about: str
     answer: Callable[[Page, Request, dict[str, Any]], dict[str, Any]]
     query: tuple[str, ...] = ()
-    body: dict[str, str] | None = None  # the fields of what is sent, with their kinds; None: it only reads
+    body: dict[str, str] | None = None  # the fields of the request's body with their types; None for a GET
 
     @property
     def method(self) -> str:
-        """How it is called."""
+        """The HTTP method."""
         return "GET" if self.body is None else "POST"
 
 
 class AsciiJSONResponse(JSONResponse):
-    """An answer that names whatever its bytes are: what is not UTF-8 is escaped, as in every `--json`."""
+    """A JSON response in ASCII: like `--json`, it escapes names that are not UTF-8."""
 
     def render(self, content: object) -> bytes:
-        """Write the answer."""
+        """Return the response's body."""
         return json.dumps(content).encode("ascii")
 
 
 def refusal(error: FumehoodError, status: int) -> JSONResponse:
-    """Say what failed, as every `--json` of the command line does."""
+    """Return an error in the same form as `--json` on the command line."""
     return AsciiJSONResponse({"error": error.message, "hint": error.hint}, status)
 
 
 def routes(page: Page) -> list[Route]:
-    """Return the addresses of the interface."""
+    """Return the routes of the interface."""
     described = Route("/api/openapi.json", lambda _request: AsciiJSONResponse(description()))
-    return [described, *(Route(each.path, partial(_answered, page, each), methods=[each.method]) for each in CALLS)]
+    return [described, *(Route(each.path, partial(_answer_call, page, each), methods=[each.method]) for each in CALLS)]
 
 
-async def _answered(page: Page, call: Call, request: Request) -> JSONResponse:
+async def _answer_call(page: Page, call: Call, request: Request) -> JSONResponse:
     sent = b"" if call.body is None else await request.body()
     try:
         body = json.loads(sent or b"{}")
@@ -79,33 +79,35 @@ async def _answered(page: Page, call: Call, request: Request) -> JSONResponse:
         raise BadRequest(f"the request is not JSON: {error}", hint="an object") from error
     if not isinstance(body, dict):
         raise BadRequest("the request is not an object", hint='{"answer": "allow_once"}')
-    # What is not described is refused, for it would do nothing.
+    # An unknown field is refused, because it would have no effect.
     fields = call.body or {}
     for name, value in body.items():
         if name not in fields or not isinstance(value, _KINDS[fields[name]][0]):
-            raise BadRequest(f"{name!r} is not known here, or of another kind", hint=f"one of: {', '.join(fields)}")
+            raise BadRequest(
+                f"{name!r} is not a field here, or has the wrong type", hint=f"one of: {', '.join(fields)}"
+            )
     return AsciiJSONResponse(await to_thread.run_sync(call.answer, page, request, body))
 
 
 def _summary(run: Run) -> dict[str, Any]:
-    """Return a run without its changes and its output, which may be much."""
+    """Return a run without its changes and its output, which may be large."""
     fields = "run number project command cwd state reason exit_code session act of below started_at duration_s"
     return pick_fields(run, fields)
 
 
 def _limit(request: Request) -> int:
-    return min(asked_number(request, "limit") or 50, _MOST)
+    return min(number_parameter(request, "limit") or 50, _MAX_ITEMS)
 
 
 def _after(request: Request) -> tuple[int, int]:
     row, _, entry = request.query_params.get("after", "").partition("-")
-    return (number_of(row), number_of(entry)) if row.isdecimal() and entry.isdecimal() else (0, 0)
+    return (parse_number(row), parse_number(entry)) if row.isdecimal() and entry.isdecimal() else (0, 0)
 
 
 def _runs(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     path = request.query_params.get("project")
-    what = views.asked_search(request, page.number_of(path) if path else None)
-    runs, before = overview.searched(page.store, what, most=_limit(request), before=asked_number(request, "before"))
+    what = views.search_parameters(request, page.number_of(path) if path else None)
+    runs, before = overview.searched(page.store, what, most=_limit(request), before=number_parameter(request, "before"))
     return {"runs": [_summary(run) for run in runs], "before": before or None}
 
 
@@ -140,7 +142,7 @@ def _running(page: Page, _request: Request, _body: dict[str, Any]) -> dict[str, 
         "running": [
             {
                 **_summary(each.run), "memory": each.memory, "processes": each.processes,
-                "written": [path.fields() for path in overview.written(page.store, each.run, _MOST)[0]],
+                "written": [path.fields() for path in overview.written(page.store, each.run, _MAX_ITEMS)[0]],
             }
             for each in running
         ]
@@ -148,7 +150,7 @@ def _running(page: Page, _request: Request, _body: dict[str, Any]) -> dict[str, 
 
 
 def _waiting(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    runs, before = overview.waiting(page.store, most=_limit(request), before=asked_number(request, "before"))
+    runs, before = overview.waiting(page.store, most=_limit(request), before=number_parameter(request, "before"))
     held = [
         {
             **_summary(run), "seen": overview.shown_at(page.store, run),  # before what it holds is counted
@@ -179,7 +181,7 @@ def _versions(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, 
     return {"versions": [each.as_dict() for each in kept]}
 
 
-def _act(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+def _act_on_run(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
     chosen = overview.Chosen(
         act=request.path_params["act"], paths=tuple(map(str, body.get("paths", ()))), some="paths" in body,
         force=body.get("force", False), expected=body.get("digest", ""), seen=body.get("seen", ""),
@@ -195,8 +197,8 @@ def _draft(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any
     return {**about, "changes": run.fields_of(run.changed), "conflicts": [each.as_dict() for each in conflicts]}
 
 
-def _do_to_draft(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    done = views.perform_on_draft(page, request, {name: value for name, value in body.items() if value})
+def _act_on_draft(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+    done = views.act_on_draft(page, request, {name: value for name, value in body.items() if value})
     return {} if done is None else done.as_dict()
 
 
@@ -210,7 +212,7 @@ def _configuration(page: Page, _request: Request, _body: dict[str, Any]) -> dict
     return {"path": file_of(page.store.places), "text": text_of(page.store.places)}
 
 
-def _configure(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
+def _write_configuration(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
     write_checked(file_of(page.store.places), body.get("before", ""), body.get("text", ""))
     return _configuration(page, request, body)
 
@@ -222,7 +224,7 @@ CALLS = (
     Call(path="/api/runs/{run}/changes", answer=_changes, query=("verdict", "limit", "after"),
          about="What a run changed, some at a time; `verdict=held`: what waits"),
     Call(path="/api/runs/{run}/diff", about="What a run changed, line by line", answer=_diff, query=("path",)),
-    Call(path="/api/runs/{run}/{act}", answer=_act, about=f"Do something to a run: {', '.join(overview.ACTS)}",
+    Call(path="/api/runs/{run}/{act}", answer=_act_on_run, about=f"Do something to a run: {', '.join(overview.ACTS)}",
          body={"paths": "strings", "force": "boolean", "seen": "string", "digest": "string", "hunks": "numbers",
                "content": "string"}),
     Call(path="/api/running", about="What runs now, with memory, processes and what it writes", answer=_running),
@@ -240,7 +242,7 @@ CALLS = (
         "drafts": list(views.open_drafts(page))}),
     Call(path="/api/drafts/{project}/{draft}", about="What a draft would change, and what stands in its way",
          answer=_draft),
-    Call(path="/api/drafts/{project}/{draft}/{act}", answer=_do_to_draft,
+    Call(path="/api/drafts/{project}/{draft}/{act}", answer=_act_on_draft,
          about=f"Do something to a draft: {', '.join(views.DRAFT_ACTS)}",
          body={"seen": "string", "force": "boolean", "branch": "string", "message": "string"}),
     Call(path="/api/files", about="The files of a project that runs changed", answer=_files,
@@ -257,12 +259,12 @@ CALLS = (
          answer=lambda page, _request, _body: {"bytes": provided.empty_playground(page.store.places)}),
     Call(path="/api/configuration", about="The configuration", answer=_configuration),
     Call(path="/api/configuration/write", about="Check a configuration and write it; `before` is the one it replaces",
-         answer=_configure, body={"before": "string", "text": "string"}),
+         answer=_write_configuration, body={"before": "string", "text": "string"}),
 )  # fmt: skip
 
 
 def description() -> dict[str, Any]:
-    """Describe the interface, by OpenAPI's rules."""
+    """Return the OpenAPI description of the interface."""
     text = _KINDS["string"][1]
     paths: dict[str, Any] = {}
     for call in CALLS:
