@@ -29,7 +29,7 @@ from fumehood.errors import ChangedMeanwhile
 from fumehood.faces.terminal import app as views
 from fumehood.faces.terminal.app import Views
 from fumehood.faces.terminal.changes import Branch, ChangesTree, ChangesView
-from fumehood.faces.terminal.widgets import AskFirst, Lines, Pieces, printed
+from fumehood.faces.terminal.widgets import AskFirst, HunkList, TextView, output_lines
 from fumehood.linux.confine import can_scope
 from fumehood.service import overview
 from fumehood.service.ask import Desk, ask_all
@@ -78,7 +78,7 @@ class Watcher:
 
     @property
     def shown(self) -> list[str]:
-        return [lines.text for lines in self.app.screen.query(Lines)]
+        return [lines.text for lines in self.app.screen.query(TextView)]
 
     @property
     def drawn(self) -> str:
@@ -117,7 +117,7 @@ class Watcher:
             line = next((node.line for node in self._nodes if _path_of(node) == path), -1)  # it may be made anew
             await self.press("down" if tree.cursor_line < line else "up")
         shown = quoted(path)
-        await self.until(lambda: self.app.screen.query_one(Pieces).text.split("\n")[0].endswith(f" {shown}"))
+        await self.until(lambda: self.app.screen.query_one(HunkList).text.split("\n")[0].endswith(f" {shown}"))
 
 
 def _path_of(node: TreeNode[Branch] | None) -> str:
@@ -170,7 +170,7 @@ async def test_where_nothing_is_new_nothing_is_drawn(cli: Any, opened: OpenedSto
             await watcher.until(lambda before=before: app.looks > before + 2)
             view = app.in_sight
             assert view is not None
-            assert view.look() is None
+            assert view.read_news() is None
 
 
 @pytest.mark.long
@@ -374,7 +374,7 @@ async def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
         for options in (("--network",), ("--allow-host", "example.org"))
     ]  # fmt: skip
     async with at(app) as watcher:
-        question = app.query_one("#question", Lines)
+        question = app.query_one("#question", TextView)
         await watcher.press("exclamation_mark")
         await watcher.until(lambda: "of 2," in question.text)
         while "example.org" not in question.text:
@@ -428,7 +428,7 @@ async def test_a_question_comes_rings_and_is_answered_by_one_key(
             start_new_session=True,
         ))  # fmt: skip
         await watcher.until(lambda: rings)
-        question = app.query_one("#question", Lines)
+        question = app.query_one("#question", TextView)
         assert app.query_one("#bell").display
         await watcher.press("exclamation_mark")
         await watcher.until(lambda: "network access" in question.text)
@@ -520,7 +520,7 @@ async def test_no_letter_of_a_long_difference_lies_under_the_scroll_bar(
     async with at(Views(opened)) as watcher:
         await watcher.press("3")
         await watcher.go_to("long.txt")
-        pane = watcher.app.screen.query_one(Pieces)
+        pane = watcher.app.screen.query_one(HunkList)
         await watcher.until(lambda: pane.show_vertical_scrollbar)
         assert max(strip.cell_length for _, strip in pane._rows) == pane.scrollable_content_region.width
 
@@ -662,5 +662,5 @@ def test_the_views_end_with_their_terminal(home: Path, project: Path) -> None:
 
 def test_a_sequence_that_is_cut_with_its_line_does_not_reach_the_terminal() -> None:
     for size in range(3980, 4001):
-        (line,) = printed(b"x" * size + b"\x1b[38;2;200;100;50mred\n", 1)
+        (line,) = output_lines(b"x" * size + b"\x1b[38;2;200;100;50mred\n", 1)
         assert "\x1b" not in line.plain

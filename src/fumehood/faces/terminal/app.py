@@ -1,4 +1,4 @@
-"""The views of `watch`: what runs now, what is asked, and all four of them with a line that tells of questions."""
+"""The program behind `watch`: four views (running, questions, waiting, history), and a line that shows a question."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fumehood.core.wording import elapsed, fitted, quoted
 from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.cli.screen import KEYS
 from fumehood.faces.terminal.changes import ChangesView, HistoryView, RunScreen
-from fumehood.faces.terminal.widgets import Acting, Lines, both, shown
+from fumehood.faces.terminal.widgets import ActingView, TextView, both_outputs, safe_text
 from fumehood.service import overview
 from fumehood.service.ask import Desk, OpenQuestion
 from fumehood.service.overview import Chosen, LiveCommand
@@ -37,22 +37,22 @@ from fumehood.store.history import RunFilter
 
 NOW, QUESTIONS, WAITING, HISTORY = VIEWS = ("now", "questions", "waiting", "past")
 _NAMES = {NOW: "Now", QUESTIONS: "Questions", WAITING: "Waiting", HISTORY: "History"}
-_EVERY_S = 0.5
-_MOMENT_S = 0.02
-_MOST_HELD = 100  # runs that are listed
-_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_END = 1 << 17  # bytes of an output that are looked at
-_MOST_LINES = 1000  # of what a command that runs printed
-_WRITTEN = 5
-_NOTHING = ("nothing",)  # is the output while nothing runs
+_POLL_S = 0.5
+_SHORT_WAIT_S = 0.02
+_MAX_HELD = 100  # runs that are listed
+_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_MAX_OUTPUT_BYTES = 1 << 17  # of a running command that are read
+_MAX_OUTPUT_LINES = 1000  # of a running command that are shown
+_MAX_WRITTEN = 5
+_NOTHING_RUNS = ("nothing",)  # the value of `_output` while nothing runs
 _COLUMNS = ("run", "since", "memory", "processes", "session", "command")
-# As the prompt has them, but for q, which leaves here.
+# The keys of the prompt, but Q instead of q, which quits here.
 _KEYS = {answer: ("Q" if key == "q" else key, said) for answer, (key, said) in KEYS.items()}
-_NOT_YET_S = 0.5  # a key so soon after a question came was meant for what was there before
+_MIN_ANSWER_S = 0.5  # an earlier key was meant for what was on the screen before the question
 
 
-class RunningView(Acting):
-    """The commands that run, and the output of the chosen one as it comes."""
+class RunningView(ActingView):
+    """The running commands, and the output of the chosen one as it comes."""
 
     DEFAULT_CSS = """
     RunningView DataTable { height: auto; max-height: 40%; border-bottom: solid $secondary; }
@@ -69,29 +69,30 @@ class RunningView(Acting):
 
     def compose(self) -> ComposeResult:
         yield DataTable(cursor_type="row", id="running")
-        yield Lines(id="live")
+        yield TextView(id="live")
 
     def on_mount(self) -> None:
         table = self.query_one(DataTable)
         for name in _COLUMNS:
             table.add_column(Text(name), key=name)
 
-    def look(self) -> Callable[[], None] | None:
-        """Read what runs, and the end of what the chosen command printed; None while nothing runs."""
+    def read_news(self) -> Callable[[], None] | None:
+        """Read the running commands, and the end of the chosen command's output."""
         commands = overview.running(self.store, self._reach)
         runs = {each.run.run: each.run for each in commands}
         chosen = runs.get(self._chosen) or next(iter(runs.values()), None)
         if chosen is None:
-            is_shown = self._output == _NOTHING
-            return None if is_shown else lambda: self._show([], "", [Text("Nothing runs.", "dim")], _NOTHING)
-        ends = tuple(overview.printed_last(self.store, chosen, stream, _END) for stream in ("stdout", "stderr"))
-        paths, is_more = overview.written(self.store, chosen, _WRITTEN)
+            is_shown = self._output == _NOTHING_RUNS
+            return None if is_shown else lambda: self._show([], "", [Text("Nothing runs.", "dim")], _NOTHING_RUNS)
+        streams = ("stdout", "stderr")
+        ends = tuple(overview.printed_last(self.store, chosen, stream, _MAX_OUTPUT_BYTES) for stream in streams)
+        paths, is_more = overview.written(self.store, chosen, _MAX_WRITTEN)
         now = chosen.run, ends, tuple(paths)
         lines: list[Text] | None = None
         if now != self._output:
             signs = [f"{'-' if each.is_gone else '~'} {each.path}" for each in paths]
-            wrote = [shown(f"wrote {'   '.join(signs)}{'   …' if is_more else ''}", "cyan")] if signs else []
-            lines = [*both(ends, _MOST_LINES), *wrote]
+            wrote = [safe_text(f"wrote {'   '.join(signs)}{'   …' if is_more else ''}", "cyan")] if signs else []
+            lines = [*both_outputs(ends, _MAX_OUTPUT_LINES), *wrote]
         return lambda: self._show(commands, chosen.run, lines, now)
 
     def _show(
@@ -111,7 +112,7 @@ class RunningView(Acting):
         is_another = chosen != self._chosen
         self._chosen, self._output = chosen, output
         if lines is not None:
-            live = self.query_one("#live", Lines)
+            live = self.query_one("#live", TextView)
             live.show(lines, at_end=not is_another)
             if is_another:
                 live.scroll_end(animate=False)
@@ -142,12 +143,12 @@ def _cells(each: LiveCommand) -> list[Text]:
     return [
         Text(f"#{run.number}", "bold"), Text(elapsed(time.time() - run.started_at), justify="right"),
         Text(format_size(each.memory), justify="right"), Text(str(each.processes), justify="right"),
-        shown(fitted(printable(run.session or ""), 20)),
-        Text.assemble((printable(where), "dim"), shown(fitted(printable(run.command), 200))),
+        safe_text(fitted(printable(run.session or ""), 20)),
+        Text.assemble((printable(where), "dim"), safe_text(fitted(printable(run.command), 200))),
     ]  # fmt: skip
 
 
-class QuestionsView(Acting):
+class QuestionsView(ActingView):
     """One question at a time, the oldest first; a key or a click answers it."""
 
     DEFAULT_CSS = """
@@ -157,7 +158,7 @@ class QuestionsView(Acting):
     QuestionsView #missed { height: 1fr; border-top: solid $secondary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        # Not in the last line, where they have no room: the buttons name them.
+        # Not shown in the footer, which has no room for them: the buttons show them.
         *(Binding(key, f"answer('{each}')", said.capitalize(), show=False) for each, (key, said) in _KEYS.items()),
         Binding("left_square_bracket", "go(-1)", "Question before", show=False),
         Binding("right_square_bracket", "go(1)", "Next question", key_display="]"),
@@ -173,15 +174,15 @@ class QuestionsView(Acting):
         self._shown_at = 0.0
 
     def compose(self) -> ComposeResult:
-        yield Lines(id="question")
+        yield TextView(id="question")
         yield Horizontal(id="answers")
-        yield Lines(id="missed")
+        yield TextView(id="missed")
 
     def on_mount(self) -> None:
         self._show([], [])
 
-    def look(self) -> Callable[[], None] | None:
-        """Read what is asked, and what was, if there is anything new."""
+    def read_news(self) -> Callable[[], None] | None:
+        """Read the open and the missed questions, if anything is new."""
         waiting, missed = self._desk.waiting(), overview.missed_questions(self.store)
         is_shown = [each.id for each in waiting] == [each.id for each in self._open] and missed == self._missed
         return None if is_shown else lambda: self._show(waiting, missed)
@@ -194,13 +195,13 @@ class QuestionsView(Acting):
         self._open = waiting
         if self._question is None:
             self._choose(waiting[0] if waiting else None)
-        if missed != self._missed or not self.query_one("#missed", Lines).text:
+        if missed != self._missed or not self.query_one("#missed", TextView).text:
             self._missed = missed
-            self.query_one("#missed", Lines).show(_missed_lines(missed))
+            self.query_one("#missed", TextView).show(_missed_lines(missed))
 
     def _choose(self, question: OpenQuestion | None) -> None:
-        """Show another question, and the answers that it allows."""
-        lines = self.query_one("#question", Lines)
+        """Show another question, with buttons for its answers."""
+        lines = self.query_one("#question", TextView)
         answers = self.query_one("#answers", Horizontal)
         if question is None and self._chosen == "" and lines.text:
             return
@@ -209,10 +210,10 @@ class QuestionsView(Acting):
         if question is None:
             lines.show([Text("Nothing is asked.", "dim")])
         else:
-            width = self.app.size.width - 2  # it is not drawn yet where the view is not in sight
+            width = self.app.size.width - 2  # of the app, because this view is not laid out while it is hidden
             place = self._open.index(question) + 1
             head = [Text(f"question {place} of {len(self._open)}, asked at {_clock(question.asked_at)}", "dim")]
-            lines.show([*head, *(shown(line) for line in question_lines(question.question, width))])
+            lines.show([*head, *(safe_text(line) for line in question_lines(question.question, width))])
             answers.mount(*(_button(question.question, answer) for answer in question.question.options))
         self.refresh_bindings()
 
@@ -220,13 +221,13 @@ class QuestionsView(Acting):
         names = [each.id for each in self._open]
         if self._chosen in names:
             self._choose(self._open[(names.index(self._chosen) + by) % len(names)])
-            self._shown_at = 0.0  # the person went there themselves
+            self._shown_at = 0.0  # the person chose this question, so a key may answer at once
 
     def action_answer(self, answer: str) -> None:
         question = self._question
         if question is None or answer not in question.question.options:
             return
-        if time.monotonic() - self._shown_at < _NOT_YET_S:
+        if time.monotonic() - self._shown_at < _MIN_ANSWER_S:
             self.app.bell()
             return
         is_ours = self._desk.answer(question.id, answer)
@@ -258,8 +259,8 @@ def _missed_lines(missed: list[Missed]) -> list[Text]:
         return [Text("No question was missed.", "dim")]
     lines = [Text("Nobody answered these, so it was no (x forgets the first):", "bold")]
     for each in missed:
-        lines.append(shown(f"{_clock(each.at)}  {printable(each.text)}  in {printable(each.directory)}"))
-        lines += [shown(f"    for the next time: {each.ahead}", "cyan")] if each.ahead else []
+        lines.append(safe_text(f"{_clock(each.at)}  {printable(each.text)}  in {printable(each.directory)}"))
+        lines += [safe_text(f"    for the next time: {each.ahead}", "cyan")] if each.ahead else []
     return lines
 
 
@@ -270,7 +271,7 @@ def _clock(at: float) -> str:
 # ---- The program.
 
 class Views(App[None]):
-    """What a person watches and does at a terminal."""
+    """The Textual program with the four views."""
 
     TITLE = "Fumehood"
     ENABLE_COMMAND_PALETTE = False
@@ -298,20 +299,20 @@ class Views(App[None]):
         self, store: Store, *, view: str = NOW, project: int | None = None,
         held: Callable[[], Sequence[Run]] | None = None,
     ) -> None:  # fmt: skip
-        """`project` limits what runs and the history; `held` returns the runs to be reviewed, else all that wait."""
+        """`project` limits the running commands and the history; `held` returns the runs to review, by default all."""
         super().__init__()
         self.store = store
         self.desk = Desk(store.places)
         self.presence = self.desk.attend()
         self._first, self._project = view, project
-        self._held = held or (lambda: overview.waiting(store, most=_MOST_HELD)[0])
+        self._held = held or (lambda: overview.waiting(store, most=_MAX_HELD)[0])
         self._count_held: Callable[[], int] = lambda: overview.count_waiting(store) if held is None else len(held())
         self._asked: tuple[str, ...] = ()
         self._is_looking = False
-        self.looks = 0  # how often what is new was shown
+        self.looks = 0  # how often news was shown, for tests
         self.ended_by: signal.Signals | None = None
         if self.console.color_system != "truecolor" and not constants.DEFAULT_THEME.startswith("ansi"):
-            self.theme = "ansi-dark"  # the terminal's own colours: ours would be guessed, and hard to read
+            self.theme = "ansi-dark"  # the terminal's own colours: approximations of ours would be hard to read
 
     def compose(self) -> ComposeResult:
         yield Static("", markup=False, id="bell")
@@ -326,10 +327,10 @@ class Views(App[None]):
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
-        self.set_interval(_EVERY_S, self.look_again)
-        # A signal that asks for the end gets the terminal back as it was.
+        self.set_interval(_POLL_S, self.look_again)
+        # On a signal, end in an orderly way, so that the terminal is restored.
         if threading.current_thread() is threading.main_thread():
-            for number in _ENDS:
+            for number in _END_SIGNALS:
                 asyncio.get_running_loop().add_signal_handler(number, self._end_by, number)
 
     def _end_by(self, number: signal.Signals) -> None:
@@ -337,10 +338,10 @@ class Views(App[None]):
         self.exit()
 
     def on_resize(self, event: Resize) -> None:
-        """Draw for another size of the window at once.
+        """Draw at once for another size of the window.
 
-        Textual does so by a timer of 8 ms, and gives that up where it comes late on a busy machine: the size would
-        stay as it was, for good.
+        Textual does so by a timer of 8 ms, and gives up if the timer is late on a busy machine: then the size would
+        stay wrong for good.
         """
         if self.screen_stack:
             self.screen.post_message(Resize(event.size, event.virtual_size))
@@ -348,31 +349,31 @@ class Views(App[None]):
     # ---- What is new.
 
     def look_again(self) -> None:
-        """Look in a thread, unless one still does, or not everything is in its place yet, or no more."""
+        """Read the news in a thread, unless one is still reading, or the widgets are not all there."""
         if not self.screen_stack:
-            return  # the program has ended, and a timer rang late
+            return  # the program has ended
         tabs = self.screen_stack[0].query(Tab)
         if self._is_looking or len(tabs) != len(VIEWS) or not all(tab.is_mounted for tab in tabs):
             return
         view = self.in_sight
         if view is not None:
             self._is_looking = True
-            self.run_worker(lambda: self._look(view), thread=True, group="news")
+            self.run_worker(lambda: self._read_news(view), thread=True, group="news")
 
     @property
-    def in_sight(self) -> Acting | None:
-        """The view that the person is at; None while that is being made."""
+    def in_sight(self) -> ActingView | None:
+        """The view that the person sees; None while it is being made."""
         tabs = self.screen_stack[0].query_one(TabbedContent)
         place = self.screen if isinstance(self.screen, RunScreen) else tabs.get_pane(tabs.active)
-        return next(iter(place.query(Acting)), None)
+        return next(iter(place.query(ActingView)), None)
 
-    def _look(self, view: Acting) -> None:
+    def _read_news(self, view: ActingView) -> None:
         try:
             self.store.recover()
             asked, waiting = self.desk.waiting(), self._count_held()
-            show = view.look()
+            show = view.read_news()
         except (FumehoodError, OSError) as error:
-            # The records can't be read now, perhaps for want of room: it is said, and tried again.
+            # The records can't be read now, perhaps because the disk is full: say so, and try again.
             message = printable(plain_error(error).message)
             self.call_from_thread(partial(self.notify, message, severity="error", markup=False))
             return
@@ -382,7 +383,7 @@ class Views(App[None]):
 
     def _show_news(self, asked: list[OpenQuestion], waiting: int, show: Callable[[], None] | None) -> None:
         if not self.is_running:
-            return  # the program ends, and what this would be shown in goes piece by piece
+            return  # the program ends, and the widgets may be gone
         if show is not None:
             show()
             self.screen.refresh_bindings()
@@ -406,7 +407,7 @@ class Views(App[None]):
     def action_view(self, view: str) -> None:
         while len(self.screen_stack) > 1:
             self.pop_screen()
-        self.set_focus(None)  # what has it is hidden now, and would bring its own view back
+        self.set_focus(None)  # the focused widget would bring its own view back
         self.query_one(TabbedContent).active = view
 
     def on_tabbed_content_tab_activated(self) -> None:
@@ -417,17 +418,17 @@ class Views(App[None]):
         self.look_again()
 
     async def action_leave(self) -> None:
-        """Stop until the shell goes on with it; meanwhile nobody is at the desk."""
-        # A thread that stopped while it writes the records would keep everybody else waiting.
+        """Suspend the program until `fg`; meanwhile the person does not attend the desk."""
+        # A thread that is suspended while it writes to the database would block all other processes.
         while any(worker.is_running for worker in self.workers):  # noqa: ASYNC110 - to wait for one raises its errors
-            await asyncio.sleep(_MOMENT_S)
+            await asyncio.sleep(_SHORT_WAIT_S)
         self.presence.__exit__()
         self.action_suspend_process()
         self.presence.__enter__()
 
     @on(Driver.SignalResume)
     def draw_anew(self) -> None:
-        """Draw everything when the shell has gone on with it: Textual does so where something changes."""
+        """Draw everything again after `fg`: Textual draws only what changes."""
         self.refresh(layout=True)
 
     def on_click(self, event: object) -> None:
@@ -441,7 +442,7 @@ class Views(App[None]):
             return all(active.binding not in base.__dict__.get("BINDINGS", ()) for base in own)
 
         keys: dict[str, list[str]] = {}
-        # Ours first, then those that every list and text has.
+        # Our own keys first, then those of Textual's widgets.
         for active in sorted(self.screen.active_bindings.values(), key=is_theirs):
             if active.enabled and active.binding.description:
                 keys.setdefault(active.binding.description, []).append(self.get_key_display(active.binding))
@@ -449,7 +450,7 @@ class Views(App[None]):
 
 
 class KeysScreen(ModalScreen[None]):
-    """The keys, and what each does."""
+    """The list of keys."""
 
     DEFAULT_CSS = """
     KeysScreen { align: center middle; }
@@ -471,7 +472,7 @@ class KeysScreen(ModalScreen[None]):
 def watch(
     store: Store, *, view: str = NOW, project: int | None = None, held: Callable[[], Sequence[Run]] | None = None
 ) -> None:
-    """Show the views until the person leaves; whoever sees them is at the desk."""
+    """Show the views until the person leaves, who attends the desk meanwhile."""
     app = Views(store, view=view, project=project, held=held)
     with app.presence:
         app.run()

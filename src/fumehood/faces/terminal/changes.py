@@ -1,4 +1,4 @@
-"""What ran and what it changed: the history, and a tree of changes beside the difference of one path."""
+"""The views of runs and their changes: the history, and a tree of changes beside the difference of one path."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from fumehood.core.value import Value
 from fumehood.core.wording import by_kind, fitted, listed, quoted
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.run_text import SIGNS, STATES, absolute_path
-from fumehood.faces.terminal.widgets import Acting, Lines, Pieces, both, shown
+from fumehood.faces.terminal.widgets import ActingView, HunkList, TextView, both_outputs, safe_text
 from fumehood.service import decide
 from fumehood.service.differences import contents, difference_of
 from fumehood.service.overview import Chosen, ReadRun, read_run, searched, shown_at
 from fumehood.service.store import Store
 from fumehood.store.search import Search
 
-_Key = tuple[str, tuple[str, ...], bool]
+_BranchKey = tuple[str, tuple[str, ...], bool]
 
-_PAGE = 200  # changes of one run that are listed at first, and more each time
-_COMMAND = 120  # columns of a command in the tree
-_EXPANDED = 20  # changes of a run that is shown open
-_RUNS = 100  # that are listed of the history at first
-_MOST_PRINTED = 5000  # lines
-_NAMED = ("path", "session", "state", "text")  # what can be looked for by name; other words are in the command
-_HOW = "words of the command, path:src/a.py, session:NAME, state:held, text:PRINTED"
-_DEEPEST = 50  # directories in each other that the tree has so; those below stand by their whole path
+_FIRST_CHANGES = 200  # of one run that are listed at first
+_COMMAND_WIDTH = 120  # columns of a command in the tree
+_MAX_EXPANDED = 20  # a run with more changes is shown collapsed
+_FIRST_RUNS = 100  # of the history that are listed at first
+_MAX_OUTPUT_LINES = 5000  # lines
+_SEARCH_FIELDS = ("path", "session", "state", "text")  # searched by FIELD:VALUE; other words are searched in commands
+_SEARCH_HELP = "words of the command, path:src/a.py, session:NAME, state:held, text:PRINTED"
+_MAX_DEPTH = 50  # nested directories in the tree; deeper ones are shown with their whole path
 
 
 class Branch(Value):
-    """What stands at one place of the tree: a run, a directory of it, or one change."""
+    """What a node of the tree stands for: a run, a directory in it, or one change."""
 
     run: str
     paths: tuple[str, ...] = ()
     change: c.Change | None = None
-    is_more: bool = False  # stands for what is not listed yet
+    is_more: bool = False  # stands for the changes that are not listed yet
 
     @property
-    def key(self) -> _Key:
-        """What it is recognised by when the tree is made anew."""
+    def key(self) -> _BranchKey:
+        """What identifies it when the tree is built again."""
         return self.run, self.paths, self.is_more
 
 
@@ -73,7 +73,7 @@ class ChangesTree(Tree[Branch]):
             self.cursor_node.expand()
 
     def action_close(self) -> None:
-        """Hide what lies in it; of what is closed already, go to where it lies."""
+        """Collapse the node; if it is collapsed already, go to its parent."""
         node = self.cursor_node
         if node is not None and node.allow_expand and node.is_expanded:
             node.collapse()
@@ -81,8 +81,8 @@ class ChangesTree(Tree[Branch]):
             self.move_cursor(node.parent)
 
 
-class ChangesView(Acting):
-    """The tree, and beside it what is about the chosen place; keys accept, refuse, take back and bring back."""
+class ChangesView(ActingView):
+    """The tree, and beside it the details of the chosen node; keys accept, refuse, undo and redo."""
 
     DEFAULT_CSS = """
     ChangesView { layout: vertical; height: 1fr; }
@@ -113,41 +113,42 @@ class ChangesView(Acting):
 
     def compose(self) -> ComposeResult:
         yield ChangesTree()
-        yield Pieces(id="difference")
+        yield HunkList(id="difference")
 
     # ---- What is shown.
 
-    def look(self) -> Callable[[], None] | None:
-        """Read the runs as they are now, if anything happened to any of them."""
+    def read_news(self) -> Callable[[], None] | None:
+        """Read the runs, if any of them has changed."""
         runs = self._listed_runs()
-        versions = [(run.run, shown_at(self.store, run), self._most.get(run.run, _PAGE)) for run in runs]
+        versions = [(run.run, shown_at(self.store, run), self._most.get(run.run, _FIRST_CHANGES)) for run in runs]
         if versions == self._versions:
             return None
         read = [
-            read_run(self.store, run, only_waiting=self._only_waiting, most=self._most.get(run.run, _PAGE))
+            read_run(self.store, run, only_waiting=self._only_waiting, most=self._most.get(run.run, _FIRST_CHANGES))
             for run in runs
         ]
         self._versions = versions
         return lambda: self._show_runs(read)
 
     def _show_runs(self, runs: Sequence[ReadRun]) -> None:
-        """Make the tree anew; what was open and chosen stays so."""
+        """Build the tree again; what was open and chosen stays so."""
         tree = self.query_one(ChangesTree)
         chosen, line = self._branch, tree.cursor_line
-        opened = {node.data.key: node.is_expanded for node in _nodes(tree.root) if node.data is not None}
+        opened = {node.data.key: node.is_expanded for node in _all_nodes(tree.root) if node.data is not None}
         tree.clear()
         self._runs = {each.run.run: each for each in runs}
         for each in runs:
             _add_run(tree.root, each, opened)
         if not runs:
-            self.query_one(Pieces).show([shown("Nothing waits." if self._only_waiting else "It changed nothing.")])
+            text = "Nothing waits." if self._only_waiting else "It changed nothing."
+            self.query_one(HunkList).show([safe_text(text)])
             return
-        nodes = list(_nodes(tree.root))
+        nodes = list(_all_nodes(tree.root))
         same = next((node for node in nodes if chosen and node.data and node.data.key == chosen.key), None)
-        last = tree.last_line  # now every place has its line
-        # Where it is gone, the next one is in its line.
+        last = tree.last_line  # this also gives every node its line
+        # If the chosen node is gone, choose the one that is now on its line.
         tree.cursor_line = same.line if same is not None and same.line >= 0 else max(0, min(line, last))
-        self._look()
+        self._load_branch()
 
     @property
     def _branch(self) -> Branch | None:
@@ -155,42 +156,42 @@ class ChangesView(Acting):
         return None if node is None else node.data
 
     def on_tree_node_highlighted(self, _event: Tree.NodeHighlighted[Branch]) -> None:
-        self._look()
+        self._load_branch()
 
     def on_tree_node_selected(self, event: Tree.NodeSelected[Branch]) -> None:
         branch = event.node.data
         if branch is not None and branch.is_more:
-            self._most[branch.run] = self._most.get(branch.run, _PAGE) + 5 * _PAGE
+            self._most[branch.run] = self._most.get(branch.run, _FIRST_CHANGES) + 5 * _FIRST_CHANGES
         elif branch is not None and branch.change is not None:
-            self.query_one(Pieces).focus()
+            self.query_one(HunkList).focus()
 
-    def _look(self) -> None:
+    def _load_branch(self) -> None:
         branch = self._branch
         if branch is not None and branch.run in self._runs:
             self.run_worker(
-                lambda: self._read_place(self._runs[branch.run], branch), thread=True, exclusive=True, group="look"
+                lambda: self._read_branch(self._runs[branch.run], branch), thread=True, exclusive=True, group="look"
             )
 
-    def _read_place(self, shown_run: ReadRun, branch: Branch) -> None:
-        """Read what is about a place, in a thread."""
-        about, text, digest = _about(self.store, shown_run, branch)
-        self.app.call_from_thread(self._show_place, branch, about, text, digest)
+    def _read_branch(self, shown_run: ReadRun, branch: Branch) -> None:
+        """Read the details of a node, in a thread."""
+        about, text, digest = _describe_branch(self.store, shown_run, branch)
+        self.app.call_from_thread(self._show_branch, branch, about, text, digest)
 
-    def _show_place(self, branch: Branch, about: list[Text], text: str, digest: str) -> None:
-        if self.app.is_running and branch == self._branch:  # while the program ends, its parts go one by one
+    def _show_branch(self, branch: Branch, about: list[Text], text: str, digest: str) -> None:
+        if self.app.is_running and branch == self._branch:  # when the program ends, the widgets may be gone
             self._versions_digest = digest
-            self.query_one(Pieces).show_difference(about, text, can_mark=bool(digest))
+            self.query_one(HunkList).show_difference(about, text, can_mark=bool(digest))
 
     # ---- What a person does.
 
     def action_settle(self, act: str) -> None:
-        """Accept or refuse what is chosen; of a file with marked pieces, these or the others."""
+        """Accept or refuse the chosen node; if hunks are marked, accept only these, or only the others."""
         branch = self._branch
         if branch is None or branch.is_more:
             return
-        pieces = self.query_one(Pieces)
+        pieces = self.query_one(HunkList)
         if pieces.marked and branch.change is not None and act != "force":
-            self._settle_pieces(branch, pieces.marked, pieces.count, act)
+            self._decide_hunks(branch, pieces.marked, pieces.count, act)
             return
         change = branch.change
         if act == "apply" and change is not None and change.verdict == c.CONFLICT:
@@ -199,14 +200,14 @@ class ChangesView(Acting):
                 " d keeps yours.", markup=False,
             )  # fmt: skip
             return
-        self._settle(branch, act)
+        self._decide(branch, act)
 
     def action_settle_run(self, act: str) -> None:
         branch = self._branch
         if branch is not None:
-            self._settle(Branch(run=branch.run), act)
+            self._decide(Branch(run=branch.run), act)
 
-    def _settle(self, branch: Branch, act: str) -> None:
+    def _decide(self, branch: Branch, act: str) -> None:
         each = self._runs[branch.run]
         name = "discard" if act == "discard" else "apply"
         chosen = Chosen(act=name, paths=branch.paths, force=act == "force", seen=each.seen)
@@ -216,11 +217,11 @@ class ChangesView(Acting):
         else:
             self.act(each.run, chosen)
 
-    def _settle_pieces(self, branch: Branch, marked: set[int], count: int, act: str) -> None:
+    def _decide_hunks(self, branch: Branch, marked: set[int], count: int, act: str) -> None:
         each = self._runs[branch.run]
         taken = marked if act == "apply" else set(range(count)) - marked
         if not taken:
-            self._settle(branch, act)
+            self._decide(branch, act)
             return
         left = count - len(taken)
         chosen = Chosen(act="hunks", paths=branch.paths, hunks=tuple(sorted(taken)), expected=self._versions_digest)
@@ -232,11 +233,11 @@ class ChangesView(Acting):
         self.ask_first(question, lambda: self.act(each.run, chosen))
 
     def action_take(self, act: str) -> None:
-        """Take back the chosen path of a run, or all of it; or bring back what was taken back of the run."""
+        """Undo the chosen path of a run, or the whole run; or redo what was undone of the run."""
         branch = self._branch
         if branch is not None:
             each = self._runs[branch.run]
-            # What was taken back of a run is brought back by the run alone, whatever came after it was shown.
+            # Redo needs only the run, whatever has happened since it was shown.
             undo = Chosen(act=act, paths=branch.paths, seen=each.seen)
             self.act(each.run, undo if act == "undo" else Chosen(act=act))
 
@@ -249,22 +250,23 @@ class ChangesView(Acting):
         return True
 
 
-def _nodes(top: TreeNode[Branch]) -> list[TreeNode[Branch]]:
+def _all_nodes(top: TreeNode[Branch]) -> list[TreeNode[Branch]]:
     nodes = []
     for node in top.children:
-        nodes += [node, *_nodes(node)]
+        nodes += [node, *_all_nodes(node)]
     return nodes
 
 
-def _add_run(top: TreeNode[Branch], each: ReadRun, opened: dict[_Key, bool]) -> None:
-    """Add a run, with a branch for each directory in which something lies."""
+def _add_run(top: TreeNode[Branch], each: ReadRun, opened: dict[_BranchKey, bool]) -> None:
+    """Add a run to the tree, with a node for each directory that has changes."""
     run = each.run
     branch = Branch(run=run.run)
     label = Text.assemble(
         (f"#{run.number} ", "bold"), (f"{each.total} {run.state}  " if each.run.state == c.HELD else "", "yellow"),
-        (f"{printable(os.path.basename(run.project))}  ", "dim"), shown(fitted(printable(run.command), _COMMAND)),
+        (f"{printable(os.path.basename(run.project))}  ", "dim"),
+        safe_text(fitted(printable(run.command), _COMMAND_WIDTH)),
     )  # fmt: skip
-    node = top.add(label, branch, expand=opened.get(branch.key, len(each.changes) <= _EXPANDED))
+    node = top.add(label, branch, expand=opened.get(branch.key, len(each.changes) <= _MAX_EXPANDED))
     directories: dict[str, TreeNode[Branch]] = {run.roots[0]: node} if run.roots else {}
     for change in sorted(each.changes, key=lambda one: (one.root, one.path)):
         place = absolute_path(run, change)
@@ -272,11 +274,11 @@ def _add_run(top: TreeNode[Branch], each: ReadRun, opened: dict[_Key, bool]) -> 
         if parent not in directories:
             below = parent.removeprefix(f"{run.roots[0]}/")
             inside = Branch(run=run.run, paths=(parent,))
-            is_open = opened.get(inside.key, len(each.changes) <= _EXPANDED)
-            directories[parent] = node.add(shown(f"{below}/", "bold"), inside, expand=is_open)
+            is_open = opened.get(inside.key, len(each.changes) <= _MAX_EXPANDED)
+            directories[parent] = node.add(safe_text(f"{below}/", "bold"), inside, expand=is_open)
         leaf = Branch(run=run.run, paths=(place,), change=change)
         label = _label(change, name if change.path != "." else place)
-        if change.kind == c.DIRECTORY and change.path.count("/") < _DEEPEST:
+        if change.kind == c.DIRECTORY and change.path.count("/") < _MAX_DEPTH:
             is_open = opened.get(leaf.key, False)
             directories[place] = directories[parent].add(label, leaf, expand=is_open)
         else:
@@ -288,32 +290,34 @@ def _add_run(top: TreeNode[Branch], each: ReadRun, opened: dict[_Key, bool]) -> 
 
 def _label(change: c.Change, name: str) -> Text:
     sign, colour = SIGNS[change.change]
-    label = Text.assemble((f"{sign} ", colour), shown(path_in_list(name) + ("/" if change.kind == c.DIRECTORY else "")))
+    slash = "/" if change.kind == c.DIRECTORY else ""
+    label = Text.assemble((f"{sign} ", colour), safe_text(path_in_list(name) + slash))
     if change.verdict != c.APPLIED:
         label.append(f"  {change.verdict}", "red" if change.verdict == c.CONFLICT else "yellow")
     if change.reason:
-        label.append_text(shown(f" {change.reason}", Style(dim=True)))
+        label.append_text(safe_text(f" {change.reason}", Style(dim=True)))
     return label
 
 
-def _about(store: Store, each: ReadRun, branch: Branch) -> tuple[list[Text], str, str]:
-    """Return what is said about a place, its difference, and the digest of both versions if pieces can be chosen."""
+def _describe_branch(store: Store, each: ReadRun, branch: Branch) -> tuple[list[Text], str, str]:
+    """Return lines about a branch, its difference, and the digest of both versions if hunks can be chosen."""
     run, change = each.run, branch.change
     if change is None:
-        return _about_many(each, branch), "", ""
-    lines = [Text.assemble((f"{change.verdict} ", "yellow"), change.change, " ", shown(quoted(change.path), "bold"))]
+        return _describe_group(each, branch), "", ""
+    name = safe_text(quoted(change.path), "bold")
+    lines = [Text.assemble((f"{change.verdict} ", "yellow"), change.change, " ", name)]
     if change.reason:
-        lines.append(shown(quoted(change.reason)))
+        lines.append(safe_text(quoted(change.reason)))
     if change.reason in each.rules:
-        lines.append(shown(each.rules[change.reason], "cyan"))
-    lines += [shown(f"flag: {flag}", "yellow") for flag in change.flags]
+        lines.append(safe_text(each.rules[change.reason], "cyan"))
+    lines += [safe_text(f"flag: {flag}", "yellow") for flag in change.flags]
     is_waiting = each.run.state == c.HELD and change.verdict in c.WAITING
     if is_waiting:
-        lines += _companions(run, branch.paths[0], change)
+        lines += _companion_lines(run, branch.paths[0], change)
     try:
         difference = difference_of(store, run, change)
     except (BadRequest, OSError) as error:
-        return [*lines, shown(f"its difference can't be shown: {error}", "red")], "", ""
+        return [*lines, safe_text(f"its difference can't be shown: {error}", "red")], "", ""
     digest = ""
     can_choose = is_waiting and change.kind == c.FILE and change.change == c.MODIFIED and difference.shown
     if can_choose and not difference.binary:
@@ -322,27 +326,27 @@ def _about(store: Store, each: ReadRun, branch: Branch) -> tuple[list[Text], str
     return lines, difference.text, digest
 
 
-def _about_many(each: ReadRun, branch: Branch) -> list[Text]:
-    """Name what one key takes or throws away, what is dangerous first."""
+def _describe_group(each: ReadRun, branch: Branch) -> list[Text]:
+    """Return lines about a run or directory: what one key accepts or throws away, the dangerous first."""
     run = each.run
-    lines = [Text.assemble((f"#{run.number} ", "bold"), f"{run.outcome}  ", shown(quoted(run.command), "bold"))]
-    lines += [shown(f"in {run.cwd}")]
-    lines += [shown(f"session {run.session}")] if run.session else []
-    lines += [shown(quoted(run.reason), "yellow")] if run.reason else []
-    lines += [shown(f"exit {run.exit_code}", "red")] if run.exit_code else []
-    lines += [shown(blocked.line, "red") for blocked in run.blocked]
+    lines = [Text.assemble((f"#{run.number} ", "bold"), f"{run.outcome}  ", safe_text(quoted(run.command), "bold"))]
+    lines += [safe_text(f"in {run.cwd}")]
+    lines += [safe_text(f"session {run.session}")] if run.session else []
+    lines += [safe_text(quoted(run.reason), "yellow")] if run.reason else []
+    lines += [safe_text(f"exit {run.exit_code}", "red")] if run.exit_code else []
+    lines += [safe_text(blocked.line, "red") for blocked in run.blocked]
     if branch.is_more:
         return lines
     if each.run.state == c.HELD:
         items = [held_item(run, change) for change in decide.meant(run, branch.paths, here=run.project)]
         what = "this directory" if branch.paths else "the whole run"
         lines += [Text(""), Text(f"{what} holds {by_kind(items, are_all=True)}:")]
-        lines += [shown(f"  {line}") for line in listed(items, seen_by=f"fumehood show {run.name}")]
+        lines += [safe_text(f"  {line}") for line in listed(items, seen_by=f"fumehood show {run.name}")]
     return lines
 
 
-def _companions(run: Run, place: str, change: c.Change) -> list[Text]:
-    """Name what can't stay behind when a change is applied, and so goes with it."""
+def _companion_lines(run: Run, place: str, change: c.Change) -> list[Text]:
+    """Name the changes that this one needs, and that are therefore applied with it."""
     inside = f"{change.path}/"
     others = [
         each for each in decide.meant(run, [place], here=run.project)
@@ -351,24 +355,24 @@ def _companions(run: Run, place: str, change: c.Change) -> list[Text]:
     if not others:
         return []
     items = [held_item(run, each) for each in others]
-    return [Text("accepting it also accepts:"), *(shown(f"  {line}") for line in listed(items))]
+    return [Text("accepting it also accepts:"), *(safe_text(f"  {line}") for line in listed(items))]
 
 
-# ---- What ran.
+# ---- The history.
 
-def search_for(line: str) -> Search:
-    """Read what a person typed to look for."""
+def parse_search(line: str) -> Search:
+    """Parse the text of the search field."""
     what, words = Search(), []
     for word in line.split():
         name, colon, value = word.partition(":")
-        if colon and name in _NAMED:
+        if colon and name in _SEARCH_FIELDS:
             what = what.replace(**{name: value})
         else:
             words.append(word)
     return what.replace(words=" ".join(words))
 
 
-class HistoryView(Acting):
+class HistoryView(ActingView):
     """The runs of every project, the latest first."""
 
     DEFAULT_CSS = "HistoryView Input { height: 1; border: none; } HistoryView DataTable { height: 1fr; }"
@@ -384,12 +388,12 @@ class HistoryView(Acting):
         super().__init__(store)
         self._project = project
         self._line = ""
-        self._most = _RUNS
-        self._shown: tuple[str, int, int] | None = None  # the search, how many, and the last event
+        self._most = _FIRST_RUNS
+        self._shown: tuple[str, int, int] | None = None  # the search, the number of runs, and the last event
         self._runs: dict[str, Run] = {}
 
     def compose(self) -> ComposeResult:
-        yield Input(placeholder=_HOW, id="search", compact=True)
+        yield Input(placeholder=_SEARCH_HELP, id="search", compact=True)
         yield DataTable(cursor_type="row", id="history")
 
     def on_mount(self) -> None:
@@ -405,13 +409,13 @@ class HistoryView(Acting):
         keys = list(self._table.rows)
         return self._runs.get(keys[row].value or "") if 0 <= row < len(keys) else None
 
-    def look(self) -> Callable[[], None] | None:
-        """Read the runs that are looked for, if there is anything new."""
+    def read_news(self) -> Callable[[], None] | None:
+        """Read the runs that the search finds, if anything is new."""
         ((last,),) = self.store.database.rows("SELECT coalesce(max(n), 0) FROM events")
         now = self._line, self._most, int(last)
         if now == self._shown:
             return None
-        what = search_for(self._line).replace(project=self._project)
+        what = parse_search(self._line).replace(project=self._project)
         runs, later = searched(self.store, what, most=self._most)
         counts = self.store.history.count_changes([run.run for run in runs])
         return lambda: self._show(now, runs, counts, is_more=bool(later))
@@ -433,7 +437,7 @@ class HistoryView(Acting):
                 state.append(f" exit {run.exit_code}", "red")
             when = time.strftime("%m-%d %H:%M", time.localtime(run.started_at))
             project = f"{os.path.basename(run.project)}  " if self._project is None else ""
-            command = Text.assemble((printable(project), "dim"), shown(fitted(printable(run.command), 200)))
+            command = Text.assemble((printable(project), "dim"), safe_text(fitted(printable(run.command), 200)))
             table.add_row(Text(f"#{run.number}"), Text(when), state, changes, command, key=run.run)
         if is_more:
             table.add_row(Text("…"), Text(""), Text(""), Text(""), Text("Enter lists some more"), key="more")
@@ -447,14 +451,14 @@ class HistoryView(Acting):
         self._table.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self._line, self._most = event.value, _RUNS
+        self._line, self._most = event.value, _FIRST_RUNS
 
     def on_input_submitted(self) -> None:
         self._table.focus()
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         if event.row_key.value == "more":
-            self._most += 5 * _RUNS
+            self._most += 5 * _FIRST_RUNS
         elif self._run is not None:
             self.app.push_screen(RunScreen(self.store, self._run))
 
@@ -490,7 +494,7 @@ class RunScreen(Screen[None]):
 
 
 class OutputScreen(Screen[None]):
-    """What a run printed."""
+    """The output of a run."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,o", "app.pop_screen", "Back", key_display="esc")]
 
@@ -499,10 +503,10 @@ class OutputScreen(Screen[None]):
         self._run = run
 
     def compose(self) -> ComposeResult:
-        yield Lines(id="output")
+        yield TextView(id="output")
         yield Footer(show_command_palette=False)
 
     def on_mount(self) -> None:
         outputs = (text.encode(errors="replace") for text in (self._run.stdout, self._run.stderr))
-        self.query_one(Lines).show(both(outputs, _MOST_PRINTED))
-        self.query_one(Lines).focus()
+        self.query_one(TextView).show(both_outputs(outputs, _MAX_OUTPUT_LINES))
+        self.query_one(TextView).focus()

@@ -1,4 +1,4 @@
-"""What the views are made of: text that scrolls, somebody else's words made safe, and acts done in a thread."""
+"""The parts of the views: text that scrolls, a list of hunks, safe text, and acts in a thread."""
 
 from __future__ import annotations
 
@@ -29,47 +29,47 @@ from fumehood.service.opened import upkeep
 from fumehood.service.overview import Chosen
 from fumehood.service.store import Store
 
-_TAB = 8
-_LONGEST = 4000  # characters of a line that are shown; what is longer was not made to be read
+_TAB_WIDTH = 8
+_MAX_LINE = 4000  # characters of a line that are shown
 _SIGNS = {"+": Style(color="green"), "-": Style(color="red"), "@": Style(color="cyan"), "\\": Style(dim=True)}
-_HEADS = ("+++ ", "--- ", "diff ")
-_BOLD, _CHOSEN = Style(bold=True), Style(reverse=True)
+_HEADER_STARTS = ("+++ ", "--- ", "diff ")
+_BOLD, _CHOSEN_STYLE = Style(bold=True), Style(reverse=True)
 
 
-def shown(text: str, style: Style | str = "") -> Text:
-    """Write somebody else's text: nothing in it is markup or acts on the terminal; tabs are spaces."""
-    safe = "\t".join(printable(part) for part in text[:_LONGEST].split("\t")).expandtabs(_TAB)
-    return Text(safe + ("…" if len(text) > _LONGEST else ""), style=style, no_wrap=True, end="")
+def safe_text(text: str, style: Style | str = "") -> Text:
+    """Return foreign text so that nothing in it is markup or acts on the terminal; tabs become spaces."""
+    safe = "\t".join(printable(part) for part in text[:_MAX_LINE].split("\t")).expandtabs(_TAB_WIDTH)
+    return Text(safe + ("…" if len(text) > _MAX_LINE else ""), style=style, no_wrap=True, end="")
 
 
-def printed(data: bytes, most: int) -> list[Text]:
-    """Write the last lines of what a command printed, in its own colours and with nothing else of its doing."""
+def output_lines(data: bytes, most: int) -> list[Text]:
+    """Return the last lines of a command's output with its colours, but without any other sequence."""
     harmless = Filter().feed(data).decode("utf-8", "replace").replace("\b", "").replace("\a", "")
     decode = AnsiDecoder()
     lines = harmless.replace("\r\n", "\n").removesuffix("\n").split("\n")[-most:] if harmless else []
-    # Once more, for a sequence that is cut is none, and the terminal would go on with it.
-    decoded = [decode.decode_line(Filter().feed(line[:_LONGEST].encode()).decode()) for line in lines]
+    # Filtered once more: cutting a line may have cut a sequence, which the terminal would try to complete.
+    decoded = [decode.decode_line(Filter().feed(line[:_MAX_LINE].encode()).decode()) for line in lines]
     for line in decoded:
-        line.expand_tabs(_TAB)
+        line.expand_tabs(_TAB_WIDTH)
     return decoded
 
 
-def both(outputs: Iterable[bytes], most: int) -> list[Text]:
-    """Write both outputs of a command, the standard one first."""
+def both_outputs(outputs: Iterable[bytes], most: int) -> list[Text]:
+    """Return the lines of both outputs of a command, standard output first."""
     stdout, stderr = outputs
-    lines = printed(stdout, most)
+    lines = output_lines(stdout, most)
     if stderr:
-        lines += [*([Text("── standard error", "dim")] if lines else []), *printed(stderr, most)]
+        lines += [*([Text("── standard error", "dim")] if lines else []), *output_lines(stderr, most)]
     return lines or [Text("It has printed nothing.", "dim")]
 
 
-class Lines(ScrollView, can_focus=True):
-    """Lines of text, broken where the window is too narrow; the arrows scroll."""
+class TextView(ScrollView, can_focus=True):
+    """Text that scrolls, wrapped at the width of the window."""
 
-    # Where the bar came later, it would cover a letter of each line.
+    # If the scroll bar appeared later, it would cover the last character of each line.
     DEFAULT_CSS = """
-    Lines { background: $surface; scrollbar-gutter: stable; }
-    Lines:focus { background-tint: $foreground 3%; }
+    TextView { background: $surface; scrollbar-gutter: stable; }
+    TextView:focus { background-tint: $foreground 3%; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("j", "scroll_down", "Scroll down", show=False), Binding("k", "scroll_up", "Scroll up", show=False),
@@ -78,27 +78,27 @@ class Lines(ScrollView, can_focus=True):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002 - as every widget calls it
         super().__init__(id=id)
         self._lines: Sequence[Text] = ()
-        self._rows: list[tuple[int, Strip]] = []  # the line that each row of the window is of, and what it shows
+        self._rows: list[tuple[int, Strip]] = []  # for each row on the screen, the number of its line, and its content
 
     @property
     def text(self) -> str:
-        """All of it, as plain text."""
+        """The whole text, without styles."""
         return "\n".join(line.plain for line in self._lines)
 
     def show(self, lines: Sequence[Text], *, at_end: bool = False) -> None:
-        """Show these lines instead; `at_end` goes on showing the last of them where they are in sight now."""
+        """Show other lines; with `at_end`, stay at the end if the end is in sight now."""
         was_at_end = self.is_vertical_scroll_end
         self._lines = lines
-        self._arrange()
+        self._wrap_lines()
         if not at_end:
             self.scroll_to(0, 0, animate=False)
         elif was_at_end:
             self.scroll_end(animate=False, immediate=True)
 
     def on_resize(self, _event: events.Resize) -> None:
-        self._arrange()
+        self._wrap_lines()
 
-    def _arrange(self) -> None:
+    def _wrap_lines(self) -> None:
         width = max(self.scrollable_content_region.width, 20)
         console = self.app.console
         self._rows = []
@@ -110,20 +110,20 @@ class Lines(ScrollView, can_focus=True):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """Draw one row of the window."""
+        """Return one row of the window; Textual calls this."""
         row = self.scroll_offset.y + y
         if row >= len(self._rows):
             return Strip.blank(self.size.width, self.rich_style)
         number, strip = self._rows[row]
         strip = strip.extend_cell_length(self.size.width)
-        return strip.apply_style(self.rich_style + self._style_of(number))
+        return strip.apply_style(self.rich_style + self._line_style(number))
 
-    def _style_of(self, _line: int) -> Style:
+    def _line_style(self, _line: int) -> Style:
         return Style()
 
 
-class Pieces(Lines):
-    """A difference, after some lines about it; where it can be taken in part, its pieces can be marked."""
+class HunkList(TextView):
+    """A difference below some header lines; if parts of it can be applied, its hunks ("pieces") can be marked."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "go(1)", "Next piece"), Binding("p", "go(-1)", "Previous piece", show=False),
@@ -133,37 +133,37 @@ class Pieces(Lines):
     def __init__(self, *, id: str | None = None) -> None:  # noqa: A002
         super().__init__(id=id)
         self.marked: set[int] = set()
-        self.count = 0  # of pieces that can be marked
-        self._about: list[Text] = []
+        self.count = 0  # hunks that can be marked
+        self._header: list[Text] = []
         self._difference = ""
-        self._starts: list[int] = []  # lines where pieces begin
+        self._starts: list[int] = []  # line numbers where hunks begin
         self._at = 0
 
     def show_difference(self, about: Iterable[Text], text: str, *, can_mark: bool) -> None:
-        """Show another difference; no piece of it is marked."""
-        self._about, self._difference, self._at = list(about), text, 0
+        """Show another difference, with no hunk marked."""
+        self._header, self._difference, self._at = list(about), text, 0
         self.marked = set()
         self.count = sum(line.startswith("@@") for line in text.split("\n")) if can_mark else 0
-        self.show(self._written())
+        self.show(self._build_lines())
 
-    def _written(self) -> list[Text]:
-        lines = list(self._about)
+    def _build_lines(self) -> list[Text]:
+        lines = list(self._header)
         self._starts = []
         for line in self._difference.split("\n")[:-1]:
-            style = _BOLD if line.startswith(_HEADS) and not self._starts else _SIGNS.get(line[:1], "")
-            written = shown(line, style)
+            style = _BOLD if line.startswith(_HEADER_STARTS) and not self._starts else _SIGNS.get(line[:1], "")
+            written = safe_text(line, style)
             if line.startswith("@@"):
                 number = len(self._starts)
                 self._starts.append(len(lines))
                 if self.count:
                     mark = "[x] " if number in self.marked else "[ ] "
-                    written = shown(f"{mark}piece {number + 1} of {self.count}  {line}", style)
+                    written = safe_text(f"{mark}piece {number + 1} of {self.count}  {line}", style)
             lines.append(written)
         return lines
 
-    def _style_of(self, line: int) -> Style:
+    def _line_style(self, line: int) -> Style:
         is_here = self.has_focus and self.count and line == self._starts[self._at]
-        return _CHOSEN if is_here else Style()
+        return _CHOSEN_STYLE if is_here else Style()
 
     def on_focus(self) -> None:
         self.refresh()
@@ -182,7 +182,7 @@ class Pieces(Lines):
             return
         self.marked ^= {self._at}
         top = self.scroll_offset.y
-        self.show(self._written(), at_end=True)
+        self.show(self._build_lines(), at_end=True)
         self.scroll_to(0, top, animate=False)
 
     def on_click(self, event: events.Click) -> None:
@@ -196,7 +196,7 @@ class Pieces(Lines):
 # ---- Acts.
 
 class AskFirst(ModalScreen[bool]):
-    """One question with a yes and a no, before something that can't be taken back."""
+    """A question with yes and no, before something that can't be undone."""
 
     DEFAULT_CSS = """
     AskFirst { align: center middle; }
@@ -218,23 +218,23 @@ class AskFirst(ModalScreen[bool]):
             yield Static("\\[y] yes   \\[n] no", classes="keys")
 
 
-class Acting(Container):
-    """A view that acts on runs."""
+class ActingView(Container):
+    """A view with acts on runs."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
         self.store = store
 
-    def look(self) -> Callable[[], None] | None:
-        """Read what the view shows, in a thread; returns what then shows it, or None if there is nothing new."""
+    def read_news(self) -> Callable[[], None] | None:
+        """Read the content of the view, in a thread; returns a function that shows it, or None if nothing is new."""
         raise NotImplementedError
 
     def ask_first(self, question: str, act: Callable[[], None]) -> None:
-        """Do something once the person says yes."""
+        """Ask, and call `act` if the person says yes."""
         self.app.push_screen(AskFirst(question), lambda is_yes: act() if is_yes else None)
 
     def act(self, run: Run, chosen: Chosen) -> None:
-        """Do something to a run, in a thread, for it may wait for a lock."""
+        """Perform an act on a run, in a thread, because it may wait for a lock."""
 
         def work() -> None:
             try:
