@@ -1,4 +1,4 @@
-"""Workspaces: projects of Fumehood's own, for agents that have none of the person's; each has settings of its own."""
+"""Workspaces: projects in Fumehood's own directory, for agents that need no project of the person."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def open(  # noqa: A001 - as it reads: workspaces.open("research")
     policy: Policy | None = None, ask: Answering | Ask | Sequence[Answering | Ask] | None = None,
     session: str | None = None, own_tmp: bool = False,
 ) -> Sandbox:  # fmt: skip
-    """Return the sandbox of a workspace, made if there is none; any number of processes may do so at once.
+    """Return the sandbox of a workspace, which is made if there is none; several processes may do so at once.
 
     `root` (by default "alpine"), `writable` (its commands may install into a root layer of its own), `network` ("none",
-    "ask" or "full") and `environment` are kept with the workspace; what is given holds from now on, the rest stays as
-    it is. `variables` is a function that returns more variables, for secrets: it is called for each run, and what it
-    returns is written nowhere. The rest is as for `Sandbox`.
+    "ask" or "full") and `environment` are settings of the workspace: those that you pass are changed and kept, the
+    others stay as they are. `variables` is a function that returns more variables, for secrets: it is called for each
+    run, and its result is not stored. The other parameters are those of `Sandbox`.
     """
-    wishes = {
+    given_settings = {
         "root": root, "writable": writable, "network": network,
         "environment": None if environment is None else tuple(environment.items()),
     }  # fmt: skip
-    settings = {key: value for key, value in wishes.items() if value is not None}
-    # What the sandbox would refuse must not leave a workspace behind.
+    settings = {key: value for key, value in given_settings.items() if value is not None}
+    # Check everything first, so that an error does not leave a new workspace behind.
     channels(ask)
     if policy is not None:
         check_policy(policy)
     if session is not None:
         checked_name(session)
     with closing(OpenedStore()) as store:
-        store.workspaces.path(name)  # a name that can't be one names no lock either
+        store.workspaces.path(name)  # raises an error if the name is invalid
         with projects.workspace_lock(store, name):
             if create:
                 workspace = store.workspaces.ensure(name, settings)
@@ -64,14 +64,14 @@ def open(  # noqa: A001 - as it reads: workspaces.open("research")
 
 @checked_arguments
 def list() -> builtins.list[Workspace]:  # noqa: A001
-    """Return the workspaces by name, each with its path and settings."""
+    """Return all workspaces, sorted by name, each with its path and settings."""
     with closing(OpenedStore()) as store:
         return store.workspaces.all()
 
 
 @checked_arguments
 def reset(name: str) -> bool:
-    """Drop what a workspace's commands installed into the root; its files stay. False if there was nothing."""
+    """Remove what a workspace's commands installed into the root; files stay. Returns False if there was nothing."""
     with closing(OpenedStore()) as store:
         workspace = store.workspaces.find(name)
         return projects.reset(store, store.projects.open(workspace.path, register=False))
@@ -79,7 +79,7 @@ def reset(name: str) -> bool:
 
 @checked_arguments
 def clear(name: str) -> None:
-    """Empty a workspace: its files, what waits for a person, what was installed; its settings and its history stay."""
+    """Remove a workspace's files, held changes and installed packages; its settings and its history stay."""
     with closing(OpenedStore()) as store:
         projects.clear(store, store.workspaces.find(name), sure=True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import BadRequest, Policy, Sandbox
-from fumehood.adapters import for_agent, is_cut, notes, printed, read, write
+from fumehood.adapters import for_agent, full_output, is_output_cut, notes, read, write
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -123,8 +123,8 @@ def test_reading_leaves_no_change(session: Sandbox, project: Path) -> None:
 def test_an_agent_is_told_what_is_held_and_gets_the_whole_output(session: Sandbox, project: Path) -> None:
     quiet = session.run("echo done > file; seq 200000")
     assert notes(quiet) == ""
-    assert printed(session, quiet)[0].splitlines() == [str(number) for number in range(1, 200001)]
-    assert not is_cut(quiet)
+    assert full_output(session, quiet)[0].splitlines() == [str(number) for number in range(1, 200001)]
+    assert not is_output_cut(quiet)
     held = session.run("mkdir -p .vscode; echo '{}' > .vscode/tasks.json; echo printed")
     assert for_agent(session, held).startswith(f"printed\n[fumehood {session.mark}] added")
     assert "held" in notes(held)

@@ -16,11 +16,21 @@ from deepagents.backends.sandbox import BaseSandbox
 from langchain_core.tools import StructuredTool
 
 from fumehood import FumehoodError, Run, Sandbox
-from fumehood.adapters import AgentSession, acalled, called, is_cut, notes, own_tools, printed, read, write
+from fumehood.adapters import (
+    AgentSession,
+    acall_tool,
+    call_tool,
+    full_output,
+    is_output_cut,
+    notes,
+    own_tools,
+    read,
+    write,
+)
 from fumehood.core.report import join_streams
 from fumehood.core.wording import NOT_OURS, visible
 
-_ERRORS = {
+_ERROR_CODES = {
     errno.ENOENT: "file_not_found", errno.EACCES: "permission_denied", errno.EISDIR: "is_directory",
     errno.EINVAL: "invalid_path",
 }  # fmt: skip
@@ -29,7 +39,7 @@ _ERRORS = {
 class FumehoodSandbox(AgentSession, BaseSandbox):
     """A project as deepagents sees it; the runs of one such backend are one session, with a /tmp of its own.
 
-    Takes a project's path, or a Sandbox with the policy and the `ask` that shall hold.
+    Takes a project's path, or a Sandbox with its own policy and `ask`.
     """
 
     def __init__(
@@ -51,60 +61,60 @@ class FumehoodSandbox(AgentSession, BaseSandbox):
         return [
             StructuredTool(
                 name=each["name"], description=each["description"], args_schema=each["input_schema"],
-                func=partial(called, self.sandbox, each["name"]),
-                coroutine=partial(acalled, self.sandbox, each["name"]),
+                func=partial(call_tool, self.sandbox, each["name"]),
+                coroutine=partial(acall_tool, self.sandbox, each["name"]),
             )
             for each in own_tools(self.sandbox)
         ]  # fmt: skip
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Run a shell line; what was blocked or held is told after its output."""
+        """Run a shell line; notes on what was blocked or held follow its output."""
         try:
             return self._response(self.sandbox.run(command, timeout=self._limit(timeout), network=self._network))
         except FumehoodError as error:
-            return self._refused(error)
+            return self._error_response(error)
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:  # noqa: ASYNC109
-        """Do the same; cancelling ends the command, which it would not in the base class's thread."""
+        """Do the same; cancelling ends the command, which the base class's thread would not do."""
         try:
             run = await self.sandbox.arun(command, timeout=self._limit(timeout), network=self._network)
         except FumehoodError as error:
-            return self._refused(error)
+            return self._error_response(error)
         return self._response(run)
 
     def _limit(self, timeout: int | None) -> float | None:
         return float(timeout) if timeout else self._timeout  # zero means none of its own
 
-    def _refused(self, error: FumehoodError) -> ExecuteResponse:
+    def _error_response(self, error: FumehoodError) -> ExecuteResponse:
         return ExecuteResponse(output=self.sandbox.refusal(error), exit_code=error.exit_code, truncated=False)
 
     def _response(self, run: Run) -> ExecuteResponse:
-        # The base class runs scripts of its own that answer in JSON, and nothing may stand after that; others end
-        # names with a NUL.
-        output = join_streams(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS)
+        # The base class runs its own scripts: some answer in JSON, after which nothing may follow, and some end names
+        # with a NUL, which must stay.
+        output = join_streams(*full_output(self.sandbox, run)).replace(run.mark, NOT_OURS)
         if not (output.startswith('{"') and output.rstrip().endswith("}")):
             output = join_streams("\0".join(visible(part, run.mark) for part in output.split("\0")), notes(run))
-        return ExecuteResponse(output=output, exit_code=run.exit_code, truncated=is_cut(run))
+        return ExecuteResponse(output=output, exit_code=run.exit_code, truncated=is_output_cut(run))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
-        """Write files as a command would, each a run of its own; what fails is told file by file."""
-        results = [self._tried(path, partial(write, self.sandbox, path, data)) for path, data in files]
+        """Write files as a command would, each as a run of its own; each file has its own result or error."""
+        results = [self._try_file_act(path, partial(write, self.sandbox, path, data)) for path, data in files]
         return [
             FileUploadResponse(path=path, error=error) for (path, _), (_, error) in zip(files, results, strict=True)
         ]
 
     def download_files(self, paths: list[str]) -> list[FileDownloadResponse]:
-        """Read files as a command would; what fails is told file by file."""
-        results = [(path, *self._tried(path, partial(read, self.sandbox, path))) for path in paths]
+        """Read files as a command would; each file has its own result or error."""
+        results = [(path, *self._try_file_act(path, partial(read, self.sandbox, path))) for path in paths]
         return [FileDownloadResponse(path=path, content=content, error=error) for path, content, error in results]
 
-    def _tried(self, path: str, act: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Return what comes of a file operation, or why it failed."""
+    def _try_file_act(self, path: str, act: Callable[[], Any]) -> tuple[Any, str | None]:
+        """Return the result of a file operation, or the error."""
         if not path.startswith("/"):
-            return None, _ERRORS[errno.EINVAL]
+            return None, _ERROR_CODES[errno.EINVAL]
         try:
             return act(), None
         except OSError as error:
-            return None, _ERRORS.get(error.errno or 0) or str(error)
+            return None, _ERROR_CODES.get(error.errno or 0) or str(error)
         except FumehoodError as error:
             return None, self.sandbox.refusal(error)

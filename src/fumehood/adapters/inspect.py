@@ -1,7 +1,7 @@
 """Inspect: a sandbox environment, found by its entry point as `sandbox="fumehood"`.
 
-Each sample gets a project of its own, which goes when the sample ends. A configuration string names a directory to
-begin with: its files are copied in, so that every sample starts from the same.
+Each sample gets a project of its own, which is removed when the sample ends. The configuration may be the path of a
+directory: its files are copied into each project.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from inspect_ai.util import (
 )  # fmt: skip
 
 from fumehood import FumehoodError, Policy, Refused, Run, Sandbox
-from fumehood.adapters import fresh_project, is_cut, printed, read, throw_away, write
+from fumehood.adapters import full_output, is_output_cut, make_temporary_project, read, remove_temporary_project, write
 from fumehood.core.tool import Template, templates
 from fumehood.store.config import policy_for
 from fumehood.store.places import places
@@ -58,12 +58,12 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
 
     def __init__(self, start: str | None = None, policy: Policy | None = None) -> None:
         super().__init__()
-        self._project = project = fresh_project("fumehood-inspect-")
+        self._project = project = make_temporary_project("fumehood-inspect-")
         if start is not None:
             shutil.copytree(start, project, symlinks=True, dirs_exist_ok=True)
         wide = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-        self._whole = Sandbox(project, Policy(output_limit=wide) if policy is None else policy)
-        self.sandbox = self._whole.session(own_tmp=True)
+        self._project_sandbox = Sandbox(project, Policy(output_limit=wide) if policy is None else policy)
+        self.sandbox = self._project_sandbox.session(own_tmp=True)
 
     async def exec(
         self, cmd: list[str], input: str | bytes | None = None, cwd: str | None = None,  # noqa: A002
@@ -73,10 +73,10 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
         """Run a program with its arguments in the hood."""
         if user is not None and not _is_own(user):
             raise SandboxUserUnsupportedError(f"a command in the hood runs as its caller, not as {user!r}")
-        # Not tried again after its time, as `timeout_retry` would allow: what a command did once it may not do twice.
-        where = self.sandbox.project if cwd is None else os.path.join(self.sandbox.project, cwd)
+        # `timeout_retry` is ignored: a command with effects must not run twice.
+        directory = self.sandbox.project if cwd is None else os.path.join(self.sandbox.project, cwd)
         try:
-            run = await self.sandbox.arun(cmd, stdin=input, cwd=where, env=env, timeout=timeout)
+            run = await self.sandbox.arun(cmd, stdin=input, cwd=directory, env=env, timeout=timeout)
         except Refused as error:
             raise PermissionError(str(error)) from error
         except FumehoodError as error:
@@ -88,9 +88,9 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
     def _result(self, cmd: list[str], run: Run) -> ExecResult[str]:
         if run.exit_code == _CANNOT_EXECUTE:
             raise PermissionError(run.stderr.strip() or f"{cmd[0]} can't be executed")
-        stdout, stderr = printed(self.sandbox, run)
+        stdout, stderr = full_output(self.sandbox, run)
         size = SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE
-        if is_cut(run) or any(len(text.encode()) > size for text in (stdout, stderr)):
+        if is_output_cut(run) or any(len(text.encode()) > size for text in (stdout, stderr)):
             raise OutputLimitExceededError(SandboxEnvironmentLimits.MAX_EXEC_OUTPUT_SIZE_STR, stdout[:size])
         code = run.exit_code or 0
         return ExecResult(success=code == 0, returncode=code, stdout=stdout, stderr=stderr)
@@ -107,7 +107,7 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
     async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
-        """Read a file as a command would, its line ends as they are."""
+        """Read a file as a command would; line ends are not changed."""
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         try:
             data = await asyncio.to_thread(read, self.sandbox, file, limit, cwd=self.sandbox.project)
@@ -118,9 +118,9 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
         return data.decode() if text else data
 
     def close(self) -> None:
-        """Close the records and remove the project."""
-        self._whole.close()
-        throw_away(self._project)
+        """Close the sandbox and remove the project."""
+        self._project_sandbox.close()
+        remove_temporary_project(self._project)
 
 
 def own_tools() -> list[Tool]:
@@ -131,7 +131,7 @@ def own_tools() -> list[Tool]:
             environment: FumehoodSandboxEnvironment = sandbox().as_type(FumehoodSandboxEnvironment)
             try:
                 return (await environment.sandbox.arun(template.line(arguments))).for_model()
-            except FumehoodError as error:  # the model's to mend; what is raised here would end the sample
+            except FumehoodError as error:  # returned to the model, because a raised error would end the sample
                 return environment.sandbox.refusal(error)
 
         described = {name: {"description": name, **each} for name, each in template.properties.items()}

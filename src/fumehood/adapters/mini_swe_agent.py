@@ -14,7 +14,7 @@ from minisweagent.utils.serialize import recursive_merge
 from pydantic import BaseModel
 
 from fumehood import FumehoodError, Sandbox
-from fumehood.adapters import AgentSession, for_agent, printed
+from fumehood.adapters import AgentSession, for_agent, full_output
 from fumehood.core.report import join_streams
 from fumehood.core.wording import NOT_OURS
 
@@ -22,7 +22,7 @@ _DONE = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 class FumehoodEnvironmentConfig(BaseModel):
-    """What mini-swe-agent's configuration may say."""
+    """The options in mini-swe-agent's configuration."""
 
     cwd: str = ""
     """The project: where commands start and may write; by default the current directory."""
@@ -44,7 +44,7 @@ class FumehoodEnvironment(AgentSession):
         super().__init__(self.config.cwd or os.getcwd() if sandbox is None else sandbox, self.config.session)
 
     def execute(self, action: dict[str, Any], cwd: str = "", *, timeout: int | None = None) -> dict[str, Any]:
-        """Run a command of the agent's; each starts where it is told, else in the project."""
+        """Run a command of the agent, in `cwd` or else in the project."""
         try:
             run = self.sandbox.run(
                 action.get("command", ""), cwd=cwd or self.sandbox.project, env=self.config.env,
@@ -56,8 +56,10 @@ class FumehoodEnvironment(AgentSession):
         output = {"output": for_agent(self.sandbox, run), "returncode": run.exit_code, "exception_info": ""}
         if run.timed_out:
             output["exception_info"] = f"the command did not end within {timeout or self.config.timeout} seconds"
-        # What is submitted, often a patch, is no model's to read: every byte as it is, and no word of ours.
-        lines = join_streams(*printed(self.sandbox, run)).replace(run.mark, NOT_OURS).lstrip().splitlines(keepends=True)
+        # A submission, often a patch, is not read by a model: it keeps every byte, and gets no notes.
+        lines = (
+            join_streams(*full_output(self.sandbox, run)).replace(run.mark, NOT_OURS).lstrip().splitlines(keepends=True)
+        )
         if lines and lines[0].strip() == _DONE and run.exit_code == 0:
             submission = "".join(lines[1:])
             extra = {"exit_status": "Submitted", "submission": submission}
@@ -65,13 +67,13 @@ class FumehoodEnvironment(AgentSession):
         return output
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
-        """Return what a prompt may mention; not the environment, which holds keys."""
+        """Return the variables for prompts; without the environment, which contains keys."""
         own = {"cwd": self.sandbox.project, "fumehood": self.instructions}
         variables: dict[str, Any] = recursive_merge(self.config.model_dump(), own, platform.uname()._asdict(), kwargs)
         return variables
 
     def serialize(self) -> dict[str, Any]:
-        """Return what a trajectory records of this environment."""
+        """Return the fields of this environment in a trajectory."""
         kind = f"{type(self).__module__}.{type(self).__name__}"
         config = {"environment": self.config.model_dump(mode="json"), "environment_type": kind}
         return {"info": {"config": config | {"fumehood_session": self.sandbox.session_name}}}

@@ -13,7 +13,7 @@ from typing import Any
 from agents import FunctionTool, ShellCallOutcome, ShellCommandOutput, ShellCommandRequest, ShellResult
 
 from fumehood import BadRequest, FumehoodError, Sandbox
-from fumehood.adapters import AgentSession, notes, own_tools, printed
+from fumehood.adapters import AgentSession, full_output, notes, own_tools
 from fumehood.core.report import join_streams
 from fumehood.core.wording import visible
 
@@ -21,7 +21,7 @@ from fumehood.core.wording import visible
 class ShellExecutor(AgentSession):
     """Runs the commands of a shell call one after the other; those of one executor are one session.
 
-    Takes a project's path, or a Sandbox with the policy and the `ask` that shall hold.
+    Takes a project's path, or a Sandbox with its own policy and `ask`.
     """
 
     def __init__(
@@ -32,26 +32,26 @@ class ShellExecutor(AgentSession):
         self._network = network
 
     async def __call__(self, request: ShellCommandRequest) -> ShellResult:
-        """Run each command; after one that reached its time limit, no other is begun."""
+        """Run the commands in turn; stop after one that reaches its time limit."""
         action = request.data.action
-        ended: list[tuple[ShellCommandOutput, str]] = []
+        results: list[tuple[ShellCommandOutput, str]] = []
         for command in action.commands:
-            ended.append(await self._run(command, action.timeout_ms))
-            if ended[-1][0].outcome.type == "timeout":
+            results.append(await self._run(command, action.timeout_ms))
+            if results[-1][0].outcome.type == "timeout":
                 break
-        # The framework would cut off the end of all of it, and that is ours.
-        most = action.max_output_length
-        room = None if most is None else max(0, most - sum(len(own) + 1 for _, own in ended))
-        for output, own in ended:
+        # The framework would cut off the end, where our notes are: so shorten the commands' output here.
+        max_length = action.max_output_length
+        room = None if max_length is None else max(0, max_length - sum(len(note) + 1 for _, note in results))
+        for output, note in results:
             if room is not None:
                 output.stdout = output.stdout[:room]
                 output.stderr = output.stderr[: room - len(output.stdout)]
                 room -= len(output.stdout) + len(output.stderr)
-            output.stderr = join_streams(output.stderr, own)
-        return ShellResult(output=[output for output, _ in ended], max_output_length=most)
+            output.stderr = join_streams(output.stderr, note)
+        return ShellResult(output=[output for output, _ in results], max_output_length=max_length)
 
     async def _run(self, command: str, timeout_ms: int | None) -> tuple[ShellCommandOutput, str]:
-        """Return what a command printed, and what is ours to say of it."""
+        """Return a command's output, and our notes on it."""
         limit = timeout_ms / 1000 if timeout_ms else None
         try:
             run = await self.sandbox.arun(command, timeout=limit, network=self._network)
@@ -59,7 +59,7 @@ class ShellExecutor(AgentSession):
             refused = ShellCallOutcome(type="exit", exit_code=error.exit_code)
             return ShellCommandOutput(outcome=refused, command=command), self.sandbox.refusal(error)
         outcome = ShellCallOutcome(type="timeout" if run.timed_out else "exit", exit_code=run.exit_code)
-        stdout, stderr = (visible(text, run.mark) for text in printed(self.sandbox, run))
+        stdout, stderr = (visible(text, run.mark) for text in full_output(self.sandbox, run))
         output = ShellCommandOutput(
             stdout=stdout, stderr=stderr, outcome=outcome, command=command,
             provider_data={"fumehood": {"run": run.id, "state": run.state}},
@@ -73,7 +73,7 @@ class ShellExecutor(AgentSession):
 
     def _tool(self, tool: dict[str, Any]) -> FunctionTool:
         async def invoke(_context: object, arguments: str) -> str:
-            # Whatever is wrong is the model's to mend: what is raised here would end the agent.
+            # Errors are returned to the model, because a raised error would end the agent.
             try:
                 return (await self.sandbox.arun_tool(tool["name"], json.loads(arguments or "{}"))).for_model()
             except json.JSONDecodeError as error:
