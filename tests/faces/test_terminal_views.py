@@ -385,7 +385,7 @@ async def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
         refuse = next(each for each in app.screen.query(Button) if each.name == DENY_ONCE)
         refuse.press()
         await watcher.until(lambda: "question 1 of 1," in question.text)
-        monkeypatch.setattr(views, "_NOT_YET_S", 0.0)
+        monkeypatch.setattr(views, "_MIN_ANSWER_S", 0.0)
         await watcher.press("y")
         await watcher.until(lambda: "Nothing is asked." in question.text)
     ended = [process.communicate(timeout=LONG_S) and process.returncode for process in asking]
@@ -416,7 +416,7 @@ async def test_a_question_comes_rings_and_is_answered_by_one_key(
     home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(can_scope(), "the host's network can't be shared here")
-    monkeypatch.setattr(views, "_NOT_YET_S", 0.0)
+    monkeypatch.setattr(views, "_MIN_ANSWER_S", 0.0)
     app = Views(opened)
     rings: list[bool] = []
     monkeypatch.setattr(app, "bell", lambda: rings.append(True))
