@@ -30,7 +30,7 @@ from fumehood.linux.probe import granted_groups
 from fumehood.service import edits
 from fumehood.service.clean import clean
 from fumehood.store.database import Days, day_of
-from fumehood.store.edits import EditSeat, note_end, open_edits
+from fumehood.store.edits import EditedProject, note_end, open_edits
 from fumehood.store.places import FileLock
 from fumehood.store.projects import identity_of
 
@@ -312,7 +312,7 @@ class Machine(RuleBasedStateMachine):
             return
         store, project = self.sandbox._store, self.sandbox._project
         places, call = store.places, self.contents.new()
-        seat = EditSeat(project=project.id, roots=project.roots)
+        seat = EditedProject(project=project.id, roots=project.roots)
         wanted = edits.targets(seat, project.path, [Planned(path=path, is_removed=removes)])
         self._tick()
         with FileLock(places.lock(f"project-{project.id}")):
@@ -580,7 +580,7 @@ class Machine(RuleBasedStateMachine):
         else:
             shutil.rmtree(self.project)
         self._make()
-        while was is not None and not was.is_another(identity_of(str(self.project)) or was):
+        while was is not None and not was.was_replaced_by(identity_of(str(self.project)) or was):
             shutil.rmtree(self.project)  # file times may be too coarse to tell the two apart at once
             self._make()
         self._enter(self.project)

@@ -446,7 +446,7 @@ def test_a_word_on_a_draft_is_for_what_was_shown(sandbox: Sandbox, store: Store,
     draft = sandbox.draft("one")
     draft.run("echo 1 > f")
     record = store.drafts.find(known.id, "one")
-    seen = store.drafts.shown_at(record)
+    seen = store.drafts.state_id(record)
     draft.run("echo 2 > f")
     before = snapshot(project)
     with pytest.raises(ChangedMeanwhile, match="draft one has changed since it was shown"):
@@ -454,7 +454,7 @@ def test_a_word_on_a_draft_is_for_what_was_shown(sandbox: Sandbox, store: Store,
     with pytest.raises(ChangedMeanwhile, match="draft one has changed since it was shown"):
         discard_draft(store, known, record, seen=seen)
     assert snapshot(project) == before
-    assert apply_draft(store, known, record, seen=store.drafts.shown_at(record)).state == "applied"
+    assert apply_draft(store, known, record, seen=store.drafts.state_id(record)).state == "applied"
     assert (project / "f").read_text() == "2\n"
 
 

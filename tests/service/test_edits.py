@@ -20,7 +20,7 @@ from fumehood.service.opened import OpenedStore
 from fumehood.service.overview import redo_session, undo_session
 from fumehood.service.store import Store
 from fumehood.service.undo import undo
-from fumehood.store.edits import EditSeat
+from fumehood.store.edits import EditedProject
 from fumehood.store.history import RunFilter
 from fumehood.store.places import FileLock
 from fumehood.store.projects import Project
@@ -40,7 +40,7 @@ class Client:
         """Say that files are to be written; returns the name of the call."""
         self._calls += 1
         planned = [Planned(path=path, is_removed=removed) for path in paths]
-        seat = EditSeat(project=self.project.id, roots=self.project.roots)
+        seat = EditedProject(project=self.project.id, roots=self.project.roots)
         wanted = edits.targets(seat, self.project.path, planned)
         call = f"call-{self._calls}"
         title = f"Edit {', '.join(paths)}"
@@ -389,7 +389,7 @@ def test_a_session_is_taken_back_whole_or_not_at_all_unless_forced(
 def reasons(store: Store, known: Project) -> Callable[..., str]:
     def judge(path: str, content: str | None = None, **more: Any) -> str:
         becomes = None if content is None else written(content)
-        seat = EditSeat(project=known.id, roots=known.roots)
+        seat = EditedProject(project=known.id, roots=known.roots)
         wanted = edits.targets(seat, known.path, [Planned(path=path, becomes=becomes, **more)])
         judged = edits.judged(seat, Policy(), "apply", wanted)
         assert leftovers(store) == []

@@ -17,7 +17,7 @@ from fumehood.service.clean import clean_daily
 from fumehood.service.files import Scanned, catch_up, scan_project
 from fumehood.service.store import Store
 from fumehood.store.database import Days, day_of
-from fumehood.store.files import Files, Record
+from fumehood.store.files import FileRecord, Files
 from fumehood.store.projects import Project
 from passing_days import pass_days
 
@@ -31,12 +31,12 @@ def clean_after(store: Store, days: int) -> tuple[int, int]:
     return clean_daily(store, 7, Days(store.database), now)
 
 
-def at(store: Store, project: Project, path: str, root: str = "") -> Record | None:
+def at(store: Store, project: Project, path: str, root: str = "") -> FileRecord | None:
     catch_up(store, project.id)
-    return Files(store.database).at(project.id, root or project.path, path)
+    return Files(store.database).find(project.id, root or project.path, path)
 
 
-def must(found: Record | None) -> Record:
+def must(found: FileRecord | None) -> FileRecord:
     assert found is not None
     return found
 
@@ -52,7 +52,7 @@ def make_due(store: Store, project: Project, run: Run) -> None:
 
 
 def due(store: Store, project: Project) -> list[str]:
-    return [run for _, run, _, _ in Files(store.database).due(project.id)]
+    return [run for _, run, _, _ in Files(store.database).due_runs(project.id)]
 
 
 def today() -> str:
@@ -452,7 +452,7 @@ def test_backups_that_an_interrupted_recording_left_are_released_by_an_undo(
     def die(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Files, "record", die)
+    monkeypatch.setattr(Files, "record_after_run", die)
     with pytest.raises(KeyboardInterrupt):
         catch_up(store, known.id)
     monkeypatch.undo()
@@ -504,7 +504,7 @@ def dying(real):
         return real(*given, **named)
     return act
 os.link = dying(os.link)
-for name in ("begin_due", "numbers", "record", "drop_due"):
+for name in ("begin_due", "numbers_of", "record_after_run", "drop_due"):
     setattr(Files, name, dying(getattr(Files, name)))
 files.catch_up(store, 1)
 """
@@ -644,7 +644,7 @@ def test_a_scan_leaves_out_what_is_ignored(store: Store, known: Project, project
     (project / ".gitignore").write_text("/build\n*.o\n!keep.o\n")
     (project / "sub/.gitignore").write_text("*.tmp\n")
     scan_project(store, known)
-    found = {record.path for record in Files(store.database).below(known.id, known.path)}
+    found = {record.path for record in Files(store.database).find_below(known.id, known.path)}
     assert found == {".gitignore", "sub/.gitignore", "src/build/d", "src/keep.o", "src/f.py", "only.tmp"}
 
 

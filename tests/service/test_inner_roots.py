@@ -275,9 +275,9 @@ def test_a_clients_edit_of_a_file_in_it_is_one_of_that_root(tell):
     tell(VOLUME, """
 from fumehood.core.edits import Planned
 from fumehood.service.edits import judged, targets
-from fumehood.store.edits import EditSeat
+from fumehood.store.edits import EditedProject
 
-seat = EditSeat(project=1, roots=(str(project), f"{project}/volume"))
+seat = EditedProject(project=1, roots=(str(project), f"{project}/volume"))
 planned = [Planned(path=name, becomes=None) for name in ("volume/there", "src/file", "volume/.envrc")]
 wanted = targets(seat, str(project), planned)
 same([(each.root, each.path) for each in wanted], [(1, "there"), (0, "src/file"), (1, ".envrc")])

@@ -46,17 +46,17 @@ def make_again(project: Path) -> None:
 
 def test_a_directory_is_another_by_its_birth_or_by_its_inode_on_the_same_device():
     born = Identity(device=1, inode=2, born=3)
-    assert born.is_another(Identity(device=1, inode=2, born=4))
-    assert born.is_another(Identity(device=1, inode=5, born=3))  # made at the same tick of the clock
-    assert not born.is_another(Identity(device=9, inode=8, born=3))
+    assert born.was_replaced_by(Identity(device=1, inode=2, born=4))
+    assert born.was_replaced_by(Identity(device=1, inode=5, born=3))  # made at the same tick of the clock
+    assert not born.was_replaced_by(Identity(device=9, inode=8, born=3))
     unborn = Identity(device=1, inode=2, born=0)
-    assert unborn.is_another(Identity(device=1, inode=3, born=0))
+    assert unborn.was_replaced_by(Identity(device=1, inode=3, born=0))
     # Inodes and devices are new at each mount of some file systems.
-    assert not unborn.is_another(Identity(device=5, inode=3, born=0))
-    assert unborn.is_at(Identity(device=1, inode=2, born=0))
-    assert not unborn.is_at(Identity(device=5, inode=2, born=0))
-    assert born.is_at(Identity(device=5, inode=2, born=3))
-    assert not born.is_at(Identity(device=1, inode=7, born=3))
+    assert not unborn.was_replaced_by(Identity(device=5, inode=3, born=0))
+    assert unborn.is_same_as(Identity(device=1, inode=2, born=0))
+    assert not unborn.is_same_as(Identity(device=5, inode=2, born=0))
+    assert born.is_same_as(Identity(device=5, inode=2, born=3))
+    assert not born.is_same_as(Identity(device=1, inode=7, born=3))
 
 
 def test_the_birth_of_a_directory_is_what_stat_says(project):
@@ -300,7 +300,7 @@ def test_a_project_is_forgotten_only_with_a_word(cli, project, worked, store):
     assert os.listdir(f"{store.places.state}/runs") == []
     assert (project / "a").read_text() == "new\n"
     assert cli("run", "--", "echo again > a").returncode == 0
-    assert [each.id for each in store.projects.listed()] == [2]
+    assert [each.id for each in store.projects.list_all()] == [2]
 
 
 @pytest.mark.namespaces
@@ -350,7 +350,7 @@ def test_bad_words_are_refused(cli, project, store):
     store.projects.open(str(project))
     assert cli("projects", "move", project, "/nowhere").returncode == 125
     with pytest.raises(BadRequest):
-        store.projects.named("/nowhere")
+        store.projects.find("/nowhere")
 
 
 # --- from before ---

@@ -223,7 +223,7 @@ def test_the_whole_system_the_home_and_system_directories_are_refused(add_root, 
         assert refusal.value.hint
         with pytest.raises(BadRequest, match="can't be a project"):
             store.projects.open(path)
-    assert store.projects.holding(str(home)) == str(home)
+    assert store.projects.project_around(str(home)) == str(home)
 
 
 def test_our_own_directories_are_refused(add_root, home):

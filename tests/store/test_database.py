@@ -205,7 +205,7 @@ def test_a_directory_in_its_place_is_refused(path):
 
 
 def test_one_that_is_only_out_of_reach_is_not_to_be_set_aside(path, monkeypatch):
-    monkeypatch.setattr("fumehood.store.database._PATIENCE_S", 0.0)
+    monkeypatch.setattr("fumehood.store.database._LOCK_TIMEOUT_S", 0.0)
     Database(path).close()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")

@@ -12,7 +12,15 @@ from fumehood.core.report import Run
 from fumehood.linux.nofollow import stamp_of
 from fumehood.service.store import Store
 from fumehood.store.database import Days, day_of, note_day
-from fumehood.store.files import GONE, Daily, Files, Slots, ToRecord, backup_name, backup_parts
+from fumehood.store.files import (
+    NO_LONGER_IN_LAYER,
+    DailyBackups,
+    Files,
+    LayerSlots,
+    RootUpdates,
+    backup_name,
+    backup_parts,
+)
 
 ROOT = b"/project"
 
@@ -29,25 +37,25 @@ def files(store: Store, project: Path) -> Files:
 
 
 def numbers(files: Files, root: bytes, paths: Sequence[bytes]) -> dict[bytes, int]:
-    return files.numbers(1, root, [(path, "file", 1, 2) for path in paths])
+    return files.numbers_of(1, root, [(path, "file", 1, 2) for path in paths])
 
 
 def note(files: Files, run: str, *noted: tuple[int, bytes, str, int, int, bytes], are_deleted: bool = False) -> None:
     """Record files that a run changed or deleted: number, path, kind, size, time, new copy."""
-    root = ToRecord(ROOT)
-    (root.noted_deleted if are_deleted else root.noted).extend(noted)
-    files.record(1, run, [root])
+    root = RootUpdates(ROOT)
+    (root.deleted_rows if are_deleted else root.rows).extend(noted)
+    files.record_after_run(1, run, [root])
 
 
 def delete(files: Files, run: str, path: bytes) -> None:
     """Record that a run deleted a file."""
-    root = ToRecord(ROOT)
+    root = RootUpdates(ROOT)
     root.seen_deleted.append((path, "file", 1, 2))
-    files.record(1, run, [root])
+    files.record_after_run(1, run, [root])
 
 
 def all_of(files: Files) -> dict[str, dict[str, object]]:
-    return {record.path: record.fields() for record in files.below(1, os.fsdecode(ROOT))}
+    return {record.path: record.fields() for record in files.find_below(1, os.fsdecode(ROOT))}
 
 
 @pytest.mark.parametrize(
@@ -87,7 +95,7 @@ def test_backups_expire_by_the_days_that_were_recorded_since(files: Files) -> No
 
     def expired(days: int) -> list[str]:
         dated = [(name, backup_parts(name)) for name in names]
-        return [name for name, parts in dated if parts is not None and recorded.since_day(parts[1]) > days]
+        return [name for name, parts in dated if parts is not None and recorded.days_after(parts[1]) > days]
 
     assert expired(7) == [f"3-{oldest}-c", "4-20-01-01-d"]
     assert expired(5) == [f"2-{wrong}-b", f"3-{oldest}-c", "4-20-01-01-d"]
@@ -114,12 +122,12 @@ def test_a_record_keeps_its_copy_until_there_is_a_newer_one(files: Files) -> Non
     number = numbers(files, ROOT, [b"a"])[b"a"]
     note(files, "RUN1", (number, b"a", "file", 1, 2, b"edited/old"))
     note(files, "RUN2", (number, b"a", "file", 5, 6, b""), are_deleted=True)
-    known = files.at(1, "/project", "a")
+    known = files.find(1, "/project", "a")
     assert known is not None
     assert (known.last_approved_copy_path, known.is_deleted, known.size) == ("edited/old", True, 5)
     assert known.last_run == "RUN2"
     note(files, "RUN2", (number, b"a", "file", 5, 6, b"edited/new"))
-    known = files.at(1, "/project", "a")
+    known = files.find(1, "/project", "a")
     assert known is not None
     assert (known.last_approved_copy_path, known.is_deleted) == ("edited/new", False)
 
@@ -130,60 +138,60 @@ def test_many_records_are_written_and_read(files: Files) -> None:
     assert len(set(given.values())) == 1234
     note(files, "RUN1", *[(given[path], path, "file", 1, 2, b"") for path in paths])
     assert numbers(files, ROOT, paths) == given
-    assert sum(len(some) for some in files.present(1, ROOT, 100)) == 1234
-    assert len(files.below(1, "/project", "d")) == 1234
+    assert sum(len(some) for some in files.present_files(1, ROOT, 100)) == 1234
+    assert len(files.find_below(1, "/project", "d")) == 1234
 
 
 def test_a_name_of_any_bytes_is_kept(files: Files) -> None:
     raw = b"a\xff\n'\""
     number = numbers(files, ROOT, [raw])[raw]
     note(files, "RUN1", (number, raw, "file", 1, 2, b""))
-    assert files.at(1, "/project", os.fsdecode(raw)) is not None
+    assert files.find(1, "/project", os.fsdecode(raw)) is not None
     assert list(all_of(files)) == [os.fsdecode(raw)]
 
 
 def test_what_was_recorded_after_the_look_knows_better(files: Files) -> None:
-    files.learn(1, ROOT, [(b"a", "file", 1, 2)], 100.0)
-    assert files.learn(1, ROOT, [(b"a", "file", 1, 2)], 200.0) == 0
-    assert files.learn(1, ROOT, [(b"a", "file", 9, 9)], 200.0) == 1
-    assert files.learn(1, ROOT, [(b"a", "file", 5, 5)], 150.0) == 0
+    files.record_seen(1, ROOT, [(b"a", "file", 1, 2)], 100.0)
+    assert files.record_seen(1, ROOT, [(b"a", "file", 1, 2)], 200.0) == 0
+    assert files.record_seen(1, ROOT, [(b"a", "file", 9, 9)], 200.0) == 1
+    assert files.record_seen(1, ROOT, [(b"a", "file", 5, 5)], 150.0) == 0
     assert all_of(files)["a"]["size"] == 9
 
 
 def test_a_file_that_is_there_again_is_not_deleted(files: Files) -> None:
     delete(files, "RUN1", b"a")
     assert all_of(files)["a"]["is_deleted"]
-    files.learn(1, ROOT, [(b"a", "file", 1, 2)], time.time() + 100)
+    files.record_seen(1, ROOT, [(b"a", "file", 1, 2)], time.time() + 100)
     assert not all_of(files)["a"]["is_deleted"]
     assert all_of(files)["a"]["last_run"] == "RUN1"
 
 
 def test_only_what_lies_below_a_directory_is_listed(files: Files) -> None:
     places = [b"src/a", b"src/b/c", b"src.txt", b"src", b"src0", b"other"]
-    files.learn(1, ROOT, [(place, "file", 1, 2) for place in places], 1.0)
-    assert [record.path for record in files.below(1, "/project", "src")] == ["src/a", "src/b/c"]
+    files.record_seen(1, ROOT, [(place, "file", 1, 2) for place in places], 1.0)
+    assert [record.path for record in files.find_below(1, "/project", "src")] == ["src/a", "src/b/c"]
 
 
 def test_records_that_are_deleted_or_wait_are_never_dropped(files: Files) -> None:
     delete(files, "RUN1", b"gone")
-    files.learn(1, ROOT, [(b"there", "file", 1, 2), (b"waits", "file", 1, 2)], 1.0)
-    files.wait(1, [(ROOT, b"waits")])
+    files.record_seen(1, ROOT, [(b"there", "file", 1, 2), (b"waits", "file", 1, 2)], 1.0)
+    files.mark_waiting(1, [(ROOT, b"waits")])
     files.drop(int(str(fields["id"])) for fields in all_of(files).values())
     assert set(all_of(files)) == {"gone", "waits"}
 
 
 def test_what_would_only_have_come_to_be_is_forgotten_when_nothing_waits_any_more(files: Files) -> None:
-    files.learn(1, ROOT, [(b"there", "file", 1, 2)], 1.0)
-    files.wait(1, [(ROOT, b"there"), (ROOT, b"new")])
-    assert files.waiting(1) == {(ROOT, b"there"), (ROOT, b"new")}
-    files.wait_no_more(1, files.waiting(1))
+    files.record_seen(1, ROOT, [(b"there", "file", 1, 2)], 1.0)
+    files.mark_waiting(1, [(ROOT, b"there"), (ROOT, b"new")])
+    assert files.waiting_places(1) == {(ROOT, b"there"), (ROOT, b"new")}
+    files.clear_waiting(1, files.waiting_places(1))
     assert set(all_of(files)) == {"there"}
-    assert files.waiting(1) == set()
+    assert files.waiting_places(1) == set()
 
 
 def test_many_that_wait_are_written_once_each(files: Files) -> None:
     paths = [b"directory/of/%05d" % number for number in range(40_000)]
-    files.learn(1, ROOT, [(path, "file", 1, 2) for path in paths], 1.0)
+    files.record_seen(1, ROOT, [(path, "file", 1, 2) for path in paths], 1.0)
     places = {(ROOT, path) for path in paths}  # they come as sets, in no order
 
     def written_by(act: Callable[[int, Iterable[tuple[bytes, bytes]]], None]) -> int:
@@ -192,8 +200,8 @@ def test_many_that_wait_are_written_once_each(files: Files) -> None:
         return _bytes_written() - before
 
     size = os.path.getsize(files.database.path)
-    assert written_by(files.wait) < 3 * size
-    assert written_by(files.wait_no_more) < 3 * size
+    assert written_by(files.mark_waiting) < 3 * size
+    assert written_by(files.clear_waiting) < 3 * size
 
 
 def _bytes_written() -> int:
@@ -201,15 +209,15 @@ def _bytes_written() -> int:
 
 
 def test_what_is_due_is_done_in_order(files: Files) -> None:
-    assert files.due(1) == []
+    assert files.due_runs(1) == []
     with files.database.transaction() as connection:
         for run in ("RUN1", "RUN2", "RUN1"):
             connection.execute("INSERT INTO files_due (project, run, begun) VALUES (1, ?, 0)", (run,))
-    assert [each[1:] for each in files.due(1)] == [("RUN1", 0.0, 0), ("RUN2", 0.0, 0), ("RUN1", 0.0, 0)]
-    files.begin_due([files.due(1)[2][0]])
-    files.drop_due(each[0] for each in files.due(1)[:2])
-    assert [each[1:] for each in files.due(1)] == [("RUN1", 0.0, 1)]
-    assert files.due(2) == []
+    assert [each[1:] for each in files.due_runs(1)] == [("RUN1", 0.0, 0), ("RUN2", 0.0, 0), ("RUN1", 0.0, 0)]
+    files.begin_due([files.due_runs(1)[2][0]])
+    files.drop_due(each[0] for each in files.due_runs(1)[:2])
+    assert [each[1:] for each in files.due_runs(1)] == [("RUN1", 0.0, 1)]
+    assert files.due_runs(2) == []
 
 
 def taken(path: Path) -> Change:
@@ -219,45 +227,47 @@ def taken(path: Path) -> Change:
 
 
 @pytest.fixture
-def slots(test_directory: Path) -> Iterator[Slots]:
+def slots(test_directory: Path) -> Iterator[LayerSlots]:
     upper = test_directory / "upper"
     (upper / "d").mkdir(parents=True)
     (upper / "d/a").write_text("one")
-    with Slots(str(upper)) as slots:
+    with LayerSlots(str(upper)) as slots:
         yield slots
 
 
 def test_a_backup_shares_its_inode_with_the_original_and_stays_when_there_is_one(
-    store: Store, slots: Slots, test_directory: Path
+    store: Store, slots: LayerSlots, test_directory: Path
 ) -> None:
     edited = Path(store.places.state, "edited")
-    with Daily(store.places.state) as daily:
+    with DailyBackups(store.places.state) as daily:
         original = test_directory / "upper/d/a"
-        assert daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a", taken(original))]) == {}
+        assert daily.add_all(slots, [(b"d", b"a", b"1-26-03-01-a", taken(original))]) == {}
         assert edited.stat().st_mode & 0o777 == 0o700
         assert (edited / "1-26-03-01-a").samefile(test_directory / "upper/d/a")
         original.unlink()
         original.write_text("two")
-        assert daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a", taken(original))]) == {}
+        assert daily.add_all(slots, [(b"d", b"a", b"1-26-03-01-a", taken(original))]) == {}
         assert (edited / "1-26-03-01-a").read_text() == "one"
-        assert daily.by_file() == {1: ["1-26-03-01-a"]}
+        assert daily.names_by_file() == {1: ["1-26-03-01-a"]}
 
 
 def test_what_can_not_be_saved_is_told_and_the_rest_is_saved(
-    store: Store, slots: Slots, test_directory: Path
+    store: Store, slots: LayerSlots, test_directory: Path
 ) -> None:
     there = taken(test_directory / "upper/d/a")
     missing = taken(test_directory / "missing")
-    with Daily(store.places.state) as daily:
-        failed = daily.keep(slots, [(b"d", b"missing", b"1-26-03-01-x", missing), (b"d", b"a", b"2-26-03-01-a", there)])
+    with DailyBackups(store.places.state) as daily:
+        failed = daily.add_all(
+            slots, [(b"d", b"missing", b"1-26-03-01-x", missing), (b"d", b"a", b"2-26-03-01-a", there)]
+        )
         assert set(failed) == {0}
         assert isinstance(failed[0], FileNotFoundError)
-        assert daily.by_file() == {2: ["2-26-03-01-a"]}
+        assert daily.names_by_file() == {2: ["2-26-03-01-a"]}
 
 
 @pytest.mark.parametrize("other", ["size", "time", "the run's own version"])
 def test_what_is_not_the_original_any_more_is_not_saved(
-    store: Store, slots: Slots, test_directory: Path, other: str
+    store: Store, slots: LayerSlots, test_directory: Path, other: str
 ) -> None:
     change = taken(test_directory / "upper/d/a")
     assert change.before is not None
@@ -267,21 +277,21 @@ def test_what_is_not_the_original_any_more_is_not_saved(
         change.before.modified_ns += 1
     else:
         change.after = stamp_of((test_directory / "upper/d/a").stat())
-    with Daily(store.places.state) as daily:
-        (failed,) = daily.keep(slots, [(b"d", b"a", b"1-26-03-01-a", change)]).values()
-        assert failed.strerror == GONE
-        assert daily.by_file() == {}
+    with DailyBackups(store.places.state) as daily:
+        (failed,) = daily.add_all(slots, [(b"d", b"a", b"1-26-03-01-a", change)]).values()
+        assert failed.strerror == NO_LONGER_IN_LAYER
+        assert daily.names_by_file() == {}
 
 
 def test_across_file_systems_a_backup_is_a_whole_copy(
-    other_filesystem: Path, slots: Slots, test_directory: Path
+    other_filesystem: Path, slots: LayerSlots, test_directory: Path
 ) -> None:
     os.chmod(test_directory / "upper/d/a", 0o640)
     os.utime(test_directory / "upper/d/a", ns=(1, 2_000_000_000))
     wanted = [(b"d", b"a", b"1-26-03-01-a", taken(test_directory / "upper/d/a"))]
-    with Daily(str(other_filesystem)) as daily:
-        assert daily.keep(slots, wanted) == {}
-        assert daily.keep(slots, wanted) == {}
+    with DailyBackups(str(other_filesystem)) as daily:
+        assert daily.add_all(slots, wanted) == {}
+        assert daily.add_all(slots, wanted) == {}
         assert [name for name, _ in daily.entries()] == ["1-26-03-01-a"]
     copy = other_filesystem / "edited/1-26-03-01-a"
     assert copy.read_text() == "one"
@@ -298,8 +308,8 @@ def test_an_original_in_a_closed_directory_is_saved_and_the_directory_closed_aga
     (upper / "d/e").chmod(0)
     (upper / "d").chmod(0)
     try:
-        with Slots(str(upper)) as slots, Daily(store.places.state) as daily:
-            assert daily.keep(slots, [(b"d/e", b"a", b"1-26-03-01-a", change)]) == {}
+        with LayerSlots(str(upper)) as slots, DailyBackups(store.places.state) as daily:
+            assert daily.add_all(slots, [(b"d/e", b"a", b"1-26-03-01-a", change)]) == {}
             found = slots.look("d/e", "a")
             assert found is not None
             assert found.st_nlink == 2

@@ -159,7 +159,7 @@ def _addable(hood: Hood, path: str, home: str) -> str:
     for directory in ([path] if is_repository else [*sorted(shown, key=len, reverse=True), inside]):
         try:
             if os.access(directory, os.W_OK):
-                return hood.store.projects.new_root(hood.project, directory)
+                return hood.store.projects.check_new_root(hood.project, directory)
         except BadRequest:
             continue
     return ""

@@ -30,7 +30,7 @@ from fumehood.service.store import Store
 from fumehood.store import records
 from fumehood.store.audit import CLEANED
 from fumehood.store.database import Days, note_day
-from fumehood.store.files import BACKUP_DAYS, BACKUPS, Daily, Files, backup_parts
+from fumehood.store.files import BACKUP_DAYS, BACKUPS, DailyBackups, Files, backup_parts
 from fumehood.store.places import FileLock
 from fumehood.store.projects import Project
 
@@ -108,9 +108,13 @@ def clean(
         owner = None if project is None else project.id
         backups, size = clean_daily(store, min(days, backup_days), recorded, moment, project=owner, dry=dry)
         freed = _Cleaning(store, days, budget, recorded, moment, project=owner, dry=dry).all()
-        old = recorded.moment(days, moment)
+        old = recorded.cutoff_time(days, moment)
         caches, cached = remove_old_scratch(
-            store.places, old, recorded.moment(2, moment), project=None if project is None else project.path, dry=dry
+            store.places,
+            old,
+            recorded.cutoff_time(2, moment),
+            project=None if project is None else project.path,
+            dry=dry,
         )
         leftovers = freed.leftovers + remove_old_sessions(store, recorded, days, moment, project=owner, dry=dry)
         freed = freed.replace(
@@ -120,7 +124,7 @@ def clean(
             if project is None:
                 remove_older(store.places.cache, (confine.CACHE_PREFIX, hostview.CACHE_PREFIX), old)
                 # Notes of jobs are written when these are sent, and when they have ended.
-                remove_older(f"{store.places.state}/fleet", ("",), recorded.moment(max(days, _FLEET_DAYS), moment))
+                remove_older(f"{store.places.state}/fleet", ("",), recorded.cutoff_time(max(days, _FLEET_DAYS), moment))
                 remove_left(store.places)
             if freed != Freed(days=days):
                 store.audit.add_event("", CLEANED, freed.in_words().replace("\n", "; "), project=owner)
@@ -198,7 +202,7 @@ class _Cleaning:
 
     def _is_old(self, day: int, days: int) -> bool:
         """Return True if more than so many days were recorded since one; of no days, everything is."""
-        return days == 0 or self._recorded.since(day) > days
+        return days == 0 or self._recorded.days_after_number(day) > days
 
     def _may_go(self, layer: _OldLayer, days: int) -> bool:
         """Return True if nobody needs a layer: nothing in it waits, and all that used it is so many days old."""
@@ -277,7 +281,7 @@ class _Cleaning:
         """
         if any(records.read_records(self._store.places, name)) or os.path.exists(f"{self._store.places.edits}/{name}"):
             return False
-        limit = self._recorded.moment(max(self._days, 1), self._now)
+        limit = self._recorded.cutoff_time(max(self._days, 1), self._now)
         newest = max((entry.st_ctime for entry in stat_tree(runs, name)), default=0.0)
         return not name.endswith(_GONE) and newest < limit
 
@@ -309,7 +313,7 @@ class _Cleaning:
         ids = sorted({name.partition(".")[0] for name in names})
         rows = self._store.database.rows_for("SELECT id, project, state, day FROM runs WHERE id IN (?)", ids)
         runs = {run: (project, state, day) for run, project, state, day in rows}
-        stray_limit = self._recorded.moment(max(self._days, 1), self._now)
+        stray_limit = self._recorded.cutoff_time(max(self._days, 1), self._now)
         removed = 0
         for name in names:
             output = stat_entry(outputs, name)
@@ -360,17 +364,17 @@ def clean_daily(
     A record goes with its last backup if the file is gone too and no run deleted it. Takes the locks of the
     projects, so the caller must hold none of them.
     """
-    with Daily(store.places.state) as daily:
+    with DailyBackups(store.places.state) as daily:
         by_number: dict[int, list[str]] = {}
         for name, _ in daily.entries():
             parts = backup_parts(name)
-            if parts is not None and recorded.since_day(parts[1]) > days:
+            if parts is not None and recorded.days_after(parts[1]) > days:
                 by_number.setdefault(parts[0], []).append(name)
         file_records = Files(store.database).by_numbers(sorted(by_number))
         for _, record in file_records:
             if record.needs_approval:
                 del by_number[record.id]  # a held change waits on it
-            elif recorded.since(record.last_day) <= days:
+            elif recorded.days_after_number(record.last_day) <= days:
                 # Its clock was behind, perhaps: the latest is not older than the change that it was made for.
                 latest = record.last_approved_copy_path.removeprefix(f"{BACKUPS}/")
                 by_number[record.id] = [name for name in by_number[record.id] if name != latest]
@@ -388,7 +392,7 @@ def clean_daily(
             names = [name for each in mine for name in by_number.pop(each.id)]
             with store.lock_project(owner):
                 freed += _remove(store, daily, names)
-                backed_up = set(daily.by_file())
+                backed_up = set(daily.names_by_file())
                 for root in sorted({each.root for each in mine}):
                     alone = [each for each in mine if each.root == root and each.id not in backed_up]
                     with LiveFiles(root) as live:
@@ -396,12 +400,12 @@ def clean_daily(
             gone += names
         # Those that no record names any more, and copies that were never finished.
         strays = [name for names in by_number.values() for name in names]
-        strays += daily.leftovers(recorded.moment(1, now)) if project is None else []
+        strays += daily.unfinished_copies(recorded.cutoff_time(1, now)) if project is None else []
         freed += _remove(store, daily, strays)
     return len(gone) + len(strays), freed
 
 
-def _remove(store: Store, daily: Daily, names: Sequence[str]) -> int:
+def _remove(store: Store, daily: DailyBackups, names: Sequence[str]) -> int:
     """Remove daily backups, after their records forgot them; returns the bytes that this freed."""
     forget_file(store, [name for name, _ in daily.entries()], names)
     freed = 0

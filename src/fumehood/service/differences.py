@@ -497,7 +497,7 @@ class FileChange(Value):
 
 def changes_of(store: Store, project: Project, root: str, path: str) -> list[FileChange]:
     """Return what runs did to a file, and have not taken back, the latest first."""
-    pasts = Files(store.database).past(project.id, root, path)[:_MOST_RUNS]
+    pasts = Files(store.database).past_changes(project.id, root, path)[:_MOST_RUNS]
     runs = {run.run: run for run in store.history.runs(among=[past.run for past in pasts])}
     changed = []
     for past in pasts:

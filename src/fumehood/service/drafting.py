@@ -98,7 +98,7 @@ class Draft(Commands):
         `author` is "Name <mail>"; without it, git's own settings tell. What git ignores would be thrown away, so it is
         refused where there is any, save with `force`. Returns the run that has applied the commit, and can be undone.
         """
-        seen = self._store.drafts.shown_at(self._record)
+        seen = self._store.drafts.state_id(self._record)
         branch, paths = branch or self.name, [each.path for each in self.changes()]
         if not paths:
             raise BadRequest(f"draft {self.name} holds nothing", hint=f"fumehood draft log {self.name}")
@@ -138,7 +138,7 @@ class Draft(Commands):
 
         Returns their paths, and what is still a conflict: of a text, the lines in question are marked in the draft.
         """
-        seen = self._store.drafts.shown_at(self._record)
+        seen = self._store.drafts.state_id(self._record)
         with self._preview() as whole:
             merges, conflicts = drafts.compared(self._store, self._record, whole)
         merges = [merge for merge in merges if merge.root == self._project.path]

@@ -297,7 +297,7 @@ def in_draft(store: Store, project: Project, request: Request) -> Request:
     if request.throwaway:
         raise BadRequest("a command without a project can't be in a draft", hint="leave out --draft")
     name = request.draft or request.session
-    draft = store.drafts.at(project.id, name)
+    draft = store.drafts.find_open(project.id, name)
     if draft is None and (request.creates_draft or not request.draft):
         draft = store.drafts.begin(project.id, name)
     if draft is None:
@@ -408,14 +408,14 @@ def new_draft(store: Store, project: Project, name: str, *, frozen: bool = False
         return store.drafts.new(project.id, name)
     with store.lock_project(project.id):  # so that nothing is applied while it is copied
         store.drafts.forget_unmade(project.id)
-        top, needed = os.path.dirname(store.places.draft(0)), store.drafts.bases()
+        top, needed = os.path.dirname(store.places.draft(0)), store.drafts.bases_in_use()
         for left in os.listdir(top) if os.path.isdir(top) else ():
             if int(left) not in needed:  # a death has left it, and no draft lies on it
                 remove_directory(f"{top}/{left}")
         draft = store.drafts.new(project.id, name, state=MAKING)
         try:
             _freeze(frozen_at(store, draft.id), project.roots)
-            return store.drafts.made(draft)
+            return store.drafts.finish_making(draft)
         except BaseException:
             remove_directory(store.places.draft(draft.id))
             raise
@@ -450,7 +450,7 @@ def apply_draft(
     Where both have changed the same, DraftConflict is raised and nothing done; with `force`, the draft's version counts
     there, and what the project has is saved first. What the host would act on by itself is held, as of any run.
     `only` are paths: nothing else of it is taken over then, and the rest is thrown away. `seen` names the state that
-    the person was shown (`Drafts.shown_at`), a run `besides` left out; any other raises ChangedMeanwhile.
+    the person was shown (`Drafts.state_id`), a run `besides` left out; any other raises ChangedMeanwhile.
     """
     directory = layering.RunDirectory(store.places, new_id())
     with store.lock_project(project.id), store.lock_held_trees(project.id, settling=True), InterruptsHeld(), directory:
@@ -500,13 +500,13 @@ def _refuse_running(store: Store, draft: DraftRecord) -> None:
     """Refuse where a command runs in a draft, or somebody was faster to settle it; no other begins meanwhile."""
     if not store.drafts.is_open(draft.id):
         raise BadRequest(f"draft {draft.name} is no longer there", hint="fumehood log tells what became of it")
-    if store.drafts.runs_now(draft):
+    if store.drafts.has_running_command(draft):
         raise BadRequest(f"a command is running in draft {draft.name}", hint="wait for it, or end it: fumehood ps")
 
 
 def refuse_another(store: Store, draft: DraftRecord, seen: str, besides: str = "") -> None:
     """Refuse a word on a draft in which something ran since it was shown."""
-    if seen and store.drafts.shown_at(draft, besides) != seen:
+    if seen and store.drafts.state_id(draft, besides) != seen:
         raise ChangedMeanwhile(
             f"draft {draft.name} has changed since it was shown: nothing was done", hint="look at it again, then decide"
         )
@@ -559,7 +559,7 @@ def drop_layers(store: Store, draft: DraftRecord, members: Sequence[str]) -> Non
         held_runs.tidy(store, draft.project)
     for name in members:
         layering.drop(store.places, name)
-    if draft.base is not None and not store.drafts.is_lain_on(draft):
+    if draft.base is not None and not store.drafts.is_base_shared(draft):
         remove_directory(store.places.draft(draft.base))
 
 

@@ -27,7 +27,7 @@ from fumehood.linux.nofollow import (
     stamp_of,
     stat_entry,
 )
-from fumehood.store.edits import NO_WAY, Kept, OpenEdit, begun_ns, looked_at, note_end, open_edits, write
+from fumehood.store.edits import NOT_THERE, EditedFile, OpenEdit, begin_time_ns, file_state, note_end, open_edits, write
 from fumehood.store.places import Places, make_private, new_id
 
 TYPE_CHECKING = False
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fumehood.core.edits import Planned
     from fumehood.core.policy import Policy
     from fumehood.service.store import Store
-    from fumehood.store.edits import EditSeat, Flags
+    from fumehood.store.edits import EditedProject, Flags
 
     Spots = Collection[tuple[int, str]]  # of files, by root and path
 
@@ -56,13 +56,13 @@ class Target(Value):
     path: str = ""
 
 
-def targets(seat: EditSeat, cwd: str, planned: Sequence[Planned]) -> list[Target]:
+def targets(edited_project: EditedProject, cwd: str, planned: Sequence[Planned]) -> list[Target]:
     """Return where an edit would write, links followed as the client follows them."""
     reached = []
     for each in planned:
         real = os.path.realpath(os.path.join(cwd, each.path))
-        root = innermost(os.path.dirname(real), seat.roots)
-        at, path = (-1, "") if root is None else (seat.roots.index(root), real[len(root) + 1 :])
+        root = innermost(os.path.dirname(real), edited_project.roots)
+        at, path = (-1, "") if root is None else (edited_project.roots.index(root), real[len(root) + 1 :])
         reached.append(Target(planned=each, real=real, root=at, path=path))
     return reached
 
@@ -75,7 +75,9 @@ class Judged(Value):
     flags: Flags
 
 
-def judged(seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target], *, is_in_draft: bool = False) -> Judged:
+def judged(
+    edited_project: EditedProject, policy: Policy, mode: str, wanted: Sequence[Target], *, is_in_draft: bool = False
+) -> Judged:
     """Judge an edit before it is made, as the changes of a command are judged once they are made."""
     from fumehood.service.verdicts import concerns
 
@@ -89,7 +91,7 @@ def judged(seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target], 
     changes: list[c.Change] = []
     contents: dict[tuple[int, str], bytes] = {}
     for each in inside:
-        with Closing(open_top(seat.roots[each.root])) as top:
+        with Closing(open_top(edited_project.roots[each.root])) as top:
             status = _status(top, each.path)
             if reason := _why_not(top, each, status):
                 reasons.append(f"{printable(each.path)} {reason}")
@@ -98,7 +100,7 @@ def judged(seat: EditSeat, policy: Policy, mode: str, wanted: Sequence[Target], 
         if content is not None:
             contents[each.root, each.path] = content[:_MOST_READ]
         changes.append(_change(each, status, len(content or b"")))
-    acted_on = concerns(changes, seat.roots, seat.roots, policy.rules, contents)
+    acted_on = concerns(changes, edited_project.roots, edited_project.roots, policy.rules, contents)
     flags: Flags = {(changes[n].root, changes[n].path): (concern.flag,) for n, concern in acted_on.items()}
     reasons += [f"{printable(changes[n].path)}: {concern.reason}" for n, concern in acted_on.items() if concern.held]
     instead = "write it by a shell command: then it waits for the user, who sees it with fumehood review"
@@ -149,23 +151,23 @@ def _change(target: Target, status: os.stat_result | None, size: int) -> c.Chang
 
 
 def begin(
-    places: Places, seat: EditSeat, session: str, call: str, title: str, cwd: str, wanted: Sequence[Target],
-    flags: Flags,
+    places: Places, edited_project: EditedProject, session: str, call: str, title: str, cwd: str,
+    wanted: Sequence[Target], flags: Flags,
 ) -> None:  # fmt: skip
     """Keep the files that an edit names, as they are now; those outside of the roots are nobody's to take back.
 
     The project's lock is held. What its other edits did by now, they did before this one.
     """
-    others = open_edits(places, seat.project)
+    others = open_edits(places, edited_project.project)
     for other in others:
         if not other.ended_at and other.call != call:
-            note_end(places, other.replace(roots=(seat.roots[0], *other.roots[1:])), is_told=False)
+            note_end(places, other.replace(roots=(edited_project.roots[0], *other.roots[1:])), is_told=False)
     spots = dict.fromkeys((each.root, each.path) for each in wanted if each.root >= 0)
     if spots:
         edit = OpenEdit(
-            id=new_id(), project=seat.project, session=session, call=call, title=title, cwd=cwd,
-            started_at=time.time(), roots=seat.roots, number=_next(others),
-            files=tuple(Kept(root=root, path=path, flags=flags.get((root, path), ())) for root, path in spots),
+            id=new_id(), project=edited_project.project, session=session, call=call, title=title, cwd=cwd,
+            started_at=time.time(), roots=edited_project.roots, number=_next(others),
+            files=tuple(EditedFile(root=root, path=path, flags=flags.get((root, path), ())) for root, path in spots),
         )  # fmt: skip
         _keep(places, edit, spots)
 
@@ -233,7 +235,7 @@ def _keep(places: Places, edit: OpenEdit, from_project: Spots, earlier: str = ""
                     if _status(top, above) is not None:
                         break
                     missing = above
-                before = None if status is None else looked_at(status)
+                before = None if status is None else file_state(status)
                 kept = each.replace(before=before, after=None, missing=missing)
             if kept.before is not None:
                 with Closing(open_top(upper)) as layer:
@@ -337,16 +339,16 @@ def _changes(store: Store, edit: OpenEdit) -> Iterator[c.Change]:
         )  # fmt: skip
 
 
-def _is_same(store: Store, edit: OpenEdit, kept: Kept, before: c.Stamp, after: c.Stamp) -> bool:
+def _is_same(store: Store, edit: OpenEdit, kept: EditedFile, before: c.Stamp, after: c.Stamp) -> bool:
     """Return True if a file is as it was; where its time is so late that it can't tell, its content does."""
-    if not before.same(after) or before.changed_ns == after.changed_ns < begun_ns(store.places, edit) - _TICK_NS:
+    if not before.same(after) or before.changed_ns == after.changed_ns < begin_time_ns(store.places, edit) - _TICK_NS:
         return before.same(after)
     from fumehood.linux.gitindex import same_content
 
     parent, name = split(kept.path)
     with Closing(open_top(edit.roots[kept.root])) as live:
         now = _status(live, kept.path)
-        if now is None or looked_at(now) != kept.after:
+        if now is None or file_state(now) != kept.after:
             return False  # it has changed since, so it can't be told any more
         with (
             Closing(open_top(store.places.layer(edit.id, kept.root, "upper"))) as layer,
@@ -363,6 +365,6 @@ def _status(top: int, path: str) -> os.stat_result | None:
         with Closing(open_below(top, parent)) as directory:
             return stat_entry(directory, name)
     except OSError as error:
-        if error.errno not in NO_WAY:
+        if error.errno not in NOT_THERE:
             raise
         return None

@@ -21,7 +21,17 @@ from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import DirectoryCache, kind_of, open_top, split, stamp_of, stat_entry
 from fumehood.service.layers import refresh_running_commands
 from fumehood.store.database import day_of
-from fumehood.store.files import GONE, PREFIX, Daily, Files, Slots, ToRecord, backup_name, backup_parts, seal
+from fumehood.store.files import (
+    BACKUPS_PREFIX,
+    NO_LONGER_IN_LAYER,
+    DailyBackups,
+    Files,
+    LayerSlots,
+    RootUpdates,
+    backup_name,
+    backup_parts,
+    write_seals,
+)
 from fumehood.store.places import has_entries
 
 TYPE_CHECKING = False
@@ -30,7 +40,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.report import Run
     from fumehood.service.store import Store
-    from fumehood.store.files import Due, Place, Seen, Wanted
+    from fumehood.store.files import BackupToMake, DueRun, Place, SeenFile
     from fumehood.store.projects import Project
 
     # The .gitignore files that speak of a directory, the deepest first, each with the length of its own path.
@@ -57,7 +67,7 @@ def record(store: Store, project: int, run: Run) -> None:
             renew(store.places, project, run.run, {
                 (run.roots[each.root], each.path) for each in run.changed if each.verdict == c.APPLIED
             })
-        due = Files(store.database).due(project)
+        due = Files(store.database).due_runs(project)
         others = {name for _, name, _, _ in due} - {run.run}
         if len(run.changed) + sum(_size(store, name) for name in others) <= AT_ONCE:
             _bring_up_to_date(store, project, due, run)
@@ -78,18 +88,18 @@ def catch_up(store: Store, project: int, *, wait: bool = True) -> None:
     Without `wait`, it is left for another time while somebody else has the lock.
     """
     files = Files(store.database)
-    if not files.due(project):
+    if not files.due_runs(project):
         return
     try:
         with store.lock_project(project, wait=wait):
-            due = files.due(project)
+            due = files.due_runs(project)
             files.begin_due(number for number, _, _, begun in due if not begun)
             _bring_up_to_date(store, project, due)
     except BlockingIOError:
         return
 
 
-def _bring_up_to_date(store: Store, project: int, due: Sequence[Due], settled: Run | None = None) -> None:
+def _bring_up_to_date(store: Store, project: int, due: Sequence[DueRun], settled: Run | None = None) -> None:
     """Record what is due, in order: the first version of a day is the one that is kept.
 
     A daily backup that can't be made is told of in the audit trail.
@@ -115,10 +125,10 @@ def _record(store: Store, project: int, run: Run, at: float) -> list[str]:
     for change in run.changed:
         if change.verdict == c.APPLIED:
             mine.setdefault(change.root, []).append(change)
-    for_roots: list[ToRecord] = []
+    for_roots: list[RootUpdates] = []
     missed: list[str] = []
     for root, changes in mine.items():
-        each = ToRecord(os.fsencode(run.roots[root]))
+        each = RootUpdates(os.fsencode(run.roots[root]))
         for_roots.append(each)
         if stands:
             saved = [change for change in changes if change.before is not None and change.before.kind == c.FILE]
@@ -130,48 +140,48 @@ def _record(store: Store, project: int, run: Run, at: float) -> list[str]:
             with LiveFiles(run.roots[root]) as live:
                 for change in _counting(changes, run.roots):
                     _sort(change, live, each)
-    Files(store.database).record(project, run.run, for_roots)
+    Files(store.database).record_after_run(project, run.run, for_roots)
     if run.state in _STANDING:
-        seal(store.places, run, store.uppers(run))
+        write_seals(store.places, run, store.uppers(run))
     return missed
 
 
 def _save(
-    store: Store, project: int, upper: str, changes: Sequence[c.Change], to_record: ToRecord, at: float
+    store: Store, project: int, upper: str, changes: Sequence[c.Change], to_record: RootUpdates, at: float
 ) -> list[str]:
     """Save the originals of one root's files for the day, and say what to record; returns what could not be saved."""
-    seen: list[Seen] = [
+    seen: list[SeenFile] = [
         (os.fsencode(change.path), c.FILE, change.before.size, change.before.modified_ns)
         for change in changes
         if change.before is not None
     ]
     paths = [each[0] for each in seen]
-    numbers = Files(store.database).numbers(project, to_record.root, seen)
+    numbers = Files(store.database).numbers_of(project, to_record.root, seen)
     day = day_of(at).encode()
-    wanted: list[Wanted] = []
+    wanted: list[BackupToMake] = []
     for change, path in zip(changes, paths, strict=True):
         parent, _, basename = path.rpartition(b"/")
         wanted.append((parent, basename, backup_name(numbers[path], day, basename), change))
     try:
-        with Daily(store.places.state) as daily, Slots(upper) as slots:
-            failed = daily.keep(slots, wanted)
+        with DailyBackups(store.places.state) as daily, LayerSlots(upper) as slots:
+            failed = daily.add_all(slots, wanted)
     except OSError as error:
         failed = dict.fromkeys(range(len(wanted)), error)
     for n, (_, _, name, change) in enumerate(wanted):
-        copy = b"" if n in failed else PREFIX + name
-        stamp, noted = change.after, to_record.noted
+        copy = b"" if n in failed else BACKUPS_PREFIX + name
+        stamp, noted = change.after, to_record.rows
         if stamp is None or stamp.kind not in _KEPT:
-            stamp, noted = change.before, to_record.noted_deleted
+            stamp, noted = change.before, to_record.deleted_rows
         assert stamp is not None
         noted.append((numbers[paths[n]], paths[n], stamp.kind, stamp.size, stamp.modified_ns, copy))
     return [
         f"no backup for today of {changes[n].path}: {error.strerror}"
         for n, error in failed.items()
-        if error.strerror != GONE
+        if error.strerror != NO_LONGER_IN_LAYER
     ]
 
 
-def _sort(change: c.Change, live: LiveFiles | None, to_record: ToRecord) -> None:
+def _sort(change: c.Change, live: LiveFiles | None, to_record: RootUpdates) -> None:
     """Put a changed path to what is there or to what is deleted, by a look at it where it may have moved on."""
     stamp = (None if live is None else live.stamp(change.path)) or change.after
     path = os.fsencode(change.path)
@@ -190,7 +200,7 @@ def drop_shared_backups(store: Store, back: Run) -> int:
     due = store.database.rows("SELECT 1 FROM files_due WHERE run = ? AND NOT begun LIMIT 1", (back.layer,))
     if due and _size(store, back.layer) > AT_ONCE:
         return 0  # so large a run has no daily backups yet
-    with Daily(store.places.state) as daily:
+    with DailyBackups(store.places.state) as daily:
         in_directory = list(daily.entries())
         if not in_directory:
             return 0
@@ -227,7 +237,7 @@ def _lying_in_layers(
     """Yield the files that some changes put into the project, as they were recorded and as they lie in a layer."""
     for number, upper in enumerate(store.uppers(back)):
         if os.path.lexists(upper):
-            with Slots(upper) as slots:
+            with LayerSlots(upper) as slots:
                 for change in changes:
                     if change.root == number and change.after is not None and change.after.kind == c.FILE:
                         entry = slots.look(*split(change.path))
@@ -244,14 +254,14 @@ def forget_file(store: Store, names: Iterable[str], gone: Sequence[str]) -> None
     for name in names:
         number, day = backup_parts(name) or (0, "")
         if number in latest and name not in leaving and day > latest[number][0]:
-            latest[number] = day, PREFIX + os.fsencode(name)
+            latest[number] = day, BACKUPS_PREFIX + os.fsencode(name)
     Files(store.database).set_copies((number, copy) for number, (_, copy) in latest.items())
 
 
 def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
     """Let the records tell which files held changes wait on, where these runs may have changed that."""
     files = Files(store.database)
-    waiting = files.waiting(project)
+    waiting = files.waiting_places(project)
     if not any(change.verdict in c.WAITING for run in runs for change in run.changed):
         if not waiting:
             return
@@ -266,16 +276,16 @@ def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
             for change in _counting(run.changed, run.roots)
             if change.verdict in c.WAITING
         }
-    files.wait_no_more(project, waiting - held)
+    files.clear_waiting(project, waiting - held)
     for root in {root for root, _ in held - waiting}:
-        there: list[Seen] = []  # now
+        there: list[SeenFile] = []  # now
         with LiveFiles(os.fsdecode(root)) as live:
             for path in sorted(path for top, path in held - waiting if top == root):
                 stamp = live.stamp(os.fsdecode(path))
                 if stamp is not None and stamp.kind in _KEPT:
                     there.append((path, stamp.kind, stamp.size, stamp.modified_ns))
-        files.learn(project, root, there, time.time())
-    files.wait(project, held - waiting)
+        files.record_seen(project, root, there, time.time())
+    files.mark_waiting(project, held - waiting)
 
 
 def _counting(changes: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:
@@ -368,7 +378,7 @@ def scan_project(store: Store, project: Project, on_progress: Callable[[int], No
     for root in project.roots:
         if not any(is_below(root, each) for each in project.roots):
             scan.walk(root, [each for each in project.roots if is_below(each, root)])
-    added = scan.files.count(project.id, first)
+    added = scan.files.count_records(project.id, first)
     for root in project.roots:
         scan.drop_missing(root)
     return Scanned(
@@ -396,7 +406,7 @@ class _ProjectScan:
                 f"cannot read {root}: {error.strerror}", hint="is it there, and may you enter it? ls -ld"
             ) from error
         with Closing(top), DirectoryCache(top, bounded=False) as parents:
-            some: list[Seen] = []
+            some: list[SeenFile] = []
             since = time.time()
             for each in self._below(parents):
                 some.append(each)
@@ -405,8 +415,8 @@ class _ProjectScan:
                     some, since = [], time.time()
             self._learn(root, inner, some, since)
 
-    def _learn(self, root: str, inner: Sequence[str], some: list[Seen], since: float) -> None:
-        by_root: dict[str, list[Seen]] = {} if inner else {root: some}
+    def _learn(self, root: str, inner: Sequence[str], some: list[SeenFile], since: float) -> None:
+        by_root: dict[str, list[SeenFile]] = {} if inner else {root: some}
         for path, kind, size, modified_ns in some if inner else ():
             # It belongs to a root inside this one, perhaps.
             whole = f"{root}/{os.fsdecode(path)}"
@@ -415,12 +425,12 @@ class _ProjectScan:
         # A run that is just being recorded gives its files numbers of their own.
         with self._store.lock_project(self._project):
             for each, theirs in by_root.items():
-                self.written += self.files.learn(self._project, os.fsencode(each), theirs, since)
+                self.written += self.files.record_seen(self._project, os.fsencode(each), theirs, since)
         self.seen += len(some)
         if self._on_progress is not None:
             self._on_progress(self.seen)
 
-    def _below(self, parents: DirectoryCache) -> Iterator[Seen]:
+    def _below(self, parents: DirectoryCache) -> Iterator[SeenFile]:
         """Yield every file and symlink that is not ignored, directory by directory."""
         waiting: list[tuple[str, Ignored]] = [("", ())]
         while waiting:
@@ -454,10 +464,10 @@ class _ProjectScan:
 
     def drop_missing(self, root: str) -> None:
         """Remove the records of files that are gone, unless a run deleted them or a backup exists."""
-        with Daily(self._store.places.state) as daily:
-            backed_up = set(daily.by_file())
+        with DailyBackups(self._store.places.state) as daily:
+            backed_up = set(daily.names_by_file())
         with LiveFiles(root) as live:
-            for some in self.files.present(self._project, os.fsencode(root), _SOME):
+            for some in self.files.present_files(self._project, os.fsencode(root), _SOME):
                 if not any(live.is_missing(os.fsdecode(path)) for _, path in some):
                     continue
                 # Once more, now that no run can be putting one back.

@@ -217,7 +217,7 @@ class RunDirectory:
             if then is None or now is None:
                 continue
             # While a command runs, another device means another mount; its directory may be as old as the one below.
-            if then.is_another(now) or then.device != now.device:
+            if then.was_replaced_by(now) or then.device != now.device:
                 raise Unfinished(
                     f"another directory is at {printable(root)} than when it began: nothing was applied",
                     hint="what it wrote is kept, and held by the next fumehood command in the directory that was there;"

@@ -83,7 +83,7 @@ class Sandbox(Commands):
         self._store = OpenedStore(face=face)
         self._thrown = None if project is not None else ThrownDirectory(self._store.places)
         if project is None:
-            self._project = self._store.projects.nowhere()
+            self._project = self._store.projects.placeholder()
         else:
             self._project = self._store.projects.open(os.fspath(project))
         self._cwd = os.fspath(cwd or "")
@@ -361,7 +361,7 @@ class Sandbox(Commands):
         from fumehood.service.drafting import Draft
         from fumehood.service.drafts import new_draft
 
-        record = None if new else self._store.drafts.at(self._project.id, name)
+        record = None if new else self._store.drafts.find_open(self._project.id, name)
         if record is None and not new and not frozen:
             record = self._store.drafts.begin(self._project.id, name)
         return Draft(self, record or new_draft(self._store, self._project, name, frozen=frozen))
@@ -388,7 +388,7 @@ class Sandbox(Commands):
         """Return the drafts of this project that are not applied or thrown away yet, the earliest first."""
         from fumehood.service.drafting import Draft
 
-        return [Draft(self, record) for record in self._store.drafts.open_ones(self._project.id)]
+        return [Draft(self, record) for record in self._store.drafts.open_drafts(self._project.id)]
 
     @property
     def session_name(self) -> str | None:

@@ -31,9 +31,9 @@ class OpenedStore(Store):
         super().__init__(face=face)
         if self.database.was_made:
             from fumehood.service.recover import notice
-            from fumehood.store.edits import forget_seats
+            from fumehood.store.edits import forget_edited_projects
 
-            forget_seats(self.places)
+            forget_edited_projects(self.places)
             notice(self)
         self.recover()
 

@@ -30,7 +30,7 @@ from fumehood.store.audit import Missed
 from fumehood.store.config import file_of, text_of
 from fumehood.store.history import CHECKPOINT, LAST, RunFilter
 from fumehood.store.projects import Project
-from fumehood.store.search import Search, checkpointed_now, page_of_changes, search
+from fumehood.store.search import Search, page_of_changes, running_with_checkpoints, search
 from fumehood.store.search import count_waiting as waiting_in
 
 ACTS = ("apply", "discard", "undo", "redo", "stop", "checkpoint", "hunks", "merge")
@@ -143,7 +143,7 @@ def read_run(store: Store, run: Run, *, most: int, after: tuple[int, int] = (0, 
     """Read some of what a run holds, or of all that it changed, so that it can be shown and decided on."""
     seen = shown_at(store, run)
     run = store.history.find(run.run)  # as it is by then
-    changes, rest = page_of_changes(store.database, run.run, after, most=most, waiting=only_waiting)
+    changes, rest = page_of_changes(store.database, run.run, after, limit=most, waiting=only_waiting)
     if only_waiting:
         total = waiting_in(store.database, run.run)
     else:
@@ -169,7 +169,7 @@ def _lines_of_rules(store: Store, changes: Iterable[Change]) -> dict[str, str]:
 
 def searched(store: Store, what: Search, *, most: int, before: int = 0) -> tuple[list[Run], int]:
     """Return runs that are looked for, the latest first, and what to say as `before` for the next ones; 0: no more."""
-    names, before = search(store.database, store.places, what, most=most, before=before)
+    names, before = search(store.database, store.places, what, limit=most, before=before)
     return store.history.runs(among=names), before
 
 
@@ -276,7 +276,7 @@ def undo_session(store: Store, project: Project, name: str, *, by: str = "", for
     """
     if store.sessions.find(name) is None:
         raise BadRequest(f"there is no session {name}", hint="fumehood log shows the names of sessions")
-    if running := checkpointed_now(store.database, name):
+    if running := running_with_checkpoints(store.database, name):
         running = store.history.name_of(running)
         raise UndoRefused(
             f"the session {name} was not undone: run {running} still runs, and some of what it wrote is settled",

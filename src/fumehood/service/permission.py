@@ -139,7 +139,7 @@ def question_for(store: Store, project: Project, widening: Widening) -> Question
     from fumehood.core.masks import is_below, is_in
 
     if widening.what == WRITE:
-        real = store.projects.new_root(project, widening.target)
+        real = store.projects.check_new_root(project, widening.target)
         question = questions.root_question(real, project.path, None if widening.target == real else widening.target)
         return question.replace(details=(*question.details, *questions.reason_lines(widening.reason)))
     if widening.what == SHOW:
@@ -179,7 +179,7 @@ def decide_access(
             store.audit.add_event("", DECIDED, f"{decision.text}: {question.text}", project=project.id)
             if question.what in (questions.ROOT, questions.LINKED_ROOT):
                 if allowed:
-                    store.projects.keep_root(project, question.target)
+                    store.projects.record_root(project, question.target)
             # What is for always, the permissions have kept.
             elif session and decision.answer in (questions.ALLOW_SESSION, questions.DENY_SESSION):
                 key = question.what, IN_SESSION + session, question.target

@@ -24,7 +24,7 @@ from fumehood.service import layers as layering
 from fumehood.service.decide import discard_held
 from fumehood.service.drafts import discard_draft
 from fumehood.store.audit import DECIDED
-from fumehood.store.files import Daily
+from fumehood.store.files import DailyBackups
 from fumehood.store.history import RunFilter
 from fumehood.store.places import FileLock, Places, make_private, new_id
 
@@ -49,13 +49,13 @@ def add_root(
     Where the person named it themselves (`by_person`), that is their word; but a symlink may have been planted, so
     where one leads somewhere else than it says, they are asked about what it leads to.
     """
-    real = store.projects.new_root(project, path)
+    real = store.projects.check_new_root(project, path)
     named = os.path.abspath(path)
     link = None if named == real else named
     if link is not None or not by_person:
         permissions.require(root_question(real, project.path, link))
     # What was approved, and not what the name leads to by now.
-    added = store.projects.keep_root(project, real)
+    added = store.projects.record_root(project, real)
     store.audit.add_event("", DECIDED, f"a root was added: {real}", project=project.id)
     return added
 
@@ -79,7 +79,7 @@ def offered(store: Store, project: Project) -> list[str]:
     for path in dict.fromkeys([git_directory(project.path), *_linked(project.path), *possible_roots(project.path)]):
         try:
             if path:
-                store.projects.new_root(project, path)
+                store.projects.check_new_root(project, path)
                 addable.append(path)
         except BadRequest:
             continue
@@ -155,7 +155,7 @@ def clear(store: Store, workspace: Workspace, *, sure: bool) -> None:
     """Empty a workspace: its files go, what it holds, and its layer over the root tree; its settings and runs stay."""
     project = store.projects.open(workspace.path)
     _refuse_in_use(store, project, workspace, "clear", sure=sure)
-    for draft in store.drafts.open_ones(project.id):
+    for draft in store.drafts.open_drafts(project.id):
         discard_draft(store, project, draft)
     for run in store.history.held_runs(project.id):
         discard_held(store, project, store.history.find(run), ())
@@ -235,10 +235,10 @@ def forget(store: Store, project: KnownProject) -> None:
                 layering.drop(store.places, run)
             for stream in ("stdout", "stderr"):
                 remove_file(store.places.output(run, stream))
-        with Daily(store.places.state) as daily:
+        with DailyBackups(store.places.state) as daily:
             for name in _backups(store, project.id):
                 daily.remove(name)
-        bases = {draft.base for draft in store.drafts.open_ones(project.id) if draft.base is not None}
+        bases = {draft.base for draft in store.drafts.open_drafts(project.id) if draft.base is not None}
         for directory in (store.places.folded(project.id), *map(store.places.draft, bases)):
             remove_directory(directory)
         reset(store, project)
@@ -248,8 +248,8 @@ def forget(store: Store, project: KnownProject) -> None:
 
 def _backups(store: Store, project: int) -> list[str]:
     files = {number for (number,) in store.database.rows("SELECT id FROM files WHERE project = ?", (project,))}
-    with Daily(store.places.state) as daily:
-        return [name for number, names in daily.by_file().items() if number in files for name in names]
+    with DailyBackups(store.places.state) as daily:
+        return [name for number, names in daily.names_by_file().items() if number in files for name in names]
 
 
 # ---- A directory for commands without a project: ours, seen by nobody else, and thrown away with whoever made it.
@@ -320,7 +320,7 @@ def offer(hood: Hood, request: Request, caller: Caller) -> Request:
     store, read_only = hood.store, []
     for path in request.client_directories:
         try:
-            real = store.projects.new_root(hood.project, path)
+            real = store.projects.check_new_root(hood.project, path)
         except BadRequest:
             continue  # it is one already, or can't be one
         line = request.command if isinstance(request.command, str) else " ".join(request.command)
@@ -338,7 +338,7 @@ def offer(hood: Hood, request: Request, caller: Caller) -> Request:
         decision = hood.permissions_for(caller).decide(question, caller.cancelled)
         store.audit.add_event("", DECIDED, f"{decision.text}: {question.text}", project=hood.project.id)
         if decision.allowed:
-            hood.project = store.projects.keep_root(hood.project, real)
+            hood.project = store.projects.record_root(hood.project, real)
         else:
             read_only.append(real)
     return request.replace(client_directories=tuple(read_only))
@@ -358,7 +358,7 @@ def limited(hood: Hood, request: Request) -> tuple[Hood, Request]:
         whole = os.path.normpath(os.path.join(project.path, path))
         real = os.path.realpath(whole)
         if not is_in(real, project.roots):
-            real = hood.store.projects.new_root(project, whole)
+            real = hood.store.projects.check_new_root(project, whole)
             project = project.replace(extra=(*project.extra, real))
         elif not os.path.isdir(real):
             there = "is not a directory" if os.path.lexists(real) else "does not exist"

@@ -39,7 +39,7 @@ from fumehood.service.verdicts import concerns
 from fumehood.store import records
 from fumehood.store.audit import RECOVERED
 from fumehood.store.config import policy_for
-from fumehood.store.database import damage
+from fumehood.store.database import damage_of
 from fumehood.store.files import BACKUPS, backup_parts
 from fumehood.store.history import APPLYING, CHECKPOINT, DRAFT, RUNNING, SETTLING, UNFINISHED
 from fumehood.store.places import FileLock, places
@@ -298,7 +298,7 @@ def _record_taken_back(store: Store, run: Run, left: Sequence[Step]) -> None:
         if run.act == CHECKPOINT and not left:
             layering.drop(store.places, run.run)  # its command's own layer has all of it
         return
-    if not left and run.mode == DRAFT and store.drafts.applied_by(run.run) is not None:
+    if not left and run.mode == DRAFT and store.drafts.being_applied_by(run.run) is not None:
         _forget(store, run)
         return
     stayed = [(step.change.root, step.change.path) for step in left]
@@ -345,7 +345,7 @@ def _finish(store: Store, run: Run) -> None:
         throw_away(store, run)
         set_apart(store, run)
     others: list[tuple[Run, bool]] = []
-    draft = store.drafts.applied_by(run.run) if run.mode == DRAFT else None
+    draft = store.drafts.being_applied_by(run.run) if run.mode == DRAFT else None
     run.state, run.reason = (state_of(run.changed) if run.act == "run" else "applied"), ""
     if run.act == "undo" and run.of is not None:
         from fumehood.service.undo import consequences
@@ -421,7 +421,7 @@ def rebuild(open_store: Callable[[], Store]) -> tuple[Store, Mended]:
 
 def _set_aside(database: str) -> str:
     """Move a damaged database away, with its log; it is never removed."""
-    if not damage(database):
+    if not damage_of(database):
         return ""
     aside = f"{database}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
     if os.path.exists(aside):
@@ -444,11 +444,11 @@ def _take_up(store: Store, run: Run) -> None:
     """Record a run again, as its directory tells; one that is not whole there says where its files are."""
     if run.state in UNFINISHED or (run.state == HELD and not _is_whole(store, run)):
         run.state, run.reason = FAILED, f"its record was lost; what is left of it is in {store.places.run(run.layer)}"
-    project = store.projects.remember(run.project)
+    project = store.projects.register(run.project)
     if run.session is not None:
         store.sessions.open(project, run.session)
     if run.draft is not None:
-        store.drafts.remember(project, run.draft, run.draft_name or f"draft-{run.draft}")
+        store.drafts.record_again(project, run.draft, run.draft_name or f"draft-{run.draft}")
     store.history.record_again(project, run)
 
 

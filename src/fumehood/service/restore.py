@@ -38,7 +38,17 @@ from fumehood.service.apply import take_over
 from fumehood.service.files import LiveFiles, catch_up, record
 from fumehood.service.settle import change_outcomes, possible_paths
 from fumehood.store.database import Days
-from fumehood.store.files import Daily, Files, Past, Record, Slots, backup_parts, digest_of, is_untouched, read_seals
+from fumehood.store.files import (
+    DailyBackups,
+    FileRecord,
+    Files,
+    LayerSlots,
+    PastChange,
+    backup_parts,
+    digest_of,
+    is_untouched,
+    read_seals,
+)
 from fumehood.store.history import APPLYING, RunFilter
 from fumehood.store.places import new_id
 
@@ -85,7 +95,7 @@ class KnownFile(Value):
     `was_touched` tells that something happened to it: a run made, changed or deleted it, or a held change waits on it.
     """
 
-    record: Record
+    record: FileRecord
     state: str  # the directory that its backups lie below
     days: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
@@ -109,13 +119,13 @@ def known_files(store: Store, project: Project, root: str = "", path: str = "") 
     """Return what is known of every file of a project, or of those below one directory of a root."""
     catch_up(store, project.id)
     files = Files(store.database)
-    with Daily(store.places.state) as daily:
-        names = daily.by_file()
-    sources = files.sources(project.id, project.path)
+    with DailyBackups(store.places.state) as daily:
+        names = daily.names_by_file()
+    sources = files.runs_to_restore_from(project.id, project.path)
     tops = (root,) if root else project.roots
     listed = []
     for top in tops:
-        recorded = files.below(project.id, top, path)
+        recorded = files.find_below(project.id, top, path)
         for each, now in zip(recorded, _as_they_are(top, recorded), strict=True):
             runs, count = sources.get((each.root, each.path), ((), 0))
             days = tuple(_day(name) for name in names.get(each.id, ()))
@@ -132,7 +142,7 @@ def known_files(store: Store, project: Project, root: str = "", path: str = "") 
 def known_file(store: Store, project: Project, root: str, path: str) -> KnownFile | None:
     """Return what is known of one file."""
     catch_up(store, project.id)
-    recorded = Files(store.database).at(project.id, root, path)
+    recorded = Files(store.database).find(project.id, root, path)
     if recorded is None:
         return None
     (record,) = _as_they_are(root, [recorded])
@@ -142,7 +152,7 @@ def known_file(store: Store, project: Project, root: str, path: str) -> KnownFil
     return KnownFile(record=record, state=store.places.state, days=days, runs=runs, run_count=len(runs))
 
 
-def _as_they_are(root: str, records: Sequence[Record]) -> Iterator[Record]:
+def _as_they_are(root: str, records: Sequence[FileRecord]) -> Iterator[FileRecord]:
     """Yield records as they are now: since then, a person may have made, changed or deleted any of them."""
     with LiveFiles(root) as live:
         for record in records:
@@ -157,7 +167,7 @@ def _as_they_are(root: str, records: Sequence[Record]) -> Iterator[Record]:
 
 def made_by(store: Store, project: Project, root: str, path: str) -> str:
     """Return the run that last changed a path in the project, or nothing where none did."""
-    pasts = Files(store.database).past(project.id, root, path)
+    pasts = Files(store.database).past_changes(project.id, root, path)
     return pasts[0].run if pasts else ""
 
 
@@ -172,14 +182,14 @@ def versions(store: Store, project: Project, root: str, path: str) -> list[Versi
 def _kept(store: Store, project: Project, root: str, path: str) -> list[Version]:
     """Return every version of a path that is kept, the damaged ones too."""
     files = Files(store.database)
-    pasts = files.past(project.id, root, path)
+    pasts = files.past_changes(project.id, root, path)
     kept = [version for past in pasts if (version := _in_layer(store, past)) is not None]
-    record = files.at(project.id, root, path)
+    record = files.find(project.id, root, path)
     if record is not None:
         recorded = Days(store.database)
         saving = [past for past in pasts if past.change.before is not None and past.change.before.kind == FILE]
-        with Daily(store.places.state) as daily:
-            for name in daily.by_file().get(record.id, ()):
+        with DailyBackups(store.places.state) as daily:
+            for name in daily.names_by_file().get(record.id, ()):
                 entry, day = daily.look(name), _day(name)
                 if entry is not None:
                     stamp, at = stamp_of(entry), time.mktime(time.strptime(day, "%y-%m-%d"))
@@ -193,7 +203,7 @@ def _kept(store: Store, project: Project, root: str, path: str) -> list[Version]
     return sorted(kept, key=lambda version: version.order, reverse=True)
 
 
-def _is_as_saved(store: Store, past: Past, directory: int, name: str, status: os.stat_result) -> bool:
+def _is_as_saved(store: Store, past: PastChange, directory: int, name: str, status: os.stat_result) -> bool:
     """Return True if a file is what lay at a path before a run; if it was touched, its seal tells."""
     before = past.change.before
     if before is None or (before.size, before.modified_ns) != (status.st_size, status.st_mtime_ns):
@@ -202,14 +212,14 @@ def _is_as_saved(store: Store, past: Past, directory: int, name: str, status: os
     return seal is None or is_untouched(seal, status) or digest_of(directory, name, status) in (seal[2], b"")
 
 
-def _in_layer(store: Store, past: Past) -> Version | None:
+def _in_layer(store: Store, past: PastChange) -> Version | None:
     """Return what lay at a path before a run, if its layer still holds that."""
     before = past.change.before
     upper = store.places.layer(past.layer, past.change.root, "upper")
     if before is None or not past.layer or not os.path.isdir(upper):
         return None
     parent, _, name = past.change.path.rpartition("/")
-    with Slots(upper) as slots:
+    with LayerSlots(upper) as slots:
         entry = slots.look(parent, name)
         if entry is None:
             return None
@@ -246,7 +256,7 @@ def place_of(store: Store, project: Project, path: str, here: str = "") -> tuple
             hint="name a file of the project; fumehood roots list shows where it may lie",
         )
     files = Files(store.database)
-    recorded = (place for place in places if files.past(project.id, *place) or files.at(project.id, *place))
+    recorded = (place for place in places if files.past_changes(project.id, *place) or files.find(project.id, *place))
     return next(recorded, places[0])
 
 
@@ -271,7 +281,7 @@ def restore(store: Store, project: Project, path: str, source: str = "", *, here
         )  # fmt: skip
 
         def copy(target: int, name: str) -> None:
-            with Slots(version.top) as slots:
+            with LayerSlots(version.top) as slots:
                 there, wanted = split(version.path)
                 copy_entry(slots.directory(there), wanted, target, name)
 
@@ -418,7 +428,8 @@ def _why_not(store: Store, project: Project, root: str, path: str, run: Run) -> 
     """Say why a path can't be restored from a run."""
     shown = printable(path)
     change = next(
-        (past.change for past in Files(store.database).past(project.id, root, path) if past.run == run.run), None
+        (past.change for past in Files(store.database).past_changes(project.id, root, path) if past.run == run.run),
+        None,
     )
     if change is None:
         return f"run {run.name} did not change {shown}"

@@ -306,9 +306,9 @@ def remove_old_sessions(
                 continue
             if day is None:
                 used_at = os.stat(name, dir_fd=sessions, follow_symlinks=False).st_mtime
-                is_old = used_at < recorded.moment(days, now)
+                is_old = used_at < recorded.cutoff_time(days, now)
             else:
-                is_old = days == 0 or recorded.since(day) > days
+                is_old = days == 0 or recorded.days_after_number(day) > days
             if is_old:
                 old.append(name)
         for name in [] if dry else old:

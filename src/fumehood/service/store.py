@@ -136,7 +136,7 @@ class Store:
         """Record a project again that was forgotten while a program has it open: what runs there must be found."""
         if self.database.rows("SELECT 1 FROM projects WHERE id = ?", (project.id,)):
             return
-        if self.projects.remember(project.path, project.id) != project.id:
+        if self.projects.register(project.path, project.id) != project.id:
             raise BadRequest(
                 f"{project.path} was forgotten, and has begun anew since: nothing ran",
                 hint="open it again: start the program, or the server, anew",

@@ -27,7 +27,7 @@ from fumehood.service.settle import FAILED, TAKEN_BACK, change_outcomes, changes
 from fumehood.service.verdicts import concerns
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, RunFilter
 from fumehood.store.places import new_id
-from fumehood.store.search import later_versions, made
+from fumehood.store.search import changes_by_commands, later_versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -164,8 +164,10 @@ def _refuse_unseen(store: Store, run: Run, back: Run) -> None:
     acted_on = concerns(coming, back.roots, store.uppers(back), Rules(), elsewhere=store.writable_directories)
     for number, concern in acted_on.items():
         change, version = coming[number], coming[number].after
-        earlier = (each.after for each in made(store.database, run.run, change.path)) if concern.held else ()
-        if version is not None and any(each is not None and each.is_same_or_copy(version) for each in earlier):
+        if version is None or not concern.held:
+            continue
+        earlier = (each.after for each in changes_by_commands(store.database, run.run, change.path))
+        if any(each is not None and each.is_same_or_copy(version) for each in earlier):
             raise UndoRefused(
                 f"only a person may bring that back: {printable(change.path)}: {concern.reason}",
                 hint=f"ask the person to type it outside the hood: fumehood undo {run.name}",
@@ -312,7 +314,7 @@ def _waiting_repositories(store: Store, run: Run) -> set[str]:
     project = store.history.project_of(run.run)
     if store.has_running_command(project):
         return {git for _, git in changed_repositories(run.roots, run.changed)}
-    drafts = (None, *(draft.id for draft in store.drafts.open_ones(project)))
+    drafts = (None, *(draft.id for draft in store.drafts.open_drafts(project)))
     later = [store.history.find(name) for draft in drafts for name in store.history.held_runs(project, draft)]
     return {
         repository_of(f"{each.roots[change.root]}/{change.path}", gits)

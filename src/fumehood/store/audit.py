@@ -1,7 +1,7 @@
-"""The audit trail: who asked, what was decided and by whom, what became of it. Rows are only ever added.
+"""The audit trail: who asked for what, who decided what, and the outcome; kept permissions and connections, too.
 
-The database itself refuses to change or remove one. Whoever changes the state of something adds the event in the
-same transaction, so that neither is there without the other.
+Events are only ever added: the database refuses to change or remove one. An event is added in the same transaction as
+the change of state that it reports, so neither exists without the other.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PYTHON, CLI, HOOK, MCP, WEB = "python", "cli", "hook", "mcp", "web"
 _COLUMNS = ("at", "run", "project", "act", "uid", "user", "face", "agent", "detail")
 _INSERT = f"INSERT INTO events ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _NAMED = 20  # paths named in one event
-# What agents tell of themselves to the programs they start.
+# The variables by which agents identify themselves to the programs that they start.
 _AGENTS = (
     ("CLAUDECODE", "claude-code"), ("CODEX_THREAD_ID", "codex"), ("CODEX_SANDBOX", "codex"),
     ("GEMINI_CLI", "gemini-cli"), ("CURSOR_AGENT", "cursor"),
@@ -39,10 +39,10 @@ _AGENTS = (
 
 
 class Event(Value):
-    """One thing that happened, and who had it done: a user, by a face of ours, perhaps for an agent."""
+    """One event, and who caused it: a user, through one of Fumehood's faces, perhaps for an agent."""
 
     at: float
-    run: str  # empty where it is about no run
+    run: str  # empty if it concerns no run
     act: str
     uid: int
     user: str
@@ -55,7 +55,7 @@ _EVENTS = f"SELECT {', '.join(Event._fields)} FROM events"
 
 
 class Audit:
-    """The trail, and in whose name this process adds to it."""
+    """The audit trail, and the user, face and agent for whom this process adds events."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -66,18 +66,18 @@ class Audit:
     def add(
         self, connection: sqlite3.Connection, run: str, act: str, detail: str = "", *, project: int | None = None
     ) -> None:
-        """Add an event in a transaction that is under way."""
+        """Add an event in an open transaction."""
         uid, user = self._current_user()
         values = (time.time(), run, project, act, uid, user, self.face, self.agent, storable(detail))
         connection.execute(_INSERT, values)
 
     def add_event(self, run: str, act: str, detail: str = "", *, project: int | None = None) -> None:
-        """Add an event of its own."""
+        """Add an event in its own transaction."""
         with self.database.transaction() as connection:
             self.add(connection, run, act, detail, project=project)
 
     def events_of(self, runs: Sequence[str]) -> dict[str, list[Event]]:
-        """Return what happened to some runs, the earliest first."""
+        """Return the events of some runs, the earliest first."""
         events: dict[str, list[Event]] = {run: [] for run in runs}
         for row in self.database.rows_for(f"{_EVENTS} WHERE run IN (?) ORDER BY n", runs):
             event = record_of(Event, row)
@@ -85,21 +85,21 @@ class Audit:
         return events
 
     def cleanings(self, runs: Sequence[str], project: int | None = None) -> dict[str, list[Event]]:
-        """Return what was cleaned away since the earliest of some runs, by the last of them that came before."""
-        mine = "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
-        cleaned = f"{_EVENTS} WHERE run = '' AND act = '{CLEANED}'{mine}"
+        """Return the cleanings since the earliest of some runs; each is listed under the last of them before it."""
+        of_project = "" if project is None else f" AND (project IS NULL OR project = {int(project)})"
+        cleaned = f"{_EVENTS} WHERE run = '' AND act = '{CLEANED}'{of_project}"
         began = sorted(
             self.database.rows_for("SELECT run, min(n) FROM events WHERE run IN (?) GROUP BY run", runs),
             key=lambda row: row[1],
         )
         events: dict[str, list[Event]] = {}
-        for at, (run, first) in enumerate(began, start=1):
-            until = f" AND n < {began[at][1]}" if at < len(began) else ""
+        for following, (run, first) in enumerate(began, start=1):
+            until = f" AND n < {began[following][1]}" if following < len(began) else ""
             events[run] = self.database.records(Event, f"{cleaned} AND n > {first}{until} ORDER BY n")
         return events
 
     def _current_user(self) -> tuple[int, str]:
-        """Return the number and the name of the user; looked up once, because it costs more than the event."""
+        """Return the id and the name of the user; kept, because the look-up takes longer than writing the event."""
         uid = os.getuid()
         if self._user is not None and self._user[0] == uid:
             return self._user
@@ -107,24 +107,24 @@ class Audit:
             name = pwd.getpwuid(uid).pw_name
         except KeyError:
             name = ""
-        behind = os.environ.get("SUDO_USER", "") if uid == 0 else ""
-        self._user = uid, f"{name} (sudo by {behind})" if behind else name
+        sudo_user = os.environ.get("SUDO_USER", "") if uid == 0 else ""
+        self._user = uid, f"{name} (sudo by {sudo_user})" if sudo_user else name
         return self._user
 
 
 def storable(text: str) -> str:
-    """Make a text storable: bytes that are no UTF-8 are written as escapes."""
+    """Make a text storable in the database: bytes that are not UTF-8 become escape sequences."""
     return text.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def agent_of(environment: Mapping[str, str]) -> str:
-    """Name the agent that started this process, as far as its environment tells."""
-    named = environment.get("FUMEHOOD_AGENT") or environment.get("AI_AGENT")
-    return named or next((agent for variable, agent in _AGENTS if environment.get(variable)), "")
+    """Return the name of the agent that started this process, if its environment names one."""
+    agent = environment.get("FUMEHOOD_AGENT") or environment.get("AI_AGENT")
+    return agent or next((agent for variable, agent in _AGENTS if environment.get(variable)), "")
 
 
 def count_verdicts(changes: Sequence[Change]) -> str:
-    """Sum up what became of changes: how many of each verdict."""
+    """Say how many changes have each verdict."""
     counts: dict[str, int] = {}
     for change in changes:
         counts[change.verdict] = counts.get(change.verdict, 0) + 1
@@ -132,11 +132,11 @@ def count_verdicts(changes: Sequence[Change]) -> str:
 
 
 def first_paths(changes: Sequence[Change]) -> str:
-    """Name changes by their paths, the first of many."""
+    """Return the paths of the first changes, in words."""
     return first_names([change.path for change in changes], _NAMED)
 
 
-# ---- The audit trail of a run's network: a row a connection, or a refusal.
+# ---- A run's network connections: one row for each, the refused ones too.
 
 _NAMES = ", ".join(f"connections.{column}" for column in Connection._fields)
 _INSERT_CONNECTION = (
@@ -146,13 +146,13 @@ _INSERT_CONNECTION = (
 
 
 def write_connections(connection: sqlite3.Connection, run: str, connections: Sequence[Connection]) -> None:
-    """Record what a run connected to."""
+    """Record the connections of a run."""
     rows = [(n, *each.fields().values(), run) for n, each in enumerate(connections)]
     connection.executemany(_INSERT_CONNECTION, rows)
 
 
 def read_connections(database: Database, run: str) -> tuple[Connection, ...]:
-    """Return what a run connected to, in the order it did."""
+    """Return the connections of a run in their order."""
     query = f"SELECT {_NAMES} FROM connections JOIN runs ON runs.number = run WHERE id = ? ORDER BY n"
     return tuple(database.records(Connection, query, (run,)))
 
@@ -160,7 +160,7 @@ def read_connections(database: Database, run: str) -> tuple[Connection, ...]:
 # ---- Permissions that a person chose to keep.
 
 class Grant(Value):
-    """One kept answer: what it is about, the project it holds in, to what, and whether it allows or denies."""
+    """One kept answer: the kind of question, the project, what was asked for, and "allow" or "deny"."""
 
     id: int
     what: str
@@ -171,7 +171,7 @@ class Grant(Value):
 
 
 class Missed(Value):
-    """A question that found nobody, and how the person can allow it for the next time."""
+    """A question that nobody was there to answer, and how the person can allow it for the next time."""
 
     id: int
     at: float
@@ -185,11 +185,11 @@ class Missed(Value):
 
 
 _MOST_MISSED = 100
-IN_SESSION = "session "  # before its name, where the project of a grant stands
+IN_SESSION = "session "  # in place of a project's path, before a session's name: the grant is for that session
 
 
 class Grants:
-    """The kept answers in the database."""
+    """The kept answers, and the missed questions, in the database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -200,16 +200,16 @@ class Grants:
         return rows[0][0] if rows else None
 
     def allowed(self, project: str, session: str) -> list[tuple[str, str]]:
-        """Return what a project's commands, and those of this session, are allowed: its kind, and what exactly."""
+        """Return what the commands of a project and session are allowed, as pairs of a kind and a target."""
         rows = self.database.rows(
-            # As questions.ALLOW has it, which is not loaded for this.
+            # The value of questions.ALLOW, written here to save the import.
             "SELECT what, target FROM grants WHERE answer = 'allow' AND project IN (?, ?) ORDER BY id",
             (os.fsencode(project), os.fsencode(IN_SESSION + session)),
         )
         return [(what, os.fsdecode(target)) for what, target in rows]
 
     def keep(self, key: Key, answer: str) -> None:
-        """Keep an answer; a later one takes the place of an earlier."""
+        """Keep an answer; it replaces an earlier one to the same question."""
         self.database.write(
             "INSERT INTO grants (what, project, target, answer, kept_at) VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (what, project, target) DO UPDATE SET answer = excluded.answer, kept_at = excluded.kept_at",
@@ -217,7 +217,7 @@ class Grants:
         )  # fmt: skip
 
     def note_missed(self, question: Question) -> None:
-        """Note a question that found nobody; the same one again takes the place of the first."""
+        """Note a question that nobody answered; it replaces an earlier note of the same question."""
         key = (question.what, question.project, question.wanted)
         values = (storable(question.text), storable(question.command), os.fsencode(question.directory))
         with self.database.transaction() as connection:
@@ -230,16 +230,16 @@ class Grants:
             )
 
     def forget_asked(self, question: Question) -> None:
-        """Note that a question found somebody, as it may not have done before."""
+        """Forget that a question was missed, because somebody has answered it now."""
         self.database.write(*_deletion_of(question))
 
     def missed(self, project: str = "") -> list[Missed]:
-        """Return the questions that found nobody, the latest first; of one project, or of all."""
+        """Return the missed questions, the latest first; of one project, or of all."""
         query = f"SELECT {', '.join(Missed._fields)} FROM missed WHERE ? IN (x'', project) ORDER BY id DESC"
         return self.database.records(Missed, query, (os.fsencode(project),))
 
     def forget_missed(self, number: int) -> bool:
-        """Forget a question that found nobody; False if it is not there."""
+        """Forget a missed question; return False if there is none of this number."""
         return bool(self.database.write("DELETE FROM missed WHERE id = ?", (number,)))
 
     def all(self) -> list[Grant]:
@@ -247,7 +247,7 @@ class Grants:
         return self.database.records(Grant, f"SELECT {', '.join(Grant._fields)} FROM grants ORDER BY id")
 
     def revoke(self, number: int) -> Grant:
-        """Forget a kept answer, so that it is asked again."""
+        """Forget a kept answer, so that the question is asked again."""
         grant = next((each for each in self.all() if each.id == number), None)
         if grant is None:
             raise BadRequest(f"there is no grant {number}", hint="fumehood grants list shows them")

@@ -1,4 +1,4 @@
-"""The database: opened, brought up to date, and used in transactions; the days that it knows; its tables."""
+"""The SQLite database: opening, migrations, transactions; the recorded days; the tables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 elif "functools" in sys.modules:
     import _sqlite3 as sqlite3  # without its wrapper, which loads datetime for what is not used here
 else:
-    # It wants one function of `functools`, which loads five modules more. Nobody else gets to see this stand-in: what
-    # has threads has loaded functools.
+    # sqlite3 needs one function of `functools`, which would load five more modules. So it gets a stand-in. No other
+    # code can see that: a program with threads has loaded functools already.
     from _functools import _lru_cache_wrapper
 
     sys.modules["functools"] = functools = type(sys)("functools")
@@ -36,30 +36,30 @@ else:
     finally:
         del sys.modules["functools"], functools
 
-_PATIENCE_S = 30.0
-_AT_ONCE = 500  # names in one query
-# Connections of a parent process: closing one here would drop the parent's locks.
+_LOCK_TIMEOUT_S = 30.0
+_NAMES_PER_QUERY = 500  # names in one query
+# Connections of a parent process, kept open: closing one in the child would drop the parent's locks.
 _abandoned: list[sqlite3.Connection] = []
-_connected: set[Any] = set()  # databases of this process, as weak references
+_open_databases: set[Any] = set()  # databases of this process, as weak references
 _opening = libc.lock()
 
 
 class Database:
-    """One connection, shared by the threads of this process, used by one at a time."""
+    """One connection, which the threads of this process use in turn."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.was_made = False  # just now, by this process: all that was recorded before is lost
-        self._is_closed = False  # by who opened it
+        self.was_made = False  # True if this process has just made it: all earlier records are lost
+        self._is_closed = False  # True after `close`; False while it is closed for a fork
         self._open()
 
     def _open(self) -> None:
         self._process = os.getpid()
         self._lock = libc.lock()
         self._connection: sqlite3.Connection | None = None
-        self._reach()
+        self._connect_or_raise()
 
-    def _reach(self) -> None:
+    def _connect_or_raise(self) -> None:
         try:
             try:
                 self._connect()
@@ -72,31 +72,31 @@ class Database:
             message = f"the database {self.path} can't be made: {error.strerror}"
             raise StoreDamaged(message, hint="check that the disk is not full, and that you may write there") from error
         except sqlite3.DatabaseError as error:
-            raise unusable(self.path, error) from error
+            raise unusable_error(self.path, error) from error
 
     def _connect(self) -> None:
         with _opening:
             if not os.path.exists(self.path):
                 _make(self.path)
             self._connection = connection = sqlite3.connect(
-                self.path, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False, cached_statements=64
+                self.path, timeout=_LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False, cached_statements=64
             )
-            _connected.add(_weakref.ref(self, _connected.discard))
+            _open_databases.add(_weakref.ref(self, _open_databases.discard))
             connection.execute("PRAGMA synchronous=NORMAL")
-            # A command ends without closing it, and the next one reads the whole log, 3 µs a page: it is kept shorter.
+            # Commands end without closing the database, so the next reads the whole log, 3 µs a page: keep it short.
             connection.execute("PRAGMA wal_autocheckpoint=250")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > len(MIGRATIONS):
             raise StoreDamaged(
                 f"the database {self.path} was written by a newer Fumehood (schema {version})",
-                hint=f"upgrade Fumehood; {_where(self.path)}",
+                hint=f"upgrade Fumehood; {_where_backups_are(self.path)}",
             )
         self.was_made = version == 0
         if version < len(MIGRATIONS):
             self._migrate()
 
     def _migrate(self) -> None:
-        """Take the steps that are missing, and note them, in one transaction: all happen once, or none does."""
+        """Run the migrations that are missing, and record them, in one transaction."""
         with self.transaction() as connection:
             (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have been faster
             for number, step in enumerate(MIGRATIONS[version:], version + 1):
@@ -107,26 +107,26 @@ class Database:
                 connection.execute(f"PRAGMA user_version={number}")
 
     def transaction(self, *, durable: bool = False) -> Transaction:
-        """Begin a transaction for a `with` block: all of it is kept, or, on an error, nothing.
+        """Return a transaction for a `with` block, rolled back on an error.
 
-        A durable one is on the disk at its end, whatever happens to the machine then; others may take a moment.
+        A durable one is safely on the disk when the block ends; others reach the disk a moment later.
         """
-        self._mind_forks()
+        self._reopen_after_fork()
         return Transaction(self, durable)
 
-    def _mind_forks(self) -> None:
-        """Open the database anew in a child that was forked all the same: SQLite forbids to share a connection."""
+    def _reopen_after_fork(self) -> None:
+        """Open the database anew in a forked child: SQLite forbids sharing a connection with the parent."""
         if self._process != os.getpid() and not self._is_closed:
             if self._connection is not None:
                 _abandoned.append(self._connection)
             self._open()
 
-    def connected(self) -> sqlite3.Connection:
-        """Return the connection, for who has the lock; one that was closed before a fork is opened anew."""
+    def connection(self) -> sqlite3.Connection:
+        """Return the connection, reopened if it was closed for a fork. The caller holds the lock."""
         if self._is_closed:
             raise sqlite3.ProgrammingError("closed database")
         if self._connection is None:
-            self._reach()
+            self._connect_or_raise()
         assert self._connection is not None
         return self._connection
 
@@ -137,33 +137,33 @@ class Database:
             self._connection = None
 
     def write(self, statement: str, values: Iterable[Any] = (), *, durable: bool = False) -> int:
-        """Do one statement in a transaction of its own; return how many rows it concerned."""
+        """Execute one statement in its own transaction; return how many rows it changed."""
         with self.transaction(durable=durable) as connection:
             return connection.execute(statement, tuple(values)).rowcount
 
     def write_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Do a statement for many rows, in one transaction."""
+        """Execute a statement for many rows, in one transaction."""
         with self.transaction() as connection:
             connection.executemany(statement, rows)
 
     def rows(self, query: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return what a query finds."""
-        self._mind_forks()
+        """Return the rows that a query finds."""
+        self._reopen_after_fork()
         try:
             with self._lock:
-                return self.connected().execute(query, tuple(values)).fetchall()
+                return self.connection().execute(query, tuple(values)).fetchall()
         except sqlite3.DatabaseError as error:
-            raise unusable(self.path, error) from error
+            raise unusable_error(self.path, error) from error
 
     def records(self, kind: type[AnyRecord], query: str, values: Iterable[Any] = ()) -> list[AnyRecord]:
-        """Return what a query finds as records of a kind, whose fields it names in their order."""
+        """Return the rows that a query finds as records; its columns are the fields of that class in their order."""
         return [record_of(kind, row) for row in self.rows(query, values)]
 
-    def rows_for(self, query: str, names: Sequence[Any], *others: Any) -> Iterator[tuple[Any, ...]]:
-        """Yield what a query finds for any of many names, where it says `(?)`; other values come before them."""
-        for start in range(0, len(names), _AT_ONCE):
-            some = names[start : start + _AT_ONCE]
-            yield from self.rows(query.replace("(?)", f"({', '.join('?' * len(some))})"), (*others, *some))
+    def rows_for(self, query: str, names: Sequence[Any], *other_values: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows that a query finds for many names, which replace its `(?)`; the other values come first."""
+        for start in range(0, len(names), _NAMES_PER_QUERY):
+            chunk = names[start : start + _NAMES_PER_QUERY]
+            yield from self.rows(query.replace("(?)", f"({', '.join('?' * len(chunk))})"), (*other_values, *chunk))
 
     def close(self) -> None:
         """Close the connection."""
@@ -174,13 +174,13 @@ class Database:
                 self._connection = None
 
     def __del__(self) -> None:
-        # A program may simply forget a sandbox: nothing is lost by that, so nobody is to complain of it.
+        # A program may drop a sandbox without closing it: nothing is lost, so Python shall not warn.
         if getattr(self, "_connection", None) is not None and self._process == os.getpid():
             self.close()
 
 
 def record_of(kind: type[AnyRecord], row: Iterable[Any]) -> AnyRecord:
-    """Return a row as a record: a path is bytes in the database, and what is true or false a number."""
+    """Return a row as a record: paths are bytes in the database, and booleans are numbers."""
     fields = {}
     for name, value in zip(kind._fields, row, strict=True):
         text = os.fsdecode(value) if isinstance(value, bytes) else value
@@ -191,10 +191,10 @@ def record_of(kind: type[AnyRecord], row: Iterable[Any]) -> AnyRecord:
 def _close_all() -> None:
     """Close every connection before a fork.
 
-    SQLite keeps account of its locks in the process. The child would have the account and not the locks: when the
-    parent closes the database then, the log that the child writes to is removed, and all of that is lost.
+    SQLite notes its locks in the process's memory. A child would inherit the notes but not the locks. When the parent
+    then closes the database, the log that the child writes to is removed, and all of it is lost.
     """
-    for each in tuple(_connected):
+    for each in tuple(_open_databases):
         if (database := each()) is not None:
             database.before_fork()
 
@@ -202,31 +202,31 @@ def _close_all() -> None:
 libc.before_forks.append(_close_all)
 
 
-def damage(path: str) -> str:
-    """Say what is wrong with the content of a database; "" where it is whole, or there is none."""
+def damage_of(path: str) -> str:
+    """Say what is wrong with the content of a database; "" if it is sound or does not exist."""
     if not os.path.lexists(path):
         return ""
     if not os.path.isfile(path) or os.path.islink(path):
         return "it is not a file"
     if not os.access(path, os.R_OK | os.W_OK):
         raise BadRequest(f"{path} may not be read and written by you", hint=f"chmod u+rw {path}")
-    connection = sqlite3.connect(path, timeout=_PATIENCE_S, isolation_level=None)
+    connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT_S, isolation_level=None)
     try:
         ((verdict,), *_) = connection.execute("PRAGMA quick_check(1)").fetchall()
     except sqlite3.DatabaseError as error:
-        return str(error) if _tells_of_damage(error) else ""
+        return str(error) if _is_damage(error) else ""
     finally:
         connection.close()
     return "" if verdict == "ok" else str(verdict)
 
 
 def _make(path: str) -> None:
-    """Make an empty database; it gets its name when it is ready, for a change of its log's kind waits for nobody."""
+    """Make an empty database under another name, then rename it: switching on WAL does not wait for other users."""
     spare = f"{path}.new"
     with lock_directory(os.path.dirname(path)):
         if os.path.exists(path):
             return  # another process was faster
-        # Before SQLite does it with the mode of the day.
+        # Made here, because SQLite would make it with the mode of the umask.
         os.close(os.open(spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(spare, isolation_level=None)
         try:
@@ -237,9 +237,9 @@ def _make(path: str) -> None:
 
 
 class Transaction:
-    """One transaction, taken at its beginning: two writers wait for each other instead of failing.
+    """One transaction, which takes the write lock at its beginning: two writers wait instead of failing.
 
-    Ctrl-C waits for its end: it would leave the database locked, for this program and for every other.
+    Ctrl-C is delayed until its end. It would otherwise leave the database locked for everybody.
     """
 
     def __init__(self, database: Database, durable: bool) -> None:
@@ -251,14 +251,14 @@ class Transaction:
         self._interrupts.__enter__()
         self._lock.acquire()
         try:
-            self._connection = self._database.connected()
+            self._connection = self._database.connection()
             if self._durable:
                 self._connection.execute("PRAGMA synchronous=FULL")
             self._connection.execute("BEGIN IMMEDIATE")
         except BaseException as error:
-            self._let_others_in()
+            self._release()
             if isinstance(error, sqlite3.DatabaseError):
-                raise unusable(self._path, error) from error
+                raise unusable_error(self._path, error) from error
             raise
         return self._connection
 
@@ -274,53 +274,55 @@ class Transaction:
                 self._connection.execute("ROLLBACK")
             if self._durable:
                 self._connection.execute("PRAGMA synchronous=NORMAL")
-            self._let_others_in()
+            self._release()
         if isinstance(error, sqlite3.DatabaseError):
-            raise unusable(self._path, error) from error
+            raise unusable_error(self._path, error) from error
 
-    def _let_others_in(self) -> None:
+    def _release(self) -> None:
         self._lock.release()
         self._interrupts.__exit__()
 
 
-def unusable(path: str, error: sqlite3.DatabaseError) -> FumehoodError:
-    """Say that the records can't be read or written, and where the backups are."""
+def unusable_error(path: str, error: sqlite3.DatabaseError) -> FumehoodError:
+    """Return the error that says why the database can't be used, and where the backups are."""
     if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
         return BadRequest("this sandbox is closed", hint="open another: nothing that was recorded is lost")
     _refuse_if_full(path, error)
-    mend = "fumehood doctor --mend sets it aside and rebuilds what can be rebuilt from there"
-    look = f"check that you may read and write it and {os.path.dirname(path)}, and that no other program locks it"
+    damage_hint = "fumehood doctor --mend sets it aside and rebuilds what can be rebuilt from there"
+    other_hint = f"check that you may read and write it and {os.path.dirname(path)}, and that no other program locks it"
     import resource
 
-    most, _ = resource.getrlimit(resource.RLIMIT_FSIZE)  # less than nothing where nobody has limited it
-    if most > 0 and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
-        look = f"no file may be larger than {format_size(most)} here, and it may have to be: ulimit -f shows that limit"
-    way_on = mend if _tells_of_damage(error) or os.path.isdir(path) else look
-    return StoreDamaged(f"the database {path} can't be used: {error}", hint=f"{_where(path)}; {way_on}")
+    largest_file, _ = resource.getrlimit(resource.RLIMIT_FSIZE)  # less than nothing where nobody has limited it
+    if largest_file > 0 and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
+        limit = format_size(largest_file)
+        other_hint = (
+            f"no file may be larger than {limit} here, and the database may have to: ulimit -f shows that limit"
+        )
+    way_on = damage_hint if _is_damage(error) or os.path.isdir(path) else other_hint
+    return StoreDamaged(f"the database {path} can't be used: {error}", hint=f"{_where_backups_are(path)}; {way_on}")
 
 
-def _tells_of_damage(error: sqlite3.DatabaseError) -> bool:
-    """Return True if the content is damaged, and not only out of reach now: then it must not be set aside."""
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Return True if the content is damaged; False if the file is only not accessible now."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 
 def _refuse_if_full(path: str, error: Exception) -> None:
-    """Say that it is the disk that is full, where it is: that damages nothing."""
+    """Raise NoRoom if the disk is full: that damages nothing."""
     state = os.path.dirname(path)
-    if lacking := shortage(state):
-        needed = f"{format_size(END_BYTES)} are needed"
-        first = f"remove something else there first ({needed}): fumehood clean needs room too"
-        raise NoRoom(f"nothing can be recorded: {lacking}", hint=first) from error
+    if missing := shortage(state):
+        hint = f"remove something else there first ({format_size(END_BYTES)} are needed): fumehood clean needs room too"
+        raise NoRoom(f"nothing can be recorded: {missing}", hint=hint) from error
 
 
-def _where(path: str) -> str:
-    """Say where the backups are that the database can't tell of now."""
+def _where_backups_are(path: str) -> str:
+    """Say where the backups are."""
     return f"every backup is still there, in {os.path.dirname(path)}/runs and {os.path.dirname(path)}/edited"
 
 
 # ---- The days on which Fumehood ran, in the order in which they were recorded.
 #
-# What is removed by itself is old by these: a clock that is wrong once adds one day, however far it jumped.
+# Automatic cleaning counts age in these days. So a clock that is wrong once adds only one day, however far it jumped.
 
 _DAY_S = 86_400
 
@@ -331,7 +333,7 @@ def day_of(moment: float) -> str:
 
 
 def note_day(connection: sqlite3.Connection, moment: float | None = None) -> None:
-    """Record that something was done on this day, in a transaction that is under way."""
+    """Record the day of a moment (now by default) in an open transaction."""
     connection.execute(
         "INSERT OR IGNORE INTO days (day, first_run) SELECT ?, coalesce(max(number), 0) + 1 FROM runs",
         (day_of(time.time() if moment is None else moment),),
@@ -339,7 +341,7 @@ def note_day(connection: sqlite3.Connection, moment: float | None = None) -> Non
 
 
 class Days:
-    """The days that are recorded at one moment, and how old things are by them."""
+    """The recorded days, and how old things are by them."""
 
     def __init__(self, database: Database) -> None:
         rows = database.rows("SELECT n, day, first_run FROM days ORDER BY n")
@@ -348,27 +350,27 @@ class Days:
         self._days = list(self._first_runs)
 
     def first_run(self, day: str) -> int:
-        """Return the number of the first run of a day; 0 where that was not recorded."""
+        """Return the number of the first run of a day; 0 if that day was not recorded."""
         return self._first_runs.get(day, 0)
 
-    def since(self, number: int) -> int:
-        """Return how many days were recorded after the one of this number."""
+    def days_after_number(self, number: int) -> int:
+        """Return how many days were recorded after the day with this number."""
         return sum(each > number for each in self._numbers)
 
     def first_kept(self, days: int) -> int:
-        """Return the number of the first day since which no more than so many were recorded; 0 where that is all."""
+        """Return the number of the first day that is at most so many recorded days old; 0 if all are."""
         return self._numbers[-1 - days] if len(self._numbers) > days else 0
 
-    def since_day(self, day: str) -> int:
-        """Return how many days were recorded after one; where that one was not, those that are later by name."""
+    def days_after(self, day: str) -> int:
+        """Return how many days were recorded after a day; if it was not recorded, how many have a later date."""
         if day in self._days:
             return len(self._days) - 1 - self._days.index(day)
         return sum(each > day for each in self._days)
 
-    def moment(self, days: int, now: float) -> float:
-        """Return the moment before which a file that no record names is older than some days.
+    def cutoff_time(self, days: int, now: float) -> float:
+        """Return the time before which an unrecorded file counts as older than some days.
 
-        0.0, so that nothing is, while too few days were recorded.
+        It is 0.0, so that nothing counts as old, until enough days were recorded.
         """
         if days == 0:
             return now
@@ -377,11 +379,9 @@ class Days:
         return min(now - days * _DAY_S, time.mktime(time.strptime(self._days[-1 - days], "%y-%m-%d")))
 
 
-# ---- The tables, as the steps that made them: a database takes those that it lacks.
-#
-# A step that was taken somewhere is never changed.
+# ---- The tables, as migrations: a database runs those that it lacks. A migration is never changed after its release.
 
-_FIRST = """
+_FIRST_TABLES = """
 CREATE TABLE migrations (version INTEGER PRIMARY KEY, applied_at REAL NOT NULL);
 CREATE TABLE projects (
     id INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE, added_at REAL NOT NULL);
@@ -578,7 +578,7 @@ CREATE INDEX runs_of_draft ON runs (draft, number) WHERE draft IS NOT NULL;
 CHANGES = ("root", "directory", "within", "verdict", "entries")  # columns of the table of that name
 OF_CHANGES = ", ".join(f"changes.{column}" for column in CHANGES)  # as a query asks for them
 MIGRATIONS = (
-    _FIRST, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
+    _FIRST_TABLES, _FILES, _UNFINISHED, _LATER_VERDICTS, _GRANTS, _SESSIONS, _EVENTS, _DUE, _CONNECTIONS, _WORKSPACES,
     _STACKED, _ORDER, _IDENTITIES, _LONG_HISTORY, _NUMBERS, _MISSED, _LOST_NUMBERS,
     _DRAFTS,
 )  # fmt: skip

@@ -341,7 +341,7 @@ def new_mark() -> str:
 
 
 def session_mark(state: str, session: str) -> str:
-    """Return the mark of a client's conversation: the hook tells it to the model, each command's report carries it.
+    """Return the mark of a client's conversation: the hook tells it, and each command's own process computes it again.
 
     It is computed from the session's name and a secret key in the state directory, which no command sees.
     """

@@ -1,4 +1,4 @@
-"""What is looked up of runs: their changes page by page, what others made of a path, and runs by words."""
+"""Queries about runs: their changes page by page, the changes of one path, and runs that contain some words."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ if TYPE_CHECKING:
 
     Place = tuple[int, int]  # a row, and an entry in it
 
-# A name may look so too: whoever reads the rows looks closer.
+# May also match a file name: the rows that are found are parsed and checked.
 _HAS_WAITING = "verdict IS NULL AND (instr(entries, x'0968656c6409') OR instr(entries, x'09636f6e666c69637409'))"
 _NUMBER = "(SELECT number FROM runs WHERE id = ?)"
 _OF_RUN = f"FROM changes WHERE run = {_NUMBER}"
-_LATEST = 50  # runs that are asked who made a version
+_RUNS_ASKED = 50  # the latest runs that changed a directory
 _ROWS_AT_ONCE = 50  # directories
 _RUNS_AT_ONCE = 200
-_MOST_FILES = 200  # of outputs that are read for one page
+_MAX_OUTPUT_FILES = 200  # of outputs that are read for one page
 
 
 def page_of_changes(
-    database: Database, run: str, after: Place = (0, 0), *, most: int, waiting: bool = False
+    database: Database, run: str, start: Place = (0, 0), *, limit: int, waiting: bool = False
 ) -> tuple[list[Change], Place | None]:
-    """Return some of what a run changed, directory by directory, and where the rest begins, if there is more.
+    """Return a page of a run's changes, directory by directory, and where the next page begins, or None.
 
-    However much it is, only the rows of those directories are read. With `waiting`, what is held or in conflict.
+    Only the rows of these directories are read. With `waiting`, only changes that are held or in conflict.
     """
     changes: list[Change] = []
-    for number, row in _rows(database, run, after[0], waiting=waiting):
+    for number, row in _rows(database, run, start[0], waiting=waiting):
         for place, change in enumerate(changes_of_row(*row)):
-            if (number, place) < after or (waiting and change.verdict not in WAITING):
+            if (number, place) < start or (waiting and change.verdict not in WAITING):
                 continue
-            if len(changes) == most:
+            if len(changes) == limit:
                 return changes, (number, place)
             changes.append(change)
     return changes, None
@@ -66,17 +66,17 @@ def count_waiting(database: Database, run: str) -> int:
 
 
 def waiting_flagged(database: Database, run: str) -> list[Change]:
-    """Return what of a run waits and is flagged: a person has to see that, however much else there is."""
+    """Return the flagged changes of a run that wait: a person must see these, however many others there are."""
     flagged: list[Change] = []
-    for _, (root, directory, within, later, entries) in _rows(database, run, 0, waiting=True):
-        some = b"".join(entry + b"\0" for entry in entries.split(b"\0")[:-1] if entry.split(b"\t", 7)[6])
-        changes = changes_of_row(root, directory, within, later, some)
+    for _, (root, directory, within, row_verdict, entries) in _rows(database, run, 0, waiting=True):
+        flagged_entries = b"".join(entry + b"\0" for entry in entries.split(b"\0")[:-1] if entry.split(b"\t", 7)[6])
+        changes = changes_of_row(root, directory, within, row_verdict, flagged_entries)
         flagged += (change for change in changes if change.verdict in WAITING)
     return flagged
 
 
 def change_at(database: Database, run: str, root: int, path: str) -> Change | None:
-    """Return what a run did to one path, without reading the rest."""
+    """Return the change of a run at one path, or None, without reading the others."""
     directory, _, name = path.rpartition("/")
     rows = database.rows(
         f"SELECT {OF_CHANGES} {_OF_RUN} AND directory = ? AND root = ? AND instr(entries, ?)",
@@ -96,31 +96,33 @@ def later_runs(database: Database, run: str, directory: str) -> list[str]:
     return [name for (name,) in rows]
 
 
-def first_changes(database: Database, run: str, most: int) -> list[Change]:
-    """Return the first of what a run changed, without reading the rest."""
-    first = [
-        (*others, b"".join(entry + b"\0" for entry in entries.split(b"\0", most)[:most] if entry))
-        for *others, entries in database.rows(f"SELECT {OF_CHANGES} {_OF_RUN} ORDER BY n LIMIT ?", (run, most))
+def first_changes(database: Database, run: str, limit: int) -> list[Change]:
+    """Return the first changes of a run, without reading the others."""
+    rows_of_first = [
+        (*others, b"".join(entry + b"\0" for entry in entries.split(b"\0", limit)[:limit] if entry))
+        for *others, entries in database.rows(f"SELECT {OF_CHANGES} {_OF_RUN} ORDER BY n LIMIT ?", (run, limit))
     ]
-    return changes_of_rows(first)[:most]
+    return changes_of_rows(rows_of_first)[:limit]
 
 
 def later_versions(database: Database, run: str, path: str, *, by_earlier: bool = False) -> list[tuple[str, Change]]:
     """Return the later changes of a path, the earliest first, with the runs that made them.
 
-    `by_earlier`: those of runs that began before this one instead, and went in after it had begun.
+    With `by_earlier`, instead the changes of runs that began before this one and were settled after it had begun.
     """
     if by_earlier:
-        return _versions(database, run, path, f"changes.run < {_NUMBER} AND settled_after >= {_NUMBER}", run, run)
-    return _versions(database, run, path, f"changes.run > {_NUMBER}", run)
+        return _changes_of_path(
+            database, run, path, f"changes.run < {_NUMBER} AND settled_after >= {_NUMBER}", run, run
+        )
+    return _changes_of_path(database, run, path, f"changes.run > {_NUMBER}", run)
 
 
-def made(database: Database, run: str, path: str) -> list[Change]:
-    """Return what commands and clients' edits made of a path in a run's project."""
-    return [change for _, change in _versions(database, run, path, "act IN ('run', ?)", CHECKPOINT)]
+def changes_by_commands(database: Database, run: str, path: str) -> list[Change]:
+    """Return the changes that commands and clients' edits made to a path in a run's project; undos are left out."""
+    return [change for _, change in _changes_of_path(database, run, path, "act IN ('run', ?)", CHECKPOINT)]
 
 
-def _versions(database: Database, run: str, path: str, condition: str, *values: str) -> list[tuple[str, Change]]:
+def _changes_of_path(database: Database, run: str, path: str, condition: str, *values: str) -> list[tuple[str, Change]]:
     rows = database.rows(
         f"SELECT runs.id, {OF_CHANGES} FROM changes JOIN runs ON runs.number = run"
         " WHERE changes.directory = ? AND +project = (SELECT project FROM runs WHERE id = ?)"
@@ -131,14 +133,11 @@ def _versions(database: Database, run: str, path: str, condition: str, *values: 
 
 
 def applied_in(database: Database, run: Run, root: str, directory: str) -> Iterator[tuple[str, Change]]:
-    """Yield the latest changes in a directory that were applied, the last one first, with the runs that made them.
-
-    They are those of a run's project; the directory is relative to a root.
-    """
+    """Yield the latest applied changes in a directory of a root, the last one first, with the runs that made them."""
     rows = database.rows(
         f"SELECT runs.id, runs.roots, {OF_CHANGES} FROM changes JOIN runs ON runs.number = run WHERE"
         " changes.directory = ? AND +project = (SELECT project FROM runs WHERE id = ?)"
-        f" ORDER BY changes.run DESC LIMIT {_LATEST}",
+        f" ORDER BY changes.run DESC LIMIT {_RUNS_ASKED}",
         (os.fsencode(directory), run.run),
     )
     for name, joined, *row in rows:
@@ -148,8 +147,8 @@ def applied_in(database: Database, run: Run, root: str, directory: str) -> Itera
                 yield name, change
 
 
-def checkpointed_now(database: Database, session: str) -> str:
-    """Return a run of a session that has checkpoints in the project and still runs; nothing where there is none."""
+def running_with_checkpoints(database: Database, session: str) -> str:
+    """Return the id of a session's command that still runs and has applied checkpoints; "" if there is none."""
     rows = database.rows(
         "SELECT of FROM runs WHERE session = ? AND act = ? AND state = 'applied' AND of IN"
         " (SELECT id FROM runs WHERE state IN ('running', 'applying', 'settling')) LIMIT 1",
@@ -161,7 +160,7 @@ def checkpointed_now(database: Database, session: str) -> str:
 # ---- Runs.
 
 class Search(Value):
-    """What somebody looks for in the history; what is empty does not count."""
+    """What to look for in the history; empty fields do not count."""
 
     words: str = ""  # in the command, or its number: #214
     path: str = ""  # a path that was changed, or a directory above it
@@ -172,7 +171,7 @@ class Search(Value):
 
     @property
     def conditions(self) -> tuple[str, list[str | int | bytes]]:
-        """What a query for such runs says, and its values."""
+        """The conditions of a query for such runs, and the values for it."""
         conditions = ["TRUE"]
         values: list[str | int | bytes] = []
         for column, value in (("session", self.session), ("state", self.state), ("project", self.project)):
@@ -193,7 +192,7 @@ class Search(Value):
             values += [os.fsencode(whole), os.fsencode(f"{whole}/"), os.fsencode(f"{whole}0")]
             values += [os.fsencode(directory), os.fsencode(f"/{name}\0")]
         if self.text:
-            # What is NULL lies in a file, which is looked at by itself.
+            # A NULL output lies in a file, which is searched later.
             parts = [f"runs.{each} IS NULL AND runs.{each}_size OR instr(runs.{each}, ?)" for each in _STREAMS]
             conditions.append(f"({' OR '.join(parts)})")
             values += [self.text.encode(errors="surrogateescape")] * len(_STREAMS)
@@ -207,28 +206,28 @@ def _literal(word: str) -> str:
     return word.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
-def search(database: Database, places: Places, what: Search, *, most: int, before: int = 0) -> tuple[list[str], int]:
-    """Return the ids of runs that were looked for, the latest first, and what to say as `before` for the next ones.
+def search(database: Database, places: Places, wanted: Search, *, limit: int, before: int = 0) -> tuple[list[str], int]:
+    """Return the ids of matching runs, the latest first, and the `before` for the next page; 0 if there is none.
 
-    That is 0 where there are no more. Where very much was printed, a page may hold fewer than there are.
+    A page may hold fewer than `limit`, if very long outputs had to be searched.
     """
-    conditions, values = what.conditions
+    conditions, values = wanted.conditions
     kept_apart = " OR ".join(f"{each} IS NULL AND {each}_size" for each in _STREAMS)
     query = (
         f"SELECT id, number, {kept_apart} FROM runs WHERE {conditions} AND number < ?"
-        f" ORDER BY number DESC LIMIT {min(most + 1, _RUNS_AT_ONCE)}"
+        f" ORDER BY number DESC LIMIT {min(limit + 1, _RUNS_AT_ONCE)}"
     )
     names: list[str] = []
     before = before or 1 << 62
     files = 0
     while rows := database.rows(query, (*values, before)):
         for name, number, is_apart in rows:
-            if len(names) == most or files == _MOST_FILES:
+            if len(names) == limit or files == _MAX_OUTPUT_FILES:
                 return names, before
             before = number
-            is_in_file = bool(what.text and is_apart)
+            is_in_file = bool(wanted.text and is_apart)
             files += is_in_file
-            if not is_in_file or _has_printed(database, places, name, what.text.encode(errors="surrogateescape")):
+            if not is_in_file or _has_printed(database, places, name, wanted.text.encode(errors="surrogateescape")):
                 names.append(name)
     return names, 0
 

@@ -88,7 +88,7 @@ class Context:
         try:
             # The number of a run counts in the session's project, else in that of the current directory.
             store.history.current_project = store.projects.number_at(
-                self._session_project or store.projects.holding(os.getcwd())
+                self._session_project or store.projects.project_around(os.getcwd())
             )
         except FileNotFoundError:
             store.history.current_project = None  # the current directory was removed
@@ -104,7 +104,7 @@ class Context:
             path = self._session_project
         is_named = path is not None
         project = self.store.projects.open(
-            self.store.projects.holding(working_dir()) if path is None else path, register=False
+            self.store.projects.project_around(working_dir()) if path is None else path, register=False
         )
         if not is_named:
             self.store.history.current_project = project.id  # opening a project finds out that its directory was moved

@@ -128,7 +128,7 @@ def _recorded_words(kind: str, command: str, arguments: Sequence[str], current: 
     store = Store()
 
     def project_filter() -> RunFilter:
-        where = project or store.projects.holding(os.getcwd())
+        where = project or store.projects.project_around(os.getcwd())
         return RunFilter(project=store.projects.number_at(os.path.realpath(where)) or 0)
 
     if kind in ("RUN", "RUN|DRAFT"):
@@ -138,7 +138,7 @@ def _recorded_words(kind: str, command: str, arguments: Sequence[str], current: 
                 # All ids begin with 0, and no number does.
                 yield run.run if current.startswith("0") else str(run.number), f"{run.outcome}: {run.command}"
     if kind in ("DRAFT", "RUN|DRAFT"):
-        yield from ((each.name, "a draft") for each in store.drafts.open_ones(project_filter().project or 0))
+        yield from ((each.name, "a draft") for each in store.drafts.open_drafts(project_filter().project or 0))
     elif kind == "SESSION":
         counts = [(each.name, count) for each, count in store.sessions.counts() if not is_draft_session(each.name)]
         yield from ((name, f"runs: {count}") for name, count in counts[:_MAX_RUNS])
@@ -150,12 +150,12 @@ def _recorded_words(kind: str, command: str, arguments: Sequence[str], current: 
         granted = {each.target for each in store.grants.all() if each.what == "host"}
         yield from ((host, "granted") for host in sorted(granted))
     elif kind == "PROJECT":
-        yield from ((each.path, f"runs: {each.runs}") for each in store.projects.listed())
+        yield from ((each.path, f"runs: {each.runs}") for each in store.projects.list_all())
     elif kind == "A RUN'S PATH" and arguments:
         project_runs = project_filter()
         store.history.current_project = project_runs.project
         run = store.history.find(arguments[0], project_runs)
-        changes, _ = page_of_changes(store.database, run.run, most=_MAX_PATHS)
+        changes, _ = page_of_changes(store.database, run.run, limit=_MAX_PATHS)
         yield from ((each.path, f"{each.change}, {each.verdict}") for each in changes if each.root == 0)
 
 

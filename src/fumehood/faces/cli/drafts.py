@@ -87,12 +87,12 @@ def _draft_fields(context: Context, draft: DraftRecord) -> dict[str, Any]:
     runs = context.store.history.held_runs(draft.project, draft.id)
     return {
         "name": draft.name, "project": context.project.path, "created_at": draft.created_at,
-        "frozen": draft.base is not None, "runs": len(runs), "running": context.store.drafts.runs_now(draft),
+        "frozen": draft.base is not None, "runs": len(runs), "running": context.store.drafts.has_running_command(draft),
     }  # fmt: skip
 
 
 def _list(context: Context) -> int:
-    open_ones = context.store.drafts.open_ones(context.project.id)
+    open_ones = context.store.drafts.open_drafts(context.project.id)
     rows = [_draft_fields(context, draft) for draft in open_ones]
     name_width = max((len(row["name"]) for row in rows), default=0)
     lines = []
@@ -308,7 +308,7 @@ def print_best(result: Best) -> None:
     option("--key", "FILE", "sign it with this key (default: sign.key)", default=""),
 )  # fmt: skip
 def _export(context: Context) -> int:
-    draft = context.store.drafts.at(context.project.id, context.options.run)
+    draft = context.store.drafts.find_open(context.project.id, context.options.run)
     if draft is None:
         run = context.run(context.options.run)
         return _export_run(context, run, {"run": run.run, "number": run.number}, f"run {run.name}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.faces.cli.hook_clients import Command, ToolCall
-    from fumehood.store.edits import EditSeat, OpenEdit
+    from fumehood.store.edits import EditedProject, OpenEdit
 
 _PASSED_ON_FLAGS = frozenset({"--hold", "--discard", "--network", "--own-tmp"})
 _PASSED_ON_OPTIONS = frozenset({"--project", "--draft", "--allow-host", "--root", "--timeout"})
@@ -292,7 +292,7 @@ def begin_edit(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     from fumehood.linux import nofollow
     from fumehood.service import edits
     from fumehood.store.config import policy_for
-    from fumehood.store.edits import keep_seat, open_edits, seat_of
+    from fumehood.store.edits import edited_project_of, open_edits, remember_edited_project
 
     is_shell = call.tool in call.client.shells
     patch = hook_clients.shell_patch(call) if is_shell else None
@@ -303,9 +303,9 @@ def begin_edit(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
 
         OpenedStore().close()
     nofollow.mode_notes_directory = places.modes
-    seat = None if "--project" in passed_on else seat_of(places, session)
+    seat = None if "--project" in passed_on else edited_project_of(places, session)
     if seat is None:
-        seat = keep_seat(places, session, lambda: _find_seat(call, session, passed_on, places))
+        seat = remember_edited_project(places, session, lambda: _find_seat(call, session, passed_on, places))
     policy = policy_for(places, seat.roots)
     # An edit writes to the project itself, which the commands of a draft do not.
     is_in_draft = bool(policy.drafts) or "--draft" in passed_on
@@ -323,10 +323,10 @@ def begin_edit(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     return reason
 
 
-def _find_seat(call: ToolCall, session: str, passed_on: Sequence[str], places: Places) -> EditSeat:
+def _find_seat(call: ToolCall, session: str, passed_on: Sequence[str], places: Places) -> EditedProject:
     """Find the project of an edit as that of a command: by --project, the session, or the client's directory."""
     from fumehood.store.database import Database
-    from fumehood.store.edits import EditSeat
+    from fumehood.store.edits import EditedProject
     from fumehood.store.projects import Projects
 
     projects = Projects(Database(places.database), places)
@@ -336,9 +336,9 @@ def _find_seat(call: ToolCall, session: str, passed_on: Sequence[str], places: P
     elif rows:
         path = projects.path_of(rows[0][0])
     else:
-        path = projects.holding(os.environ.get(call.client.project_variable, "") or working_dir())
+        path = projects.project_around(os.environ.get(call.client.project_variable, "") or working_dir())
     project = projects.open(path)
-    return EditSeat(project=project.id, roots=project.roots)
+    return EditedProject(project=project.id, roots=project.roots)
 
 
 def end_edit(call: ToolCall, session: str) -> None:

@@ -161,7 +161,7 @@ def _scan(context: Context) -> int:
 def _projects(context: Context) -> int:
     options, projects = context.options, context.store.projects
     if options.subcommand == "list":
-        listed = projects.listed()
+        listed = projects.list_all()
         lines = [
             f"{each.id:4}  {printable(each.path)}  {how_many(each.runs, 'run')}"
             + (f", {each.held} held" if each.held else "") + ("" if each.place == "there" else f"  [{each.place}]")
@@ -173,7 +173,7 @@ def _projects(context: Context) -> int:
     if not options.which or (options.subcommand == "move" and not options.to):
         needed = "PROJECT NEW" if options.subcommand == "move" else "PROJECT"
         raise BadRequest(f"projects {options.subcommand} needs {needed}", hint="fumehood projects list shows them")
-    project = projects.named(options.which)
+    project = projects.find(options.which)
     if options.subcommand == "move":
         with context.store.lock_project(project.id):
             moved = projects.move(project, options.to)

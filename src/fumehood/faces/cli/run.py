@@ -234,7 +234,11 @@ def _run_command(
     """Run the command; returns the run, and the clean-up to call after the report, which returns a notice or ""."""
     store = OpenedStore(face=CLI if brief is None else HOOK)
     project = _open_project(store, options, options.last("--session") or "")
-    if brief is not None or "--project" not in options.values or store.projects.holding(working_dir()) == project.path:
+    if (
+        brief is not None
+        or "--project" not in options.values
+        or store.projects.project_around(working_dir()) == project.path
+    ):
         store.history.current_project = project.id  # a number typed here means a run of this project
     if brief is None:
         print_notices(store)
@@ -278,7 +282,7 @@ def _run_command(
 def _open_project(store: Store, options: CommandLine, session: str) -> Project:
     """Return the project that the command line is about; with --no-project, the stand-in for none."""
     if "--no-project" in options.flags:
-        return store.projects.nowhere()
+        return store.projects.placeholder()
     return store.projects.open(find_project(store, options, session))
 
 
@@ -339,7 +343,7 @@ def find_project(store: Store, options: CommandLine, session: str) -> str:
                 _refuse_other_project(store, session, session_project)
             return session_project
     # A client may run its first command in another directory than the one that it works in.
-    return store.projects.holding(options.last("--begun-in") or working_dir())
+    return store.projects.project_around(options.last("--begun-in") or working_dir())
 
 
 def _refuse_other_project(store: Store, session: str, session_project: str) -> None:
@@ -351,7 +355,7 @@ def _refuse_other_project(store: Store, session: str, session_project: str) -> N
     if is_in(here, (session_project,)) or is_in(here, store.projects.open(session_project).roots):
         return
     try:
-        store.projects.open(store.projects.holding(here), register=False)
+        store.projects.open(store.projects.project_around(here), register=False)
     except BadRequest:
         return  # this can't be a project, such as the home
     hint = f"give the session another name; or, to run it there: --project {shell_quote(session_project)}"

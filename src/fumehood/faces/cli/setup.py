@@ -276,7 +276,7 @@ def _offer_directories(context: Context, settings: ClientSettings) -> list[str]:
     """
     store = context.store
     try:
-        project = store.projects.open(store.projects.holding(working_dir()), register=False)
+        project = store.projects.open(store.projects.project_around(working_dir()), register=False)
     except BadRequest:
         return []  # nothing here can be a project
     askers = () if context.options.yes else terminal_asker()
@@ -285,7 +285,7 @@ def _offer_directories(context: Context, settings: ClientSettings) -> list[str]:
     for name in dict.fromkeys(name for path in paths for name in _named_directories(path, settings.directory_keys)):
         path = os.path.normpath(os.path.join(project.path, os.path.expanduser(name)))
         try:
-            store.projects.new_root(project, path)
+            store.projects.check_new_root(project, path)
         except BadRequest:
             continue  # it is a root already, or can't be one
         try:

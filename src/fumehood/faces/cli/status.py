@@ -171,7 +171,7 @@ def _status(context: Context) -> int:
     missed = [] if is_agent else missed_questions(store, project.path)
     asked = [] if is_agent else Desk(store.places).waiting()
     questions = [each for each in asked if each.question.project in ("", project.path)]
-    drafts = store.drafts.open_ones(project.id)
+    drafts = store.drafts.open_drafts(project.id)
     last_undo = next(store.history.undos_in_force(context.run_filter, own_filter), None)
     undone_run = store.history.find(last_undo.of) if last_undo is not None and last_undo.of is not None else None
     is_in_part = undone_run is not None and undone_run.state != "undone"

@@ -131,7 +131,7 @@ class Clients:
 
         store = OpenedStore()
         try:
-            return store.projects.holding(os.getcwd())
+            return store.projects.project_around(os.getcwd())
         except OSError as error:
             raise BadRequest("the server's directory is gone", hint="fumehood mcp --project DIR") from error
         finally:

@@ -120,7 +120,7 @@ def _run(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
 def _changes(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     run = page.run(request)
     is_held = request.query_params.get("verdict") == "held"
-    shown, rest = page_of_changes(page.store.database, run.run, _after(request), most=_limit(request), waiting=is_held)
+    shown, rest = page_of_changes(page.store.database, run.run, _after(request), limit=_limit(request), waiting=is_held)
     return {"changes": run.fields_of(shown), "after": None if rest is None else f"{rest[0]}-{rest[1]}"}
 
 
@@ -170,7 +170,7 @@ def _files(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any
     number = page.number_of(request.query_params.get("project", ""))
     catch_up(page.store, number, wait=False)
     words, after = (request.query_params.get(name, "") for name in ("words", "after"))
-    listed, is_more = Files(page.store.database).page(number, words, after, most=_limit(request))
+    listed, is_more = Files(page.store.database).page(number, words, after, limit=_limit(request))
     return {"files": [each.fields() for each in listed], "after": listed[-1].path if is_more else None}
 
 
@@ -234,7 +234,7 @@ CALLS = (
          body={"answer": "answer"}, answer=lambda page, request, body: {
              "counted": page.desk.answer(request.path_params["question"], body.get("answer"))}),
     Call(path="/api/projects", about="Every project", answer=lambda page, _request, _body: {
-        "projects": [each.fields() for each in page.store.projects.listed()]}),
+        "projects": [each.fields() for each in page.store.projects.list_all()]}),
     Call(path="/api/sessions", about="Every session, with its number of runs", answer=lambda page, _request, _body: {
         "sessions": [{"name": each.name, "started_at": each.started_at, "runs": count}
                      for each, count in page.store.sessions.counts()]}),

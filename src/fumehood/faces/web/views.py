@@ -36,7 +36,7 @@ from fumehood.service.store import Store
 from fumehood.service.undo import has_backups
 from fumehood.store.audit import WEB
 from fumehood.store.config import file_of, text_of
-from fumehood.store.files import Files, Record
+from fumehood.store.files import FileRecord, Files
 from fumehood.store.history import RunFilter
 from fumehood.store.named import DraftRecord
 from fumehood.store.projects import Project
@@ -157,7 +157,7 @@ def now(page: Page, _request: Request) -> View:
     store = page.store
     latest, _ = overview.searched(store, Search(), most=_MAX_LATEST)
     return "now.html", {
-        "title": "Now", "running": page.running(), "projects": store.projects.listed(), "latest": latest,
+        "title": "Now", "running": page.running(), "projects": store.projects.list_all(), "latest": latest,
         "now": time.time(), "sessions": store.sessions.counts()[:_MAX_LATEST],
     }  # fmt: skip
 
@@ -215,7 +215,7 @@ def settings(page: Page, request: Request) -> View:
     return "settings.html", {
         "title": "Settings", "file": file_of(page.store.places), "configuration": text_of(page.store.places),
         "playground": place, "size": provided.playground_size(page.store.places), "below": below, "entries": entries,
-        "is_more": is_more, "grants": page.store.grants.all(), "projects": page.store.projects.listed(),
+        "is_more": is_more, "grants": page.store.grants.all(), "projects": page.store.projects.list_all(),
     }  # fmt: skip
 
 
@@ -242,7 +242,7 @@ def doctor(page: Page, _request: Request) -> View:
 
 def history(page: Page, request: Request) -> View:
     """Show the runs that a search finds."""
-    projects = page.store.projects.listed()
+    projects = page.store.projects.list_all()
     chosen = next((each for each in projects if each.path == path_parameter(request, "project")), None)
     what = search_parameters(request, None if chosen is None else chosen.id)
     before = number_parameter(request, "before")
@@ -349,7 +349,7 @@ def changes(page: Page, request: Request) -> View:
     """Show more changes of a run."""
     chosen = page.run(request)
     after = number_parameter(request, "row"), number_parameter(request, "entry")
-    shown, rest = page_of_changes(page.store.database, chosen.run, after, most=_MAX_CHANGES)
+    shown, rest = page_of_changes(page.store.database, chosen.run, after, limit=_MAX_CHANGES)
     return "changes.html", {"run": chosen, "shown": shown, "rest": rest, "title": _run_title(chosen)}
 
 
@@ -436,15 +436,15 @@ def _conflict_fields(page: Page, run: Run, change: c.Change) -> dict[str, object
 
 def files(page: Page, request: Request) -> View:
     """Show the files of one project that runs changed."""
-    projects = page.store.projects.listed()
+    projects = page.store.projects.list_all()
     path = path_parameter(request, "project") or (max(projects, key=lambda each: each.runs).path if projects else "")
     words, after = request.query_params.get("words", ""), path_parameter(request, "after")
-    listed: list[Record] = []
+    listed: list[FileRecord] = []
     is_more = False
     if path:
         number = page.number_of(path)
         catch_up(page.store, number, wait=False)
-        listed, is_more = Files(page.store.database).page(number, words, after, most=_MAX_FILES)
+        listed, is_more = Files(page.store.database).page(number, words, after, limit=_MAX_FILES)
     return "files.html", {
         "title": "Files", "projects": projects, "project": path, "files": listed, "is_more": is_more, "words": words,
     }  # fmt: skip
@@ -488,8 +488,8 @@ def lines(page: Page, request: Request) -> View:
 
 def open_drafts(page: Page) -> Iterator[dict[str, Any]]:
     """Yield the fields of every open draft of all projects."""
-    for project in page.store.projects.listed():
-        for draft in page.store.drafts.open_ones(project.id):
+    for project in page.store.projects.list_all():
+        for draft in page.store.drafts.open_drafts(project.id):
             yield draft_fields(page, project.path, draft)
 
 
@@ -499,14 +499,14 @@ def draft_fields(page: Page, project: str, draft: DraftRecord) -> dict[str, Any]
         "name": draft.name, "project": project, "address": f"{draft.project}/{draft.name}",
         "frozen": draft.base is not None, "created_at": draft.created_at,
         "runs": len(page.store.history.held_runs(draft.project, draft.id)),
-        "running": page.store.drafts.runs_now(draft), "seen": page.store.drafts.shown_at(draft),
+        "running": page.store.drafts.has_running_command(draft), "seen": page.store.drafts.state_id(draft),
     }  # fmt: skip
 
 
 def chosen_draft(page: Page, request: Request) -> tuple[Project, DraftRecord]:
     """Return the project and the draft that the address names."""
     number, name = parse_number(request.path_params["project"]), request.path_params["draft"]
-    path = next((each.path for each in page.store.projects.listed() if each.id == number), None)
+    path = next((each.path for each in page.store.projects.list_all() if each.id == number), None)
     if path is None:
         raise BadRequest(f"there is no project {number}", hint="choose a draft of the list")
     return page.project(path), page.store.drafts.find(number, name)

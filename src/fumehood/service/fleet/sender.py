@@ -333,7 +333,7 @@ class FleetSender:
             for _, data in self._blobs.get([(bundle, _LARGEST_BUNDLE)]):
                 file.write(data)
             file.flush()
-            if self._store.drafts.at(self._project.id, name) is not None:
+            if self._store.drafts.find_open(self._project.id, name) is not None:
                 self._sandbox.draft(name).discard()
             draft = self._sandbox.draft(name)
             run: Run = draft._imported(file.name, title, outcome["signed"])
