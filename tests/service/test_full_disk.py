@@ -11,7 +11,7 @@ import pytest
 
 from fumehood import FumehoodError
 from fumehood.linux.checkpoints import note, noted
-from fumehood.linux.streams import INLINE, Stream
+from fumehood.linux.streams import RECORD_LIMIT, Stream
 from processes import nothing_more_is_open, open_descriptors
 
 pytestmark = pytest.mark.once
@@ -252,18 +252,18 @@ def test_what_could_not_be_recorded_is_kept_until_it_can_be(told, then):
 
 def test_a_little_output_that_can_not_be_saved_is_kept_in_memory_and_much_is_an_error(tmp_path):
     stream = Stream("stdout", str(tmp_path / "out"), 1 << 30)
-    stream.spill()  # the command lasts, and somebody may follow it
+    stream.start_file()  # the command lasts, and somebody may follow it
     stream.feed(b"before ")
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, stream._file)
     stream.feed(b"and after")
-    assert stream.kept()[0] == b"before and after"
+    assert stream.head_and_tail()[0] == b"before and after"
     assert not (tmp_path / "out").exists()
-    stream.spill()
+    stream.start_file()
     os.dup2(full, stream._file)
     os.close(full)
     with pytest.raises(OSError, match="No space left"):
-        stream.feed(bytes(INLINE))
+        stream.feed(bytes(RECORD_LIMIT))
     stream.close()
 
 

@@ -278,13 +278,13 @@ def test_a_program_that_ends_by_a_handler_of_its_own_leaves_a_plain_reason(sandb
 
 
 def test_a_file_that_ctrl_c_kept_from_being_read_or_written_is_not_said_to_be_out_of_reach(sandbox, monkeypatch):
-    attend = process.Attendance.attend
+    attend = process.Attendant.attend
 
     def interrupted(attendance):
         os.kill(os.getpid(), signal.SIGINT)
         return attend(attendance)
 
-    monkeypatch.setattr(process.Attendance, "attend", interrupted)
+    monkeypatch.setattr(process.Attendant, "attend", interrupted)
     for act in (lambda: sandbox.write_file("a", "new"), lambda: sandbox.read_file("a")):
         with pytest.raises(KeyboardInterrupt):
             act()

@@ -24,7 +24,7 @@ from fumehood.errors import OverlayUnavailable
 from fumehood.linux import bwrap, hostview, launch, survey
 from fumehood.linux.launcher import shared
 from fumehood.linux.mounts import View
-from fumehood.linux.process import is_first_inside
+from fumehood.linux.process import is_init_process
 from fumehood.store.places import places
 from patience import LONG_S, eventually
 from processes import LONG, left_over, nothing_more_is_open, open_descriptors, processes
@@ -244,7 +244,7 @@ command()
 """
     with subprocess.Popen([sys.executable, "-P", "-c", slow], cwd=project) as process:
         try:
-            assert eventually(lambda: any(is_first_inside(each) for each in processes(f"{LONG}.35")))
+            assert eventually(lambda: any(is_init_process(each) for each in processes(f"{LONG}.35")))
         finally:
             process.kill()
     assert eventually(lambda: end_of_last_run(project) in (("failed", ()), ("empty", ())))

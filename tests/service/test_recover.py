@@ -20,7 +20,7 @@ from conftest import command_line
 from fumehood import FumehoodError, Sandbox
 from fumehood.linux import nofollow, steps
 from fumehood.linux.nofollow import AccessibleTree, open_top
-from fumehood.linux.process import is_gone
+from fumehood.linux.process import wait_until_gone
 from fumehood.service import recover
 from fumehood.service.clean import clean
 from fumehood.service.opened import OpenedStore
@@ -616,12 +616,12 @@ def test_what_a_dead_process_ran_is_waited_for_to_its_last_process(home: Path, p
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         (noted,) = Path(os.environ["XDG_STATE_HOME"], "fumehood/runs").glob("*/0/init")
-        assert not is_gone(str(noted), 0.1)
+        assert not wait_until_gone(str(noted), 0.1)
         inside = int(re.search(r'"child-pid": (\d+)', noted.read_text())[1])  # type: ignore[index]
         namespace = os.readlink(f"/proc/{inside}/ns/pid")
         assert len(in_namespace(namespace)) >= 3
         process.kill()
-        assert is_gone(str(noted), LONG_S)
+        assert wait_until_gone(str(noted), LONG_S)
         assert set(in_namespace(namespace)) <= {str(inside)}, "but for the first, which waits for its parent"
     with Sandbox(project) as sandbox:
         assert sandbox.history()[0].reason == "Fumehood was stopped while the command ran"
@@ -641,7 +641,7 @@ def in_namespace(namespace: str) -> list[str]:
 def test_a_command_that_never_began_or_whose_number_is_anothers_is_gone(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "init").write_bytes(content)
-    assert is_gone(str(tmp_path / "init"), 0)
+    assert wait_until_gone(str(tmp_path / "init"), 0)
 
 
 def test_of_a_killed_run_with_hosts_it_is_said_that_its_connections_are_not_known(

@@ -20,7 +20,7 @@ import pytest
 
 import fumehood
 from fumehood import BadRequest, Policy, Refused, Sandbox
-from fumehood.linux.process import Attendance
+from fumehood.linux.process import Attendant
 from patience import LONG_S, eventually
 from processes import LONG, left_over, processes
 
@@ -63,14 +63,14 @@ def test_a_program_talks_to_a_command_and_what_it_wrote_is_applied_at_its_end(sa
 
 @pytest.mark.parametrize(("end", "code"), [("stop", 130), ("kill", 137)])
 def test_a_command_that_is_ended_before_it_began_was_ended_and_did_not_fail(sandbox, end, code, monkeypatch):
-    attend = Attendance.attend
+    attend = Attendant.attend
 
     def without_status(attendance):
         """A sandbox that is ended while it is made tells no status: a few milliseconds, which nobody meets at will."""
         outcome = attend(attendance)
         return outcome.replace(exit=outcome.exit.replace(status=None))
 
-    monkeypatch.setattr(Attendance, "attend", without_status)
+    monkeypatch.setattr(Attendant, "attend", without_status)
     run = getattr(sandbox.start(f"sleep {LONG}.32"), end)()
     assert (run.reason, run.exit_code, run.changes) == ("ended by fumehood stop", code, ())
     with pytest.raises(fumehood.LaunchFailed):

@@ -12,7 +12,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.errors import FumehoodError
 from fumehood.linux.layer import LayerStack, is_opaque, set_opaque
-from fumehood.linux.libc import RENAME_EXCHANGE, Closable, Closing, listxattr, renameat2, unmounted
+from fumehood.linux.libc import RENAME_EXCHANGE, Closable, Closing, count_unmounted, listxattr, renameat2
 from fumehood.linux.nofollow import (
     LISTING,
     PATH_ONLY,
@@ -219,7 +219,7 @@ def replace_unless_unmounted(layers: Sequence[str], unmounting: int, count: int)
         poll = select.poll()
         poll.register(unmounting, select.POLLIN)
         while count > 0 and poll.poll(max(0.0, until - time.monotonic()) * 1000):
-            count -= unmounted(unmounting)
+            count -= count_unmounted(unmounting)
         if count <= 0:
             return
     replace_by_copies(written)

@@ -41,7 +41,7 @@ class Launcher:
         self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             self._process = subprocess.Popen(
-                process.interpreter(__name__, "serve", str(theirs.fileno()), str(self.owner)),
+                process.interpreter_command(__name__, "serve", str(theirs.fileno()), str(self.owner)),
                 pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 cwd="/", start_new_session=True,
             )  # fmt: skip

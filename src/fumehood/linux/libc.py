@@ -148,7 +148,7 @@ def unmount_watch(places: Iterable[bytes]) -> int:
     return watch
 
 
-def unmounted(watch: int) -> int:
+def count_unmounted(watch: int) -> int:
     """Return how many of them have gone since this was asked last."""
     try:
         events = os.read(watch, 1 << 16)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fumehood.linux.namespaces import Layer
-    from fumehood.linux.process import Watched
+    from fumehood.linux.process import StoppableSource
 
 ADDED, UPDATED, REMOVED, CANCELLED = "added", "updated", "removed", "cancelled"
 
@@ -54,7 +54,7 @@ class ChangedPath(str):
     root: str
 
 
-def watcher(on_change: Callable[[str, ChangedPath], object]) -> Callable[[Sequence[Layer]], Watched]:
+def watcher(on_change: Callable[[str, ChangedPath], object]) -> Callable[[Sequence[Layer]], StoppableSource]:
     """Return what starts watching a run's layers; listeners get what happened and the path."""
 
     def tell(what: str, root: str, path: str) -> None:
@@ -62,7 +62,7 @@ def watcher(on_change: Callable[[str, ChangedPath], object]) -> Callable[[Sequen
         changed.root = root
         on_change(what, changed)
 
-    def watch(layers: Sequence[Layer]) -> Watched:
+    def watch(layers: Sequence[Layer]) -> StoppableSource:
         monitor = Monitor([(each.upper, each.root) for each in layers], tell)
         monitor.start()
         return monitor
@@ -280,7 +280,7 @@ class Monitor:
     def _follow(self, directory: Directory, again: bool, upper: int, name: str, in_project: str) -> bool:
         """Watch a directory of the layer; return whether it covers what the project has there.
 
-        Watched before it is listed, so that nothing falls between the two. A descriptor names it to
+        StoppableSource before it is listed, so that nothing falls between the two. A descriptor names it to
         the kernel, because the command can put a symlink in its place at any moment.
         """
         with Closing(os.open(name, PATH_ONLY | os.O_NOFOLLOW, dir_fd=upper)) as fd:

@@ -413,10 +413,10 @@ def granted_groups() -> tuple[int, ...]:
 
 def _in_child(kind: str, base: str, privileged: bool, command: list[str], groups: tuple[int, ...] = ()) -> str:
     # A fresh interpreter, because only a single-threaded process may enter a user namespace.
-    from fumehood.linux.process import interpreter
+    from fumehood.linux.process import interpreter_command
 
     words = (kind, base, str(int(privileged)), ",".join(map(str, groups)), *command)
-    return bubblewrap.attempt(interpreter(__name__, "trial_child", *words))
+    return bubblewrap.attempt(interpreter_command(__name__, "trial_child", *words))
 
 
 def trial_child(kind: str, base: str, privileged: str, groups: str, *command: str) -> NoReturn:

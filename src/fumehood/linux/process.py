@@ -29,30 +29,30 @@ if TYPE_CHECKING:
         def fileno(self) -> int:
             """The descriptor to poll."""
         def advance(self) -> Exit | None:
-            """Take note; return how it ended."""
+            """Handle what made the descriptor readable; return how the sandbox ended, once it has."""
         def init(self) -> int | None:
-            """The first process inside, once it is known."""
+            """The first process inside, or None until it is known."""
         def kill(self) -> None:
-            """End everything inside."""
+            """Kill everything inside."""
         def interrupt(self) -> None:
-            """Send what Ctrl-C would."""
+            """Send the command the signal of Ctrl-C."""
 
-    class Polled(Protocol):
-        """Something else to be read while the command runs."""
+    class EventSource(Protocol):
+        """Something to poll and read while the command runs."""
 
         def fileno(self) -> int:
             """The descriptor to poll."""
         def drain(self) -> None:
-            """Read what there is."""
+            """Read and handle what has come."""
 
-    class Watched(Polled, Protocol):
-        """What is being written."""
+    class StoppableSource(EventSource, Protocol):
+        """An event source that is stopped when the command has ended."""
 
         def stop(self) -> None:
             """Read the rest and stop."""
 
-    class Guard(Protocol):
-        """What looks now and then whether the command uses too much."""
+    class UsageWatch(Protocol):
+        """Looks now and then whether the command uses too much."""
 
         due: float
         def look(self) -> Blocked | None:
@@ -60,105 +60,106 @@ if TYPE_CHECKING:
         def close(self) -> Blocked | None:
             """Stop; return the limit that the kernel had to enforce."""
 
-    class QuestionsOpen(Polled, Protocol):
-        """Questions to a person that the command waits for; while one is open, nothing is carried to and fro."""
+    class PendingQuestions(EventSource, Protocol):
+        """Questions to a person that the command waits for; while one is open, no input or output is carried."""
 
         is_open: bool
         @property
         def waited_s(self) -> float:
-            """How long it has waited so far, which is not its own time."""
+            """How long the command has waited for answers, which does not count as its time."""
         def close(self) -> None:
             """Ask nothing any more."""
 
-    class Partner(Polled, Protocol):
-        """The program that a command runs for, where it takes part from another thread and may want something."""
+    class Partner(EventSource, Protocol):
+        """The program that a command runs for, which reads its output and makes requests from another thread."""
 
         asked: str
         def is_full(self, name: str) -> bool:
-            """Whether nothing more of an output, or of CHANGES, is to be read for now."""
+            """Return True if no more of an output, or of CHANGES, can be taken for now."""
 
-STOP, KILL = "stop", "kill"  # what a partner asks for
+STOP, KILL = "stop", "kill"  # a partner's requests
 CHANGES = "changes"
 _PIECE = 1 << 16
-_GRACE_S = 2.0
-_FIRST_LOOK_S = 0.05  # most commands have ended by then, on a busy machine too, and cost no look
-_AGAIN_S = 0.01
-_LASTS_S = 1.0  # what runs for longer can be followed by others
-_LONGEST_WAIT_S = 3600.0  # poll takes no number of milliseconds that is larger than an int
+_GRACE_S = 2.0  # between Ctrl-C and the kill
+_FIRST_LOOK_S = 0.05  # most commands have ended by then, even on a busy machine, and need no usage watch
+_RETRY_S = 0.01
+_FOLLOWABLE_AFTER_S = 1.0  # other processes can follow the output of a command that runs for longer
+_LONGEST_WAIT_S = 3600.0  # the milliseconds for poll must fit in an int
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
-def interpreter(module: str, function: str, *words: str) -> list[str]:
-    """Return a command line that calls a function of ours with these words, in an interpreter of its own.
+def interpreter_command(module: str, function: str, *words: str) -> list[str]:
+    """Return a command line that calls a function of ours with these words, in a new interpreter.
 
-    Bytecode lies where ours does: next to the sources, a command may have prepared some.
+    It reads bytecode only where this process does: next to the sources, a command may have prepared some.
     """
-    if not sys.executable or getattr(sys, "frozen", False):  # it would be the program itself, begun once more
+    if not sys.executable or getattr(sys, "frozen", False):  # then the command line would start the program again
         raise LaunchFailed(
             "this program is not run by a Python interpreter, which starts the sandboxes",
             hint="run it with python instead of as a packed or embedded program",
         )
     source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     call = f"from {module} import {function}; {function}(*sys.argv[2:])"
-    kept = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
+    cache_option = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
     code = f"import sys; sys.path.insert(0, sys.argv[1]); {call}"
-    return [sys.executable, "-I", "-S", "-B", *kept, "-c", code, source, *words]
+    return [sys.executable, "-I", "-S", "-B", *cache_option, "-c", code, source, *words]
 
 
 class Outcome(Value):
-    """How a command ended, and why if it was not by itself."""
+    """How a command ended, and why if we ended it."""
 
     exit: Exit
     timed_out: bool = False
     interrupted: bool = False
-    signals: tuple[int, ...] = ()  # that asked for its end, as far as they were noted
-    raised: bool = False  # Ctrl-C came as an exception, and is the program's to hear
+    signals: tuple[int, ...] = ()  # that were sent to us to end the command
+    raised: bool = False  # Ctrl-C came as an exception, which must still reach the program
     limit: Blocked | None = None
 
     @property
     def was_ended(self) -> bool:
-        """True if we ended it, maybe before the command began: then its sandbox has no status."""
+        """True if we ended it, maybe before the command began: then its sandbox has no exit status."""
         return self.timed_out or self.interrupted or self.limit is not None
 
     def raise_interrupt(self) -> None:
-        """Let the program have its Ctrl-C too, once it is recorded how the command ended."""
+        """Raise the program's KeyboardInterrupt again, once the end of the command is recorded."""
         if self.raised:
             raise KeyboardInterrupt
 
 
-class Attendance:
-    """One sandbox being attended until nothing of it is left.
+class Attendant:
+    """Attends one sandbox until nothing of it is left: its input and output, its time, its use of the machine.
 
-    `outputs` are the reading ends of its pipes, which are closed here, and what takes in their data.
+    `outputs` maps the reading ends of its pipes, which this object closes, to the streams that keep the data.
     """
 
     def __init__(
         self, running: Running, outputs: dict[int, Stream], *, deadline: float | None = None,
-        watched: Watched | None = None, feeding: Carrier | None = None, cancelled: Callable[[], bool] | None = None,
-        guarding: Callable[[int], Guard | None] | None = None, signals: Signals | None = None,
-        asking: QuestionsOpen | None = None, door: Watched | None = None, partner: Partner | None = None,
-        interrupts: libc.InterruptsHeld | None = None,
+        monitor: StoppableSource | None = None, feed: Carrier | None = None,
+        cancelled: Callable[[], bool] | None = None, signals: Signals | None = None,
+        make_warden: Callable[[int], UsageWatch | None] | None = None,
+        questions: PendingQuestions | None = None, requests: StoppableSource | None = None,
+        partner: Partner | None = None, interrupts: libc.InterruptsHeld | None = None,
     ) -> None:  # fmt: skip
-        self._interrupts = interrupts  # held so far: from now on somebody hears them
+        self._interrupts = interrupts  # held back until `attend` can handle them
         self._partner = partner
         self._running = running
         self._outputs = dict(outputs)
         self._deadline = deadline
-        self._watched = watched
-        self._feeding = feeding
+        self._monitor = monitor  # tells live what the command changes
+        self._feed = feed
         self._cancelled = cancelled
-        self._guarding = guarding
+        self._make_warden = make_warden
         self._signals = signals
-        self._asking = asking
-        self._door = door  # where the command asks us for something
-        self._heard: list[int] = []
-        self._guard: Guard | None = None
+        self._questions = questions
+        self._requests = requests  # that the command makes to Fumehood
+        self._signals_seen: list[int] = []
+        self._usage_watch: UsageWatch | None = None
         self._next_look = time.monotonic() + _FIRST_LOOK_S
-        self._lasts_at: float | None = time.monotonic() + _LASTS_S
+        self._followable_at: float | None = time.monotonic() + _FOLLOWABLE_AFTER_S
         self._limit: Blocked | None = None
         self._exit: Exit | None = None
         self._timed_out = False
-        self._interrupted = self._raised = False
+        self._was_interrupted = self._was_raised = False
 
     def attend(self) -> Outcome:
         """Wait for the end. The first Ctrl-C asks the command to end, the second ends it; Ctrl-Z stops all of it."""
@@ -168,61 +169,65 @@ class Attendance:
             while self._exit is None:
                 try:
                     if self._interrupts is not None:
-                        held, self._interrupts = self._interrupts, None
-                        held.__exit__()
-                    self._turn()
+                        interrupts, self._interrupts = self._interrupts, None
+                        interrupts.__exit__()
+                    self._poll_once()
                 except KeyboardInterrupt:
-                    self._raised = True
-                    self._give_way()
+                    self._was_raised = True
+                    self._ask_to_end()
             self._drain_outputs()
         except BaseException:
-            self._end_it_all()
+            self._abort()
             raise
         finally:
             if self._signals is not None:
                 self._signals.leave_stops()
-            if self._guard is not None:
-                self._limit = self._guard.close() or self._limit
-        self._take_layers(self._exit)
+            if self._usage_watch is not None:
+                self._limit = self._usage_watch.close() or self._limit
+        self._take_over_layers(self._exit)
         return Outcome(
-            exit=self._exit, timed_out=self._timed_out and not self._interrupted, interrupted=self._interrupted,
-            signals=tuple(self._heard), raised=self._raised, limit=self._limit,
+            exit=self._exit, timed_out=self._timed_out and not self._was_interrupted, interrupted=self._was_interrupted,
+            signals=tuple(self._signals_seen), raised=self._was_raised, limit=self._limit,
         )  # fmt: skip
 
-    def _take_layers(self, ended: Exit) -> None:
-        """See to it that the layers are nobody else's: the command may have handed another one what it had open."""
+    def _take_over_layers(self, end: Exit) -> None:
+        """Make sure that no process can write to the layers: the command may have passed an open file to another."""
         try:
-            left = len(ended.layers) - (libc.unmounted(ended.unmount_watch) if ended.unmount_watch >= 0 else 0)
-            if left > 0:
+            still_mounted = len(end.layers)
+            if end.unmount_watch >= 0:
+                still_mounted -= libc.count_unmounted(end.unmount_watch)
+            if still_mounted > 0:
                 from fumehood.linux.copying import replace_unless_unmounted
 
                 with libc.InterruptsHeld():
-                    replace_unless_unmounted(ended.layers, ended.unmount_watch, left)
+                    replace_unless_unmounted(end.layers, end.unmount_watch, still_mounted)
         finally:
-            if ended.unmount_watch >= 0:
-                os.close(ended.unmount_watch)
+            if end.unmount_watch >= 0:
+                os.close(end.unmount_watch)
 
-    def _give_way(self) -> None:
-        if self._asking is not None:
-            self._asking.close()
-        if self._interrupted:
+    def _ask_to_end(self) -> None:
+        """Interrupt the command, which then has a moment to end; kill it if it was interrupted before."""
+        if self._questions is not None:
+            self._questions.close()
+        if self._was_interrupted:
             self._running.kill()
         else:
             self._running.interrupt()
             self._deadline = time.monotonic() + _GRACE_S
-        self._interrupted = True
+        self._was_interrupted = True
 
-    def _stand_still(self, signals: Signals) -> None:
-        """Stop everything inside, then this process; when that goes on, so does the rest, and no time has passed.
+    def _pause(self, signals: Signals) -> None:
+        """Stop everything inside, then this process; when it is continued, continue the rest.
 
-        What can't be stopped just now has it tried again with the next turn: the command is attended meanwhile.
+        The pause does not count as the command's time. If something inside can't be stopped now, the next turn of the
+        loop tries again.
         """
         from fumehood.linux.checkpoints import NotStopped, Stopped
 
         init = self._running.init()
         if init is None:
             return  # nothing runs yet
-        began = time.monotonic()
+        paused_at = time.monotonic()
         try:
             with Stopped(init):
                 signals.stop()
@@ -230,231 +235,225 @@ class Attendance:
             return
         except PermissionError:  # without a sandbox, it may have become another user
             signals.stop()
-        stood_s = time.monotonic() - began
-        self._deadline = None if self._deadline is None else self._deadline + stood_s
+        if self._deadline is not None:
+            self._deadline += time.monotonic() - paused_at
 
-    def _end_it_all(self) -> None:
-        """Somebody who was told of the command's output failed: end the command, and tell nobody any more."""
+    def _abort(self) -> None:
+        """Kill the command and call no listener any more, because one of them raised an error."""
         for stream in self._outputs.values():
             stream.mute()
-        if self._asking is not None:
-            self._asking.close()
-        self._watched = self._cancelled = self._deadline = self._guarding = self._asking = self._door = None
-        self._partner = None
+        if self._questions is not None:
+            self._questions.close()
+        self._monitor = self._questions = self._requests = self._partner = None
+        self._cancelled = self._deadline = self._make_warden = None
         if self._exit is None:
             self._running.kill()
         while self._exit is None:
-            self._turn()
+            self._poll_once()
         self._drain_outputs()
-        for each in self._exit.descriptors:
-            os.close(each)  # nobody looks at what was left there
+        for fd in self._exit.descriptors:
+            os.close(fd)
 
-    def _turn(self) -> None:
-        """Wait for something to happen and see to it."""
+    def _poll_once(self) -> None:
+        """Wait for the next events and handle them."""
         poll = select.poll()
-        for polled in (self._running, self._signals, self._asking, self._door, self._partner):
-            if polled is not None:
-                poll.register(polled.fileno(), _READABLE)
-        is_asking = self._asking is not None and self._asking.is_open
-        fed = -1 if is_asking else self._register_carried(poll)
-        ready = {fd for fd, _ in poll.poll(self._patience_ms())}
+        for source in (self._running, self._signals, self._questions, self._requests, self._partner):
+            if source is not None:
+                poll.register(source.fileno(), _READABLE)
+        is_asking = self._questions is not None and self._questions.is_open
+        feed_fd = -1 if is_asking else self._register_streams(poll)
+        ready = {fd for fd, _ in poll.poll(self._poll_timeout_ms())}
         for fd in ready & self._outputs.keys():
-            self._read(fd)
-        if fed in ready and self._feeding is not None:
-            with libc.InterruptsHeld():  # what was carried is not carried twice
-                if not self._feeding.advance():
-                    self._end_feeding()
+            self._read_output(fd)
+        if feed_fd in ready and self._feed is not None:
+            with libc.InterruptsHeld():  # so that no piece is carried twice
+                if not self._feed.advance():
+                    self._end_feed()
         if self._signals is not None:
             for number in self._signals.drain() if self._signals.fileno() in ready else ():
-                self._heard.append(number)
-                self._give_way()
+                self._signals_seen.append(number)
+                self._ask_to_end()
             if self._signals.is_stop_asked:
-                self._stand_still(self._signals)
-        for each in (self._watched, self._asking, self._door, self._partner):
-            if each is not None and each.fileno() in ready:
-                each.drain()
+                self._pause(self._signals)
+        for source in (self._monitor, self._questions, self._requests, self._partner):
+            if source is not None and source.fileno() in ready:
+                source.drain()
         if self._running.fileno() in ready:
-            with libc.InterruptsHeld():  # what it says is said once
+            with libc.InterruptsHeld():  # its messages can be read only once
                 self._exit = self._running.advance()
-        self._look_at_the_clock()
+        self._check_time()
 
-    def _register_carried(self, poll: select.poll) -> int:
-        """Poll what is carried to and fro; returns the descriptor that input waits for.
+    def _register_streams(self, poll: select.poll) -> int:
+        """Register the outputs, the monitor and the input; return the descriptor that the input waits for, or -1.
 
-        While a person is asked, nothing is: what they type is the answer, and output would push the question away.
+        Not called while a person is asked: what they type is the answer, and output would push the question away.
         """
         partner = self._partner
         for fd, stream in self._outputs.items():
             if partner is None or not partner.is_full(stream.name):
                 poll.register(fd, _READABLE)
-        if self._watched is not None and (partner is None or not partner.is_full(CHANGES)):
-            poll.register(self._watched.fileno(), _READABLE)
-        if self._feeding is None:
+        if self._monitor is not None and (partner is None or not partner.is_full(CHANGES)):
+            poll.register(self._monitor.fileno(), _READABLE)
+        if self._feed is None:
             return -1
-        fed, event = self._feeding.waits_for
-        if fed >= 0:
-            poll.register(fed, event)
-        return fed
+        feed_fd, event = self._feed.waits_for
+        if feed_fd >= 0:
+            poll.register(feed_fd, event)
+        return feed_fd
 
     @property
     def _ends_at(self) -> float | None:
-        """When its time is over; what it waited for a person is not counted."""
-        if self._deadline is None or self._asking is None or self._interrupted:
+        """When its time is over; the time that it waits for a person does not count."""
+        if self._deadline is None or self._questions is None or self._was_interrupted:
             return self._deadline
-        return None if self._asking.is_open else self._deadline + self._asking.waited_s
+        return None if self._questions.is_open else self._deadline + self._questions.waited_s
 
-    def _patience_ms(self) -> float | None:
+    def _poll_timeout_ms(self) -> float | None:
         until = self._ends_at
-        if self._guarding is not None and (until is None or self._next_look < until):
+        if self._make_warden is not None and (until is None or self._next_look < until):
             until = self._next_look
         if until is None:
             return 100.0 if self._cancelled is not None else None
         left = min(max(0.0, until - time.monotonic()), _LONGEST_WAIT_S) * 1000 + 1
         return min(left, 100.0) if self._cancelled is not None else left
 
-    def _look_after_it(self, now: float) -> None:
-        """See whether it uses too much, and end it if so."""
-        if self._guard is None:
-            assert self._guarding is not None
+    def _check_usage(self, now: float) -> None:
+        """Kill the command if it uses too much."""
+        if self._usage_watch is None:
+            assert self._make_warden is not None
             init = self._running.init()
-            self._guard = self._guarding(init) if init is not None else None
-            if self._guard is None:
-                self._next_look = now + _AGAIN_S
+            self._usage_watch = self._make_warden(init) if init is not None else None
+            if self._usage_watch is None:
+                self._next_look = now + _RETRY_S
                 return
-        reached = self._guard.look()
-        self._next_look = self._guard.due
+        reached = self._usage_watch.look()
+        self._next_look = self._usage_watch.due
         if reached is not None:
-            self._limit = self._limit or reached  # whoever asked for its end did so before
-            self._guarding = None
+            self._limit = self._limit or reached  # a partner may have asked for its end before
+            self._make_warden = None
             self._running.kill()
 
-    def _look_at_the_clock(self) -> None:
+    def _check_time(self) -> None:
         if self._exit is not None:
             return
         now = time.monotonic()
-        if self._guarding is not None and now >= self._next_look:
-            self._look_after_it(now)
-        if self._lasts_at is not None and now >= self._lasts_at:
+        if self._make_warden is not None and now >= self._next_look:
+            self._check_usage(now)
+        if self._followable_at is not None and now >= self._followable_at:
             with libc.InterruptsHeld():
-                self._lasts_at = None
+                self._followable_at = None
                 for stream in self._outputs.values():
-                    stream.spill()
+                    stream.start_file()
         if self._partner is not None and self._partner.asked:
-            self._obey(self._partner.asked)
+            self._obey_partner(self._partner.asked)
         ends_at = self._ends_at
         if ends_at is not None and now >= ends_at:
             self._timed_out = True
             self._deadline = None
             self._running.kill()
         if self._cancelled is not None and self._cancelled():
-            self._interrupted = True
+            self._was_interrupted = True
             self._cancelled = None
             self._running.kill()
 
-    def _obey(self, asked: str) -> None:
-        """End the command as its program asks; one that is stopped has a moment to end by itself."""
+    def _obey_partner(self, request: str) -> None:
+        """End the command as its program asks; on STOP, it has a moment to end by itself."""
         from fumehood.core.report import stopped_by_request
 
         self._limit = self._limit or stopped_by_request()
-        if asked == KILL:
+        if request == KILL:
             self._running.kill()
             self._partner = None
-        elif not self._interrupted:
-            self._give_way()
+        elif not self._was_interrupted:
+            self._ask_to_end()
 
-    def _read(self, fd: int) -> bool:
+    def _read_output(self, fd: int) -> bool:
         """Read one piece of an output; return False if there is no more."""
         stream, data = self._outputs[fd], b""
         try:
-            with libc.InterruptsHeld():  # what was read is kept
+            with libc.InterruptsHeld():  # so that nothing that was read is lost
                 try:
                     data = os.read(fd, _PIECE)
                 except OSError as error:
-                    if error.errno != errno.EIO:  # the end of a terminal that nobody holds any more
+                    if error.errno != errno.EIO:  # no process has the terminal open any more
                         raise
                 stream.feed(data)
         finally:
-            is_wanted = stream.tell(data)
-        # Where whoever read this output is gone, the pipe is closed, and the command learns it as usual.
-        goes_on = bool(data) and is_wanted
-        if not goes_on:
-            self._end(fd)
-        return goes_on
+            is_wanted = stream.pass_on(data)
+        # If the reader of our own output is gone, we close the pipe, and the command gets SIGPIPE as usual.
+        has_more = bool(data) and is_wanted
+        if not has_more:
+            self._end_output(fd)
+        return has_more
 
-    def _end(self, fd: int) -> None:
-        """Be done with an output."""
+    def _end_output(self, fd: int) -> None:
+        """Finish and close an output."""
         stream = self._outputs[fd]
-        stream.tell_end()
+        stream.pass_on_end()
         with libc.InterruptsHeld():
             stream.close()
             del self._outputs[fd]
             os.close(fd)
 
     def _drain_outputs(self) -> None:
-        """Read what is left in the pipes; nothing that could write to them lives any more."""
-        self._end_feeding()
+        """Read what is left in the pipes; no process that could write to them lives any more."""
+        self._end_feed()
         for fd in list(self._outputs):
             os.set_blocking(fd, False)
             try:
-                while self._read(fd):
+                while self._read_output(fd):
                     pass
             except BlockingIOError:
-                self._end(fd)
+                self._end_output(fd)
 
-    def _end_feeding(self) -> None:
-        if self._feeding is not None:
+    def _end_feed(self) -> None:
+        if self._feed is not None:
             with libc.InterruptsHeld():
-                self._feeding.close()
-                self._feeding = None
+                self._feed.close()
+                self._feed = None
 
 
 LAUNCHER_GONE = "the launcher is gone"  # the command may have run
 
 
 class Exit(Value):
-    """How a sandbox ended: the command's status, or, where it never ran, what stopped the sandbox.
+    """How a sandbox ended."""
 
-    `home` is a descriptor of the command's own home, thrown away with the last one of it; -1 is none. `layers` are
-    directories with what it wrote in its roots; by `unmounting` is told when nobody has anything open there any more.
-    `unrouted` counts what was sent to where no route leads, by the command or by another in the same network.
-    `killed_by` is the signal by which somebody else ended the sandbox.
-    """
-
-    status: int | None
-    failure: str = ""
-    home: int = -1
-    unrouted: int = 0
-    killed_by: int = 0
-    layers: tuple[str, ...] = ()
-    unmount_watch: int = -1
+    status: int | None  # of the command; None if it never ran
+    failure: str = ""  # why the sandbox did not start
+    home: int = -1  # a descriptor of the command's temporary home, which lasts until it is closed; -1 for none
+    unrouted: int = 0  # packets that this command, or others in its network, sent to where no route leads
+    killed_by: int = 0  # a signal that somebody else sent to the sandbox
+    layers: tuple[str, ...] = ()  # upper directories that were mounted in overlays
+    unmount_watch: int = -1  # a descriptor that counts which of these overlays are gone
 
     @property
     def descriptors(self) -> list[int]:
-        """Those that are open, for whoever has it."""
-        return [each for each in (self.home, self.unmount_watch) if each >= 0]
+        """The open descriptors in it, to be closed by their receiver."""
+        return [fd for fd in (self.home, self.unmount_watch) if fd >= 0]
 
 
 def read_number(text: bytes, key: str) -> int | None:
-    """Return the number that stands after a key in what bubblewrap tells; None if it is not all there yet."""
-    _, is_there, rest = text.partition(f'"{key}": '.encode())
+    """Return the number after a key in bubblewrap's status text, or None if it has not fully arrived."""
+    _, separator, rest = text.partition(f'"{key}": '.encode())
     digits = rest[: len(rest) - len(rest.lstrip(b"0123456789"))]
-    # Without what follows the digits, the number may still be coming in.
-    return int(digits) if is_there and digits and len(rest) > len(digits) else None
+    # While nothing follows the digits, more of them may come.
+    return int(digits) if separator and digits and len(rest) > len(digits) else None
 
 
-def is_gone(init_file: str, patience_s: float, *, by_force: bool = False) -> bool:
-    """Wait until nothing of a sandbox is left whose own process died; False if it does not end.
+def wait_until_gone(init_file: str, patience_s: float, *, by_force: bool = False) -> bool:
+    """Wait until nothing is left of a sandbox whose attending process died; return False if it does not end.
 
     It is killed with that process, but not at the same moment. Its first process inside ends after all the others.
-    By force, that one is ended: where bubblewrap was killed while it made the sandbox, it waits for it for ever. Where
-    bubblewrap did not come to note it either, every one is ended that lost its bubblewrap.
+    `by_force` kills that one: if bubblewrap was killed while it made the sandbox, the first process waits for it for
+    ever. If bubblewrap died before it wrote that process down, all sandboxes that lost their bubblewrap are killed.
     """
     try:
         with open(init_file, "rb") as file:
-            noted = file.read()
+            notes = file.read()
     except FileNotFoundError:
         return True  # it never began
-    number = read_number(noted, "child-pid")
+    number = read_number(notes, "child-pid")
     if number is None:
         if by_force:
             kill_abandoned_sandboxes()
@@ -464,9 +463,9 @@ def is_gone(init_file: str, patience_s: float, *, by_force: bool = False) -> boo
     except ProcessLookupError:
         return True
     with libc.Closing(process):
-        if not is_first_inside(number):
-            return True  # another one that has the number now
-        if by_force and _is_there_still(number, noted):
+        if not is_init_process(number):
+            return True  # another process has the number now
+        if by_force and _is_in_noted_namespaces(number, notes):
             try:
                 signal.pidfd_send_signal(process, signal.SIGKILL)
             except ProcessLookupError:
@@ -476,11 +475,11 @@ def is_gone(init_file: str, patience_s: float, *, by_force: bool = False) -> boo
         return bool(poll.poll(patience_s * 1000))
 
 
-def _is_there_still(process: int, noted: bytes) -> bool:
-    """Return True if a process is in the namespaces that bubblewrap noted of it: no other one is."""
+def _is_in_noted_namespaces(process: int, notes: bytes) -> bool:
+    """Return True if a process is in the namespaces that bubblewrap wrote down: only processes of its sandbox are."""
     try:
         return all(
-            os.stat(f"/proc/{process}/ns/{name}").st_ino == read_number(noted, f"{name}-namespace")
+            os.stat(f"/proc/{process}/ns/{name}").st_ino == read_number(notes, f"{name}-namespace")
             for name in ("mnt", "pid")
         )
     except OSError:
@@ -488,11 +487,11 @@ def _is_there_still(process: int, noted: bytes) -> bool:
 
 
 def kill_abandoned_sandboxes() -> None:
-    """End what bubblewrap started and died before it let go: it waits for ever, and nobody may have its number."""
-    notes = "\0".join(("", *NOTES, "")).encode()
+    """Kill first processes of sandboxes whose bubblewrap died while making them: they would wait for ever."""
+    options = "\0".join(("", *NOTES, "")).encode()
     for number in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         line = libc.read(f"/proc/{number}/cmdline")
-        if notes in line and is_first_inside(number):
+        if options in line and is_init_process(number):
             try:
                 with libc.Closing(os.pidfd_open(number)) as process:
                     parent = libc.stat_of(f"/proc/{number}")[1:2]
@@ -500,48 +499,48 @@ def kill_abandoned_sandboxes() -> None:
                         signal.pidfd_send_signal(process, signal.SIGKILL)
                         os.waitpid(number, 0)
             except (ProcessLookupError, PermissionError, ChildProcessError):
-                continue  # it ended meanwhile, or is somebody else's
+                continue  # it has ended, or belongs to another user
 
 
-def first_inside(init_file: str) -> int | None:
-    """Return the first process of a sandbox that runs, by the file in which bubblewrap has noted it."""
+def find_init(init_file: str) -> int | None:
+    """Return the first process of a running sandbox, which bubblewrap wrote to this file; None if it has ended."""
     init = read_number(libc.read(init_file), "child-pid")
-    return init if init is not None and is_first_inside(init) else None
+    return init if init is not None and is_init_process(init) else None
 
 
-def is_first_inside(process: int) -> bool:
-    """Return True if a process is the first one of a sandbox."""
+def is_init_process(process: int) -> bool:
+    """Return True if a process is number one of a pid namespace inside ours."""
     lines = libc.read(f"/proc/{process}/status").splitlines()
-    numbers = next((line.split() for line in lines if line.startswith(b"NSpid:")), [])
-    return len(numbers) > 2 and numbers[-1] == b"1"
+    words = next((line.split() for line in lines if line.startswith(b"NSpid:")), [])
+    return len(words) > 2 and words[-1] == b"1"
 
 
-# Run a command without a sandbox: watched by a small process that ends all it started when it ends.
+# Run a command without a sandbox: a small process supervises it, and kills all that it started when it ends.
 #
-# It tells of itself as bubblewrap does, so whoever attends a sandbox can attend this.
+# It reports its status as bubblewrap does, so a command without a sandbox is attended like one with a sandbox.
 
 _STATUS_FD = 3
-_HEARD = (signal.SIGCHLD, signal.SIGTERM)
+_SUPERVISED_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 KILLED: int = 128 + signal.SIGKILL
 
 
 def supervise(arguments: tuple[str, ...], environment: Mapping[str, str], cwd: str) -> NoReturn:
-    """Be the watching process, freshly forked, with the standard three and the status descriptor open."""
+    """Be the supervising process: newly forked, with the standard streams and the status descriptor open."""
     os.set_inheritable(_STATUS_FD, False)
-    # Whatever its processes leave behind falls to us, so that we can end it.
+    # Processes that lose their parent become our children, so that we can kill them.
     libc.prctl(libc.PR_SET_CHILD_SUBREAPER, 1)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SUPERVISED_SIGNALS)
     libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGTERM)
     os.chdir(cwd)
     os.write(_STATUS_FD, b'{ "bare": true }\n')
-    this = os.getpid()
+    supervisor = os.getpid()
     command = os.fork()
     if command == 0:
         try:
-            # A session of its own: no terminal to type into, and one group to interrupt.
+            # A new session: it has no terminal to type into, and is one group to interrupt.
             os.setsid()
-            libc.end_with(this, signal.SIGKILL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+            libc.end_with(supervisor, signal.SIGKILL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SUPERVISED_SIGNALS)
             os.execve(arguments[0], arguments, environment)
         except OSError as error:
             os.write(2, f"{arguments[0]}: {error.strerror}\n".encode(errors="surrogateescape"))
@@ -550,41 +549,42 @@ def supervise(arguments: tuple[str, ...], environment: Mapping[str, str], cwd: s
     os.write(_STATUS_FD, f'{{ "child-pid": {command} }}\n'.encode())
     status: int | None = None
     while status is None:
-        if signal.sigwait(_HEARD) == signal.SIGTERM:  # we are asked to end it
+        if signal.sigwait(_SUPERVISED_SIGNALS) == signal.SIGTERM:  # we are asked to end the command
             status = KILLED
-        while status is None and (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
-            if ended[0] == command:
-                code = os.waitstatus_to_exitcode(ended[1])
+        while status is None and (reaped := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            process, wait_status = reaped
+            if process == command:
+                code = os.waitstatus_to_exitcode(wait_status)
                 status = code if code >= 0 else 128 - code
-    _end_all()
+    _kill_descendants()
     os.write(_STATUS_FD, f'{{ "exit-code": {status} }}\n'.encode())
     os._exit(0)
 
 
-def _end_all() -> None:
-    """End every process that is left: each that dies leaves its own children to us, until there are none.
+def _kill_descendants() -> None:
+    """Kill every process that is left: the children of each one that dies become ours, until there are none.
 
-    What became another user can't be ended by us, and is left alone.
+    We can't kill processes that have become another user, and leave those alone.
     """
-    beyond_us: set[int] = set()
-    while left := [child for child in _children() if child not in beyond_us]:
-        for child in left:
+    of_others: set[int] = set()
+    while children := [child for child in _list_children() if child not in of_others]:
+        for child in children:
             try:
                 os.kill(child, signal.SIGKILL)
             except PermissionError:
-                beyond_us.add(child)
+                of_others.add(child)
             except ProcessLookupError:
                 continue
-        for child in left:
-            if child not in beyond_us:
+        for child in children:
+            if child not in of_others:
                 os.waitpid(child, 0)
 
 
-def _children() -> list[int]:
-    me = os.getpid()
+def _list_children() -> list[int]:
+    own = os.getpid()
     try:
-        with open(f"/proc/{me}/task/{me}/children", encoding="ascii") as listing:
+        with open(f"/proc/{own}/task/{own}/children", encoding="ascii") as listing:
             return [int(number) for number in listing.read().split()]
     except FileNotFoundError:  # a kernel without this list
         parents = {name: libc.stat_of(f"/proc/{name}")[1:2] for name in os.listdir("/proc") if name.isdigit()}
-        return [int(name) for name, parent in parents.items() if parent == [b"%d" % me]]
+        return [int(name) for name, parent in parents.items() if parent == [b"%d" % own]]

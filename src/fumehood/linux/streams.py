@@ -1,4 +1,4 @@
-"""A command's standard streams: output kept in bounded memory and on disk, and input that is carried to it."""
+"""A command's standard streams: its output is kept in bounded memory and on disk, its input is carried to it."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ if TYPE_CHECKING:
     Sink = Callable[[bytes], None]
 
     class Carrier(Protocol):
-        """Whatever brings a command its input."""
+        """Carries input to a command."""
 
         @property
         def waits_for(self) -> tuple[int, int]:
-            """The descriptor to poll next, and for what; below zero is none."""
+            """The descriptor to poll next, and for which events; (-1, 0) for none."""
         def advance(self) -> bool:
             """Carry one piece; return False if there is no more."""
         def close(self) -> None:
-            """Let the command know that this was all."""
+            """Let the command find the end of its input."""
 
-    class Typist(Carrier, Protocol):
+    class InputWriter(Carrier, Protocol):
         """A program that writes to a command's input while it runs."""
 
-        def type_to(self, sink: int) -> None:
-            """Take the descriptor that leads to the command; it is the typist's to close."""
+        def write_to(self, sink: int) -> None:
+            """Take the descriptor that leads to the command, and close it when done."""
 
-    Wish = str | bytes | int | Typist  # a word, what to feed, a descriptor to lend, or who writes
+    # CLOSED, INHERITED or TYPED; the input itself; a descriptor to read it from; or a program that writes it.
+    CommandInput = str | bytes | int | InputWriter
 
-# Output: head and tail in memory, the whole in a file up to a limit.
-INLINE = 16 << 10  # bytes kept with the run's record; more than that goes to a file
-KEPT = 256 << 10  # bytes of head, and as many of tail, that stay in memory
+# Output: its head and tail in memory, and all of it up to a limit in a file.
+RECORD_LIMIT = 16 << 10  # bytes; a longer output is in a file, and not in the run's record
+PART_SIZE = 256 << 10  # bytes of the head, and of the tail, that stay in memory
 
 
 class Stream:
-    """One of a command's two outputs; `sink` gets each piece as it comes, and an empty one at the end."""
+    """One of a command's two outputs; `sink` gets each piece at once, and an empty one at the end."""
 
     def __init__(self, name: str, path: str, limit: int, sink: Sink | None = None) -> None:
         self.name = name
@@ -53,68 +54,68 @@ class Stream:
         self.saved = 0
         self._path = path
         self._limit = limit
-        self._most = max(1, min(KEPT, limit // 2))  # bytes of head, and as many of tail
-        self._inline = min(INLINE, self._most)
+        self._part_size = max(1, min(PART_SIZE, limit // 2))  # bytes of the head, and of the tail
+        self._record_limit = min(RECORD_LIMIT, self._part_size)
         self._sink = sink
-        self._is_lost = False  # it could not be saved, which was said, once
+        self._is_lost = False  # it could not be saved, and the error was raised, once
         self._head = bytearray()
         self._tail = bytearray()
         self._file = -1
 
     def feed(self, data: bytes) -> None:
-        """Take in a piece of output, as far as it may be kept."""
+        """Keep a piece of output, as far as the limits allow."""
         self._save(data)
         self.size += len(data)
-        room = self._most - len(self._head)
+        room = self._part_size - len(self._head)
         if room > 0:
             self._head += data[:room]
             data = data[room:]
         if data:
             self._tail += data
-            # Cut now and then, not at each piece: shifting the buffer costs more than it frees.
-            if len(self._tail) > 4 * KEPT:
-                del self._tail[: -self._most]
+            # Not cut at each piece, which would move the whole buffer each time.
+            if len(self._tail) > 4 * PART_SIZE:
+                del self._tail[: -self._part_size]
 
-    def tell(self, data: bytes) -> bool:
-        """Pass a piece on; return False if whoever read it is gone."""
+    def pass_on(self, data: bytes) -> bool:
+        """Pass a piece on to the sink; return False if the reader behind it is gone."""
         try:
             if self._sink is not None and data:
                 self._sink(data)
         except BrokenPipeError as error:
-            if raised_by(error):  # by a function, and not by a pipe of the command's own
+            if raised_by(error):  # a listener raised it: it is not about our own output
                 raise
             return False
         return True
 
-    def tell_end(self) -> None:
-        """Tell that this was all."""
+    def pass_on_end(self) -> None:
+        """Tell the sink that this was all."""
         sink = self._sink
         self.mute()
         if sink is not None:
             sink(b"")
 
-    def spill(self) -> None:
-        """Begin the file before there is much: the command lasts, and somebody may want to follow it."""
+    def start_file(self) -> None:
+        """Make the file although there is little output yet, so that others can follow a command that runs longer."""
         if self._file >= 0:
             return
         try:
-            self._write_on(b"")
-        except OSError:  # a full disk: then nobody can follow it, and the command goes on
+            self._append_to_file(b"")
+        except OSError:  # a full disk: the command goes on, and nobody can follow it
             if self._file >= 0:
-                self._drop()
+                self._remove_file()
 
     def _save(self, data: bytes) -> None:
-        if self._is_lost or (self._file < 0 and self.size + len(data) <= self._inline):
+        if self._is_lost or (self._file < 0 and self.size + len(data) <= self._record_limit):
             return
         try:
-            self._write_on(data)
+            self._append_to_file(data)
         except OSError:
-            if self._file < 0 or self.size + len(data) > self._inline:
+            if self._file < 0 or self.size + len(data) > self._record_limit:
                 self._is_lost = True
                 raise
-            self._drop()  # the disk is full, and memory has all of it
+            self._remove_file()  # the disk is full, but memory has all of it
 
-    def _write_on(self, data: bytes) -> None:
+    def _append_to_file(self, data: bytes) -> None:
         if self._file < 0:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             data = bytes(self._head) + data
@@ -125,92 +126,92 @@ class Stream:
             data = data[written:]
 
     def close(self) -> None:
-        """Close the file, if there is one; what is short goes into the record."""
+        """Close the file; remove it if the output is so short that the record holds it."""
         if self._file >= 0:
             if self.is_short:
-                self._drop()
+                self._remove_file()
             else:
                 os.close(self._file)
                 self._file = -1
 
-    def _drop(self) -> None:
+    def _remove_file(self) -> None:
         os.close(self._file)
         os.unlink(self._path)
         self._file, self.saved = -1, 0
 
     @property
     def path(self) -> str:
-        """Where the whole lies, or nothing where it was small enough to stay in memory."""
+        """The file that holds all of it, or "" if there is none."""
         return self._path if self.saved else ""
 
     @property
     def is_short(self) -> bool:
-        """Return True if the record holds all of it."""
-        return self.size <= self._inline
+        """Return True if the run's record holds all of it."""
+        return self.size <= self._record_limit
 
     @property
     def is_cut(self) -> bool:
         """Return True if memory holds less than all."""
-        return self.size > self._most + min(len(self._tail), self._most)
+        return self.size > self._part_size + min(len(self._tail), self._part_size)
 
-    def kept(self) -> tuple[bytes, bytes]:
+    def head_and_tail(self) -> tuple[bytes, bytes]:
         """Return the head and the tail; the tail is empty when the head is all there is."""
-        return bytes(self._head), bytes(self._tail[-self._most :])
+        return bytes(self._head), bytes(self._tail[-self._part_size :])
 
     def mute(self) -> None:
-        """Pass nothing on any more."""
+        """Call the sink no more."""
         self._sink = None
 
     def text(self) -> str:
-        """Return what was printed as text, with a line in the middle where something is left out."""
-        head, tail = self.kept()
+        """Return the output as text, with a line in the middle if something is left out there."""
+        head, tail = self.head_and_tail()
         if not self.is_cut:
-            return decoded(head + tail)
+            return decode(head + tail)
         left_out = self.size - len(head) - len(tail)
-        return f"{decoded(head)}\n[… {left_out} bytes left out …]\n{decoded(tail)}"
+        return f"{decode(head)}\n[… {left_out} bytes left out …]\n{decode(tail)}"
 
 
-class HeldBack:
-    """A sink that keeps a first line of bubblewrap's to itself until it is known that the command wrote it.
+class BwrapLineFilter:
+    """A sink that holds back a first line that bubblewrap may have written, until it is known that the command did.
 
-    Where the sandbox does not start, bubblewrap says so in one line on what would be the command's standard error;
-    we say it in our own words.
+    If the sandbox does not start, bubblewrap writes one line to the standard error that would be the command's. We
+    report that failure in our own words instead.
     """
 
     _MARK = b"bwrap: "
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._held: bytes | None = b""
+        self._held_back: bytes | None = b""
         self._is_at_end = False
 
     def __call__(self, data: bytes) -> None:
-        """Take in a piece of output, or the end."""
-        if self._held is None:
+        """Handle a piece of output, or the end."""
+        if self._held_back is None:
             self._sink(data)
             return
-        self._held += data
+        self._held_back += data
         self._is_at_end = not data
-        mark = self._held[: len(self._MARK)]
-        if not self._MARK.startswith(mark) or 0 <= self._held.find(b"\n") < len(self._held) - 1:
+        mark = self._held_back[: len(self._MARK)]
+        if not self._MARK.startswith(mark) or 0 <= self._held_back.find(b"\n") < len(self._held_back) - 1:
             self.release()
 
     def release(self) -> None:
-        """Pass on what was held back: the command began, so it is its own."""
-        held, self._held = self._held, None
-        if held:
-            self._sink(held)
-        if held is not None and self._is_at_end:
+        """Pass on what was held back, because the command has begun and so has written it."""
+        data, self._held_back = self._held_back, None
+        if data:
+            self._sink(data)
+        if data is not None and self._is_at_end:
             self._sink(b"")
 
 
-def decoded(data: bytes) -> str:
-    """Decode output for reading: what is not UTF-8 is shown as such, never an error."""
+def decode(data: bytes) -> str:
+    """Decode output for a reader; bytes that are not UTF-8 become replacement characters."""
     return data.decode("utf-8", "replace")
 
 
-def decoding(tell: Callable[[str], object]) -> Sink:
-    """Return a sink that tells a listener text, never splitting a character between two pieces."""
+def decoding_sink(tell: Callable[[str], object]) -> Sink:
+    """Return a sink that gives a listener text, and never splits a character between two pieces."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def sink(data: bytes) -> None:
@@ -221,15 +222,15 @@ def decoding(tell: Callable[[str], object]) -> Sink:
     return sink
 
 
-# A command's three standard descriptors, and the ends of them that stay with us.
+# A command's three standard descriptors, and our ends of them.
 
 CLOSED, INHERITED, TYPED = "closed", "inherited", "typed"
 _PIECE = 1 << 16
-_MEMORY = 1  # the device number of /dev/null and its like, which hold nothing of anybody's
+_MEMORY_MAJOR = 1  # the major number of /dev/null, /dev/zero and the like
 
 
 class Stdio:
-    """What the command is given, what its output is read from, and what feeds it."""
+    """The command's three descriptors, the descriptors that its output is read from, and what carries its input."""
 
     def __init__(
         self, descriptors: tuple[int, int, int], outputs: dict[int, Stream], feed: Carrier | None = None
@@ -238,13 +239,13 @@ class Stdio:
         self.outputs = outputs
         self.feed = feed
 
-    def started(self) -> None:
-        """Close what is the command's own now; else its output would never end."""
-        for fd in {*self.descriptors} - {0}:  # that one is inherited from whoever started us
+    def close_command_ends(self) -> None:
+        """Close the command's ends after the start; if we kept them open, its output would never end."""
+        for fd in {*self.descriptors} - {0}:  # 0 is our own standard input
             os.close(fd)
 
-    def abandon(self) -> None:
-        """Close what is ours, since nothing was started."""
+    def close_own_ends(self) -> None:
+        """Close our ends, because nothing was started."""
         for fd in self.outputs:
             os.close(fd)
         if self.feed is not None:
@@ -260,66 +261,66 @@ def is_same_file(fd: int, other: int) -> bool:
     return (first.st_dev, first.st_ino, first.st_rdev) == (second.st_dev, second.st_ino, second.st_rdev)
 
 
-def piped(wish: Wish, outputs: tuple[Stream, Stream], *, is_one: bool = False) -> Stdio:
-    """Return a pipe for each output, or one for both, and the input that is wished for.
+def make_pipes(source: CommandInput, outputs: tuple[Stream, Stream], *, is_one: bool = False) -> Stdio:
+    """Make a pipe for each output, or one for both, and the input.
 
-    Only in one pipe does what a command prints stay in order.
+    Only in one pipe do the two outputs stay in the order in which they were written.
     """
     streams = outputs[:1] if is_one else outputs
     with libc.Descriptors() as pipes:
         for _ in streams:
             pipes.extend(os.pipe())
-        stdin, feed = _input(wish)  # last: where one of them can't be had, none stays open
+        stdin, feed = _open_input(source)  # last, because the pipes are closed if it fails
         ends = tuple(pipes)
         pipes.clear()
     return Stdio((stdin, ends[1], ends[-1]), dict(zip(ends[::2], streams, strict=True)), feed)
 
 
-def on_terminal(terminal: Terminal | ProgramTerminal, output: Stream, wish: Wish) -> Stdio:
-    """Return the command one terminal for all three; a person types there, or a program does."""
+def connect_terminal(terminal: Terminal | ProgramTerminal, output: Stream, source: CommandInput) -> Stdio:
+    """Use one terminal for all three descriptors; a person types there, or a program writes there."""
     feed: Carrier
-    if isinstance(wish, (str, bytes, int)):
+    if isinstance(source, (str, bytes, int)):
         feed = Feed(os.dup(terminal.master), source=0)
     else:
-        feed = wish
-        wish.type_to(os.dup(terminal.master))
+        feed = source
+        source.write_to(os.dup(terminal.master))
     return Stdio((terminal.slave,) * 3, {os.dup(terminal.master): output}, feed)
 
 
-def can_be_given_again(wish: Wish) -> bool:
-    """Return True if a command that is run twice gets the same input."""
-    return _is_memory() if wish == INHERITED else isinstance(wish, (str, bytes)) and wish != TYPED
+def is_repeatable_input(source: CommandInput) -> bool:
+    """Return True if a command that is run again would get the same input."""
+    return _is_null_device() if source == INHERITED else isinstance(source, (str, bytes)) and source != TYPED
 
 
-def _is_memory() -> bool:
-    """Return True if our own input is /dev/null or its like."""
+def _is_null_device() -> bool:
+    """Return True if our own standard input is /dev/null or the like."""
     status = os.fstat(0)
-    return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _MEMORY
+    return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _MEMORY_MAJOR
 
 
-def _input(wish: Wish) -> tuple[int, Carrier | None]:
-    if wish == INHERITED:
-        return (0, None) if _is_memory() else lent(0)
-    if wish == CLOSED:
+def _open_input(source: CommandInput) -> tuple[int, Carrier | None]:
+    if source == INHERITED:
+        return (0, None) if _is_null_device() else lend_input(0)
+    if source == CLOSED:
         return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None
-    if isinstance(wish, int):
-        return lent(wish)
+    if isinstance(source, int):
+        return lend_input(source)
     reading, writing = os.pipe()
-    if wish == TYPED:
+    if source == TYPED:
         return reading, Feed(writing, source=0)
-    if isinstance(wish, (str, bytes)):
-        return reading, Feed(writing, wish if isinstance(wish, bytes) else wish.encode(errors="surrogateescape"))
-    wish.type_to(writing)
-    return reading, wish
+    if isinstance(source, (str, bytes)):
+        return reading, Feed(writing, source if isinstance(source, bytes) else source.encode(errors="surrogateescape"))
+    source.write_to(writing)
+    return reading, source
 
 
 class Feed:
-    """Carries input to a command: what is there already, and what comes from a descriptor."""
+    """Carries input to a command: first some data, then what comes from a descriptor."""
 
     def __init__(self, sink: int, data: bytes = b"", *, source: int = -1) -> None:
         os.set_blocking(sink, False)
         self._sink = sink
-        self._data = memoryview(data)  # so that what is left is never copied
+        self._data = memoryview(data)  # a view, so that the rest is never copied
         self._source = source
 
     @property
@@ -333,7 +334,7 @@ class Feed:
         """Carry one piece; return False if there is no more."""
         if not self._data and self._source >= 0:
             data = b""
-            # In the background, what is typed is for somebody else.
+            # While we are in the background, what is typed is for another program.
             if not os.isatty(self._source) or os.tcgetpgrp(self._source) == os.getpgrp():
                 data = _read_now(self._source)
             if not data:
@@ -344,32 +345,32 @@ class Feed:
                 self._data = self._data[os.write(self._sink, self._data[:_PIECE]) :]
             except BlockingIOError:
                 return True
-            except OSError:  # the command does not want it, or its terminal is gone
+            except OSError:  # the command has closed its input, or its terminal is gone
                 return False
         return bool(self._data) or self._source >= 0
 
     def close(self) -> None:
-        """Let the command know that this was all."""
+        """Let the command find the end of its input."""
         os.close(self._sink)
 
 
 # Lend a command our own standard input, without giving it the descriptor.
 #
-# Whoever holds a pipe's reading end can open it again for writing, and so could tell a shell that reads its script from
-# the same pipe what to do next, outside. So the command gets a pipe of its own. It holds one piece at a time, which is
-# only copied; what the command has read of it is then taken from the original, and no more: the next program there
-# finds the rest, as it would without us.
+# A process that has a pipe's reading end can open the pipe for writing, too. So a command could write commands for a
+# shell outside that reads its script from the same pipe. Therefore the command gets another pipe. It holds one piece at
+# a time, which we only copy; what the command has read of it is then removed from the original, and no more. The next
+# program that reads there finds the rest, as it would without us.
 
 _F_SETPIPE_SZ, _F_ADD_SEALS, _EVERY_SEAL = 1031, 1033, 0xF
-_MOST_COPIED = 16 << 20
+_LARGEST_COPY = 16 << 20
 _FIONREAD = 0x541B
-_KEYSTROKES = 4096
-_AT_ONCE, _MOMENT_MS = 64, 1
+_LENT_PIECE = 4096
+_PIECES_AT_ONCE, _MOMENT_MS = 64, 1
 _WITHOUT_WAITING = 2  # of splice and tee
 
 
-def lent(source: int) -> tuple[int, Carrier | None]:
-    """Return what the command gets as its input in place of a descriptor of ours, and what feeds it, if anything."""
+def lend_input(source: int) -> tuple[int, Carrier | None]:
+    """Return a descriptor for the command's input that stands for one of ours, and what carries data to it."""
     kind = stat.S_IFMT(os.fstat(source).st_mode)
     if kind == stat.S_IFCHR:
         reading, writing = os.pipe()
@@ -377,48 +378,48 @@ def lent(source: int) -> tuple[int, Carrier | None]:
     if kind == stat.S_IFDIR:
         raise BadRequest("standard input is a directory", hint="a command could leave the sandbox by it")
     if kind == stat.S_IFREG:
-        copied = Copied(source) if os.fstat(source).st_size <= _MOST_COPIED else Poured(source)
-        return os.dup(copied.reading), copied
-    lending = Lent(source, kind)
-    return os.dup(lending.reading), lending
+        carrier = CopiedFile(source) if os.fstat(source).st_size <= _LARGEST_COPY else PipedFile(source)
+        return os.dup(carrier.reading), carrier
+    pipe = LentPipe(source, kind)
+    return os.dup(pipe.reading), pipe
 
 
-# A file that is open can have its mode, times and attributes changed, be it open for reading only, and neither the
-# mounts of the sandbox nor its guard have a part in that. So it is never the file itself that a command is given.
+# A process can change mode, times and attributes of a file that it has open, even for reading only. Neither the
+# sandbox's mounts nor its guard prevent that. So a command never gets the file itself.
 
 
-class Copied:
-    """What is left of a small file, in memory: with a position to move, which ours follows in the end."""
+class CopiedFile:
+    """A copy in memory of the rest of a small file; in the end, our position moves by what the command has read."""
 
     waits_for = (-1, 0)
 
     def __init__(self, source: int) -> None:
         self._source = source
-        self._from = os.lseek(source, 0, os.SEEK_CUR)
+        self._start = os.lseek(source, 0, os.SEEK_CUR)
         self.reading = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self._size = 0
-        while self._size < _MOST_COPIED and (data := _read_now(source, self._from + self._size)):
+        while self._size < _LARGEST_COPY and (data := _read_now(source, self._start + self._size)):
             self._size += os.write(self.reading, data)
         fcntl.fcntl(self.reading, _F_ADD_SEALS, _EVERY_SEAL)
         os.lseek(self.reading, 0, os.SEEK_SET)
 
     def advance(self) -> bool:
-        """There is nothing to carry."""
+        """Do nothing: the copy is complete."""
         return True
 
     def close(self) -> None:
-        """Go on where the command stopped reading; it may have gone beyond the end."""
+        """Move our position to where the command stopped reading; it may have sought beyond the end."""
         if reached := min(os.lseek(self.reading, 0, os.SEEK_CUR), self._size):
-            os.lseek(self._source, self._from + reached, os.SEEK_SET)
+            os.lseek(self._source, self._start + reached, os.SEEK_SET)
         os.close(self.reading)
 
 
-class Poured:
-    """A large file, through a pipe; in the end our position in it is before what the command has not read."""
+class PipedFile:
+    """Carries a large file through a pipe; in the end, our position in it is before what the command has not read."""
 
     def __init__(self, source: int) -> None:
         self._source = source
-        self._from = self._at = os.lseek(source, 0, os.SEEK_CUR)
+        self._start = self._position = os.lseek(source, 0, os.SEEK_CUR)
         self.reading, self._sink = os.pipe()
         os.set_blocking(self._sink, False)
 
@@ -428,89 +429,89 @@ class Poured:
         return self._sink, select.POLLOUT
 
     def advance(self) -> bool:
-        """Pour in a piece; after the last one, the command finds the end, and what it leaves is counted later."""
-        data = _read_now(self._source, self._at)
+        """Write a piece into the pipe, or close the pipe after the last one; `close` counts what was not read."""
+        data = _read_now(self._source, self._position)
         if not data:
             os.close(self._sink)
             self._sink = -1
             return True
         try:
-            self._at += os.write(self._sink, data)
+            self._position += os.write(self._sink, data)
         except BlockingIOError:
-            return True  # the command has filled it itself
+            return True  # the command has filled the pipe itself
         return True
 
     def close(self) -> None:
-        """Go on where the command stopped reading; never back, though it may have written into its pipe."""
-        os.lseek(self._source, max(self._from, self._at - _waiting(self.reading)), os.SEEK_SET)
+        """Move our position to where the command stopped reading; never back, though it can write into the pipe."""
+        os.lseek(self._source, max(self._start, self._position - _readable_bytes(self.reading)), os.SEEK_SET)
         os.close(self.reading)
         if self._sink >= 0:
             os.close(self._sink)
 
 
-def _read_now(source: int, place: int = -1) -> bytes:
-    """Read a piece, of a file from a place on; nothing where it is not open for reading, or its end is gone."""
+def _read_now(source: int, position: int = -1) -> bytes:
+    """Read a piece, of a file at a position; b"" if it is not open for reading, or a terminal that has hung up."""
     try:
-        return os.read(source, _PIECE) if place < 0 else os.pread(source, _PIECE, place)
+        return os.read(source, _PIECE) if position < 0 else os.pread(source, _PIECE, position)
     except OSError:
         return b""
 
 
-class Lent:
-    """Carries a pipe or a socket to the command, piece by piece."""
+class LentPipe:
+    """Lends a pipe or a socket to the command, piece by piece."""
 
     def __init__(self, source: int, kind: int) -> None:
         self._source = source
         self._kind = kind
         self.reading, self._sink = os.pipe()
-        # Of one piece: there is room exactly when the command has read it to its end.
-        fcntl.fcntl(self._sink, _F_SETPIPE_SZ, _KEYSTROKES)
-        self._shown = 0  # bytes in the pipe that are still in the source, too
+        # It holds one piece, so there is room again exactly when the command has read all of that.
+        fcntl.fcntl(self._sink, _F_SETPIPE_SZ, _LENT_PIECE)
+        self._copied_size = 0  # bytes in the pipe that are still in the source as well
 
     @property
     def waits_for(self) -> tuple[int, int]:
         """The descriptor to poll next, and for what."""
-        return (self._sink, select.POLLOUT) if self._shown else (self._source, select.POLLIN)
+        return (self._sink, select.POLLOUT) if self._copied_size else (self._source, select.POLLIN)
 
     def advance(self) -> bool:
-        """Take away what was read and show the next piece; return False if there is no more."""
-        for _ in range(_AT_ONCE):
-            if self._shown:
-                self._take(self._shown)
-                self._shown = 0
+        """Remove from the source what was read, and copy the next piece; return False if there is no more."""
+        for _ in range(_PIECES_AT_ONCE):
+            if self._copied_size:
+                self._discard_from_source(self._copied_size)
+                self._copied_size = 0
             if not _is_ready(self._source, select.POLLIN, 0):
                 return True
             try:
-                self._shown = self._show()
+                self._copied_size = self._copy_piece()
             except BlockingIOError:
-                return True  # somebody else has read it
+                return True  # another process has read it
             except OSError:
                 return False
-            if not self._shown:
+            if not self._copied_size:
                 return False
-            # One who reads much is waited for here for a moment: a turn of all that is attended to takes longer.
+            # A command that reads much is ready in a moment: a whole turn of the poll loop would take longer.
             if not _is_ready(self._sink, select.POLLOUT, _MOMENT_MS):
                 return True
         return True
 
     def close(self) -> None:
-        """Take what the command has read of the last piece, and let it know that this was all."""
-        left = _waiting(self.reading)
-        if self._shown > left:
-            self._take(self._shown - left)
+        """Remove from the source what the command has read of the last piece; let it find the end of its input."""
+        unread = _readable_bytes(self.reading)
+        if self._copied_size > unread:
+            self._discard_from_source(self._copied_size - unread)
         os.close(self._sink)
         os.close(self.reading)
 
-    def _show(self) -> int:
-        """Copy a piece into the command's pipe; returns its size."""
+    def _copy_piece(self) -> int:
+        """Copy a piece into the command's pipe and return its size."""
         if self._kind == stat.S_IFIFO:
-            return libc.tee(self._source, self._sink, _KEYSTROKES, _WITHOUT_WAITING)
-        data = libc.peek(self._source, _KEYSTROKES)
+            return libc.tee(self._source, self._sink, _LENT_PIECE, _WITHOUT_WAITING)
+        data = libc.peek(self._source, _LENT_PIECE)
         return os.write(self._sink, data) if data else 0
 
-    def _take(self, size: int) -> None:
-        """Take away what was read; not more than is there, should somebody else have read it as well."""
-        size = min(size, _waiting(self._source))
+    def _discard_from_source(self, size: int) -> None:
+        """Remove so many bytes from the source, or fewer if another process has read there as well."""
+        size = min(size, _readable_bytes(self._source))
         while size > 0 and (data := os.read(self._source, size)):
             size -= len(data)
 
@@ -521,6 +522,6 @@ def _is_ready(fd: int, event: int, milliseconds: int) -> bool:
     return bool(poll.poll(milliseconds))
 
 
-def _waiting(fd: int) -> int:
-    """Return how many bytes can be read at once."""
+def _readable_bytes(fd: int) -> int:
+    """Return how many bytes can be read now."""
     return int.from_bytes(fcntl.ioctl(fd, _FIONREAD, bytes(4)), "little")

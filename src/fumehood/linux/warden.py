@@ -420,9 +420,10 @@ class Warden:
         if self._cgroup is not None:
             return 0, 0  # it counts these itself
         if self._kernel is None:
-            from fumehood.linux.process import interpreter
+            from fumehood.linux.process import interpreter_command
 
-            self._kernel = KernelMemory(self._init, interpreter(KernelMemory.__module__, "enter", str(self._init)))
+            command = interpreter_command(KernelMemory.__module__, "enter", str(self._init))
+            self._kernel = KernelMemory(self._init, command)
         self._kernel.look(sockets)
         return self._kernel.segments(), self._kernel.others()
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from fumehood.linux.libc import Closing, read
 from fumehood.linux.namespaces import kernel_form
-from fumehood.linux.process import first_inside
+from fumehood.linux.process import find_init
 from fumehood.linux.usage import NotYet, Processes
 
 Place = tuple[str, int]
@@ -183,7 +183,7 @@ class Neighbours:
     def _sandbox(self, run: str) -> tuple[int, Processes] | None:
         # Kept open from the first time on: the number of a process that has ended may be given to another one.
         if run not in self._sandboxes:
-            init = first_inside(self._init_file(run))
+            init = find_init(self._init_file(run))
             if init is None:
                 return None
             try:

@@ -18,7 +18,7 @@ from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request, encode
 from fumehood.errors import RAISED_BY, BadRequest
 from fumehood.linux.monitor import watcher
 from fumehood.linux.process import CHANGES, KILL
-from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding
+from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding_sink
 from fumehood.service.arguments import checks_arguments, in_our_words, is_path
 from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
@@ -32,7 +32,7 @@ from fumehood.service.started import Started, Underway, terminal_of
 if TYPE_CHECKING:
     from fumehood.core.questions import Question
     from fumehood.core.report import Run
-    from fumehood.linux.streams import Wish
+    from fumehood.linux.streams import CommandInput
     from fumehood.service.ask import Answering, Ask
     from fumehood.service.hood import Hood
     from fumehood.service.projects import ThrownDirectory
@@ -332,7 +332,7 @@ def _writable(write: Writable) -> tuple[str, ...] | None:
 
 
 def _caller(
-    on_output: OnOutput | None, on_change: OnChange | None, fed: Wish, cancelled: Callable[[], bool] | None,
+    on_output: OnOutput | None, on_change: OnChange | None, fed: CommandInput, cancelled: Callable[[], bool] | None,
     asks: tuple[Ask, ...], listener: LoopListener | None = None,
 ) -> Caller:  # fmt: skip
     to_output = naming("on_output", on_output, awaits=listener is not None)
@@ -345,7 +345,7 @@ def _caller(
         def tell(text: str) -> object:
             return to_output(stream, text)  # a coroutine, where it is awaited
 
-        return decoding(tell if listener is None else listener.telling(stream, tell))
+        return decoding_sink(tell if listener is None else listener.telling(stream, tell))
 
     if to_change is not None and listener is not None:
         to_change = listener.telling(CHANGES, to_change)
@@ -398,7 +398,7 @@ def naming(name: str, function: Function | None, *, awaits: bool = False) -> Any
     return call
 
 
-def _fed(stdin: Any) -> Wish:
+def _fed(stdin: Any) -> CommandInput:
     """Return what a command reads: a text, bytes, what a file holds from where it is, or what this program reads."""
     if stdin is None:
         return CLOSED

@@ -214,7 +214,7 @@ class Dialogue(Bell):
         """The run of this name is on its way."""
         self.run = run
 
-    def type_to(self, sink: int) -> None:
+    def write_to(self, sink: int) -> None:
         """Take the descriptor that leads to the command's input."""
         os.set_blocking(sink, False)
         self._sink = sink

@@ -24,7 +24,7 @@ from fumehood.linux.doctor import Ability
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
 from fumehood.linux.probe import FIX, Host, read
-from fumehood.linux.streams import INLINE
+from fumehood.linux.streams import RECORD_LIMIT
 from fumehood.linux.survey import fault_of
 from fumehood.service import layers as layering
 from fumehood.service.blocked import failed_on
@@ -84,7 +84,7 @@ def look_inside(hood: Hood, script: str, root: str, timeout: float) -> str:
     world = host_or_tree_world(places, policy, root or policy.root, project.roots, owner_of(project.path), project.id)
     choice = capturing.choose(hood.host(), policy.capture, project.roots)
     name = new_id()
-    streams = output_streams(places, name, INLINE)
+    streams = output_streams(places, name, RECORD_LIMIT)
     try:
         with _unrecorded(hood, name, choice, world) as execution:
             execution.run(build_argv(script, world.shell), world.inside(project.path), streams, timeout, Caller())

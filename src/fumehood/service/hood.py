@@ -8,7 +8,7 @@ from fumehood.core.value import Value
 from fumehood.errors import Refused
 from fumehood.linux.hostview import HostViews
 from fumehood.linux.probe import host
-from fumehood.linux.streams import CLOSED, can_be_given_again
+from fumehood.linux.streams import CLOSED, is_repeatable_input
 from fumehood.service.permission import Permissions
 from fumehood.service.surroundings import Surroundings
 from fumehood.store.audit import DECIDED
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Starter
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.probe import Host
-    from fumehood.linux.process import Partner, Watched
-    from fumehood.linux.streams import Sink, Wish
+    from fumehood.linux.process import Partner, StoppableSource
+    from fumehood.linux.streams import CommandInput, Sink
     from fumehood.linux.terminal import ProgramTerminal, Signals, Terminal
     from fumehood.service.ask import Ask
     from fumehood.service.store import Store
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
 class Caller(Value):
     """Whoever runs a command, and how they take part in it: input, output, questions, signals."""
 
-    stdin: Wish = CLOSED
+    stdin: CommandInput = CLOSED
     on_stdout: Sink | None = None
     on_stderr: Sink | None = None
-    watch: Callable[[Sequence[Layer]], Watched] | None = None
+    watch: Callable[[Sequence[Layer]], StoppableSource] | None = None
     cancelled: Callable[[], bool] | None = None
     terminal: Terminal | ProgramTerminal | None = None  # the command's own, in place of pipes
     partner: TakingPart | None = None  # the program, where it takes part from another thread
@@ -72,7 +72,7 @@ class Caller(Value):
     @property
     def can_run_twice(self) -> bool:
         """Return True if a second run of the command would get the same input as the first."""
-        return self.terminal is None and can_be_given_again(self.stdin)
+        return self.terminal is None and is_repeatable_input(self.stdin)
 
 
 class Hood:

@@ -480,13 +480,13 @@ def refresh_running_commands(store: Store, project: int, run: Run) -> None:
     names -= {run.run, run.of or ""}  # a checkpoint is of a command that runs
     if not names:
         return
-    from fumehood.linux.process import first_inside
+    from fumehood.linux.process import find_init
     from fumehood.rootfs.tree import targets
 
     changed = {run.roots[change.root] for change in run.changed if change.verdict == APPLIED}
     for other in store.history.runs(among=names):
         roots = [root for root in other.roots if root in changed] if other.capture == KERNEL else []
-        init = first_inside(store.places.layer(other.run, 0, INIT)) if roots else None
+        init = find_init(store.places.layer(other.run, 0, INIT)) if roots else None
         if init is not None:
             try:
                 in_tree = targets(other.roots)

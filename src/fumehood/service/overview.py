@@ -19,7 +19,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, UndoRefused
 from fumehood.linux.libc import Closing, InterruptsHeld, read
 from fumehood.linux.nofollow import is_whiteout, open_top
-from fumehood.linux.process import first_inside
+from fumehood.linux.process import find_init
 from fumehood.linux.usage import descendants
 from fumehood.service import checkpoint, decide
 from fumehood.service.layers import INIT, walk_tree
@@ -55,7 +55,7 @@ def running(store: Store, *filters: RunFilter) -> list[LiveCommand]:
 
 def live(store: Store, run: Run) -> LiveCommand:
     """Return a command that runs now, with what it uses at this moment."""
-    init = first_inside(store.places.layer(run.run, 0, INIT))
+    init = find_init(store.places.layer(run.run, 0, INIT))
     if init is None:
         return LiveCommand(run=run, memory=0, processes=0)  # it is being set up, or has just ended
     processes = descendants(init)

@@ -23,7 +23,7 @@ from fumehood.linux.capture import COPY, FUSE, finish_for_the_dead
 from fumehood.linux.copying import replace_by_copies
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import open_top, remove_tree
-from fumehood.linux.process import is_gone
+from fumehood.linux.process import wait_until_gone
 from fumehood.linux.staging import COPIES_DIR, OLD_ORIGINALS_DIR, ORIGINALS_DIR
 from fumehood.linux.steps import UNREACHABLE, Changed, restore_modes
 from fumehood.service import layers as layering
@@ -123,7 +123,7 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
         if run.mode == DRAFT:
             _forget(store, run)  # the draft holds it all still
             return
-        if not is_gone(f"{store.places.run(name)}/0/{layering.INIT}", _DYING_S, by_force=True):
+        if not wait_until_gone(f"{store.places.run(name)}/0/{layering.INIT}", _DYING_S, by_force=True):
             raise BlockingIOError  # something of it can't end now: it waits for a disk, perhaps
         if run.session is not None:
             from fumehood.service.session import remove_session_files

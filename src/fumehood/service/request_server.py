@@ -28,7 +28,7 @@ from fumehood.core.inside import (
 )
 from fumehood.core.request import SESSION_BIN, SESSION_DIRECTORY
 from fumehood.errors import Refused, plain_error
-from fumehood.linux.process import interpreter
+from fumehood.linux.process import interpreter_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from subprocess import Popen
 
-    from fumehood.linux.process import QuestionsOpen
+    from fumehood.linux.process import PendingQuestions
 
 REQUESTS, ANSWERS, _CLOSED = "ask", "answer", "closed"  # in the session's directory: two pipes, and a mark
 TOOL = f"{SESSION_BIN}/fumehood"
@@ -90,7 +90,7 @@ class RequestServer:
         self.served = 0
         self.outside: Callable[[str], str] = str  # turns a path that the command saw into one that the person knows
         self.roots_inside: Mapping[str, str] = {}  # the roots, and where the command sees them if that is elsewhere
-        self.questions: QuestionsOpen | None = None
+        self.questions: PendingQuestions | None = None
         self.ask_person: Callable[[Sequence[Widening]], str] | None = None  # where a person can be asked
         # Called where the agent's shells say when commands begin and end.
         self.on_shell_message: Callable[[Sequence[str], str], str] | None = None
@@ -196,7 +196,7 @@ class RequestServer:
         """Run our own command line in a process of its own, and return how it ended and what it printed."""
         import subprocess
 
-        line = interpreter("fumehood.faces.cli.main", "run_inside", words[0], *self._reach, *words[1:])
+        line = interpreter_command("fumehood.faces.cli.main", "run_inside", words[0], *self._reach, *words[1:])
         child = self._child = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
             start_new_session=True,

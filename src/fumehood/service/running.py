@@ -19,7 +19,7 @@ from fumehood.linux.libc import InterruptsHeld, read, remove_file
 from fumehood.linux.mounts import Operation, Text, needs_bubblewrap
 from fumehood.linux.namespaces import Layer, listen_inside_command
 from fumehood.linux.nofollow import LISTING
-from fumehood.linux.streams import Stream, on_terminal, piped
+from fumehood.linux.streams import Stream, connect_terminal, make_pipes
 from fumehood.service.layers import init_file
 from fumehood.service.provided import secret_paths_in_variables
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from fumehood.linux.gitindex import SeenIndexes
     from fumehood.linux.launch import Starter, Streams
-    from fumehood.linux.process import Guard, Outcome, QuestionsOpen, Running
+    from fumehood.linux.process import Outcome, PendingQuestions, Running, UsageWatch
     from fumehood.linux.streams import Sink, Stdio
     from fumehood.service.agents import ShellCommands
     from fumehood.service.checkpoint import Checkpoints
@@ -83,7 +83,7 @@ class Execution:
 
     def run(
         self, command: tuple[str, ...], cwd: str, outputs: tuple[Stream, Stream], timeout: float | None,
-        caller: Caller, access: NetworkAccess | None = None, questions: QuestionsOpen | None = None,
+        caller: Caller, access: NetworkAccess | None = None, questions: PendingQuestions | None = None,
     ) -> CommandResult:  # fmt: skip
         """Run a command to its end; raises LaunchFailed if the sandbox itself failed."""
         capture, self._access = self._capture, access
@@ -245,7 +245,7 @@ class Execution:
             temporary_home=visible.temporary_home,
         )  # fmt: skip
 
-    def _make_warden(self, init: int) -> Guard | None:
+    def _make_warden(self, init: int) -> UsageWatch | None:
         """Return a warden for a command that runs for longer than a moment; None if the sandbox is not ready yet."""
         from fumehood.linux.warden import NotYet, Warden
 
@@ -304,8 +304,8 @@ class CheckpointTimer:
 
 def attend(
     start: Starter, plan: Plan, outputs: tuple[Stream, Stream], timeout: float | None, caller: Caller,
-    layers: Sequence[Layer] = (), make_warden: Callable[[int], Guard | None] | None = None,
-    questions: QuestionsOpen | None = None, requests: RequestServer | None = None,
+    layers: Sequence[Layer] = (), make_warden: Callable[[int], UsageWatch | None] | None = None,
+    questions: PendingQuestions | None = None, requests: RequestServer | None = None,
 ) -> CommandResult:  # fmt: skip
     """Launch the plan, and attend the command to its end."""
 
@@ -324,19 +324,19 @@ def attend(
                 try:
                     running = start(plan, stdio.descriptors)
                 except (FumehoodError, OSError):
-                    stdio.abandon()
+                    stdio.close_own_ends()
                     raise
                 finally:
-                    stdio.started()  # the command's own ends of its streams are closed here
+                    stdio.close_command_ends()
                 if caller.partner is not None:
                     caller.partner.launched()
-                from fumehood.linux.process import Attendance
+                from fumehood.linux.process import Attendant
 
-                attendance = Attendance(
+                attendance = Attendant(
                     running, stdio.outputs,
                     deadline=None if timeout is None else began + timeout,
-                    watched=watched, feeding=stdio.feed, cancelled=caller.cancelled, guarding=make_warden,
-                    signals=caller.signals, asking=questions, door=requests, partner=caller.partner,
+                    monitor=watched, feed=stdio.feed, cancelled=caller.cancelled, make_warden=make_warden,
+                    signals=caller.signals, questions=questions, requests=requests, partner=caller.partner,
                     interrupts=interrupts,
                 )  # fmt: skip
             except BaseException:
@@ -351,10 +351,10 @@ def attend(
         return CommandResult(outcome=outcome, stdout=outputs[0], stderr=outputs[1], duration_s=time.monotonic() - began)
 
     if caller.terminal is None:
-        return attend_with(piped(caller.stdin, outputs, is_one=caller.is_one_stream))
+        return attend_with(make_pipes(caller.stdin, outputs, is_one=caller.is_one_stream))
     # Only now: until here, a person may have been asked something, and answers on a terminal in its normal mode.
     with caller.terminal as terminal:
-        return attend_with(on_terminal(terminal, outputs[0], caller.stdin))
+        return attend_with(connect_terminal(terminal, outputs[0], caller.stdin))
 
 
 def _listening_inside(access: NetworkAccess, command: tuple[str, ...], world: World) -> tuple[str, ...]:
@@ -421,7 +421,7 @@ def record_result(run: Run, result: CommandResult) -> None:
 def recordable_output(result: CommandResult) -> tuple[Printed, Printed]:
     """Return both outputs for the record: the bytes of a short one, else only its length."""
     streams = result.stdout, result.stderr
-    out, err = ((stream.kept()[0] if stream.is_short else None, stream.size) for stream in streams)
+    out, err = ((stream.head_and_tail()[0] if stream.is_short else None, stream.size) for stream in streams)
     return out, err
 
 

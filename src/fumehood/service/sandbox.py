@@ -28,7 +28,7 @@ from fumehood.errors import RAISED_BY, BadRequest, NoDirectory, Refused, reason_
 from fumehood.linux import capture as capturing
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
-from fumehood.linux.streams import HeldBack
+from fumehood.linux.streams import BwrapLineFilter
 from fumehood.service import layers as layering
 from fumehood.service.hood import Caller, Hood, mark_refused
 from fumehood.service.permission import add_granted_access, decide_access
@@ -357,7 +357,7 @@ class Attempt:
         )
         run.one_stream = caller.is_one_stream or caller.terminal is not None
         error_sink = caller.on_stdout if caller.is_one_stream else caller.on_stderr
-        errors = None if error_sink is None else HeldBack(error_sink)
+        errors = None if error_sink is None else BwrapLineFilter(error_sink)
         sinks = (errors, None) if caller.is_one_stream else (caller.on_stdout, errors)
         policy = self.hood.policy
         streams = output_streams(self.hood.store.places, run.run, policy.output_limit, sinks)

@@ -230,15 +230,15 @@ def _read_first_format(text: str) -> Any:
 
 def read_output(path: str, size: int) -> tuple[str, bool]:
     """Return an output as the report shows it, and whether a part of it is left out."""
-    from fumehood.linux.streams import KEPT
+    from fumehood.linux.streams import PART_SIZE
 
     try:
         with Closing(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as file:
             saved = os.fstat(file).st_size
-            if size <= 2 * KEPT and saved >= size:
+            if size <= 2 * PART_SIZE and saved >= size:
                 return os.pread(file, size, 0).decode("utf-8", "replace"), False
-            head = os.pread(file, KEPT, 0)
-            tail = os.pread(file, KEPT, max(KEPT, saved - KEPT))
+            head = os.pread(file, PART_SIZE, 0)
+            tail = os.pread(file, PART_SIZE, max(PART_SIZE, saved - PART_SIZE))
     except FileNotFoundError:
         return _no_longer_kept(size), True
     left_out = size - len(head) - len(tail)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from fumehood.linux.namespaces import Layer
-    from fumehood.linux.process import Watched
+    from fumehood.linux.process import StoppableSource
     from fumehood.linux.streams import Sink
     from fumehood.service.ask import Ask, Asked
 
@@ -225,7 +225,7 @@ class StatusLine:
 class LiveLine(StatusLine):
     """A line that shows which files a running command writes; the run reads it as its watch on the layers."""
 
-    _watched: Watched
+    _watched: StoppableSource
 
     def __init__(self) -> None:
         super().__init__()
@@ -233,7 +233,7 @@ class LiveLine(StatusLine):
         self._at_line_start = True
         self._next = 0.0
 
-    def watch(self, layers: Sequence[Layer]) -> Watched:
+    def watch(self, layers: Sequence[Layer]) -> StoppableSource:
         """Start watching the layers."""
         from fumehood.linux.monitor import watcher
 
