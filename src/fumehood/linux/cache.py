@@ -1,4 +1,4 @@
-"""What was found out once: small files in our cache directory, and whether what they rest on is still so."""
+"""Cached answers: small files in our cache directory, and snapshots that tell whether an answer is still valid."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _OTHERS = 0o077
 _LARGEST = 8 << 20
 _PLAINLY = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_SUM = 8  # bytes in front that tell whether the rest is whole
-_FORMAT = 2  # of what follows: a file of another is not whole
+_SUM = 8  # bytes of the checksum in front
+_FORMAT = 2  # part of the checksum, so that a file of another format does not match
 
 
 def load(path: str, question: Any = None) -> Any:
-    """Return the answer that was kept to a question, or None; a file that is not whole and ours alone does not count.
+    """Return the saved answer to a question, or None; the file must be complete, ours, and closed to others.
 
-    With `sudo` the cache may lie in somebody else's home: what others wrote is not an answer.
+    With `sudo` the cache may lie in somebody else's home: what others wrote is not used.
     """
     try:
         with Closing(os.open(path, _PLAINLY)) as file:
@@ -44,7 +44,7 @@ def load(path: str, question: Any = None) -> Any:
 
 
 def save(path: str, answer: Any, question: Any = None) -> None:
-    """Keep an answer, of plain values; where that can't be done, it only costs time later."""
+    """Save an answer made of plain values; a failure is ignored, because it only costs time later."""
     content = marshal.dumps((question, answer), 4)  # a form that every Python reads
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -54,11 +54,11 @@ def save(path: str, answer: Any, question: Any = None) -> None:
 
 
 def plain_file(path: str, top: int | None = None, most: int = 1 << 16) -> bytes | None:
-    """Return a plain file's content; None where there is something else, or nothing."""
+    """Return a regular file's content, at most `most` bytes; None if there is no regular file or it can't be read."""
     try:
         with Closing(os.open(path, _PLAINLY) if top is None else open_below(top, path, _PLAINLY)) as file:
             status = os.fstat(file)
-            # No more than there is, where that is known: for a large buffer, the kernel has to find memory.
+            # Ask for no more than the file's size if that is known: a large buffer costs memory.
             size = min(most, status.st_size + 1) if status.st_size else most
             return os.read(file, size) if stat.S_ISREG(status.st_mode) else None
     except OSError:
@@ -66,9 +66,9 @@ def plain_file(path: str, top: int | None = None, most: int = 1 << 16) -> bytes 
 
 
 def replace_file(path: str, content: bytes, *, by_many: bool = False, mode: int = 0o600) -> None:
-    """Write a file beside its place, and let it take that when it is whole; raises OSError.
+    """Write a file beside its place and rename it there when it is complete; raises OSError.
 
-    What several may write at once, `by_many`, is written beside it by each for itself.
+    `by_many` says that several processes may do so at once: each then uses a temporary name of its own.
     """
     spare = f"{path}.new-{os.getpid()}-{_thread.get_ident()}" if by_many else f"{path}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -80,7 +80,7 @@ def replace_file(path: str, content: bytes, *, by_many: bool = False, mode: int 
 
 
 def remove_older(directory: str, prefixes: tuple[str, ...], before: float) -> None:
-    """Remove what was kept under names that begin so, and was last written before a time."""
+    """Remove files whose names have one of these prefixes and that were last written before a time."""
     try:
         names = [name for name in os.listdir(directory) if name.startswith(prefixes)]
     except OSError:
@@ -98,26 +98,26 @@ def _sum(content: bytes) -> bytes:
     return b"%08x" % crc32(content, _FORMAT)
 
 
-# Look things up on the disk, and remember what was seen, so that it can be told whether an answer still holds.
+# Look things up on the disk and remember what was seen, so that later it can be compared with the current state.
 #
-# Everything is bounded, and nothing is opened that could keep us waiting: a FIFO among programs, a loop of links.
+# Everything is bounded, and nothing is opened that could block: a FIFO among programs, a loop of links.
 
 _HEAD = 256  # bytes of a program
 _SETTINGS = 4096  # bytes of a file of settings
 _MOST_ENTRIES = 6000  # of one directory
 _MOST_HEADS = 500
 _MOST_STEPS = 400  # on the way of one path; the kernel follows 40 links
-TICK_NS = 50_000_000  # file times may be coarser than this only on old kernels
-_NEVER = 1  # in place of a time: no file has this one
+TICK_NS = 50_000_000  # file times are at least this precise, except on old kernels
+_NEVER = 1  # used instead of a time: no file has this one
 
 
 class Snapshot:
-    """What was looked up on the disk, and whether it is still so.
+    """The state of what was looked up on the disk; `is_current` compares it with the state now.
 
-    `files` were read, and have the time of their last change, which nobody can set back, and their inode. `inodes`
-    belong to what only had to be there, 0 where nothing was. `links` say where links lead, "" for anything else.
-    `listings` have a directory's inode and a sum of its names. All but the files are looked at again only where the
-    directory around them, in `folders`, has changed: whoever replaces a file beside them costs no more than that.
+    `files` has files that were read: the time of the last change of the inode, which nobody can set back, and the inode
+    number. `inodes` has paths that only had to exist: the inode number, or 0 if there was nothing. `links` has the
+    targets of links, "" for anything else. `listings` has a directory's inode number and a checksum of its names. All
+    but the files are looked at again only if the directory around them, in `folders`, has changed.
     """
 
     def __init__(self, *parts: dict[str, Any]) -> None:
@@ -130,26 +130,26 @@ class Snapshot:
         self.files, self.inodes, self.links, self.listings, self.folders = self.parts
 
     def __len__(self) -> int:
-        """The number of paths that are looked at each time."""
+        """The number of paths that `is_current` always looks at."""
         return len(self.files) + len(self.folders)
 
     @property
     def sum(self) -> int:
-        """A number that differs where something else was seen."""
+        """A number that differs if something else was seen."""
         return hash(tuple([tuple(part.items()) for part in self.parts[:4]]))
 
     @property
     def is_settled(self) -> bool:
-        """Whether no file changed so late that another change may bear the same time."""
+        """Whether all files are old enough: a second change just after the first could have the same time."""
         return all(changed != _NEVER for changed, _ in self.files.values())
 
     def add(self, other: Snapshot) -> None:
-        """Take in what another one has seen after this."""
+        """Add what another snapshot, made after this one, has seen."""
         for mine, theirs in zip(self.parts, other.parts, strict=True):
             mine.update({path: seen for path, seen in theirs.items() if path not in mine})
 
     def file(self, path: str) -> os.stat_result | None:
-        """Look at a file whose content counts, before it is read."""
+        """Note the state of a file before it is read."""
         try:
             status = os.lstat(path)
         except OSError:
@@ -159,14 +159,14 @@ class Snapshot:
         return status
 
     def exists(self, path: str) -> bool:
-        """Return True if something is there, whatever it is."""
+        """Return True if there is an entry of any kind."""
         if path not in self.inodes:
             self._look_around(path)
             self.inodes[path] = _inode(path)
         return self.inodes[path] != 0
 
     def leads(self, path: str) -> str:
-        """Return where a link leads; "" for anything else, which may change as it likes."""
+        """Return the target of a link, "" for anything else, whose changes are not noticed."""
         if path not in self.links:
             self._look_around(path)
             self.links[path] = link_target(path)
@@ -186,7 +186,7 @@ class Snapshot:
             self.folders[folder] = _settled(_folder(folder))
 
     def is_current(self) -> bool:
-        """Return True if everything is as it was, and what was absent still is."""
+        """Return True if nothing has changed, and what was absent still is."""
         for path, seen in self.files.items():
             try:
                 if _state(os.lstat(path)) != seen:
@@ -220,7 +220,10 @@ def _state(status: os.stat_result) -> tuple[int, int]:
 
 
 def _settled(state: tuple[int, int]) -> tuple[int, int]:
-    """Return a state to compare with later, or one that nothing equals: another change now may bear the same time."""
+    """Return a state for comparison; if the file changed just now, one that never matches.
+
+    A second change could have the same time.
+    """
     return (_NEVER, 0) if abs(time.time_ns() - state[0]) < TICK_NS else state
 
 
@@ -260,7 +263,7 @@ class Lookup:
     """Listings, links and first lines, each read once."""
 
     def __init__(self, real: Sequence[str] = ()) -> None:
-        self._real = [f"{folder}/" for folder in real]  # known to have no link on the way
+        self._real = [f"{folder}/" for folder in real]  # paths that are known to contain no link
         self.watched = Snapshot()
         self.exists = self.watched.exists
         self._links: dict[str, str | None] = {}
@@ -269,7 +272,7 @@ class Lookup:
         self._heads_left = _MOST_HEADS
 
     def mode(self, path: str) -> int:
-        """Return what kind of file is there and who may use it, without following a link; 0 where nothing is."""
+        """Return kind and permissions of a file without following a link, 0 if there is none."""
         status = self.watched.file(path)
         return 0 if status is None else status.st_mode
 
@@ -280,7 +283,7 @@ class Lookup:
         return self._listings[path]
 
     def link(self, path: str) -> str | None:
-        """Return where a link points, "" for what is not a link, None where nothing is."""
+        """Return the target of a link, "" for anything else, None if there is nothing."""
         if path not in self._links:
             leads_to: str | None = ""
             try:
@@ -292,7 +295,7 @@ class Lookup:
         return self._links[path]
 
     def resolve(self, path: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """Return where a path leads, "" if nowhere, and the links on the way with their targets."""
+        """Return the real path, "" if there is none, and the links on the way with their targets."""
         if path not in self._ways:
             self._ways[path] = self._resolve(path)
         return self._ways[path]
@@ -326,7 +329,7 @@ class Lookup:
         return "", ()
 
     def head(self, path: str) -> bytes:
-        """Return how a program begins; nothing, if it is not a regular file, not executable, or one too many."""
+        """Return the first bytes of a program; b"" if it is not an executable file, or too many were read already."""
         if self._heads_left <= 0:
             return b""
         self._heads_left -= 1
@@ -336,7 +339,7 @@ class Lookup:
         return plain_file(path, most=_HEAD) or b""
 
     def settings(self, folder: str, name: str) -> str:
-        """Return what a small file in a directory says; a link is not followed, for a command may have put it there."""
+        """Return the text of a small file in a directory; follows no link, because a command may have made it."""
         if not stat.S_ISREG(self.mode(f"{folder}/{name}")):
             return ""
         try:
@@ -360,9 +363,9 @@ _MOST_LINKS = 40  # on the way along one path: the kernel's own limit
 
 
 def follow_path(path: str) -> Iterator[tuple[str, bool, list[str]]]:
-    """Yield each place that an absolute path leads over, whether it is a link, and the names that follow it.
+    """Yield each place on the way along an absolute path, whether it is a link, and the names that follow it.
 
-    The last one is where the path ends, which need not exist. `..` goes up from where a link has led.
+    The last place is the end of the path, which need not exist. `..` goes up from the target of a link.
     """
     done, names, links = "/", path.split("/"), 0
     while names and links <= _MOST_LINKS:
@@ -388,7 +391,7 @@ def follow_path(path: str) -> Iterator[tuple[str, bool, list[str]]]:
 
 
 def resolve_links(path: str) -> list[str]:
-    """Return the links that a path leads over, in their order, and where it ends."""
+    """Return the links on the way along a path, in order, and then its end."""
     links, end = [], "/"
     for place, is_link, _ in follow_path(path):
         if is_link:

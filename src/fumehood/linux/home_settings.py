@@ -1,8 +1,8 @@
-"""Settings of package managers and version controls for a command that does not see the home, less secret ones.
+"""Settings of package managers and version controls, without secrets, for a command that does not see the home.
 
-A person's git configuration is read as git does it, with its includes and their conditions, without running git.
-Conditions ask for the project's git directory, its branch and its remotes. A command can write those, so what they say
-only chooses among the person's own files. A file that commands can write is never read here: the include stays, for
+A person's git configuration is read as git reads it, with includes and their conditions, without running git.
+Conditions depend on the project's git directory, branch and remotes. A command can write these, but they only choose
+among the person's own files. A file that commands can write is never read here: its include stays in the settings, for
 the git that the command runs.
 """
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
     from fumehood.core.gitconfig import Entry
 
 
-# Read a person's settings files, and remember how each was: what is made of them holds while they stay so.
+# Read a person's settings files and remember their state: the settings made from them are valid while it is the same.
 
 LARGEST = 1 << 20
 
 
 class Unreadable(Exception):
-    """A settings file that is there and can't be used; the message says why."""
+    """A settings file that exists and can't be used; the message says why."""
 
 
 class WatchedReader:
-    """Reads files; a snapshot has how they were, and the links on the way to them.
+    """Reads files; `snapshot` has their state and the links on the way to them.
 
-    Where root reads for another user, only what is open to them is read: they decide where their settings lead.
+    If root reads for another user, only files that this user may read are read: their settings could name any file.
     """
 
     def __init__(self, user: int | None = None) -> None:
@@ -51,9 +51,9 @@ class WatchedReader:
         self._looked_at: dict[str, bool] = {}
 
     def look(self, path: str) -> bool:
-        """Return True if a file is there, and remember how it is before it is read: a later change is then noticed.
+        """Return True if a file exists; remember its state, so that a later change is noticed.
 
-        A directory's time does not count: nothing is read from it, and it changes with every file that is made there.
+        Of a directory only the existence is remembered: its time changes with every file that is made in it.
         """
         if path not in self._looked_at and "\0" not in path:
             end = "/"
@@ -67,7 +67,7 @@ class WatchedReader:
         return self._looked_at.get(path, False)
 
     def read(self, path: str) -> bytes | None:
-        """Return a file's content, or None where there is none; a device, like /dev/null, is none either."""
+        """Return a file's content, or None if there is no regular file (a device like /dev/null is none)."""
         if not self.look(path):
             return None
         try:
@@ -83,7 +83,7 @@ class WatchedReader:
 
 
 def _is_open_to(user: int, file: int) -> bool:
-    """Return True if an open file belongs to a user, or everybody may read it and come to where it lies."""
+    """Return True if an open file belongs to a user, or everybody may read it and enter its directories."""
     status = os.fstat(file)
     if status.st_uid == user:
         return True
@@ -96,7 +96,7 @@ def _is_open_to(user: int, file: int) -> bool:
 
 
 def read_open_file(file: int) -> bytes | None:
-    """Return what an open file holds if it is a regular one, and close it."""
+    """Return the content of an open file, None if it is not a regular one; close it."""
     try:
         with Closing(file):
             if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -111,9 +111,9 @@ def read_open_file(file: int) -> bytes | None:
 
 
 def visible_path(path: str, directories: Sequence[str]) -> str | None:
-    """Return where a path comes into one of some directories, by itself or by a link on its way, or None.
+    """Return the path by which one of these directories is entered, directly or through a link, or None.
 
-    What commands can write is among them: from there a link that one made may lead to anything of the person's.
+    What commands can write is among the directories: a link there could lead to any file of the person.
     """
     for place, _, names in follow_path(path):
         if is_in(place, directories):
@@ -122,18 +122,18 @@ def visible_path(path: str, directories: Sequence[str]) -> str | None:
 
 
 class SettingsFile(Value):
-    """A file for the home that a command gets: its path there, and its text, "" where nothing is shown of it.
+    """A settings file for a command's home: its path there, and its text, "" if nothing of it is shown.
 
-    One that a variable puts outside of the home has its whole path: it is hidden where something is secret in it.
+    A file that a variable places outside the home has an absolute path; it is hidden if something in it is secret.
     """
 
     path: str
     text: str
-    dropped: tuple[str, ...]  # what was left out of the person's own, by name, or why all of it was
+    dropped: tuple[str, ...]  # the names of settings that were left out, or why the whole file was
 
 
 class ToolSettings(Value):
-    """The files of package managers and of version controls other than git, and all that was looked at for them."""
+    """The settings files of package managers and of version controls other than git."""
 
     files: tuple[SettingsFile, ...]
     watched: Snapshot
@@ -142,23 +142,24 @@ class ToolSettings(Value):
 def tool_settings(
     home: str, environment: Mapping[str, str], writable: Sequence[str] = (), user: int | None = None
 ) -> ToolSettings:
-    """Make the settings of a command's tools from the person's; `writable` are the directories that commands can write.
+    """Make the settings of a command's tools from the person's.
 
-    What lies there is left as it is, and never read as if the person had written it. `user` is whom it runs as.
+    `writable` are the directories that commands can write: files there are not read, because the person may not have
+    written them. `user` is the user that the command runs as.
     """
     watch = WatchedReader(user)
     homes = tuple(dict.fromkeys((home, os.path.realpath(home))))
-    ours = tuple({path: None for each in writable for path in (each, os.path.realpath(each))})
+    writable_paths = tuple({path: None for each in writable for path in (each, os.path.realpath(each))})
     files: list[SettingsFile] = []
     dropped: tuple[str, ...]
-    places = {path: manager for manager, *paths in _places(home, environment, watch) for path in paths}
-    for path, manager in places.items():
-        # Some are a variable's, and may be anything.
+    managers_by_path = {path: manager for manager, *paths in _places(home, environment, watch) for path in paths}
+    for path, manager in managers_by_path.items():
+        # A path from a variable may be anything.
         is_whole = path.startswith("/") and path == os.path.normpath(path)
-        if not is_whole or not watch.look(path) or is_in(path, ours):
+        if not is_whole or not watch.look(path) or is_in(path, writable_paths):
             continue
         text, dropped = "", ("all of it: it lies where commands can write",)
-        if visible_path(path, ours) is None:
+        if visible_path(path, writable_paths) is None:
             try:
                 data = watch.read(path)
                 text, dropped = shown_of(manager, data, homes) if data is not None else ("", ())
@@ -170,7 +171,7 @@ def tool_settings(
 
 
 def _places(home: str, environment: Mapping[str, str], watch: WatchedReader) -> Iterator[tuple[str, ...]]:
-    """Yield each tool's name, and where it would look for its files."""
+    """Yield each tool's name, and the paths where it looks for its files."""
     config = environment.get("XDG_CONFIG_HOME") or f"{home}/.config"
     named = environment.get("PIP_CONFIG_FILE", "")
     if named != os.devnull:
@@ -183,11 +184,11 @@ def _places(home: str, environment: Mapping[str, str], watch: WatchedReader) -> 
     yield "yarn classic", f"{home}/.yarnrc"
     yield "yarn", f"{home}/{environment.get('YARN_RC_FILENAME') or '.yarnrc.yml'}"
     cargo = environment.get("CARGO_HOME") or f"{home}/.cargo"
-    # Without an ending is the old name, which cargo takes first where both are there.
+    # If both exist, cargo takes the one with the old name, without an ending.
     yield "cargo", f"{cargo}/config", *([] if watch.look(f"{cargo}/config") else [f"{cargo}/config.toml"])
     yield "maven", f"{home}/.m2/settings.xml"
     yield "go", environment.get("GOENV") or f"{config}/go/env"
-    # Without those of version controls, commits are nobody's.
+    # Without these, commits would have no author.
     if "HGRCPATH" not in environment:
         yield "mercurial", f"{home}/.hgrc", f"{config}/hg/hgrc"
     named = environment.get("JJ_CONFIG", "")
@@ -198,7 +199,7 @@ def _places(home: str, environment: Mapping[str, str], watch: WatchedReader) -> 
 
 INCLUDE = "include.path"
 _DEEPEST = 10  # files within files, as git has it
-_FOR_EACH = 1 << 10  # what one file counts for besides its bytes, so that their number is limited too
+_FOR_EACH = 1 << 10  # added to the size of each file, so that their number is limited too
 _MOST_ADDRESSES, _LONGEST_ADDRESS, _LONGEST_BRANCH = 100, 2048, 1024
 
 
@@ -211,7 +212,7 @@ def global_files(home: str, config_home: str, environment: Mapping[str, str], pr
 
 
 class Configuration:
-    """The settings that git would find, in its order; an include is among them only where it was left to git."""
+    """The settings that git would find, in its order; includes of files that are not read here are among them."""
 
     def __init__(
         self, home: str, environment: Mapping[str, str], project: str, in_sight: Sequence[str], watch: WatchedReader
@@ -226,27 +227,27 @@ class Configuration:
         self._left = LARGEST
 
     def read(self, files: Sequence[str]) -> None:
-        """Read the files that git begins with."""
+        """Read the files that git reads first."""
         self._top = tuple(files)
         for path in files:
             self.entries += self._file(path, ())
 
-    def _file(self, path: str, around: tuple[str, ...], *, conditions: bool = True) -> list[Entry]:
-        """Return what one file says, and what it includes; `around` are the files that include it."""
+    def _file(self, path: str, including_files: tuple[str, ...], *, conditions: bool = True) -> list[Entry]:
+        """Return the settings of one file and of its includes; `including_files` are the files that include it."""
         seen = visible_path(path, self._in_sight)
         if seen is not None:
             self._watch.look(path)
             return [(INCLUDE, seen)]
         try:
-            return self._parsed(path, (*around, path), conditions=conditions)
+            return self._parsed(path, (*including_files, path), conditions=conditions)
         except Unreadable:
             return []
 
-    def _parsed(self, path: str, around: tuple[str, ...], *, conditions: bool) -> list[Entry]:
+    def _parsed(self, path: str, including_files: tuple[str, ...], *, conditions: bool) -> list[Entry]:
         data = self._watch.read(path)
         if data is None:
             return []
-        if len(around) > _DEEPEST + 1:
+        if len(including_files) > _DEEPEST + 1:
             raise Unreadable(f"included through more than {_DEEPEST} files, which git refuses")
         self._left -= len(data) + _FOR_EACH
         if self._left < 0:
@@ -264,24 +265,24 @@ class Configuration:
             target = expand_home(value, self._home) if value is not None and (key == INCLUDE or is_met) else None
             if target:
                 included = os.path.join(os.path.dirname(path), target)
-                result += self._file(included, around, conditions=conditions)
+                result += self._file(included, including_files, conditions=conditions)
         return result
 
     def _holds(self, condition: str, path: str) -> bool:
-        """Return True if a condition is true; one that git does not know never is."""
+        """Return True if the condition of an include is met; an unknown condition never is."""
         kind, colon, pattern = condition.partition(":")
         ignores_case = kind.endswith("/i")
         places = {"gitdir": self._repository.directories, "worktree": self._repository.work_trees}
         if colon and kind.removesuffix("/i") in places:
-            return self._names(pattern, path, places[kind.removesuffix("/i")](), ignores_case=ignores_case)
+            return self._matches_any(pattern, path, places[kind.removesuffix("/i")](), ignores_case=ignores_case)
         if colon and kind == "onbranch":
             branch = self._repository.branch()
             return branch is not None and matches(_whole_directory(pattern), branch)
         wanted = condition.removeprefix("hasconfig:remote.*.url:")
         return wanted != condition and any(matches(wanted, address) for address in self._remotes())
 
-    def _names(self, pattern: str, path: str, places: Sequence[str], *, ignores_case: bool) -> bool:
-        """Return True if a condition's pattern names one of some paths; `path` is the file that has the condition."""
+    def _matches_any(self, pattern: str, path: str, places: Sequence[str], *, ignores_case: bool) -> bool:
+        """Return True if a condition's pattern matches one of these places; `path` is the file with the condition."""
         if pattern.startswith("~"):
             pattern = expand_home(pattern, os.path.realpath(self._home)) or pattern
         prefix = ""
@@ -299,7 +300,7 @@ class Configuration:
         return False
 
     def _remotes(self) -> list[str]:
-        """Return the addresses of all remotes: what conditions include does not count, as for git."""
+        """Return the addresses of all remotes; as in git, files included by conditions do not count."""
         if self._addresses is None:
             left, self._left = self._left, LARGEST
             entries = [entry for path in self._top for entry in self._file(path, (), conditions=False)]
@@ -309,24 +310,24 @@ class Configuration:
 
 
 class Repository:
-    """What conditions ask of a project's repository; it is looked at when one does."""
+    """The facts about a project's repository that conditions need; it is examined only when one does."""
 
     def __init__(self, project: str, environment: Mapping[str, str], watch: WatchedReader) -> None:
         self._project = project
-        self._logical = _as_named(project, environment.get("PWD", ""))
+        self._logical = _unresolved_path(project, environment.get("PWD", ""))
         self._watch = watch
         self._pointed: str | None = None
         self._was_looked_for = False
 
     def directories(self) -> tuple[str, ...]:
-        """Return the git directory by its real name and as the person came there; it need not exist yet."""
+        """Return the real path of the git directory and the path that the person uses; it need not exist yet."""
         pointed = self._linked()
         if pointed is not None:
             return (pointed,)
         return os.path.join(os.path.realpath(self._project), ".git"), os.path.join(self._logical, ".git")
 
     def work_trees(self) -> tuple[str, ...]:
-        """Return the project by both names."""
+        """Return the project's real path and the path that the person uses."""
         return os.path.realpath(self._project), self._logical
 
     def branch(self) -> str | None:
@@ -338,7 +339,7 @@ class Repository:
         return branch.removeprefix("refs/heads/")
 
     def addresses(self) -> list[str]:
-        """Return where the repository's own remotes are; what its configuration includes is not followed."""
+        """Return the addresses of the repository's own remotes; includes in its configuration are not followed."""
         pointed = self._linked()
         place = self._place("config") if pointed is None else (os.path.dirname(os.path.dirname(pointed)), "config")
         return _addresses(parse(self._content(*place)) or [])
@@ -368,7 +369,7 @@ class Repository:
         return "" if "\0" in line else line
 
     def _content(self, top: str, path: str) -> bytes:
-        """Return what a file holds that a command may have put there: no link is followed, nothing waited for."""
+        """Return the content of a file that a command may have made: follow no link, and never block."""
         self._watch.look(os.path.join(top, path))
         try:
             with Closing(open_top(top)) as directory:
@@ -377,8 +378,8 @@ class Repository:
             return b""
 
 
-def _as_named(project: str, directory: str) -> str:
-    """Return a project's path as the person named it on the way to the directory they are in."""
+def _unresolved_path(project: str, directory: str) -> str:
+    """Return a project's path with the links that the person used on the way to their working directory."""
     real = os.path.realpath(directory) if directory.startswith("/") else ""
     if not is_in(real, (project,)):
         return project
@@ -400,8 +401,8 @@ def _whole_directory(pattern: str) -> str:
 
 # Git's settings for a command that does not see the home: one flat file, made from the person's own.
 #
-# Kept are settings of git itself whose values hold no secret and name nothing in the home that is out of sight. Another
-# program's section may hold anything, so it is left out. Signing is off: the keys are not in sight, and every commit
+# It has the settings of git itself whose values contain no secret and name nothing that is hidden in the home. Sections
+# of other programs may contain anything, so they are left out. Signing is off: the keys are hidden, so every commit
 # would fail.
 
 GITCONFIG = ".gitconfig"
@@ -417,7 +418,7 @@ SECTIONS = words(
     tag tar trace2 trailer transfer uploadarchive uploadpack uploadpackfilter url user versionsort worktree
     """
 )
-# Of these, what a person's own desk has: editors, keys, proxies, hooks of theirs for every repository.
+# Settings that only make sense on the person's own desk: editors, keys, proxies, hooks for every repository.
 _PERSONAL = words(
     """
     core.askpass core.editor core.gitproxy core.hookspath core.pager core.sshcommand sequence.editor
@@ -432,20 +433,20 @@ _HTTP = words(
     sslbackend sslcainfo sslcapath sslcipherlist ssltry sslverify sslversion useragent version
     """
 )
-_PEOPLE = words("user author committer branch")  # whose values are names: Pat and Key are such
+_PEOPLE = words("user author committer branch")  # sections with names as values, which may be Pat or Key
 _SWITCHES = words("true false yes no on off 1 0")
 _LISTS = (("core.excludesfile", "ignore"), ("core.attributesfile", "attributes"))
 _JUDGED_LATER = frozenset(("safe.directory", *(key for key, _ in _LISTS)))
 
 
 class GitSettings(Value):
-    """A flat `.gitconfig`, the keys left out of it, and the files that go beside it, by their names in the home.
+    """A flat `.gitconfig`, the keys left out of it, and the other files that it needs, by their names in the home.
 
-    Bytes that are no UTF-8 are surrogates in the texts, as `os.fsencode` takes them.
+    In the texts, bytes that are not UTF-8 are surrogates, as `os.fsencode` expects.
     """
 
     text: str
-    dropped_keys: frozenset[str]  # not to be told to anybody: what stands in quotes in one can hold a secret
+    dropped_keys: frozenset[str]  # never show these: the quoted part of a key can be a secret
     files: tuple[tuple[str, str], ...]
     watched: Snapshot
 
@@ -456,15 +457,15 @@ def flat_git_settings(
 ) -> GitSettings:  # fmt: skip
     """Make a command's git settings from the person's; `in_sight` are directories it sees besides the project.
 
-    All roots must be among them: what commands can write there is never read as if the person had written it. `user` is
-    whom the command runs as.
+    All roots must be among them: files there are never read, because a command may have written them. `user` is the
+    user that the command runs as.
     """
     watch = WatchedReader(user)
     config_home = xdg_config_home or f"{home}/.config"
     visible = tuple({path: None for each in (project, *in_sight) for path in (each, os.path.realpath(each))})
     configuration = Configuration(home, environment, project, visible, watch)
     configuration.read(global_files(home, config_home, environment, project))
-    judge = _Judge(home, visible)
+    judge = _SettingsFilter(home, visible)
     dropped = judge.dropped(configuration.entries)
     pointers = dict(_LISTS)
     kept = [
@@ -488,7 +489,7 @@ def flat_git_settings(
     )  # fmt: skip
 
 
-class _Judge:
+class _SettingsFilter:
     """Decides which settings a command gets."""
 
     def __init__(self, home: str, visible: Sequence[str]) -> None:
@@ -497,9 +498,9 @@ class _Judge:
         self._visible = visible
 
     def dropped(self, entries: Sequence[Entry]) -> set[str]:
-        """Return the keys that are left out: with one of a driver, a remote or a hook go all others of it.
+        """Return the keys that are left out; if one of a driver, remote or hook is, all its other keys are too.
 
-        A filter that is required and has no program any more would make every commit fail.
+        A required filter without its program, for example, would make every commit fail.
         """
         keys = {key for key, value in entries if key != INCLUDE and not self._is_kept(key, value)}
         broken = {split_key(key)[:2] for key in keys if split_key(key)[1] is not None and not key.startswith("http.")}
@@ -514,10 +515,10 @@ class _Judge:
             return False
         if section == "http" and name not in _HTTP:
             return False
-        return key in _JUDGED_LATER or self._is_plain(section, name, value)
+        return key in _JUDGED_LATER or self._is_harmless(section, name, value)
 
-    def _is_plain(self, section: str, name: str, value: str | None) -> bool:
-        """Return True if a value holds no secret, and runs or reads nothing of the home that is out of sight."""
+    def _is_harmless(self, section: str, name: str, value: str | None) -> bool:
+        """Return True if a value has no secret, and names no hidden path of the home."""
         text = value or ""
         if section in _PEOPLE:
             return not may_hold_secret(text)
@@ -532,7 +533,7 @@ class _Judge:
         return all(is_in(os.path.normpath(path), self._visible) for path in paths_below(text, self._homes))
 
     def is_own_directory(self, key: str, value: str | None) -> bool:
-        """Return True if a setting is other than a directory that git may trust and the command does not see."""
+        """Return False for a trusted directory (safe.directory) that the command does not see."""
         if key != "safe.directory" or not value or value in ("*", "."):
             return True
         path = (expand_home(value, self._home) or value).rstrip("/")
@@ -545,13 +546,13 @@ class _Judge:
 def _pattern_list(
     value: str, name: str, home: str, visible: Sequence[str], watch: WatchedReader
 ) -> tuple[str, str | None]:
-    """Return what a command's setting for a list of patterns is, and its text where it must be copied.
+    """Return the path for a command's setting of a pattern file, and its text if the file must be copied.
 
-    Comments are not copied, and without a file the setting is "", which is none.
+    Comments are not copied. If the file does not exist, the path is "", which means none.
     """
     path = expand_home(value, home) or ""
     if not path.startswith("/"):
-        return path, None  # found from the directory that git is in
+        return path, None  # relative to the directory that git runs in
     watch.look(path)
     seen = visible_path(path, visible)
     if seen is not None or not is_in(path, (home, os.path.realpath(home))):

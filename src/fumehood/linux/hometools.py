@@ -1,8 +1,8 @@
-"""Find what of a home programs need: the tools with their installations, and nothing else.
+"""Find the parts of a home that programs need: tools with their installations, and nothing else.
 
-A directory on `PATH` is shown with the installation it belongs to; links, the first lines of scripts and `pyvenv.cfg`
-lead on from there; variables and places that can't be derived are in `core/masks.py`. What a command can have
-written is not followed: it leads to the Python that a virtual environment is based on, and to nothing else.
+A directory on `PATH` is shown with the installation it belongs to. From there, links, the first lines of scripts and
+`pyvenv.cfg` lead to more. Variables and places that can't be found so are listed in `core/masks.py`. Files that a
+command may have written are not followed, except to the Python that a virtual environment is based on.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-_MOST_SAMPLED = 50  # files that tell whether a directory holds programs
+_MOST_SAMPLED = 50  # files that are examined to see whether a directory holds programs
 _MOST_INSTALLATIONS = 1000  # looked into for secrets
 _DEEPEST = 4  # of collections of installations
-_MOST_SINGLE = 64  # programs that are shown as files, for each is a mount
+_MOST_SINGLE = 64  # programs that are shown as single files: each needs a mount
 _MOST_SHOWN = 256
 _MOST_FOLDERS = 400  # of one root, or of a collection of environments
 _MOST_PROGRAMS = 1000  # followed in all
@@ -33,14 +33,14 @@ _OF_TASKS = (".direnv", ".hatch", ".nox", ".tox", ".venvs")  # have an environme
 _NOT_LOOKED_INTO = frozenset({".git", "node_modules"})
 _LONGEST_RECORD, _LONGEST_SCRIPT = 1 << 20, 1 << 14
 _MOST_SCRIPTS = 500  # looked into for tokens
-_LONG_SHEBANG = b"'''exec' "  # how pip writes one that is longer than the kernel reads
+_LONG_SHEBANG = b"'''exec' "  # pip's form of a first line that is too long for the kernel
 
 
 class VisibleTools(Value):
-    """What of the homes is shown, each with the reason, in words for people.
+    """The parts of the homes that are shown, each with the reason in words for people.
 
-    `folders` are real paths of directories, or of single files. `links` are made again: path, target, reason.
-    `masked` lies inside of the folders and must be hidden there. The answer holds while `watched` is current.
+    `folders` are real paths of directories or single files. `links` are created again: path, target, reason. `masked`
+    are paths inside the folders that must be hidden. The result is valid while `watched` is current.
     """
 
     folders: tuple[tuple[str, str], ...]
@@ -53,29 +53,28 @@ def find_tools(
     homes: Sequence[str], environment: Mapping[str, str], roots: Sequence[str], *, written: Iterable[str] = (),
     hidden: Iterable[str] = (),
 ) -> VisibleTools:  # fmt: skip
-    """Find what programs need of the homes; homes and roots are real paths.
+    """Find the parts of the homes that programs need; homes and roots are real paths.
 
-    The environment must be the person's own: a variable that a command set could show anything. `written` are other
-    places that commands write, such as other projects; `hidden` is what a person masked, and our own state.
+    The environment must be the person's own: a variable set by a command could make anything visible. `written` are
+    other places that commands write, such as other projects; `hidden` are a person's masks and our own state.
     """
-    search = _Search(Homes(homes, environment, (*roots, *written), hidden))
+    search = _ToolSearch(Homes(homes, environment, (*roots, *written), hidden))
     for path in search.homes.values("PATH"):
         search.show_programs(path, "on PATH")
-    search.go_on()
+    search.search_all()
     search.show_variables()
     for home in homes:
         search.show_tool_homes(home)
         search.show_environments(home, roots)
     for root in roots:
         search.show_bases(root)
-    return search.answer()
+    return search.visible_tools()
 
 
 class Homes:
-    """One or two homes, what commands write in them, and what is masked.
+    """One or two homes, with the places that commands write and those that are masked.
 
-    An installation is told by its looks, so that tools need not be known by name. Where that is not clear, it is not
-    one.
+    An installation is recognised by its files, so that tools need not be known by name; in doubt it is not one.
     """
 
     def __init__(
@@ -86,10 +85,10 @@ class Homes:
         self._below_homes = tuple(f"{home}/" for home in homes)
         self._environment = environment
         self._written = tuple(f"{place}/" for place in written)
-        self._settings = {*self._places([".config"]), *self._named_by("XDG_CONFIG_HOME")}
+        self._settings = {*self._places([".config"]), *self._paths_in_variable("XDG_CONFIG_HOME")}
         self.common = set(self._places(tables.COMMON))  # shared by too many to be shown whole
-        self.common.update(place for _, variable in tables.MOVABLE for place in self._named_by(variable))
-        moved = {place for name in tables.MOVED_SECRETS for place in self._named_by(name)}
+        self.common.update(place for _, variable in tables.MOVABLE for place in self._paths_in_variable(variable))
+        moved = {place for name in tables.MOVED_SECRETS for place in self._paths_in_variable(name)}
         self.moved_secrets = {place for place in moved if not self._is_shared(place)}
         self._hidden = tuple(f"{place}/" for place in (*hidden, *self._masked_by_name(), *self.moved_secrets))
         self._installations_left = _MOST_INSTALLATIONS
@@ -100,16 +99,16 @@ class Homes:
         return tables.paths_in(self._environment, variable)
 
     def _places(self, places: Iterable[str]) -> Iterator[str]:
-        """Return places in the homes, each by its name and where it really is."""
+        """Yield places in the homes, each by its name and by its real path."""
         for home in self.homes:
             for place in places:
                 path = f"{home}/{place}".rstrip("/")
                 yield from {path, self.disk.resolve(path)[0]} - {""}
 
-    def _named_by(self, variable: str) -> list[str]:
+    def _paths_in_variable(self, variable: str) -> list[str]:
         return [self.disk.resolve(path)[0] or os.path.normpath(path) for path in self.values(variable)]
 
-    def usual(self, home: str, place: str) -> str:
+    def usual_place(self, home: str, place: str) -> str:
         """Return a usual place in a home, or where a variable has moved it."""
         for folder, variable in tables.MOVABLE:
             if is_below(place, folder) and (paths := self.values(variable)):
@@ -117,41 +116,41 @@ class Homes:
         return f"{home}/{place}"
 
     def _masked_by_name(self) -> Iterator[str]:
-        """Return what is masked in the homes, and where the links among it lead."""
+        """Yield the masked paths in the homes, and the targets of those that are links."""
         for home in self.homes:
             for place, _ in HOME:
                 yield f"{home}/{place}"
                 folder, _, name = place.rpartition("/")
                 above = self.disk.resolve(f"{home}/{folder}")[0]
                 if above:
-                    # Only links are watched: those who mount the masks watch for new ones.
+                    # Only links are watched here: whoever mounts the masks watches for new ones.
                     is_link = os.path.islink(f"{above}/{name}")
                     real = self.disk.resolve(f"{above}/{name}")[0] if is_link else f"{above}/{name}"
                     if real and not self._is_shared(real):
                         yield real
 
     def _is_shared(self, path: str) -> bool:
-        """Return True if so much lies in a directory that to hide it would hide the tools."""
+        """Return True if hiding a directory would also hide the tools in it."""
         return path in self.common or any(home.startswith(f"{path}/") for home in self._below_homes)
 
-    def named(self, path: str) -> str:
+    def describe(self, path: str) -> str:
         """Return a path as people write it."""
         home = next((home for home in self.homes if is_below(path, home)), "")
         return f"~{path[len(home) :]}" if home else path
 
-    def contain(self, path: str) -> bool:
+    def is_in_homes(self, path: str) -> bool:
         """Return True if a path lies in a home."""
         return path.startswith(self._below_homes)
 
     def can_show(self, path: str) -> bool:
         """Return True if a path lies in a home, in no root, and nowhere that is masked."""
         inner = f"{path}/"
-        if not self.contain(path) or any(home.startswith(inner) for home in self._below_homes):
+        if not self.is_in_homes(path) or any(home.startswith(inner) for home in self._below_homes):
             return False
         return not inner.startswith(self._written) and not inner.startswith(self._hidden)
 
-    def is_written(self, path: str) -> bool:
-        """Return True if commands may have written there: in a root, or in somebody's work, the root of others."""
+    def is_writable_by_commands(self, path: str) -> bool:
+        """Return True if commands may have written a path: in a root, or in a git work tree, which may be one."""
         if f"{path}/".startswith(self._written):
             return True
         for home in self._below_homes:
@@ -165,25 +164,25 @@ class Homes:
         return False
 
     def is_installation(self, path: str) -> bool:
-        """Return True if a directory is one tool with all its parts, not a person's settings or work."""
+        """Return True if a directory is the installation of a tool, not a person's settings or work."""
         if path in self.common or os.path.dirname(path) in self._settings or not self.can_show(path):
             return False
         names = self.disk.listing(path)
         is_manager = not tables.MANAGERS.isdisjoint(names)
         if not tables.SOURCE.isdisjoint(names):
             return is_manager and os.path.basename(path).startswith(".")
-        if self.is_written(path) or any(place.startswith(f"{path}/") for place in self._written):
+        if self.is_writable_by_commands(path) or any(place.startswith(f"{path}/") for place in self._written):
             return False
-        if tables.CONDA in names or (is_manager and "/." in self.named(path)):
+        if tables.CONDA in names or (is_manager and "/." in self.describe(path)):
             return True
-        # A maker's licence or version is there, or nothing but parts of an installation.
+        # It has a licence or version file, or only parts of an installation.
         files = [name for name, kind in names.items() if kind != "d"]
         is_made = any(name in tables.VERSIONS or name.startswith(tables.LICENCES) for name in files)
         has_only_parts = all(name in tables.PARTS or name.startswith(".") for name in names)
         return not tables.SIGNS.isdisjoint(names) and (is_made or has_only_parts)
 
     def holds_programs(self, path: str) -> bool:
-        """Return True if a directory is one for programs, going by its name or by most of what is in it."""
+        """Return True if a directory is for programs: by its name, or because most of its files are programs."""
         names = self.disk.listing(path)
         if not tables.VERSIONED.isdisjoint(names) or os.path.dirname(path) in self._settings:
             return False
@@ -194,7 +193,7 @@ class Homes:
         return path not in self.common and len(executable) * 2 > len(files)
 
     def has_python(self, prefix: str) -> bool:
-        """Return True if a Python is installed there: by the file that Python itself knows its library by."""
+        """Return True if a Python is installed there; like Python itself, recognise its library by `os.py`."""
         programs = self.disk.listing(f"{prefix}/bin")
         libraries = [name for name in self.disk.listing(f"{prefix}/lib") if name.startswith(("python", "pypy"))]
         return any(name.startswith(("python", "pypy")) for name in programs) and any(
@@ -202,9 +201,9 @@ class Homes:
         )
 
     def secrets_in(self, folder: str) -> tuple[list[str], list[str]] | None:
-        """Return what holds passwords in an installation or in those collected below it, and the links among these.
+        """Return the files with passwords in an installation or a collection of installations, and the links in it.
 
-        None if there are too many to look at.
+        Return None if there are too many installations to examine.
         """
         secrets: list[str] = []
         links: list[str] = []
@@ -244,7 +243,7 @@ class Homes:
         yield from (f"{path}/{record}" for record in records if self._holds_secret(f"{path}/{record}"))
 
     def is_script_with_token(self, path: str) -> bool:
-        """Return True if a person wrote the token of a service into a program of theirs, or into what it reads."""
+        """Return True if a script contains the token of a service."""
         self._scripts_left -= 1
         if self._scripts_left < 0 or not stat.S_ISREG(self.disk.mode(path)):
             return False
@@ -252,7 +251,7 @@ class Homes:
         return not content.startswith(b"\x7fELF") and has_known_token(os.fsdecode(content))
 
     def _holds_secret(self, path: str) -> bool:
-        """Return True if an installer's record has credentials in it, or is too long to tell."""
+        """Return True if an installer's record has credentials in it, or is too long to be examined."""
         if not stat.S_ISREG(self.disk.mode(path)):
             return False
         content = plain_file(path, most=_LONGEST_RECORD) or b""
@@ -262,7 +261,7 @@ class Homes:
         return len(content) >= _LONGEST_RECORD or has_token or may_hold_secret(text)
 
 
-class _Search:
+class _ToolSearch:
     """One search through the homes."""
 
     def __init__(self, homes: Homes) -> None:
@@ -279,7 +278,7 @@ class _Search:
         self._singles_left = _MOST_SINGLE
 
     def show_variables(self) -> None:
-        """Show what variables point to: installations, libraries and single programs."""
+        """Show what variables name: installations, libraries and single programs."""
         for name in tables.INSTALLATIONS:
             for path in self.homes.values(name):
                 self.show_programs(f"{path}/bin", name)
@@ -292,7 +291,7 @@ class _Search:
                 above, _, last = real.rpartition("/")
                 if real and self.homes.is_installation(above):
                     self._add(above, name)
-                elif last in tables.LIBRARY_NAMES and not self.homes.is_written(real):
+                elif last in tables.LIBRARY_NAMES and not self.homes.is_writable_by_commands(real):
                     self._show_part(real, name)
         for name in tables.SINGLE_PROGRAMS:
             for path in self.homes.values(name):
@@ -300,17 +299,17 @@ class _Search:
 
     def show_tool_homes(self, home: str) -> None:
         for place in tables.SETTINGS:
-            self._show_part(self.homes.usual(home, place), "settings of programs")
+            self._show_part(self.homes.usual_place(home, place), "settings of programs")
         for variable, place, parts in tables.TOOL_HOMES:
             paths, why = self.homes.values(variable), variable
             if not paths and place:
-                paths, why = [self.homes.usual(home, place)], f"tools in ~/{place}"
+                paths, why = [self.homes.usual_place(home, place)], f"tools in ~/{place}"
             for path in paths:
                 self._show_tool_home(path, parts.split(), why)
 
     def _show_tool_home(self, path: str, parts: Sequence[str], why: str) -> None:
         real = self._follow(path, why)
-        if not real or not self.homes.contain(real):
+        if not real or not self.homes.is_in_homes(real):
             return
         for part in parts:
             if part == ".":
@@ -333,7 +332,7 @@ class _Search:
     def show_environments(self, home: str, roots: Sequence[str]) -> None:
         """Show the virtual environments that tools keep in the home for a root."""
         for variable, place in tables.ENVIRONMENTS:
-            for path in self.homes.values(variable) or [self.homes.usual(home, place)]:
+            for path in self.homes.values(variable) or [self.homes.usual_place(home, place)]:
                 collection = self._follow(path, variable)
                 names = self._disk.listing(collection) if collection else {}
                 marks = _poetry_marks(roots) if any("-py" in name for name in names) else ()
@@ -343,7 +342,7 @@ class _Search:
                         self.show_programs(f"{inner}/bin", "an environment of the project")
 
     def show_bases(self, root: str) -> None:
-        # Those at their usual places: to list the root would cost another search for every file that is made there.
+        # Only usual places: if the root were listed, every new file in it would make another search necessary.
         folders = [f"{root}/{name}" for name in (".venv", "venv", "env")]
         for name in _OF_TASKS:
             names = sorted(self._disk.listing(f"{root}/{name}").items())
@@ -355,7 +354,7 @@ class _Search:
     def show_programs(self, path: str, why: str) -> None:
         """Show a directory of programs, with the installation it belongs to and what its programs need."""
         real = self._follow(path, why)
-        if real and self.homes.contain(real):
+        if real and self.homes.is_in_homes(real):
             self._waiting.append((real, why))
 
     def _show_folder(self, real: str, why: str) -> None:
@@ -375,11 +374,11 @@ class _Search:
                 is_alone = True
                 self._show_folder_alone(real, why)
         self._show_base(above)
-        if not self.homes.is_written(real):
-            self._lead_on(real, with_interpreters=is_alone)
+        if not self.homes.is_writable_by_commands(real):
+            self._follow_programs(real, with_interpreters=is_alone)
 
-    def _lead_on(self, folder: str, *, with_interpreters: bool) -> None:
-        """Follow the links in a directory of programs, and the first lines where there is no installation around."""
+    def _follow_programs(self, folder: str, *, with_interpreters: bool) -> None:
+        """Follow the links in a directory of programs; if it is not an installation's, also first lines of scripts."""
         for name, kind in sorted(self._disk.listing(folder).items()):
             if kind == "l":
                 self._show_program(f"{folder}/{name}", f"program {name}")
@@ -399,7 +398,7 @@ class _Search:
                     self._add_single(f"{real}/{name}", why)
 
     def _show_program(self, path: str, why: str) -> None:
-        """Show what one program needs: its directory of programs, or its installation, or the file alone."""
+        """Show the directory of programs that has a program, or its installation, or the file alone."""
         if not self._programs_left:
             return
         self._programs_left -= 1
@@ -411,16 +410,16 @@ class _Search:
         head = self._disk.head(real)
         if not _is_program(head):
             return
-        is_written = self.homes.is_written(folder)
+        is_writable_by_commands = self.homes.is_writable_by_commands(folder)
         if packages := _packages(real):
             self._add(packages, why)
-        elif os.path.basename(folder) in tables.PROGRAMS and not is_written:
+        elif os.path.basename(folder) in tables.PROGRAMS and not is_writable_by_commands:
             self._waiting.append((folder, why))
         elif self.homes.is_installation(folder):
             self._add(folder, why)
         else:
             self._add_single(real, why)
-        if not is_written:
+        if not is_writable_by_commands:
             self._show_interpreter(head, os.path.basename(real))
 
     def _show_interpreter(self, head: bytes, name: str) -> None:
@@ -429,14 +428,14 @@ class _Search:
     def _show_base(self, prefix: str) -> None:
         """Show the Python that a virtual environment is based on.
 
-        Where a command could have written what says so, anything else than a whole Python is not shown.
+        If a command could have written the environment's settings, only a complete Python is shown.
         """
         if not self._disk.exists(f"{prefix}/pyvenv.cfg"):
             return
-        why = f"base of {self.homes.named(prefix)}"
+        why = f"base of {self.homes.describe(prefix)}"
         lines = [line.partition("=") for line in self._disk.settings(prefix, "pyvenv.cfg").splitlines()]
         folders = [value.strip() for key, _, value in lines if key.strip().lower() == "home"][:1]
-        if self.homes.is_written(prefix):
+        if self.homes.is_writable_by_commands(prefix):
             targets = [self._disk.link(f"{prefix}/bin/{name}") or "" for name in ("python", "python3")]
             for folder in dict.fromkeys((*folders, *map(os.path.dirname, targets))):
                 self._show_python(folder, why)
@@ -451,17 +450,17 @@ class _Search:
             return
         self._add(prefix, why)
         for here, target in links:
-            # Any other link would tell what it says, and is not needed to come here.
+            # Only links that lead to this Python are needed; others would reveal their targets.
             to = self._disk.resolve(here)[0]
             if (to == prefix or is_below(prefix, to)) and self.homes.can_show(here):
                 self._links.setdefault(here, (target, why))
 
     def _follow(self, path: str, why: str) -> str:
-        """Return where a path leads, and have the links on the way made again; "" if a command could have made one."""
+        """Resolve a path and show the links on the way; return "" if a command could have made one of them."""
         if not path.startswith("/"):
             return ""
         real, links = self._disk.resolve(path)
-        if any(self.homes.is_written(os.path.dirname(here)) for here, _ in links):
+        if any(self.homes.is_writable_by_commands(os.path.dirname(here)) for here, _ in links):
             return ""
         for here, target in links:
             if self.homes.can_show(here):
@@ -491,7 +490,7 @@ class _Search:
             self.show_programs(f"{link}/bin", f"link {os.path.basename(link)}")
         return True
 
-    def go_on(self) -> None:
+    def search_all(self) -> None:
         while self._waiting or self._interpreters:
             if self._interpreters:
                 self._show_program(*self._interpreters.pop())
@@ -501,8 +500,8 @@ class _Search:
                 self._followed.add(real)
                 self._show_folder(real, why)
 
-    def answer(self) -> VisibleTools:
-        self.go_on()
+    def visible_tools(self) -> VisibleTools:
+        self.search_all()
         self._masked.update(self.homes.moved_secrets)
         inside = self._prefixes
         return VisibleTools(
@@ -514,7 +513,7 @@ class _Search:
 
 
 def _packages(path: str) -> str:
-    """Return the outermost directory of packages for node that a path lies in, or ""."""
+    """Return the outermost `node_modules` that contains a path, or ""."""
     above, between, _ = f"{path}/".partition("/node_modules/")
     return f"{above}/node_modules" if between else ""
 
@@ -524,7 +523,7 @@ def _is_program(head: bytes) -> bool:
 
 
 def _interpreters(head: bytes) -> Iterator[str]:
-    """Return the paths that a script's first line names, or its second where the first would be too long."""
+    """Yield the interpreters that a script names in its first line, or in the second if that is too long."""
     if not head.startswith(b"#!"):
         return
     first, _, rest = head[2:].partition(b"\n")
@@ -536,7 +535,7 @@ def _interpreters(head: bytes) -> Iterator[str]:
 
 
 def _poetry_marks(roots: Sequence[str]) -> tuple[str, ...]:
-    """Return what poetry puts into the names of the environments of projects."""
+    """Return the parts that poetry puts into the names of projects' environments."""
     from hashlib import sha256
 
     digests = [b2a_base64(sha256(os.fsencode(root)).digest())[:8].decode("ascii") for root in roots]

@@ -1,4 +1,4 @@
-"""Look the host over: what of it a command sees, devices too, as a list of mount operations."""
+"""Survey the host: make the list of mount operations that show a command its parts of the host, devices included."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
     from fumehood.linux.hometools import VisibleTools
 
-# Asking a server that is gone may take for ever, so these are shown only where a command can't do without.
+# Access may hang for ever if the server is gone, so these are shown only where a command needs them.
 _REMOTE = frozenset({"afs", "autofs", "ceph", "cifs", "nfs", "nfs4", "smb3", "smbfs", "ncpfs", "davfs", "glusterfs"})
-# Can't be overlaid, and can't hold a socket either.
+# These can't be overlaid, and can't contain sockets.
 _SOCKETLESS = frozenset({"vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "iso9660", "udf", "hfs", "hfsplus"})
-# Views of the kernel itself.
+# File systems that show the kernel itself.
 _PSEUDO = frozenset({
     "bpf", "binfmt_misc", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
     "hugetlbfs", "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",
@@ -55,25 +55,25 @@ _PSEUDO = frozenset({
 _PEOPLE = 1000
 _SMALL = 16 << 10
 _NEEDED = ("/usr", "/etc", "/opt", "/var", "/nix", "/bin", "/lib")
-# Logs are what root's commands are asked about.
+# Not hidden from root's commands, which are often run to read logs.
 _OPEN_IN_SERVICES = ("/var/log", VAR_TMP)
 _MOST_LOOKED_AT, _MOST_CLOSED, _DEEPEST = 500, 100, 3
-# What programs ask the machine's description for, given as plain files.
+# Files about the machine that programs read; given as copies.
 _SYS = (
     "/sys/devices/system/cpu/online", "/sys/devices/system/cpu/possible", "/sys/devices/system/cpu/present",
     "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", "/sys/kernel/mm/transparent_hugepage/enabled",
 )  # fmt: skip
-# Links that programs are found through on some systems.
+# Links through which programs are found on some systems.
 _RUN = ("/run/current-system", "/run/booted-system", "/run/opengl-driver", "/run/shm")
 
 
 def survey_host(sight: Sight, written: Sequence[str] = ()) -> HostView:
-    """Look the host over, whatever is remembered; `written` are places besides the roots that commands write."""
+    """Survey the host without the cache; `written` are places besides the roots that commands write."""
     survey = _Survey(sight, written)
-    survey.place_all("/")
+    survey.add_entries("/")
     if sight.is_home_hidden:
-        survey.furnish_homes()
-    return survey.finished()
+        survey.add_homes()
+    return survey.host_view()
 
 
 class _Survey:
@@ -87,56 +87,58 @@ class _Survey:
         self._shown = tuple(path for path in shown if self._disk.exists(path) and os.path.exists(path))
         self._hidden_homes: tuple[str, ...] = ()
         if sight.is_home_hidden:
-            # Those that are there and not in a root, those inside of others last.
+            # Existing homes outside the roots; a home inside another one comes after it.
             homes = [home for home in sight.homes if home != "/" and os.path.isdir(home)]
             self._hidden_homes = tuple(sorted((home for home in homes if not is_in(home, sight.points)), key=len))
         self._kept = (*sight.homes, *sight.points, *self._shown, *sight.added)
         self._ways_to_kept = ways_to(self._kept)
         self._needed = ways_to((*self._kept, *_NEEDED))
         self._real_folders = {"": "/"}
-        self._hidden = self._resolved([*sight.hidden, *self._other_homes()])
-        self._hidden |= set(self._for_root_alone()) if sight.user == 0 else set()
+        self._hidden = self._resolve_hidden([*sight.hidden, *self._other_homes()])
+        self._hidden |= set(self._closed_to_other_users()) if sight.user == 0 else set()
         self._unseen = UNSEEN | {VAR_TMP} if self._has_var_tmp() else UNSEEN
         self._operations: list[Operation] = []
         self._add = self._operations.append
 
-    def _for_root_alone(self) -> Iterator[str]:
-        """Find what nobody but root may read of services: no other user's command could, and so root's can't either.
+    def _closed_to_other_users(self) -> Iterator[str]:
+        """Find the files of services that only root may read: they are hidden from root's commands too.
 
         A directory with very many such files is hidden as a whole.
         """
         seen = frozenset((*self._kept, *_OPEN_IN_SERVICES))
-        waiting = [folder for folder in SERVICES if innermost(folder, seen) is None]
-        for folder in waiting:  # which grows
+        folders = [folder for folder in SERVICES if innermost(folder, seen) is None]
+        for folder in folders:  # which grows
             closed = []
             for name, kind in self._disk.listing(folder).items():
                 path = f"{folder}/{name}"
                 is_other = kind not in ("d", "f") or _is_remote(self._mounts.get(path, ""))
                 if is_other or path in self._hidden or path in seen:
                     continue
-                mode = _roots_mode(path)
+                mode = _mode_of_roots_own(path)
                 if mode and not mode & 0o077:
                     closed.append(path)
-                elif mode and kind == "d" and path.count("/") <= _DEEPEST and len(waiting) < _MOST_LOOKED_AT:
-                    waiting.append(path)
+                elif mode and kind == "d" and path.count("/") <= _DEEPEST and len(folders) < _MOST_LOOKED_AT:
+                    folders.append(path)
             is_whole = len(closed) > _MOST_CLOSED and folder not in self._needed
             yield from (folder,) if is_whole else closed
 
     def _other_homes(self) -> list[str]:
-        """Find the homes of people, from 1000 on, that are not in the directories known to hold homes."""
+        """Find the homes of people (user numbers from 1000 on) that lie outside the usual directories of homes."""
         self._watched.file("/etc/passwd")
         accounts = [line.split(":") for line in os.fsdecode(read("/etc/passwd")).split("\n")]
-        homes = {one[5].rstrip("/") for one in accounts if len(one) > 6 and one[2].isdigit() and int(one[2]) >= _PEOPLE}
+        users = [fields for fields in accounts if len(fields) > 6 and fields[2].isdigit()]
+        people = [fields for fields in users if int(fields[2]) >= _PEOPLE]
+        homes = {fields[5].rstrip("/") for fields in people}
         return [home for home in homes if home.startswith("/") and home not in self._needed]
 
-    def _resolved(self, hidden: Iterable[str]) -> frozenset[str]:
-        """Find what names really mean: a secret behind a symbolic link is hidden where it lies, too."""
+    def _resolve_hidden(self, hidden: Iterable[str]) -> frozenset[str]:
+        """Return these paths with their real ones: a secret behind a symbolic link is hidden at its real place too."""
         paths = set()
         for path in hidden:
             folder, _, name = path.rpartition("/")
-            above = self._real_folder(folder)
+            above = self._resolve_directory(folder)
             if not os.path.isdir(above):
-                # The first part of the way that does not exist: what is made there later is hidden with it.
+                # Hide the first directory on the way that does not exist, so that it stays hidden if it is made later.
                 missing = above
                 while not os.path.isdir(os.path.dirname(missing)):
                     missing = os.path.dirname(missing)
@@ -152,17 +154,17 @@ class _Survey:
         never = ("/", *self._sight.homes, *self._sight.points, *self._shown)
         return frozenset(path for path in paths if path not in never)
 
-    def _real_folder(self, folder: str) -> str:
-        """Resolve a directory, and notice when one on its way becomes another."""
+    def _resolve_directory(self, folder: str) -> str:
+        """Resolve a directory, and watch the directories on the way for changes."""
         if folder not in self._real_folders:
             above, _, name = folder.rpartition("/")
-            real = self._real_folder(above)
+            real = self._resolve_directory(above)
             is_plain = not self._watched.leads(folder) and name not in ("", ".", "..")
             self._real_folders[folder] = f"{real.rstrip('/')}/{name}" if is_plain else os.path.realpath(folder)
         return self._real_folders[folder]
 
-    def furnish_homes(self) -> None:
-        """Put an empty home in the place of each, with the tools in it and settings that hold no secret."""
+    def add_homes(self) -> None:
+        """Replace each home by an empty one with the tools in it and settings without secrets."""
         for home in self._hidden_homes:
             self._add(
                 Tmpfs(
@@ -186,7 +188,7 @@ class _Survey:
             real = os.path.realpath(path)
             self._disk.exists(path)
             self._disk.exists(real)
-            # Never what is masked by name.
+            # Never show what is masked by name.
             if os.path.exists(real) and innermost(real, self._hidden) is None and self._is_unseen(real):
                 self._show(real, "you show it")
                 if real != path and not os.path.islink(os.path.dirname(path)):
@@ -198,12 +200,12 @@ class _Survey:
         if is_in(path, self._sight.points):
             return
         if os.path.isdir(path):
-            self._directory(path, why)
+            self._add_directory(path, why)
         else:
             self._add(Bind(target=path, source=path, why=why))
 
     def _add_settings(self, tools: VisibleTools) -> None:
-        """Write the settings of version controls and of package managers into the home, less what is secret in them."""
+        """Add the settings of version controls and package managers, without their secrets, to the home."""
         home, variables = self._sight.homes[0], dict(self._sight.variables)
         if home not in self._hidden_homes:
             return
@@ -218,7 +220,7 @@ class _Survey:
         texts = {GITCONFIG: git.text, **dict(git.files)}
         path = variables.get("PATH", "")
         if any(is_in(folder, self._hidden_homes) for folder in path.split(":")):
-            # What a login shell reads last: the system's files set PATH anew, without the tools of the home.
+            # A login shell reads these last; the system's files have set PATH without the tools of the home.
             texts[".profile"] = texts[".zprofile"] = f"PATH={shell_quote(path, always=True)}\nexport PATH\n"
         texts |= {each.path: each.text for each in others.files if not os.path.isabs(each.path)}
         elsewhere = [each.path for each in others.files if each.dropped]
@@ -230,15 +232,15 @@ class _Survey:
         for name, text in texts.items():
             target = f"{home}/{name}"
             if is_in(target, [path for path, _ in tools.folders]):
-                self._hidden |= {target}  # it would be shown as it is, with what is secret in it
+                self._hidden |= {target}  # else the file itself would be shown, with its secrets
             elif text:
                 self._add(Text(target=target, content=os.fsencode(text), mode=0o600, why="settings without secrets"))
 
-    def place_all(self, folder: str) -> None:
+    def add_entries(self, folder: str) -> None:
         for name, kind in sorted(self._disk.listing(folder).items()):
-            self._place(f"{folder.rstrip('/')}/{name}", kind)
+            self._add_entry(f"{folder.rstrip('/')}/{name}", kind)
 
-    def _place(self, path: str, kind: str) -> None:
+    def _add_entry(self, path: str, kind: str) -> None:
         if path in UNSEEN:
             self._add(Folder(target=path))
         elif path == VAR_TMP and VAR_TMP in self._unseen:
@@ -249,17 +251,17 @@ class _Survey:
         elif kind == "l":
             self._add(Link(target=path, to=self._watched.leads(path)))
         elif kind == "d":
-            self._directory(path)
+            self._add_directory(path)
         elif kind == "f" and os.access(path, os.R_OK):
             if os.path.getsize(path) > _SMALL:
                 self._disk.exists(path)
                 self._add(Bind(target=path, source=path))
                 return
             mode = stat.S_IMODE(self._disk.mode(path)) & 0o755
-            with open(path, "rb") as file:  # a copy costs no mount in every run
+            with open(path, "rb") as file:  # unlike a bind, a copy costs no mount
                 self._add(Text(target=path, content=file.read(), mode=mode))
 
-    def _directory(self, path: str, why: str = "") -> None:
+    def _add_directory(self, path: str, why: str = "") -> None:
         kind = self._mounts.get(path, "")
         if path in self._hidden_homes:
             self._add(Folder(target=path))
@@ -268,45 +270,45 @@ class _Survey:
         elif kind in _PSEUDO or (_is_remote(kind) and path not in self._needed):
             self._add(Folder(target=path))
         elif path in HOMES and path not in self._sight.homes:
-            self._way_to_kept(path)
+            self._add_path_to_kept(path)
         elif self._sight.is_locked and any(is_below(point, path) for point in self._mounts):
             self._add(Folder(target=path))
-            self.place_all(path)
+            self.add_entries(path)
         elif self._is_empty(path):
             self._add(Folder(target=path))
         else:
             self._add(View(target=path, sources=(path,), why=why))
             unseen = UNSEEN if is_below(path, VAR_TMP) else self._unseen
-            # Another file system inside is not seen through the view, and gets one of its own.
+            # A view does not show other file systems mounted inside it: each gets a view of its own.
             for point in sorted(self._mounts):
                 if is_below(point, path) and innermost(point, self._hidden) is None and not is_in(point, unseen):
-                    self._inner(point)
+                    self._add_inner_mount(point)
             if VAR_TMP in self._unseen and is_below(VAR_TMP, path):
                 self._add_var_tmp()
 
     def _has_var_tmp(self) -> bool:
-        """Return True if a command has its own: not where it is a link, to /tmp for example, or a person shows it."""
+        """Return True if a command gets its own /var/tmp: not if that is a link, or a person shows it."""
         kept = (*self._shown, *self._sight.points)
-        is_plain = self._real_folder("/var") == "/var" and self._disk.exists(VAR_TMP) and os.path.isdir(VAR_TMP)
+        is_plain = self._resolve_directory("/var") == "/var" and self._disk.exists(VAR_TMP) and os.path.isdir(VAR_TMP)
         if not is_plain or self._watched.leads(VAR_TMP) or VAR_TMP in kept:
             return False
         return self._sight.is_home_hidden or not any(is_in(home, (VAR_TMP,)) for home in self._sight.homes)
 
     def _add_var_tmp(self) -> None:
-        """Put an empty one in the place of the host's; if a root or the home lies there, only what of it holds them."""
+        """Replace /var/tmp by an empty one, which shows only entries that contain a root or the home."""
         names = {place[len(VAR_TMP) + 1 :].partition("/")[0] for place in self._kept if is_below(place, VAR_TMP)}
         why = "the host's has people's files in it"
         self._add(Tmpfs(target=VAR_TMP, mode=0o1777, is_sealed=bool(names), why=why))
         for child in sorted(f"{VAR_TMP}/{name}" for name in names):
-            # Not by a listing: what others leave there makes no difference.
+            # Not listed: files that others leave there must not invalidate the survey.
             if self._disk.exists(child):
-                self._place_alone(child)
+                self._add_entry_alone(child)
 
-    def _place_alone(self, path: str) -> None:
-        self._place(path, "l" if self._watched.leads(path) else "d" if os.path.isdir(path) else "f")
+    def _add_entry_alone(self, path: str) -> None:
+        self._add_entry(path, "l" if self._watched.leads(path) else "d" if os.path.isdir(path) else "f")
 
     def _is_empty(self, path: str) -> bool:
-        """Return True if a directory has no entry; what entries it has makes no difference."""
+        """Return True if a directory is empty; only that is watched, not which entries it has."""
         try:
             with os.scandir(path) as entries:
                 is_empty = next(entries, None) is None
@@ -314,19 +316,19 @@ class _Survey:
             is_empty = True
         return not self._disk.listing(path) if is_empty else not self._disk.exists(path)
 
-    def _way_to_kept(self, path: str) -> None:
-        """Make a directory anew, with only those entries that lead to what is needed."""
+    def _add_path_to_kept(self, path: str) -> None:
+        """Create a directory with only the entries that lead to paths that must be visible."""
         self._add(Folder(target=path))
         names = {place[len(path) + 1 :].partition("/")[0] for place in self._kept if is_below(place, path)}
         for child in sorted(f"{path}/{name}" for name in names):
             self._disk.exists(child)
             is_link = bool(self._watched.leads(child))
             if child in self._sight.homes or child in self._shown:
-                self._place_alone(child)
+                self._add_entry_alone(child)
             elif os.path.isdir(child) and not is_link:
-                self._way_to_kept(child)
+                self._add_path_to_kept(child)
 
-    def _inner(self, point: str) -> None:
+    def _add_inner_mount(self, point: str) -> None:
         kind = self._mounts[point]
         if kind in _PSEUDO or (_is_remote(kind) and point not in self._needed):
             return
@@ -339,9 +341,9 @@ class _Survey:
         else:
             self._add(Bind(target=point, source=point))
 
-    def finished(self) -> HostView:
-        """Hide what is masked in each view, and add what every command has."""
-        operations = self._with_masks()
+    def host_view(self) -> HostView:
+        """Return the finished view: with masks, and with the entries that every command gets."""
+        operations = self._operations_with_masks()
         operations += [Link(target=path, to=to) for path in _RUN if (to := self._watched.leads(path))]
         for path in _SYS:
             if content := read(path):
@@ -352,7 +354,7 @@ class _Survey:
             snapshot=self._watched, number=self._watched.sum,
         )  # fmt: skip
 
-    def _with_masks(self) -> list[Operation]:
+    def _operations_with_masks(self) -> list[Operation]:
         views = frozenset(each.target for each in self._operations if isinstance(each, View))
         hidden: dict[str, list[str]] = {view: [] for view in views}
         masked: set[str] = set()
@@ -362,12 +364,12 @@ class _Survey:
             if around is None:
                 continue
             if path in self._ways_to_kept and os.path.isdir(path):
-                # It holds something that is to be seen: an empty directory takes its place, with the way there.
+                # It contains something visible: replace it by an empty directory with only the way there.
                 opened.append(Tmpfs(target=path, is_sealed=True, why="masked"))
             elif innermost(path.rpartition("/")[0], masked) is None:
                 masked.add(path)
                 hidden[around].append(path[len(around) + 1 :])
-        # The places that something is mounted on and that the host lacks.
+        # Mount points that do not exist on the host.
         points: dict[str, list[str]] = {view: [] for view in views}
         for path in self._sight.points:
             around = self._view_of(path, views)
@@ -386,7 +388,7 @@ class _Survey:
         return [*operations, *opened, *unmasked]
 
     def _view_of(self, path: str, views: frozenset[str]) -> str | None:
-        """Return the view that shows a path, or would; a hidden home covers the view around it."""
+        """Return the view that contains a path, or None; in a hidden home, only views inside that home count."""
         around = innermost(path.rpartition("/")[0], views)
         home = innermost(path, self._hidden_homes)
         return around if around is None or home is None or is_below(around, home) else None
@@ -396,8 +398,8 @@ class _Survey:
         return is_others or any(is_in(path, places) for places in (self._hidden, self._unseen, self._hidden_homes))
 
 
-def _roots_mode(path: str) -> int:
-    """Return the mode of what is root's, 0 of anything else: a database's directory changes all the time."""
+def _mode_of_roots_own(path: str) -> int:
+    """Return the mode of an entry that root owns, else 0: a database's directory, for example, changes constantly."""
     try:
         status = os.lstat(path)
     except OSError:  # gone meanwhile
@@ -409,16 +411,16 @@ def _is_remote(kind: str) -> bool:
     return kind in _REMOTE or (kind.startswith("fuse") and kind not in _SOCKETLESS)
 
 
-# Devices of the host that a person names: which can be shown, and what programs look up about them in `/sys`.
+# Devices of the host that a person names: which of them can be shown, and what programs read about them in `/sys`.
 
-# Numbers of terminals, by the kernel's list of devices: consoles, what they show, and those of windows.
+# Major numbers of terminals in the kernel's list of devices: consoles, their screens, and terminals in windows.
 _CONSOLES, _FIRST_SERIAL_PORT = 4, 64
 _SCREENS = (5, 7, *range(136, 144))
 _ATTRIBUTES = ("uevent", "dev", "vendor", "device", "subsystem_vendor", "subsystem_device", "revision", "class")
 
 
 def fault_of(path: str) -> str:
-    """Say why a device can't be shown to commands; nothing where it can."""
+    """Return the reason why a device can't be shown to commands, "" if it can."""
     name = path.removeprefix("/dev/")
     if name == path or os.path.normpath(path) != path:
         return "it is not below /dev"
@@ -438,14 +440,14 @@ def fault_of(path: str) -> str:
 
 
 def shown_devices(paths: Iterable[str]) -> list[Operation]:
-    """Return how devices are shown, or why not."""
+    """Return the operations that show devices; one that can't be shown has the reason."""
     return [Device(target=path, why="you name it", fault=fault_of(path)) for path in paths]
 
 
 def described_devices(paths: Iterable[str]) -> list[Operation]:
-    """Return what the machine's description tells of devices, as plain files: graphics libraries ask for their maker.
+    """Return copies of what `/sys` says about devices: graphics libraries read the maker there.
 
-    A device has a directory there, and so has the hardware behind it, in which the first one lies.
+    In `/sys`, the directory of a device lies in that of its hardware.
     """
     operations: dict[str, Operation] = {}
     for path in paths:

@@ -1,9 +1,9 @@
-"""Which places in the roots the host acts on by itself, because something of the person's leads there.
+"""Find the places in the roots that programs of the host run or obey by themselves.
 
-Git's configuration, a link whose name a tool acts on (`.claude -> cfg/claude`), a link in the home
-(`~/.bashrc -> dotfiles/bashrc`), a script or a server that `.envrc`, `.husky` or an agent's settings name, a directory
-of PATH. All of it is as it was before the run, which is the person's own or was applied; so links are followed here, as
-those programs follow them.
+Git's configuration leads there, or a link whose name a tool acts on (`.claude -> cfg/claude`), a link in the home
+(`~/.bashrc -> dotfiles/bashrc`), a script or server named by `.envrc`, `.husky` or an agent's settings, or a directory
+of PATH. All of these are read as they were before the run: the person wrote them, or they were applied. So links are
+followed here, as those programs follow them.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
     Seen = tuple[int, int, list[str], list[str]]  # when it changed, its inode; names of links, and of directories
 
 _MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
-_MOST_KEPT = 1000  # of those in which there was something
-_LONGEST_PATH = 4096 - 256  # bytes, before a name: what is longer no program can open by its path
+_MOST_REMEMBERED = 1000  # directories with relevant entries
+_LONGEST_PATH = 4096 - 256  # bytes of a directory's path: beyond that, no program can open an entry by its path
 SYSTEM_PROGRAMS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _MOST_ROUNDS = 3  # of `cd` within one line
 _LARGEST, _LONGEST_SCRIPT = 1 << 20, 1 << 16
 _MOST_ENTERED = 8  # directories, by one script
 _ENVIRONMENTS = frozenset((".venv", "venv"))  # made by whoever sets the project up
 _SETTINGS = frozenset(("json", "jsonc", "toml", "yaml", "yml", "code-workspace", "lintstagedrc", "roomodes"))
-# What these name, a person starts; but for tasks that an editor starts as soon as it opens the project.
+# What these files name is started by a person, except tasks that an editor starts when it opens the project.
 _STARTED_BY_HAND = ("launch.json", "tasks.json", ".code-workspace")
 _AT_OPENING = "folderOpen"
 
@@ -68,24 +68,24 @@ _AT_OPENING = "folderOpen"
 class Ways(ProtectedPaths):
     """The places in the roots that the host acts on, with what leads there."""
 
-    def lead(self, directory: str, text: str, because: Reason, *, whole: bool = False) -> str:
-        """Protect what a path leads to, and every link on its way; returns where that is."""
+    def protect_target(self, directory: str, text: str, because: Reason, *, whole: bool = False) -> str:
+        """Protect the target of a path and every link on the way; return the target."""
         *links, end = resolve_links(os.path.join(directory, text))
         for link in links:
             self.add(link, because)
         self.add(end, because, whole=whole)
         return end
 
-    def holds(self, path: str) -> bool:
+    def is_in_roots(self, path: str) -> bool:
         """Return True if a path lies in one of the roots."""
         return locate_in_roots(path, self.roots) is not None
 
 
 class ProjectTree:
-    """What there is in a root that may lead somewhere: links, repositories, and files that tools act on by their names.
+    """The links and repositories in a root, and the files that tools act on because of their names.
 
-    `meaning` says whether a tool acts on a path in the root, and why. `memory` is a file of ours that keeps in which
-    directories there was something: these come first, or a command could hide them among thousands of others.
+    `meaning` says whether a tool acts on a path in the root, and why. `memory` is a file of ours that remembers the
+    directories with such entries. They are searched first, or a command could hide them among thousands of others.
     """
 
     def __init__(
@@ -98,28 +98,28 @@ class ProjectTree:
         self._top = top
         self._meaning = meaning
         self._is_passed_by = is_passed_by
-        before: list[str] = (memory and load(memory)) or []
-        telling: list[str] = []
-        waiting, looked_at = ["", *before], set[str]()
+        remembered: list[str] = (memory and load(memory)) or []
+        directories_with_finds: list[str] = []
+        queue, looked_at = ["", *remembered], set[str]()
         with Closing(open_top(top)) as here, DirectoryCache(here, bounded=False) as parents:
-            while waiting and len(looked_at) < _MOST_DIRECTORIES:
-                level = [directory for directory in dict.fromkeys(waiting) if directory not in looked_at]
-                directories, waiting = level[: _MOST_DIRECTORIES - len(looked_at)], []
+            while queue and len(looked_at) < _MOST_DIRECTORIES:
+                candidates = [directory for directory in dict.fromkeys(queue) if directory not in looked_at]
+                directories, queue = candidates[: _MOST_DIRECTORIES - len(looked_at)], []
                 looked_at.update(directories)
                 for directory in directories:
                     count = self._count
-                    waiting += self._look(parents, directory)
+                    queue += self._look(parents, directory)
                     if directory and self._count > count:
-                        telling.append(directory)
-        if memory and telling[:_MOST_KEPT] != before:
-            save(memory, telling[:_MOST_KEPT])
+                        directories_with_finds.append(directory)
+        if memory and directories_with_finds[:_MOST_REMEMBERED] != remembered:
+            save(memory, directories_with_finds[:_MOST_REMEMBERED])
 
     @property
     def _count(self) -> int:
         return len(self.repositories) + len(self.links) + len(self.files) + len(self.mise)
 
     def _look(self, parents: DirectoryCache, path: str) -> Iterator[str]:
-        """Note what one directory holds; yields those in it that have a path which a program can name."""
+        """Note the relevant entries of one directory; yield the directories in it that programs can name by a path."""
         names = set()
         inner = f"{path}/" if path else ""
         directory = f"{self._top}/{path}" if path else self._top
@@ -127,7 +127,7 @@ class ProjectTree:
         listing = parents.open_listing(path)
         if listing is None:
             return  # this user can't read it
-        # Not closed before: an entry may be looked at through it.
+        # Keep the listing open: entries may need it for a stat.
         with Closing(listing), os.scandir(listing) as inside:
             for entry in inside:
                 names.add(entry.name)
@@ -139,14 +139,17 @@ class ProjectTree:
                         yield inner + entry.name
                 elif entry.name.endswith(".toml") and settings_name(entry.name, meaning_of(path)) == "mise.toml":
                     self.mise.append(f"{directory}/{entry.name}")
-                elif _may_mean(inner, entry.name) and (because := self._meaning(inner + entry.name)) is not None:
+                elif _may_be_acted_on(inner, entry.name) and (because := self._meaning(inner + entry.name)) is not None:
                     self.files.append((f"{directory}/{entry.name}", because))
         if ".git" in names or names.issuperset(("HEAD", "objects", "refs")):
             self.repositories.append(directory)
 
 
-def _may_mean(inner: str, name: str) -> bool:
-    """Tell cheaply what files need a look: most have no `.` before their names, nor before one above them."""
+def _may_be_acted_on(inner: str, name: str) -> bool:
+    """Return False for most files that no tool acts on, by a cheap look at the name.
+
+    Relevant files have special names, or are hidden, or lie in hidden directories.
+    """
     if name[0] == "." or inner[:1] == "." or "/." in inner:
         return True
     lower = name.lower()
@@ -155,7 +158,7 @@ def _may_mean(inner: str, name: str) -> bool:
 
 
 def entries(directory: str) -> list[os.DirEntry[str]]:
-    """Return what a directory holds; nothing where this user can't read it."""
+    """Return the entries of a directory, none if this user can't read it."""
     try:
         with os.scandir(directory) as inside:
             return list(inside)
@@ -164,41 +167,41 @@ def entries(directory: str) -> list[os.DirEntry[str]]:
 
 
 def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because: Reason) -> None:
-    """Protect what a line for a shell names, from where it is run and from wherever it may go by `cd`."""
+    """Protect the paths that a line for a shell names, from the base directories and from where it may `cd` to."""
     named = [(text, whole, plain) for path, whole, plain in named_paths(line) if (text := expand_home(path, home))]
-    reached, waiting = set(bases), list(bases)
+    reached, directories = set(bases), list(bases)
     for _ in range(_MOST_ROUNDS):
-        entered: list[str] = []
-        for base in waiting:
+        entered_directories: list[str] = []
+        for base in directories:
             for text, whole, may_only_be_entered in named:
                 if may_only_be_entered:
                     place = resolve_links(os.path.join(base, text))[-1]
                 else:
-                    place = ways.lead(base, text, because, whole=whole)
-                if place not in reached and ways.holds(place) and os.path.isdir(place):
-                    entered.append(place)
-        reached.update(entered)
-        waiting = entered
+                    place = ways.protect_target(base, text, because, whole=whole)
+                if place not in reached and ways.is_in_roots(place) and os.path.isdir(place):
+                    entered_directories.append(place)
+        reached.update(entered_directories)
+        directories = entered_directories
 
 
 def protect_script(ways: Ways, path: str, bases: Sequence[str], home: str, because: Reason) -> None:
-    """Protect what a script names by a path, and what it runs: another plain word of it is nearly always no file."""
+    """Protect the paths that a script names, and the programs that it runs; other plain words are rarely files."""
     runs = _Runs(ways, bases, home, because)
-    for line in _lines(path):
+    for line in _script_lines(path):
         words = " ".join(word for word in line.split() if "/" in word and ("*" not in word or goes_over_files(line)))
         protect_line(ways, line if " -m " in line else words, bases, home, because)
         runs.protect(line)
 
 
-def _lines(path: str) -> Iterator[str]:
+def _script_lines(path: str) -> Iterator[str]:
     text = text_of(path)[:_LONGEST_SCRIPT]
     return (line for line in (() if "\0" in text else text.split("\n")) if not line.lstrip().startswith("#"))
 
 
 class _Runs:
-    """Protects what lines run, from where they are run and from wherever they have gone by `cd` so far.
+    """Protects the files that lines run, from the base directories and from where they have gone by `cd` so far.
 
-    Not what an installer put there: packages, and programs of a virtual environment, have rules of their own.
+    Installed files are left out: packages, and programs of a virtual environment, have rules of their own.
     """
 
     def __init__(self, ways: Ways, bases: Sequence[str], home: str, because: Reason) -> None:
@@ -212,22 +215,22 @@ class _Runs:
         for path in entered(line):
             places = [resolve_links(place)[-1] for place in self._places(path)]
             if len(self._bases) < _MOST_ENTERED:
-                inside = [each for each in places if self._ways.holds(each) and os.path.isdir(each)]
+                inside = [each for each in places if self._ways.is_in_roots(each) and os.path.isdir(each)]
                 self._bases += [each for each in inside if each not in self._bases]
-        for path in files_run(line, lambda path: any(map(os.path.isfile, self._there(path))), self.is_program):
+        for path in files_run(line, lambda path: any(map(os.path.isfile, self._existing(path))), self.is_program):
             for place in self._places(path):
                 if not _is_installed(place):
-                    self._ways.lead("/", place, self._because)
+                    self._ways.protect_target("/", place, self._because)
 
     def _places(self, path: str) -> list[str]:
         text = expand_home(path, self._home)
         return [os.path.join(base, text) for base in self._bases] if text else []
 
     def is_program(self, path: str) -> bool:
-        return any(os.path.isfile(place) and os.access(place, os.X_OK) for place in self._there(path))
+        return any(os.path.isfile(place) and os.access(place, os.X_OK) for place in self._existing(path))
 
-    def _there(self, path: str) -> Iterator[str]:
-        """Yield where a path may be something: hardly any word of a line is."""
+    def _existing(self, path: str) -> Iterator[str]:
+        """Yield the places where a path may exist; for most words of a line there is none."""
         text = expand_home(path, self._home) or ""
         first = text.removeprefix("./").partition("/")[0]  # "" of an absolute one
         for base in self._bases if text else ():
@@ -245,18 +248,18 @@ def _is_installed(place: str) -> bool:
 
 
 def protect_what_tools_reach(ways: Ways, tree: ProjectTree, root: str, home: str) -> None:
-    """Protect what links lead to whose names tools act on by themselves, and what such scripts and settings run."""
+    """Protect the targets of links that tools act on, and what such scripts and settings run."""
     for directory, name, (flag, reason) in tree.links:
-        ways.lead(directory, name, (flag, f"{reason}: the link {brief(name)} leads here"), whole=True)
+        ways.protect_target(directory, name, (flag, f"{reason}: the link {brief(name)} leads here"), whole=True)
     for path, (flag, _) in tree.files:
         because = (flag, f"{brief(os.path.basename(path))}, which runs by itself, names this")
         bases = tuple(dict.fromkeys((root, os.path.dirname(path))))
         name = os.path.basename(path).lower()
         if flag in ("shell-settings", "git-hook"):
             protect_script(ways, path, bases, home, because)
-            for line in _lines(path) if flag == "shell-settings" else ():
+            for line in _script_lines(path) if flag == "shell-settings" else ():
                 for place in read_by_direnv(line):
-                    ways.lead(os.path.dirname(path), place, because)
+                    ways.protect_target(os.path.dirname(path), place, because)
         elif name.rpartition(".")[2] in _SETTINGS:
             text = text_of(path)
             if flag == "agent-settings" and name.endswith((".json", ".jsonc", ".toml")):
@@ -269,18 +272,18 @@ def protect_what_tools_reach(ways: Ways, tree: ProjectTree, root: str, home: str
                 text, is_by_hand = tasks_at_opening(text, _AT_OPENING), False
             if not is_by_hand:
                 runs = _Runs(ways, bases, home, because)
-                # What stands at a key that says so is run, and any text that begins as a command does.
+                # A text is run if its key says so, or if it begins like a command.
                 for line, is_run in lines_of(text):
                     if is_run or begins_as_command(line, runs.is_program):
                         runs.protect(line)
         elif flag == "hook-manager" or (flag == "editor-settings" and name in HELD_NAMES):
             runs = _Runs(ways, bases, home, because)
-            for line in _lines(path):
+            for line in _script_lines(path):
                 runs.protect(line)
 
 
 def text_of(path: str) -> str:
-    """Return what a file holds; nothing where it can't be read, or is too long for settings."""
+    """Return a file's text, "" if it can't be read or is too long for settings."""
     try:
         with Closing(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)) as file:
             if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -296,7 +299,7 @@ def searched_first(tree: ProjectTree, root: str) -> list[str]:
     """Return the directories that `.envrc`, or mise, puts first on the PATH of whoever enters its own."""
     shells = (path for path, (flag, _) in tree.files if flag == "shell-settings")
     return [
-        os.path.join(os.path.dirname(path), place) for path in shells for line in _lines(path)
+        os.path.join(os.path.dirname(path), place) for path in shells for line in _script_lines(path)
         for place in put_on_path(line)
     ] + [
         os.path.join(base, place) for path in tree.mise for place in put_on_path_by_mise(text_of(path))
@@ -305,21 +308,22 @@ def searched_first(tree: ProjectTree, root: str) -> list[str]:
 
 
 def protect_search_path(ways: Ways, added: Collection[str], path: str) -> None:
-    """Protect new files in directories of PATH that would be run in place of a program that is on it behind them.
+    """Protect new files in directories of PATH that would run in place of a program further back in PATH.
 
-    A relative directory counts from the top of each root. Whoever installs a package means its commands: there, only
-    the system's own programs count, and of those none that is a script of the same language.
+    A relative directory counts from the top of each root. The commands of an installed package are wanted, so these are
+    protected only if they replace a program of the system which is not a script of the same language.
     """
     entries_of_path = [os.path.join(root, each) for each in path.split(":") for root in ways.roots]
     listed = list(dict.fromkeys(map(os.path.realpath, dict.fromkeys(entries_of_path))))
-    inside = {directory for directory in listed if ways.holds(directory)}
+    inside = {directory for directory in listed if ways.is_in_roots(directory)}
     for place in added if inside else ():
         directory, name = os.path.split(place)
         if directory not in inside:
             continue
-        at = listed.index(directory)
+        position = listed.index(directory)
         is_installed = _is_installed(place) or f"{os.path.dirname(directory)}/pyvenv.cfg" in added
-        before, behind = listed[:at], SYSTEM_PROGRAMS if is_installed else (*listed[at + 1 :], *SYSTEM_PROGRAMS)
+        before = listed[:position]
+        behind = SYSTEM_PROGRAMS if is_installed else (*listed[position + 1 :], *SYSTEM_PROGRAMS)
         replaced = next((f"{each}/{name}" for each in behind if os.path.isfile(f"{each}/{name}")), "")
         if not replaced or any(os.path.isfile(f"{each}/{name}") for each in before):
             continue
@@ -332,14 +336,14 @@ def protect_search_path(ways: Ways, added: Collection[str], path: str) -> None:
 
 # What git on the host runs or obeys in the roots, found as git finds it, without running git.
 #
-# Every file of settings counts: the system's, the person's, the repository's, those of its main repository, of one
-# around the project or in it, and what they include. A condition of an include counts as met, because a command can
-# switch branches. One setting hides another for git; here each counts.
+# All settings files count: the system's, the person's, the repository's, those of its main repository, of repositories
+# around the project or in it, and all that they include. The condition of an include counts as met, because a command
+# can switch branches. For git, a later setting hides an earlier one; here all of them count.
 
 _DEEPEST = 10  # files within files, as git has it
-_TREES = frozenset(("core.hookspath", "init.templatedir"))
+_DIRECTORY_KEYS = frozenset(("core.hookspath", "init.templatedir"))
 # Variables that hold a line for git to run.
-_LINES = (
+_COMMAND_VARIABLES = (
     "GIT_EDITOR", "GIT_SEQUENCE_EDITOR", "EDITOR", "VISUAL", "GIT_PAGER", "PAGER", "GIT_SSH_COMMAND", "GIT_SSH",
     "GIT_ASKPASS", "SSH_ASKPASS", "GIT_EXTERNAL_DIFF", "GIT_PROXY_COMMAND",
 )  # fmt: skip
@@ -354,7 +358,7 @@ class GitDirectory(Value):
 
 
 class Setting(Value):
-    """One setting, who has it (a file, or the environment), and the home that `~` means in it."""
+    """One setting, its source (a file, or the environment), and the home that `~` means in it."""
 
     key: str
     value: str
@@ -363,7 +367,7 @@ class Setting(Value):
 
     @property
     def because(self) -> Reason:
-        """Why what it names is held."""
+        """The reason to hold a change of the file that it names."""
         return "git-executed", f"git runs or obeys this: {brief(self.key)} in {brief(self.source)} leads here"
 
 
@@ -371,73 +375,74 @@ def protect_what_git_runs(
     ways: Ways, tops: Sequence[str], is_touched: Callable[[str], bool], homes: Sequence[str],
     environment: Mapping[str, str],
 ) -> None:  # fmt: skip
-    """Protect what git runs or obeys in the repositories at some directories, and in those around the roots.
+    """Protect what git runs or obeys in the repositories at `tops`, and in those around the roots.
 
-    What holds for every repository counts in those that a run has touched: its paths are found from their tops.
+    A person's settings for all repositories are applied only to those that a run has touched: relative paths in them
+    count from the top of each repository.
     """
-    own = [each for home in homes for each in _persons_settings(ways, home, environment)]
-    around = []
+    personal_settings = [setting for home in homes for setting in _personal_settings(ways, home, environment)]
+    enclosing = []
     for root in ways.roots:
         parts = root.rstrip("/").split("/")
-        around += ["/".join(parts[:end]) or "/" for end in range(len(parts), 0, -1)]
-    for top in dict.fromkeys((*tops, *around)):
-        is_around = top in around
+        enclosing += ["/".join(parts[:end]) or "/" for end in range(len(parts), 0, -1)]
+    for top in dict.fromkeys((*tops, *enclosing)):
+        is_around = top in enclosing
         repository = repository_at(top)
         if repository is not None:
             git_directories = [repository, *_submodules(repository.common)]
-            settings = own if is_around or is_touched(top) else []
+            settings = personal_settings if is_around or is_touched(top) else []
         elif top in tops:
             # New in this run.
             git_directories = [GitDirectory(directory=f"{top}/.git", common=f"{top}/.git", top=top)]
-            settings = own
+            settings = personal_settings
         else:
             continue
-        for each in git_directories:
-            _protect_one(ways, each, settings, homes[0])
+        for git_directory in git_directories:
+            _protect_repository(ways, git_directory, settings, homes[0])
 
 
-def _protect_one(ways: Ways, repository: GitDirectory, persons: Sequence[Setting], home: str) -> None:
+def _protect_repository(ways: Ways, repository: GitDirectory, personal_settings: Sequence[Setting], home: str) -> None:
     files = (f"{repository.common}/config", f"{repository.directory}/config.worktree")
-    settings = [*persons, *(each for file in files for each in _settings(ways, file, home))]
-    work_trees = [_joined(repository.directory, each) for each in settings if each.key == "core.worktree"]
+    settings = [*personal_settings, *(setting for file in files for setting in _settings(ways, file, home))]
+    work_trees = [_resolve_in(repository.directory, setting) for setting in settings if setting.key == "core.worktree"]
     bases = tuple(dict.fromkeys((repository.top, *filter(None, work_trees), repository.directory)))
     hooks: list[str] = []
     for setting in settings:
-        if setting.key in _TREES:
+        if setting.key in _DIRECTORY_KEYS:
             for base in bases:
-                place = _joined(base, setting)
-                hooks += [] if place is None else [ways.lead(base, place, setting.because, whole=True)]
+                place = _resolve_in(base, setting)
+                hooks += [] if place is None else [ways.protect_target(base, place, setting.because, whole=True)]
         elif setting.key != "core.worktree" and (setting.value.startswith("!") or split_key(setting.key)[0] != "alias"):
             protect_line(ways, setting.value, bases, setting.home, setting.because)
     default = f"{repository.common}/hooks"
     if len(resolve_links(default)) == 1:
-        # Nothing leads elsewhere, and what lies in a git directory is judged by its name.
+        # The default place is not a link, and entries of a git directory are judged by their names.
         _protect_each_hook(ways, default, bases, home)
-        hooks = [each for each in hooks if each != default]
+        hooks = [setting for setting in hooks if setting != default]
     else:
         hooks.append(default)
     for directory in dict.fromkeys(hooks):
         because = ("git-hook", f"git runs its hooks from {brief(directory)}, which leads here")
-        real = ways.lead("/", directory, because, whole=True)
-        # Hooks beside the project's own files: only what git itself runs is one.
+        real = ways.protect_target("/", directory, because, whole=True)
+        # If a root itself is the directory of hooks, only files with the name of a hook are hooks.
         for name in HOOKS if real in ways.roots else ():
-            ways.lead(real, name, because)
+            ways.protect_target(real, name, because)
         _protect_each_hook(ways, directory, bases, home)
 
 
 def _protect_each_hook(ways: Ways, directory: str, bases: Sequence[str], home: str) -> None:
-    """Protect what links among the hooks lead to, and what their scripts name."""
+    """Protect the targets of hooks that are links, and what the scripts of hooks name."""
     for entry in entries(directory):
         if entry.name not in HOOKS:
             continue
         because = ("git-hook", f"the git hook {entry.name} leads here")
         if entry.is_symlink():
-            ways.lead(directory, entry.name, because)
+            ways.protect_target(directory, entry.name, because)
         if os.access(entry.path, os.X_OK):
             protect_script(ways, entry.path, bases, home, because)
 
 
-def _joined(base: str, setting: Setting) -> str | None:
+def _resolve_in(base: str, setting: Setting) -> str | None:
     text = expand_home(setting.value, setting.home)
     return os.path.join(base, text) if text else None
 
@@ -446,14 +451,14 @@ def repository_at(top: str) -> GitDirectory | None:
     """Return the repository that a directory is the top of, or None."""
     directory = f"{top}/.git"
     if not os.path.isdir(directory):
-        line = _line(directory)
+        line = _first_line(directory)
         if line.startswith("gitdir: "):
             directory = os.path.join(top, line.removeprefix("gitdir: "))
         elif all(os.path.exists(f"{top}/{name}") for name in ("HEAD", "objects", "refs")):
             directory = top
         else:
             return None
-    common = _line(f"{directory}/commondir")
+    common = _first_line(f"{directory}/commondir")
     above = os.path.dirname(top) if os.path.basename(top) == ".git" else top
     return GitDirectory(directory=directory, common=os.path.join(directory, common) if common else directory, top=above)
 
@@ -472,8 +477,8 @@ def _submodules(common: str, within: str = "modules", depth: int = 4) -> list[Gi
     return submodules
 
 
-def _persons_settings(ways: Ways, home: str, environment: Mapping[str, str]) -> Iterator[Setting]:
-    """Yield what holds for every repository of a person's, from files and from the environment."""
+def _personal_settings(ways: Ways, home: str, environment: Mapping[str, str]) -> Iterator[Setting]:
+    """Yield a person's settings for all repositories, from files and from the environment."""
     config_home = environment.get("XDG_CONFIG_HOME", "")
     files = [f"{home}/.gitconfig", f"{home}/.config/git/config"]
     files += [f"{config_home}/git/config"] if config_home.startswith("/") else []
@@ -487,18 +492,18 @@ def _persons_settings(ways: Ways, home: str, environment: Mapping[str, str]) -> 
     for path in dict.fromkeys(files):
         for root in ways.roots if not path.startswith("/") else ("",):
             yield from _settings(ways, os.path.join(root, path), home)
-    for name in _LINES:
+    for name in _COMMAND_VARIABLES:
         if environment.get(name):
             yield Setting(key=name, value=environment[name], source="the environment", home=home)
     count = environment.get("GIT_CONFIG_COUNT", "")
     for number in range(min(int(count), 1000) if count.isdecimal() else 0):
         key = environment.get(f"GIT_CONFIG_KEY_{number}", "")
-        yield from _kept(key, environment.get(f"GIT_CONFIG_VALUE_{number}"), "the environment", home)
+        yield from _relevant_setting(key, environment.get(f"GIT_CONFIG_VALUE_{number}"), "the environment", home)
 
 
-def _settings(ways: Ways, path: str, home: str, around: tuple[str, ...] = ()) -> Iterator[Setting]:
+def _settings(ways: Ways, path: str, home: str, including_files: tuple[str, ...] = ()) -> Iterator[Setting]:
     """Yield the settings of a file and of those that it includes, which git obeys as well."""
-    if path in around or len(around) > _DEEPEST:
+    if path in including_files or len(including_files) > _DEEPEST:
         return
     for key, value in parse(text_of(path).encode("utf-8", "surrogateescape")) or ():
         section, _, name = split_key(key)
@@ -506,77 +511,79 @@ def _settings(ways: Ways, path: str, home: str, around: tuple[str, ...] = ()) ->
             text = expand_home(value, home)
             if text:
                 directory = os.path.dirname(path)
-                ways.lead(directory, text, Setting(key=key, value=value, source=path, home=home).because)
-                yield from _settings(ways, os.path.join(directory, text), home, (*around, path))
+                ways.protect_target(directory, text, Setting(key=key, value=value, source=path, home=home).because)
+                yield from _settings(ways, os.path.join(directory, text), home, (*including_files, path))
         else:
-            yield from _kept(key, value, path, home)
+            yield from _relevant_setting(key, value, path, home)
 
 
-def _kept(key: str, value: str | None, source: str, home: str) -> Iterator[Setting]:
+def _relevant_setting(key: str, value: str | None, source: str, home: str) -> Iterator[Setting]:
     section, subsection, name = split_key(key)
     key = ".".join(part for part in (section.lower(), subsection, name.lower()) if part is not None)
     if value and may_name_program(key):
         yield Setting(key=key, value=value, source=source, home=home)
 
 
-def _line(path: str) -> str:
+def _first_line(path: str) -> str:
     line = text_of(path).partition("\n")[0].rstrip("\r")
     return "" if "\0" in line else line
 
 
-# What links of the home lead to: shells, editors and others start with what has a `.` before its name.
+# The targets of links in the home: shells, editors and other programs read files there whose names begin with a dot.
 #
-# Each directory is listed once, and again when it has changed: between two runs, hardly any of hundreds has.
+# Each directory is listed once, and again only when it has changed: between two runs, hardly any has.
 
 _MOST_OF_HOME = 300  # directories that are looked at
-_CROWD = 200  # no person keeps so many directories in one
-# Of the home, other people's packages and caches: no program starts by what these hold.
-_PASSED_BY = frozenset((".cache", ".npm", ".cargo", ".rustup", ".local", ".gradle", ".m2"))
-# At any depth. In `link`, yarn notes the packages that somebody works on; in `bin` and `versions`, npm, bun and pyenv
-# put what a person starts by its name.
-_PACKED = PACKAGE_DIRECTORIES | {".git", "link", "versions", "bin"}
+_MOST_SIBLINGS = 200  # a directory with more directories in it was filled by a program
+# Packages and caches in the home: no program reads its settings there.
+_SKIPPED_IN_HOME = frozenset((".cache", ".npm", ".cargo", ".rustup", ".local", ".gradle", ".m2"))
+# Skipped at any depth. In `link`, yarn notes packages that somebody works on; `bin` and `versions` have programs of
+# npm, bun and pyenv, which a person starts by name.
+_SKIPPED = PACKAGE_DIRECTORIES | {".git", "link", "versions", "bin"}
 
 
 def protect_home(ways: Ways, home: str, memory: str) -> None:
-    """Protect what links of a home lead to; `memory` is the file of ours in which it is kept how the home looked.
+    """Protect the targets of links in a home; `memory` is a file of ours that remembers its directories.
 
-    First come the directories in the home and in `~/.config`. Further down, those with the fewest beside them: what a
-    person keeps comes before the hundreds that a program made.
+    Directories in the home and in `~/.config` are searched first, then those with the fewest siblings: directories that
+    a person made come before hundreds that a program made.
     """
-    if ways.holds(home):
+    if ways.is_in_roots(home):
         return
-    before: dict[str, Seen] = load(memory) or {}
-    now: dict[str, Seen] = {}
-    waiting, left = [(0, home)], _MOST_OF_HOME
-    while waiting and left:
-        _, directory = heapq.heappop(waiting)
-        left -= 1
+    remembered: dict[str, Seen] = load(memory) or {}
+    seen_now: dict[str, Seen] = {}
+    queue, directories_left = [(0, home)], _MOST_OF_HOME
+    while queue and directories_left:
+        _, directory = heapq.heappop(queue)
+        directories_left -= 1
         try:
             status = os.stat(directory)
         except OSError:
             continue
-        seen = before.get(directory)
+        seen = remembered.get(directory)
         if seen is None or seen[:2] != (status.st_ctime_ns, status.st_ino):
             inside = entries(directory)
-            # Another change now may bear the same time.
+            # A change just now could be followed by another one with the same time.
             changed = status.st_ctime_ns if abs(time.time_ns() - status.st_ctime_ns) > TICK_NS else 0
             seen = (
                 changed, status.st_ino, [entry.name for entry in inside if entry.is_symlink()],
                 [entry.name for entry in inside if entry.is_dir(follow_symlinks=False)],
             )  # fmt: skip
-        now[directory] = seen
-        links, inner = seen[2:]
+        seen_now[directory] = seen
+        links, directories = seen[2:]
         if directory == home:
-            links, inner = ([name for name in each if name[0] == "." and name not in _PASSED_BY] for each in seen[2:])
+            links, directories = (
+                [name for name in names if name[0] == "." and name not in _SKIPPED_IN_HOME] for names in seen[2:]
+            )
         for name in links:
             place = f"{directory}/{name}"
             because = ("home-link", f"your ~{brief(place.removeprefix(home))} is a link to this")
-            ways.lead("/", place, because, whole=True)
-        beside = 0 if directory in (home, f"{home}/.config") else len(inner)
-        for name in inner if beside <= _CROWD else ():
-            # Below `~/.config`, a `bin` holds what the programs start that are configured there.
-            is_followed = name not in _PACKED or (name == "bin" and directory.startswith(f"{home}/.config/"))
+            ways.protect_target("/", place, because, whole=True)
+        siblings = 0 if directory in (home, f"{home}/.config") else len(directories)
+        for name in directories if siblings <= _MOST_SIBLINGS else ():
+            # Below `~/.config`, a `bin` has scripts that the programs configured there start.
+            is_followed = name not in _SKIPPED or (name == "bin" and directory.startswith(f"{home}/.config/"))
             if is_followed and f"{directory}/{name}" not in ways.roots:
-                heapq.heappush(waiting, (beside, f"{directory}/{name}"))
-    if now != before:
-        save(memory, now)
+                heapq.heappush(queue, (siblings, f"{directory}/{name}"))
+    if seen_now != remembered:
+        save(memory, seen_now)
