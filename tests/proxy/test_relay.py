@@ -16,7 +16,7 @@ from fumehood.core.report import Run
 from fumehood.proxy import relay
 from fumehood.proxy.http import ESTABLISHED
 from fumehood.proxy.relay import ConnectionAudit, Pipe
-from fumehood.service.network import _blocked
+from fumehood.service.network import _refused_connections
 from patience import LONG_S, eventually
 from proxy.test_proxy import connect_request, hello, socks_request
 from servers import Tcp, Web, echo, serving
@@ -279,7 +279,7 @@ def test_a_name_that_a_client_asks_for_by_tls_is_fit_to_be_shown(proxy):
 def told(running) -> str:
     run = Run(run="1", project="/p", command="x", cwd="/p", state="")
     run.connections = running.stop()
-    return " ".join(f"{each.detail}. {each.hint}" for each in _blocked(run))
+    return " ".join(f"{each.detail}. {each.hint}" for each in _refused_connections(run))
 
 
 def test_a_request_that_names_no_host_is_told_as_that(proxy):

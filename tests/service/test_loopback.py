@@ -176,7 +176,7 @@ def test_a_third_joins_the_second_when_the_first_has_ended(agent: Sandbox, serve
 
 def test_when_all_have_ended_nothing_is_left(agent: Sandbox, serve: Serve, store: Store) -> None:
     stop(agent, serve(), "one")
-    assert loopback.network_now(store.places, "agent") == -1
+    assert loopback.open_running_network(store.places, "agent") == -1
     assert agent.run(asking()).stdout == "refused\n"
     assert os.listdir(store.places.session("agent")) == ["tmp"]
 

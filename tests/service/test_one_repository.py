@@ -481,12 +481,12 @@ def test_a_commit_on_top_of_what_is_discarded_meanwhile_is_not_kept_without_it(r
 def test_what_is_discarded_just_before_a_commit_on_top_of_it_is_held_is_noticed(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone, due = Store.alone, list[Run]()
+    lock_project, due = Store.lock_project, list[Run]()
 
     def after_a_person(store: Store, project: int, *, wait: bool = True) -> FileLock:
         if due:
             sandbox.discard(due.pop())
-        return alone(store, project, wait=wait)
+        return lock_project(store, project, wait=wait)
 
     monkeypatch.setattr(Store, "lock_project", after_a_person)
     with Sandbox(repository) as sandbox:

@@ -150,7 +150,7 @@ def test_cancelling_the_wait_for_an_answer_withdraws_the_question(store):
             await asyncio.sleep(60)
 
         given_up = threading.Event()
-        asking = permissions(store, None).among(channels(answer, loop))
+        asking = permissions(store, None).with_asks(channels(answer, loop))
         task = asyncio.create_task(asyncio.to_thread(asking.decide, question(), given_up.is_set))
         await began.wait()
         given_up.set()

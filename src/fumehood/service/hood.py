@@ -121,7 +121,7 @@ class Hood:
 
     def permissions_for(self, caller: Caller) -> Permissions:
         """Return the permissions for a run: its caller may name who is asked."""
-        return self.permissions.among(caller.asks) if caller.asks else self.permissions
+        return self.permissions.with_asks(caller.asks) if caller.asks else self.permissions
 
     def require_permission(self, run: Run, question: Question, caller: Caller) -> None:
         """Have a question answered before the run begins; a no is recorded as a refused run, and raises Refused."""

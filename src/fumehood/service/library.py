@@ -22,7 +22,7 @@ from fumehood.service.differences import each_difference
 from fumehood.service.hood import Hood
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.overview import redo_command, redo_session, undo_command, undo_session
-from fumehood.service.permission import Permissions, decide_access, question_for, settled_before
+from fumehood.service.permission import Permissions, decide_access, earlier_answer, question_about_access
 from fumehood.service.projects import ThrownDirectory, add_root, reset
 from fumehood.service.restore import known_file, known_files, place_of, restore
 from fumehood.service.session import keep_variables, session_of, unreported
@@ -171,7 +171,7 @@ class Sandbox(Commands):
 
     def require(self, question: Question, ask: Answering | Ask | Sequence[Answering | Ask] | None = None) -> None:
         """Have a person, or what they answered before, allow something; raises Refused on a no."""
-        self._hood.permissions.among(channels(self._ask if ask is None else ask)).require(question)
+        self._hood.permissions.with_asks(channels(self._ask if ask is None else ask)).require(question)
 
     def add_root(self, path: str | os.PathLike[str]) -> tuple[str, ...]:
         """Let commands write another directory too, once `ask` says so; returns every root there is then.
@@ -197,9 +197,9 @@ class Sandbox(Commands):
     ) -> Question | None:  # fmt: skip
         """Return what a person would be asked by `request_access`; None where they have answered it."""
         widening = self._widening(host, show, write, reason)
-        question = question_for(self._store, self._project, widening).replace(in_session=bool(self._session))
-        is_settled = settled_before(self._store, self._session, question) is not None
-        return None if is_settled or self._hood.permissions.is_settled(question) else question
+        question = question_about_access(self._store, self._project, widening).replace(in_session=bool(self._session))
+        is_settled = earlier_answer(self._store, self._session, question) is not None
+        return None if is_settled or self._hood.permissions.is_answered(question) else question
 
     def request_access(
         self, *, host: str = "", show: str | os.PathLike[str] = "", write: str | os.PathLike[str] = "",
@@ -210,7 +210,7 @@ class Sandbox(Commands):
         A yes is for this session, or, where the person says so or there is none, for the project; a directory becomes
         a root of the project. Returns what was said; raises Refused on a no.
         """
-        permissions = self._hood.permissions.among(channels(self._ask if ask is None else ask))
+        permissions = self._hood.permissions.with_asks(channels(self._ask if ask is None else ask))
         widening = self._widening(host, show, write, reason)
         return decide_access(self._store, self._project, self._session, [widening], permissions.decide)
 

@@ -1,4 +1,4 @@
-"""One command's way to the network: its proxy while it runs, and the questions that its connections wait for."""
+"""One command's access to the network: its proxy while it runs, and the questions that its connections wait for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _TOO_MANY = f"the command asked for more than {MOST_ITEMS} hosts, which is more 
 
 
 class LiveQuestions:
-    """Puts what a command asks for while it runs to a person, one question after the other; the command waits.
+    """Puts a running command's requests to a person, one question after the other; the command waits.
 
     Each connection has a thread of its own, which calls `refusal`. The thread that attends the command calls the rest.
     """
@@ -38,20 +38,20 @@ class LiveQuestions:
         self._decide_host = decide_host
         self._changed = threading.Condition()
         self._turn = threading.Lock()  # one question at a time
-        self._answers: dict[str, Decision | None] = {}  # None: it waits for one
+        self._answers: dict[str, Decision | None] = {}  # None: not answered yet
         self._error: BaseException | None = None
-        self._silence = ""  # why nobody is asked any more
+        self._refusal_reason = ""  # why no more questions are put
         self._waiting = 0
         self._since = self._waited_s = 0.0
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.is_open = False  # what the attending thread has taken note of
+        self.is_open = False  # as far as the attending thread knows
 
     def refusal(self, place: str) -> str:
-        """Wait for the answer about a `host:port`; returns why it is refused, and nothing where it is granted."""
+        """Wait for the answer about a `host:port`; returns why it is refused, or "" if it is granted."""
         with self._changed:
             is_new = place not in self._answers
             if is_new:
-                refusal = self._silence or (_TOO_MANY if len(self._answers) >= MOST_ITEMS else "")
+                refusal = self._refusal_reason or (_TOO_MANY if len(self._answers) >= MOST_ITEMS else "")
                 if refusal:
                     return refusal
                 self._answers[place] = None
@@ -63,12 +63,12 @@ class LiveQuestions:
         return "" if decision.allowed else decision.reason or SAID_NO
 
     def _answer(self, place: str) -> None:
-        """Find the answer about a host, which others may wait for too."""
+        """Have a host decided; other connections may wait for the same answer."""
 
         def decide(is_closed: Callable[[], bool]) -> Decision:
             decision = self._decide_host(place, is_closed)
-            if decision.reason == TOO_LATE:  # nobody is there: the next one would wait as long
-                self._fall_silent(decision.reason)
+            if decision.reason == TOO_LATE:  # nobody is there: the next question would wait as long
+                self._refuse_from_now_on(decision.reason)
             return decision
 
         decision = Decision(allowed=False, reason=CANCELLED)
@@ -82,7 +82,7 @@ class LiveQuestions:
             self._wake()
 
     def decide_in_turn(self, decide: Callable[[Callable[[], bool]], Decision]) -> Decision:
-        """Have something decided, once it is its turn; from now on the command waits for a person."""
+        """Call `decide` when it is this question's turn; from now on the command waits for a person."""
         with self._changed:
             if not self._waiting:
                 self._since = time.monotonic()
@@ -91,12 +91,12 @@ class LiveQuestions:
         try:
             with self._turn:
                 with self._changed:
-                    # What is typed is the answer only once nobody else reads it any more.
-                    while not self.is_open and not self._silence:
+                    # Not before the attending thread knows: until then it passes on what the person types.
+                    while not self.is_open and not self._refusal_reason:
                         self._changed.wait()
-                    if self._silence:
-                        return Decision(allowed=False, reason=self._silence)
-                return decide(lambda: bool(self._silence))
+                    if self._refusal_reason:
+                        return Decision(allowed=False, reason=self._refusal_reason)
+                return decide(lambda: bool(self._refusal_reason))
         finally:
             with self._changed:
                 self._waiting -= 1
@@ -106,7 +106,7 @@ class LiveQuestions:
                 self._wake()
 
     def _wake(self) -> None:
-        """Have the attending thread look (the lock is held)."""
+        """Wake the attending thread; the lock is taken."""
         if self._event >= 0:
             os.eventfd_write(self._event, 1)
 
@@ -115,7 +115,7 @@ class LiveQuestions:
         return self._event
 
     def drain(self) -> None:
-        """Take note of questions that were put and answered; raises what went wrong in asking."""
+        """Take note of questions that were put or answered; raises an error that asking has raised."""
         with self._changed:
             os.eventfd_read(self._event)
             self.is_open = self._waiting > 0
@@ -125,21 +125,21 @@ class LiveQuestions:
 
     @property
     def waited_s(self) -> float:
-        """How long the command has waited for a person so far."""
+        """Seconds that the command has waited for a person so far."""
         with self._changed:
             return self._waited_s + (time.monotonic() - self._since if self._waiting else 0.0)
 
     def close(self) -> None:
-        """Ask nothing any more: the command has ended, or is about to; an open question is closed as a no."""
-        self._fall_silent(CANCELLED)
+        """Put no more questions, since the command ends; an open question is answered with no."""
+        self._refuse_from_now_on(CANCELLED)
 
-    def _fall_silent(self, reason: str) -> None:
+    def _refuse_from_now_on(self, reason: str) -> None:
         with self._changed:
-            self._silence = self._silence or reason
+            self._refusal_reason = self._refusal_reason or reason
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """Let go of the descriptor, once no connection waits any more."""
+        """Close the descriptor, when no connection waits any more."""
         with self._changed:
             os.close(self._event)
             self._event = -1
@@ -152,9 +152,9 @@ class LiveQuestions:
 
 
 class NetworkAccess:
-    """The network of one command; with `asking`, what nobody granted is asked for while the connection waits.
+    """The network of one command. With `questions`, a person is asked about other hosts while the connection waits.
 
-    In a session, its proxy is one among others that share their listeners.
+    In a session, the proxies of its commands share their listeners.
     """
 
     def __init__(
@@ -165,10 +165,10 @@ class NetworkAccess:
         self.questions = questions
         self._in_session = in_session
         self._neighbours: Neighbours | None = None
-        self._shared: list[socket.socket] = []  # listeners, until they are served
-        self._held: set[tuple[str, int]] | None = None  # where those are, once they are served
+        self._shared_listeners: list[socket.socket] = []  # until they are served
+        self._served_places: set[tuple[str, int]] | None = None  # addresses of those, once they are served
         self.resolvers = resolvers if network.is_proxied else ()
-        self.listen: tuple[tuple[str, int], ...] = ()  # where there are listeners inside: the proxy's own first
+        self.listen: tuple[tuple[str, int], ...] = ()  # addresses of the listeners inside, the proxy's own first
         self._proxy: Proxy | None = None
         if network.mode == FULL and not network.is_proxied:
             from fumehood.linux.confine import can_scope
@@ -188,7 +188,7 @@ class NetworkAccess:
         inside = forwards(hosts, loopback_listeners() if network.asks else ())
         direct = direct_ports(hosts) if self.resolvers else ()
         if self._in_session:
-            # Two listeners at one port would have to let anybody else listen there too.
+            # Two listeners at one port must allow port sharing, so commands could listen there too.
             direct = tuple(port for port in direct if port not in {each.port for each in inside})
         self.listen = (
             ("127.0.0.1", proxy_port(inside, in_session=self._in_session)),
@@ -201,7 +201,7 @@ class NetworkAccess:
         )  # fmt: skip
 
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that lead a command's programs to it."""
+        """Return the variables that lead a command's programs to the proxy."""
         if self._proxy is None:
             return own_proxy_settings(before, os.environ)
         return proxy_variables(self.listen[0][1], by_proxy(self.network.hosts), before)
@@ -212,7 +212,7 @@ class NetworkAccess:
         return self.network.mode == FULL
 
     def launch(self, start: Starter, plan: Plan, streams: Streams) -> Running:
-        """Start a sandbox, and serve what it asks for once its listeners come."""
+        """Launch a sandbox, and serve its connections when its listeners have arrived."""
         if self._proxy is None or self._in_session:
             return start(plan, streams)
         ours, theirs = socket.socketpair()
@@ -222,71 +222,74 @@ class NetworkAccess:
             except BaseException:
                 ours.close()
                 raise
-        # Not before the sandbox was forked: whoever forks has one thread only.
+        # Only after the fork: a process that forks may have one thread only.
         self._proxy.start(ours)
         return running
 
     def join(self, neighbours: Callable[[], Neighbours]) -> None:
-        """Be among the proxies of a session, and have the listeners that they have; nobody else may begin meanwhile."""
+        """Join the proxies of a session and borrow their listeners; the session's lock is taken."""
         if self._neighbours is None:
             self._neighbours = neighbours()
             for each in self._neighbours.borrowed():
-                if each.getsockname()[:2] in self._places:
-                    self._shared.append(each)
+                if each.getsockname()[:2] in self._listener_places:
+                    self._shared_listeners.append(each)
                 else:
                     each.close()
 
     @property
-    def _places(self) -> tuple[tuple[str, int], ...]:
+    def _listener_places(self) -> tuple[tuple[str, int], ...]:
         return (*self.listen, *((address, DNS) for address in self.resolvers))
 
-    def unheld(self, plan: Plan) -> Plan:
-        """Leave to a plan what nobody listens at for us yet."""
-        held = {each.getsockname()[:2] for each in self._shared} if self._held is None else self._held
+    def without_served(self, plan: Plan) -> Plan:
+        """Return the plan without the listeners that are already served."""
+        served = self._served_places
+        if served is None:
+            served = {each.getsockname()[:2] for each in self._shared_listeners}
         return plan.replace(
-            listen=tuple(each for each in plan.listen if each not in held),
-            resolvers=tuple(each for each in plan.resolvers if (each, DNS) not in held),
+            listen=tuple(each for each in plan.listen if each not in served),
+            resolvers=tuple(each for each in plan.resolvers if (each, DNS) not in served),
         )
 
     def serve(self, descriptors: list[int]) -> None:
-        """Serve by listeners that were made just now, and those of the others."""
-        if self._proxy is None or self._neighbours is None or self._held is not None:
+        """Serve the listeners that were just made, and the borrowed ones."""
+        if self._proxy is None or self._neighbours is None or self._served_places is not None:
             return
-        self._shared += [socket.socket(fileno=fd) for fd in descriptors]
-        self._held = {each.getsockname()[:2] for each in self._shared}
-        self._proxy.share(self._shared, self.listen, self._neighbours)
-        self._shared = []
+        self._shared_listeners += [socket.socket(fileno=fd) for fd in descriptors]
+        self._served_places = {each.getsockname()[:2] for each in self._shared_listeners}
+        self._proxy.share(self._shared_listeners, self.listen, self._neighbours)
+        self._shared_listeners = []
 
     def stop(self, run: Run) -> None:
-        """The command has ended, and nothing is asked any more: end the proxy, and note in the run what it saw."""
-        if self._neighbours is not None and self._held is None:
+        """End the proxy, after the command and its questions; write into the run which connections there were."""
+        if self._neighbours is not None and self._served_places is None:
             self._neighbours.withdraw()
             self._neighbours.close()
-            for each in self._shared:
+            for each in self._shared_listeners:
                 each.close()
         if self._proxy is not None:
             run.connections = self._proxy.stop()
             self._proxy = None
-        run.blocked = (*_blocked(run), *self._taken())
+        run.blocked = (*_refused_connections(run), *self._taken_ports())
         if self.questions is not None and self.questions.granted:
             run.network, run.hosts = HOSTS, (*self.network.hosts, *self.questions.granted)
 
-    def _taken(self) -> list[Blocked]:
-        """Return the ports of this machine that were granted, and that a command of the session has taken."""
-        if self._held is None:
+    def _taken_ports(self) -> list[Blocked]:
+        """Return granted ports of this machine at which another command of the session listens."""
+        if self._served_places is None:
             return []
         hint = "another command of the session listens there"
-        ports = {each.port for each in forwards(self.network.hosts) if (each.address, each.port) not in self._held}
+        granted = forwards(self.network.hosts)
+        ports = {each.port for each in granted if (each.address, each.port) not in self._served_places}
         return [Blocked(what="network", detail=f"localhost:{port}", hint=hint) for port in sorted(ports)]
 
 
-def _blocked(run: Run) -> tuple[Blocked, ...]:
-    """Return what was refused, when, and what to do about it."""
+def _refused_connections(run: Run) -> tuple[Blocked, ...]:
+    """Return the refused connections, when each was tried, and what to do about it."""
     from fumehood.core.hosts import with_port
 
     refused: dict[str, Blocked] = {}
     how_to_ask = "ask for it: fumehood run --allow-host {} -- …"
-    if run.session:  # whose commands have one of ours
+    if run.session:  # its commands have `fumehood` inside
         how_to_ask = "to ask the person for it: fumehood ask {}"
     for each in run.connections:
         if each.allowed:
@@ -298,9 +301,10 @@ def _blocked(run: Run) -> tuple[Blocked, ...]:
         refused.setdefault(name, Blocked(what="network", detail=name, hint=hint))
     listed = tuple(refused.values())
     if len(listed) > _MOST_BLOCKED:
-        rest = len(listed) - _MOST_BLOCKED
-        more = Blocked(what="network", detail=f"{rest} more", hint="fumehood show --json RUN lists every connection")
-        return (*listed[:_MOST_BLOCKED], more)
+        count = len(listed) - _MOST_BLOCKED
+        hint = "fumehood show --json RUN lists every connection"
+        rest_note = Blocked(what="network", detail=f"{count} more", hint=hint)
+        return (*listed[:_MOST_BLOCKED], rest_note)
     return listed
 
 
@@ -312,5 +316,5 @@ def _advice(refused: Connection, how_to_ask: str) -> str:
     if refused.address and "which was not named" in refused.reason:
         place = f"[{refused.address}]" if ":" in refused.address else refused.address
         return f"if you mean it, name the address too: --allow-host {place}:{refused.port}"
-    # A granted one was reached, and asked for another there; what else is refused says by itself what is wrong.
+    # A connection to a granted host asked for another host there. All other reasons say by themselves what is wrong.
     return "a granted host is only reached as itself" if refused.address else ""

@@ -1,7 +1,6 @@
-"""The store as every face opens it: what a dead process left half done is put right first.
+"""The store as every face opens it: what a dead process left half done is repaired first.
 
-What can wait is done when there is time (`upkeep`).
-What mends and cleans is loaded only where that is due: every command comes by here.
+`upkeep` does what can wait. Every command passes through here, so repairing and cleaning are imported only when due.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _DAY_S = 86_400
 
 
 class OpenedStore(Store):
-    """Everything we remember, with what was interrupted taken back or kept."""
+    """The store, in which interrupted work has been taken back or kept."""
 
     def __init__(self, *, face: str = PYTHON) -> None:
         super().__init__(face=face)
@@ -38,10 +37,9 @@ class OpenedStore(Store):
         self.recover()
 
     def recover(self) -> None:
-        """Take back what a process that died had left half done, and keep what its command wrote.
+        """Take back what a dead process had left half done, keep what its command wrote, and record clients' edits.
 
-        What clients' own edits did is recorded.
-        What can't be mended now is left for the next time: nothing else may fail for it.
+        What can't be repaired now is left for the next time: nothing else may fail because of it.
         """
         unfinished = self.history.unfinished_runs()
         if unfinished or nofollow.list_mode_notes(self.places.modes):
@@ -54,14 +52,11 @@ class OpenedStore(Store):
             close_open(self)
 
     def mend(self, project: int) -> None:
-        """Take back what a process that died had left half done in a project whose lock is held.
-
-        What clients' own edits did there is recorded: whoever has the lock comes after them.
-        """
-        # A command that runs has begun nothing there yet: so it is with the one that has just taken the lock.
+        """Do the same in one project whose lock is taken: the owner of the lock comes after the clients' edits."""
+        # A running command has not begun to change the project; nor has the one that has just taken the lock.
         unfinished = [each for each in self.history.unfinished_runs(project) if each[1:3] != (RUNNING, "run")]
         if unfinished and not os.path.isdir(self.projects.path_of(project)):
-            unfinished = []  # it waits for its project; who only cleans or forgets goes on
+            unfinished = []  # these runs wait for their project; cleaning and forgetting can go on
         if unfinished or nofollow.list_mode_notes(self.places.modes):
             from fumehood.service.recover import mend
 
@@ -76,10 +71,10 @@ class OpenedStore(Store):
 # ---- What is done when there is time: after a report is printed, before the next command, at the end of a program.
 
 def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> str:
-    """Bring the records of a project's files up to date, and, where that is asked for, clean once a day.
+    """Bring the records of a project's files up to date, and with `cleaning`, clean once a day.
 
-    Returns what to tell a person: which backups went, where some did. It waits for nobody, and nothing else fails for
-    it: whoever needs the records does it again, and is told.
+    Returns what to tell a person: which backups were removed, if any. It waits for no lock, and errors are ignored:
+    whoever needs the records does it again and gets the error.
     """
     try:
         if store.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)):
@@ -97,7 +92,7 @@ def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> str:
 
 
 def is_cleaning_due(store: Store) -> bool:
-    """Return True if nothing was cleaned for a day; the time of the lock's file is that of the last cleaning."""
+    """Return True if nothing was cleaned for a day; the lock file's mtime is the time of the last cleaning."""
     path = store.places.lock("clean")
     try:
         last = os.stat(path).st_mtime

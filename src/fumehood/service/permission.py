@@ -1,4 +1,4 @@
-"""Decide what needs a person's word: by what was answered before, else by asking."""
+"""Decide what needs a person's permission: by earlier answers, or by asking them."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
     from fumehood.store.projects import Project
 
-    Session = dict[tuple[str, str, str], str]
+    SessionAnswers = dict[tuple[str, str, str], str]
 
 PATIENCE_S = 120.0
 
 
 class Permissions:
-    """What a person allowed, and how to ask for more.
+    """What a person has allowed, and how to ask for more.
 
-    `session` holds what was answered for as long as this program runs; None where the program ends with this run, so
-    that answers for a session would mean nothing and are not offered. `asks` may be a function that finds them. Whoever
-    is at the desk is asked too.
+    `session` holds the answers that are valid while this program runs. It is None if the program ends with this run:
+    then answers for a session mean nothing and are not offered. `asks` may be a function that returns who is asked.
+    Whoever is at the desk is asked too.
     """
 
     def __init__(
         self, store: Store, asks: Sequence[Ask] | Callable[[], Sequence[Ask]] = (),
-        session: Session | None = None, patience_s: float = PATIENCE_S,
+        session: SessionAnswers | None = None, patience_s: float = PATIENCE_S,
     ) -> None:  # fmt: skip
         self._store = store
-        self._askable = asks
+        self._asks = asks
         self._session = session
         self._patience_s = patience_s
 
     @property
-    def _others(self) -> tuple[Ask, ...]:
-        """Who can be asked beside those at the desk: looked for only when it matters."""
-        if callable(self._askable):
-            self._askable = self._askable()
-        return tuple(self._askable)
+    def _current_asks(self) -> tuple[Ask, ...]:
+        """Who can be asked, besides those at the desk; a function for them is called on first use."""
+        if callable(self._asks):
+            self._asks = self._asks()
+        return tuple(self._asks)
 
     def somebody_can_answer(self, project: str) -> bool:
         """Return True if there is somebody to ask about a project."""
-        if self._others:
+        if self._current_asks:
             return True
         if not has_entries(self._store.places.desk):
             return False
@@ -58,19 +58,19 @@ class Permissions:
 
         return Desk(self._store.places).is_attended_for(project)
 
-    def among(self, asks: Sequence[Ask]) -> Permissions:
-        """Return the same grants and session with others to ask."""
+    def with_asks(self, asks: Sequence[Ask]) -> Permissions:
+        """Return permissions with the same grants and session, but others to ask."""
         return Permissions(self._store, asks, self._session, self._patience_s)
 
     def decide(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Decision:
-        """Return what the session, the kept grants, or a person says."""
+        """Return the decision: from the session, from the kept grants, or from a person."""
         from fumehood.core import questions
 
         if self._session is None and not question.is_lasting:
             question = question.replace(in_session=False)
-        before = self._settled(question)
-        if before != questions.ASK:
-            return questions.Decision(allowed=before == questions.ALLOW, reason=f"answered before: {before}")
+        earlier = self._earlier_verdict(question)
+        if earlier != questions.ASK:
+            return questions.Decision(allowed=earlier == questions.ALLOW, reason=f"answered before: {earlier}")
         if question.unaskable:
             return questions.Decision(allowed=False, answer=questions.DENY_ONCE, reason=question.unaskable)
         if not self.somebody_can_answer(question.project):
@@ -78,8 +78,8 @@ class Permissions:
             return questions.Decision(allowed=False, answer=questions.DENY_ONCE, reason=questions.NOBODY)
         from fumehood.service.ask import Desk, ask_all
 
-        # At the desk too where nobody is there yet: who comes while the others are asked may answer.
-        reply = ask_all((*self._others, Desk(self._store.places)), question, self._patience_s, cancelled)
+        # The desk too, even if nobody is there: somebody who comes while the others are asked may answer.
+        reply = ask_all((*self._current_asks, Desk(self._store.places)), question, self._patience_s, cancelled)
         if reply.reason in (questions.NOBODY, questions.TOO_LATE, questions.CANCELLED):
             self._store.grants.note_missed(question)
         else:
@@ -91,11 +91,11 @@ class Permissions:
             self._store.grants.keep(question.key, verdict)
         return questions.Decision(allowed=verdict == questions.ALLOW, answer=reply.answer, reason=reply.reason)
 
-    def is_settled(self, question: Question) -> bool:
-        """Return True if nobody needs to be asked, because of what was answered before."""
+    def is_answered(self, question: Question) -> bool:
+        """Return True if an earlier answer settles the question, so that nobody needs to be asked."""
         from fumehood.core.questions import ASK
 
-        return self._settled(question) != ASK
+        return self._earlier_verdict(question) != ASK
 
     def require(self, question: Question, cancelled: Callable[[], bool] | None = None) -> Decision:
         """Decide, and raise Refused on a no."""
@@ -105,11 +105,11 @@ class Permissions:
 
             why = decision.reason or "a person said no"
             is_unasked = why in (NOBODY, question.unaskable)
-            help_ = question.remedy or (question.ahead if is_unasked else "")
-            raise Refused(question.denial, hint=f"{why}; {help_}" if help_ else why)
+            how_to_allow = question.remedy or (question.ahead if is_unasked else "")
+            raise Refused(question.denial, hint=f"{why}; {how_to_allow}" if how_to_allow else why)
         return decision
 
-    def _settled(self, question: Question) -> str:
+    def _earlier_verdict(self, question: Question) -> str:
         from fumehood.core import questions
 
         if question.one_time_only:
@@ -129,11 +129,11 @@ def add_granted_access(policy: Policy, granted: Sequence[tuple[str, str]]) -> Po
 
 # ---- What an agent asks a person to allow its later commands: a host, a path of the home, a directory to write.
 #
-# A yes is kept for the session, or for the project where the person says so; a directory to write is a root of the
-# project. It counts from the next command on.
+# A yes is kept for the session, or for the project if the person says so; a directory to write becomes a root of the
+# project. It is valid from the next command on.
 
-def question_for(store: Store, project: Project, widening: Widening) -> Question:
-    """Put what an agent asks for into a question, or say why it can't be had."""
+def question_about_access(store: Store, project: Project, widening: Widening) -> Question:
+    """Return the question for what an agent requests; raises BadRequest if it can't be allowed at all."""
     from fumehood.core import questions
     from fumehood.core.inside import SHOW, WRITE
     from fumehood.core.masks import is_below, is_in
@@ -153,26 +153,26 @@ def question_for(store: Store, project: Project, widening: Widening) -> Question
     return questions.host_question(widening.target, project.path, widening.reason)
 
 
-def settled_before(store: Store, session: str, question: Question) -> str | None:
-    """Return what a person answered for this session, allow or deny."""
+def earlier_answer(store: Store, session: str, question: Question) -> str | None:
+    """Return a person's earlier answer for this session, allow or deny, or None."""
     if not session or question.one_time_only:
         return None
     return store.grants.find((question.what, IN_SESSION + session, question.target))
 
 
 def decide_access(
-    store: Store, project: Project, session: str, asked: Sequence[Widening], decide: Callable[[Question], Decision]
+    store: Store, project: Project, session: str, widenings: Sequence[Widening], decide: Callable[[Question], Decision]
 ) -> list[str]:
-    """Have each thing decided, and keep what was; returns what was said. Raises Refused where nothing was allowed."""
+    """Have each request decided, and keep the answers; returns them as text. Raises Refused if nothing was allowed."""
     from fumehood.core import questions
 
-    said: list[str] = []
+    answers: list[str] = []
     is_allowed = False
-    for widening in asked:
-        question = question_for(store, project, widening).replace(in_session=bool(session))
-        before = settled_before(store, session, question)
-        if before is not None:
-            allowed, why = before == questions.ALLOW, f"answered before: {before}"
+    for widening in widenings:
+        question = question_about_access(store, project, widening).replace(in_session=bool(session))
+        earlier = earlier_answer(store, session, question)
+        if earlier is not None:
+            allowed, why = earlier == questions.ALLOW, f"answered before: {earlier}"
         else:
             decision = decide(question)
             allowed, why = decision.allowed, decision.reason
@@ -180,18 +180,18 @@ def decide_access(
             if question.what in (questions.ROOT, questions.LINKED_ROOT):
                 if allowed:
                     store.projects.record_root(project, question.target)
-            # What is for always, the permissions have kept.
+            # Answers for always were kept by Permissions.decide.
             elif session and decision.answer in (questions.ALLOW_SESSION, questions.DENY_SESSION):
                 key = question.what, IN_SESSION + session, question.target
                 store.grants.keep(key, questions.answer_verdict(decision.answer))
         is_allowed = is_allowed or allowed
-        said.append(_in_words(widening, session, allowed=allowed, why=why))
+        answers.append(_answer_text(widening, session, allowed=allowed, why=why))
     if not is_allowed:
-        raise Refused("; ".join(said), hint="nothing was changed")
-    return said
+        raise Refused("; ".join(answers), hint="nothing was changed")
+    return answers
 
 
-def _in_words(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
+def _answer_text(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
     from fumehood.core.inside import HOST, SHOW, WRITE
     from fumehood.core.questions import NOBODY
     from fumehood.core.request import shell_quote

@@ -42,9 +42,9 @@ REQUESTS, ANSWERS, _CLOSED = "ask", "answer", "closed"  # in the session's direc
 TOOL = f"{SESSION_BIN}/fumehood"
 _MOST_REQUESTS, _MOST_ASKED = 200, 10  # of one run
 _MOST_BYTES = 1 << 20  # of an answer
-_PATIENCE_S = 60.0  # for what is asked, and for the script to take the answer
-_PERSON_S = 3600.0  # for who is asked by a process of its own, which knows how long to wait for each answer
-_LOOK_S = 0.01
+_PATIENCE_S = 60.0  # for a request, and for the script to read the answer
+_PERSON_PATIENCE_S = 3600.0  # for a process that asks a person, and limits the time for each answer itself
+_POLL_S = 0.01
 
 SCRIPT = f"""#!/bin/sh
 # Fumehood, from inside the hood: fumehood --help
@@ -72,40 +72,40 @@ exit "${{code:-125}}"
 
 
 class RequestServer:
-    """The outside end, for one run; the thread that attends it calls `fileno`, `drain` and `stop`.
+    """Answers the requests of one run; the thread that attends the command calls `fileno`, `drain` and `stop`.
 
-    One request at a time: while one is served, no other is read.
+    While one request is served, no other is read.
     """
 
-    def __init__(self, room: str, requests: int, reach: Sequence[str]) -> None:
-        self._room = room
+    def __init__(self, directory: str, requests: int, scope_options: Sequence[str]) -> None:
+        self._directory = directory
         self._requests = requests
-        self._reach = reach  # options that keep our command line to the session's runs
+        self._scope_options = scope_options  # options that limit our command line to the session's runs
         self._waiting = b""
         self._thread: threading.Thread | None = None
         self._child: Popen[bytes] | None = None
         self._done = -1
         self._is_stopped = False
-        self._asked = 0  # things that a person must allow
+        self._asked_count = 0  # requests that a person must allow
         self.served = 0
-        self.outside: Callable[[str], str] = str  # turns a path that the command saw into one that the person knows
-        self.roots_inside: Mapping[str, str] = {}  # the roots, and where the command sees them if that is elsewhere
+        self.outside: Callable[[str], str] = str  # turns a path that the command saw into the host's
+        self.roots_inside: Mapping[str, str] = {}  # where the command sees the roots, if at other paths
         self.questions: PendingQuestions | None = None
-        self.ask_person: Callable[[Sequence[Widening]], str] | None = None  # where a person can be asked
+        self.ask_person: Callable[[Sequence[Widening]], str] | None = None  # None if nobody can be asked
         # Called where the agent's shells say when commands begin and end.
         self.on_shell_message: Callable[[Sequence[str], str], str] | None = None
 
     def fileno(self) -> int:
-        """The descriptor to poll: requests, or the end of the one that is served; once there were too many, that."""
+        """The descriptor to poll: for requests, or for the end of the one that is served."""
         return self._done if self._thread is not None or self._is_closed else self._requests
 
     @property
     def _is_closed(self) -> bool:
-        """Too much was asked; shells are heard on, and all else that they ask is refused."""
+        """True after too many requests. Messages of shells are still read, and other requests of theirs are refused."""
         return self.served >= _MOST_REQUESTS and self.on_shell_message is None
 
     def drain(self) -> None:
-        """Take a request, or note that one was answered."""
+        """Read a request, or notice that one was answered."""
         if self._thread is not None:
             os.eventfd_read(self._done)
             self._thread.join()
@@ -119,16 +119,16 @@ class RequestServer:
                 return
         line, is_whole, rest = self._waiting.partition(b"\n")
         if not is_whole:
-            self._waiting = line[: LONGEST + 1]  # of one that is too long, the head says who waits for the answer
+            self._waiting = line[: LONGEST + 1]  # the head of a line that is too long says who waits for the answer
             return
         self._waiting = rest
         reply = b""
         if self.on_shell_message is not None and is_of_a_shell(line):
-            reply = self._reply(line)  # here, by whoever attends the sandbox: its processes are stopped meanwhile
+            reply = self._reply(line)  # in this thread, which attends the sandbox: its processes are stopped meanwhile
         else:
             self.served += 1
         if self._is_closed:
-            os.close(os.open(f"{self._room}/{_CLOSED}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            os.close(os.open(f"{self._directory}/{_CLOSED}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
         if self._done < 0:
             self._done = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         import threading
@@ -143,7 +143,7 @@ class RequestServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """The command has ended: whoever asked is gone."""
+        """Stop serving: the command has ended, and nobody waits for an answer."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -159,44 +159,45 @@ class RequestServer:
             os.close(self._done)
             self._done = -1
         if self._is_closed:
-            os.unlink(f"{self._room}/{_CLOSED}")
+            os.unlink(f"{self._directory}/{_CLOSED}")
 
     def _reply(self, line: bytes) -> bytes:
         number, code, text = asker(line), 0, b""
         try:
             _, cwd, words = parsed(line)
-            code, text = self._done_for(words, lambda path: self.outside(os.path.normpath(os.path.join(cwd, path))))
+            code, text = self._perform(words, lambda path: self.outside(os.path.normpath(os.path.join(cwd, path))))
         except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever went wrong
             plain = plain_error(error)
             hint = f"hint: {plain.hint}\n" if plain.hint else ""
             code, text = plain.exit_code, f"ERROR: {plain.message}\n{hint}".encode(errors="backslashreplace")
         return b"%b %d\n%b" % (number.encode(), code, text)
 
-    def _done_for(self, words: list[str], whole: Callable[[str], str]) -> tuple[int, bytes]:
+    def _perform(self, words: list[str], absolute: Callable[[str], str]) -> tuple[int, bytes]:
         if self.on_shell_message is not None and words[:1] in ([BEGAN], [ENDED]):
-            return 0, self.on_shell_message(words, whole(".")).encode(errors="backslashreplace")
+            return 0, self.on_shell_message(words, absolute(".")).encode(errors="backslashreplace")
         if self.served > _MOST_REQUESTS:
             raise Refused("this command has asked too often", hint="fumehood outside the hood is for a person")
         if not words or words[0] in ("-h", "--help", "help"):
             return 0, HELP.encode()
         if words[0] != ASK:
-            return self._by_command_line(checked(words, whole))
-        asked = widenings(words[1:], whole)
-        self._asked += len(asked)
-        if self._asked > _MOST_ASKED:
+            return self._by_command_line(checked(words, absolute))
+        requested_access = widenings(words[1:], absolute)
+        self._asked_count += len(requested_access)
+        if self._asked_count > _MOST_ASKED:
             raise Refused(f"a command may ask for {_MOST_ASKED} things at most", hint="ask in another one")
         if self.ask_person is not None:
-            return 0, self.ask_person(asked).encode(errors="backslashreplace")
-        # Nobody was there when the command began: whoever has come is asked, else the line for a person is told.
-        options = [f"--{each.what}={each.target}" for each in asked]
-        options += [f"--reason={asked[0].reason}"] if asked[0].reason else []
+            return 0, self.ask_person(requested_access).encode(errors="backslashreplace")
+        # Nobody was there when the command began. Somebody who has come since is asked; else the agent is told the line
+        # that a person can type.
+        options = [f"--{each.what}={each.target}" for each in requested_access]
+        options += [f"--reason={requested_access[0].reason}"] if requested_access[0].reason else []
         return self._by_command_line([ASK, *options])
 
     def _by_command_line(self, words: Sequence[str]) -> tuple[int, bytes]:
-        """Run our own command line in a process of its own, and return how it ended and what it printed."""
+        """Run our command line in a process of its own, and return its exit code and output."""
         import subprocess
 
-        line = interpreter_command("fumehood.faces.cli.main", "run_inside", words[0], *self._reach, *words[1:])
+        line = interpreter_command("fumehood.faces.cli.main", "run_inside", words[0], *self._scope_options, *words[1:])
         child = self._child = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
             start_new_session=True,
@@ -204,7 +205,7 @@ class RequestServer:
         try:
             if self._is_stopped:  # just now
                 child.kill()
-            text, is_all = _read(child, _PERSON_S if words[0] == ASK else _PATIENCE_S)
+            text, is_all = _read(child, _PERSON_PATIENCE_S if words[0] == ASK else _PATIENCE_S)
         finally:
             child.kill()
             code = child.wait()
@@ -214,16 +215,17 @@ class RequestServer:
         return code if is_all and code >= 0 else 125, text
 
     def _answer(self, data: bytes) -> None:
-        """Write to the pipe that the script reads from; gives up where nobody does."""
+        """Write the answer to the pipe; gives up if nobody reads it."""
         until = time.monotonic() + _PATIENCE_S
         pipe = -1
         while pipe < 0:
             try:
-                pipe = os.open(f"{self._room}/{ANSWERS}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            except OSError:  # nobody reads there yet
+                flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+                pipe = os.open(f"{self._directory}/{ANSWERS}", flags)
+            except OSError:  # nobody reads the pipe yet
                 if self._is_stopped or time.monotonic() > until:
                     return
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         try:
             poll = select.poll()
             poll.register(pipe, select.POLLOUT)
@@ -231,13 +233,13 @@ class RequestServer:
                 if poll.poll(100):
                     data = data[os.write(pipe, data) :]
         except (BrokenPipeError, BlockingIOError):
-            return  # it has had enough
+            return  # it does not read on
         finally:
             os.close(pipe)
 
 
 def _read(child: Popen[bytes], patience_s: float) -> tuple[bytes, bool]:
-    """Return what a process prints, within bounds of size and time, and whether that is all."""
+    """Return what a process prints, within limits of size and time, and whether that is all."""
     assert child.stdout is not None
     until = time.monotonic() + patience_s
     text = b""

@@ -1,4 +1,4 @@
-"""A run's seat in its session: what it starts from, what it can tell and ask for, and what is kept of that."""
+"""A run's part in its session: the directory and variables it starts with, and what of them is kept for the next."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
 
-_MOST = 1 << 16  # what a pipe holds
-_FOR_OTHERS = "/run"  # our own state is closed to another user
-_FOLLOWED_S = 600.0
-_HEARD = (CWD_FILE, VARIABLES_FILE, REQUESTS)
-_PIPES = (*_HEARD, ANSWERS)
+_PIPE_CAPACITY = 1 << 16  # what a pipe holds
+_SHARED_DIRECTORY = "/run"  # our own state is closed to another user
+_LINK_LIFETIME_S = 600.0
+_INPUT_PIPES = (CWD_FILE, VARIABLES_FILE, REQUESTS)
+_PIPES = (*_INPUT_PIPES, ANSWERS)
 
 
 def session_of(store: Store, project: Project, name: str) -> Session:
-    """Return this project's session of a name; one that began elsewhere is not shared."""
+    """Return the project's session of this name; a session belongs to the project in which it began."""
     session = store.sessions.open(project.id, name)
     if session.project != project.id:
         other = store.projects.path_of(session.project)
@@ -56,17 +56,17 @@ def session_of(store: Store, project: Project, name: str) -> Session:
 
 
 def project_of(store: Store, name: str) -> str | None:
-    """Return the project that a session works on, or None where it has not begun."""
+    """Return the project of a session, or None if it has not begun."""
     session = store.sessions.find(name)
     return None if session is None else store.projects.path_of(session.project)
 
 
 class SessionRun:
-    """One run's place in its session.
+    """One run in its session.
 
-    The command tells where it ended, what to keep and what it asks for through pipes that have names in its /dev: they
-    hold little, they can't be replaced by a link, and they are gone with the run. A directory that is seen read-only
-    holds them, which forbids nothing to who writes to a pipe.
+    The command writes the directory in which it ended, the variables to keep, and its requests to named pipes in its
+    /dev. A pipe holds little, can't be replaced by a link, and is gone with the run. Their directory is mounted
+    read-only, which does not keep anybody from writing to a pipe.
     """
 
     def __init__(
@@ -78,19 +78,21 @@ class SessionRun:
         self.session = session_of(store, project, name)
         self._owner = owner_of(project.path)
         self._run = run
-        self._room = store.places.session(name)
-        self._directory = f"{self._room}/{run}" if self._owner is None else f"{_FOR_OTHERS}/fumehood-{run}"
+        self._session_directory = store.places.session(name)
+        self._directory = f"{self._session_directory}/{run}"  # of this run
+        if self._owner is not None:
+            self._directory = f"{_SHARED_DIRECTORY}/fumehood-{run}"
         self._pipes: dict[str, int] = {}
         self.loopback = Loopback(store.places, request.loopback or name, run)
         self.requests: RequestServer  # from `__enter__` on
-        self._reach = "--project", project.path, "--only-session", name, "--asked-by", run
+        self._scope_options = "--project", project.path, "--only-session", name, "--asked-by", run
         self.tmp = ""
-        self.tmp_points: Sequence[str] = ()  # directories in it that roots below /tmp can be mounted in
+        self.tmp_points: Sequence[str] = ()  # directories in it, as mount points for roots below /tmp
         self.must_have_tmp = request.own_tmp
         self.why_no_tmp = ""
-        self._shells = shells  # in the place of the host's: they say when a command begins and ends
+        self._shells = shells  # scripts in place of the host's shells: they say when a command begins and ends
         self._ended_in = ""
-        self.left_processes: list[str] = []  # that its shell left behind, as the command says: lines of their `stat`
+        self.left_processes: list[str] = []  # lines of /proc/…/stat of processes that its shell left behind
         if keeps_tmp and self._owner is None:
             self._make_tmp(project.roots, run)
         elif keeps_tmp:
@@ -100,12 +102,12 @@ class SessionRun:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the command's environment gets."""
+        """The variables that the session adds to the command's environment."""
         return {**self.session.variables, ENV_VARIABLE: f"{SESSION_DIRECTORY}/{VARIABLES_FILE}"}
 
     @property
     def mounts(self) -> list[Operation]:
-        """What the sandbox shows of the session."""
+        """The mounts that show the session to the command."""
         return [
             Bind(target=SESSION_DIRECTORY, source=self._directory, why="its session"),
             Text(target=TOOL, content=SCRIPT, mode=0o755, why="its session"),
@@ -113,12 +115,12 @@ class SessionRun:
         ]
 
     def missing(self, run: Run) -> list[Blocked]:
-        """Return what a command missed that those of a session usually share, and what it left running."""
+        """Return what this command could not share with others of its session, and what it left running."""
         blocked = []
         if self.why_no_tmp and run.exit_code and TMP in run.command:
             hint = f"each command has an empty one here: {self.why_no_tmp}"
             blocked.append(Blocked(what="tmp", detail=f"{TMP} is not kept between commands", hint=hint))
-        if why := self.loopback.to_tell():
+        if why := self.loopback.reason_to_report():
             hint = f"what others of the session serve at 127.0.0.1 is not reached here: {why}"
             blocked.append(Blocked(what="loopback", detail="each command has a loopback of its own", hint=hint))
         self.read_pipes()
@@ -137,7 +139,7 @@ class SessionRun:
     def __enter__(self) -> SessionRun:
         try:
             if self._owner is None:
-                _make_room(self._room)
+                _make_session_directory(self._session_directory)
             os.mkdir(self._directory, 0o700)
             for name in _PIPES:
                 os.mkfifo(f"{self._directory}/{name}", 0o600)
@@ -146,7 +148,7 @@ class SessionRun:
                 for name in _PIPES:
                     os.chown(f"{self._directory}/{name}", self._owner.user, self._owner.group)
                 os.chmod(self._directory, 0o711)  # noqa: S103 - whatever our umask
-            for name in _HEARD:
+            for name in _INPUT_PIPES:
                 # For reading and writing, so that neither side waits for the other.
                 flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._pipes[name] = os.open(f"{self._directory}/{name}", flags)
@@ -155,7 +157,7 @@ class SessionRun:
                 os.close(pipe)
             remove_session_files(self._store.places, self.session.name, self._run)
             raise
-        self.requests = RequestServer(self._directory, self._pipes[REQUESTS], self._reach)
+        self.requests = RequestServer(self._directory, self._pipes[REQUESTS], self._scope_options)
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -169,7 +171,7 @@ class SessionRun:
 
     @property
     def has_asked(self) -> bool:
-        """Whether the command asked for something outside, which can't be done a second time."""
+        """True if the command has made a request: that can't be done a second time."""
         return self.requests.served > 0
 
     def read_pipes(self) -> None:
@@ -181,13 +183,13 @@ class SessionRun:
             self.left_processes += left_processes
 
     def save(self, outside: Callable[[str], str]) -> str:
-        """Remember what the command told; returns the directory it ended in, if it said so.
+        """Save the directory and variables for the session's next command; returns the directory, or "" if unknown.
 
-        `outside` turns a path that the command saw into one that the person knows.
+        `outside` turns a path that the command saw into the host's.
         """
         cwd = self._ended_in
         environment = self._read(VARIABLES_FILE)
-        # Whether it is there is asked when it is used: it may be among what is yet to be applied.
+        # Whether it exists is checked when it is used: the change that makes it may not be applied yet.
         cwd = outside(cwd) if cwd else ""
         if (cwd and cwd != self.session.cwd) or environment:
             self.session = self._store.sessions.update(
@@ -199,26 +201,26 @@ class SessionRun:
         return cwd
 
     def forget_directory(self) -> None:
-        """Have the session's next command start in the project: where the last one ended is gone."""
+        """Have the session's next command start in the project: the directory of the last one is gone."""
         self._store.sessions.update(self.session.name, lambda session: session.replace(cwd=""))
 
     def _read(self, name: str) -> str:
         try:
-            return os.fsdecode(os.read(self._pipes[name], _MOST))
+            return os.fsdecode(os.read(self._pipes[name], _PIPE_CAPACITY))
         except BlockingIOError:
             return ""
 
     def _make_tmp(self, roots: Sequence[str], run: str) -> None:
         """Make the session's /tmp.
 
-        What roots below /tmp are mounted in is made before any command sees it. As all of them have something mounted
-        there, none can put a link in its place, which bubblewrap would follow for the next.
+        Mount points for roots below /tmp are made before any command sees it. Since every command has something mounted
+        there, none can put a link in its place, which bubblewrap would follow for the next command.
         """
-        _make_room(self._room)
+        _make_session_directory(self._session_directory)
         points = sorted({root.split("/")[2] for root in roots if root.startswith(f"{TMP}/")})
-        plain, with_points = f"{self._room}{TMP}", f"{self._room}/with-points"
+        plain, with_points = f"{self._session_directory}{TMP}", f"{self._session_directory}/with-points"
         if points and not os.path.isdir(plain) and not os.path.isdir(with_points):
-            new = f"{self._room}/new-{run}"
+            new = f"{self._session_directory}/new-{run}"
             for name in points:
                 os.makedirs(f"{new}/points/{name}", 0o755)
                 os.makedirs(f"{new}{TMP}/{name}", 0o755)
@@ -238,22 +240,22 @@ class SessionRun:
             os.chmod(plain, 0o1777)  # noqa: S103
 
 
-def _make_room(room: str) -> None:
-    make_private(os.path.dirname(room))
-    make_private(room)
+def _make_session_directory(session_directory: str) -> None:
+    make_private(os.path.dirname(session_directory))
+    make_private(session_directory)
 
 
 def leave_link(link: str, target: str) -> tuple[Blocked, ...]:
-    """Make a link for a client's shell to follow; those that were followed long ago are removed.
+    """Make a link to a directory for a client's shell to follow; old links are removed.
 
-    Returns what to tell where it can't follow: to what only the session's commands see, such as their /tmp.
+    Returns a notice if only commands in the hood see the target, such as their /tmp.
     """
     above = os.path.dirname(link)
-    _make_room(above)
+    _make_session_directory(above)
     with os.scandir(above) as entries:
         for entry in entries:
             try:
-                if entry.is_symlink() and entry.stat(follow_symlinks=False).st_mtime < time.time() - _FOLLOWED_S:
+                if entry.is_symlink() and entry.stat(follow_symlinks=False).st_mtime < time.time() - _LINK_LIFETIME_S:
                     os.unlink(entry.path)
             except FileNotFoundError:
                 continue  # another command was faster
@@ -269,8 +271,8 @@ def leave_link(link: str, target: str) -> tuple[Blocked, ...]:
 
 
 def remove_session_files(places: Places, session: str, run: str) -> None:
-    """Remove what a run that died has left of itself in its session, and where root worked for somebody else."""
-    for directory, beginning in ((places.session(session), run), (_FOR_OTHERS, f"fumehood-{run}")):
+    """Remove the pipes that a dead run has left in its session, or in /run if root ran it for another user."""
+    for directory, beginning in ((places.session(session), run), (_SHARED_DIRECTORY, f"fumehood-{run}")):
         try:
             top = open_top(directory)
         except FileNotFoundError:
@@ -284,9 +286,9 @@ def remove_session_files(places: Places, session: str, run: str) -> None:
 def remove_old_sessions(
     store: Store, recorded: Days, days: int, now: float, *, project: int | None = None, dry: bool = False
 ) -> int:
-    """Remove the directories of sessions that have not run for some recorded days; their records stay.
+    """Remove the directories of sessions without a run for some recorded days; their records stay.
 
-    Of one project, or of all. Returns how many there were.
+    Of one project, or of all. Returns their number.
     """
     try:
         sessions = open_top(f"{store.places.state}/sessions")
@@ -317,7 +319,7 @@ def remove_old_sessions(
 
 
 def keep_variables(store: Store, name: str, variables: Mapping[str, str | None]) -> None:
-    """Give every later command of a session these variables; None takes one away."""
+    """Save variables for every later command of a session; None removes one."""
     names: Iterable[object] = variables  # programs pass what they like
     for each in names:
         if not isinstance(each, str) or not is_variable_name(each):
@@ -331,34 +333,36 @@ def keep_variables(store: Store, name: str, variables: Mapping[str, str | None])
     store.sessions.update(name, changed)
 
 
-# ---- What an agent was told before in its session: what does not change is told once.
+# ---- What an agent was told before in its session: each thing is told once.
 
-_ALWAYS = frozenset({"network", "limit", "stopped", NOT_FOLLOWED, END_UNKNOWN})  # each command that met it must know
-_LARGEST = 1 << 16
-_SUM = 9  # bytes of a line
+# What every command that meets it must be told.
+_TOLD_EACH_TIME = frozenset({"network", "limit", "stopped", NOT_FOLLOWED, END_UNKNOWN})
+_MOST_REMEMBERED_BYTES = 1 << 16
+_CHECKSUM_BYTES = 9  # bytes of a line
 
 
-def unreported(room: str, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
-    """Return what is new to a session's agent, and remember it in the session's directory.
+def unreported(session_directory: str, blocked: Sequence[Blocked]) -> tuple[Blocked, ...]:
+    """Return what the session's agent was not told before, and remember it in the session's directory.
 
-    Of what it met again, in another place or another command, the advice is left out, which it knows.
+    If it was told the same advice before, about another path or command, the advice is left out.
     """
     try:
-        file = os.open(f"{room}/told", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(f"{session_directory}/told", flags, 0o600)
     except OSError:
         return tuple(blocked)  # there is no such directory, as for another user's project
     with Closing(file):
-        content = os.pread(file, _LARGEST, 0)
-        before = {content[at : at + _SUM] for at in range(0, len(content), _SUM)}
+        content = os.pread(file, _MOST_REMEMBERED_BYTES, 0)
+        before = {content[at : at + _CHECKSUM_BYTES] for at in range(0, len(content), _CHECKSUM_BYTES)}
         new: list[Blocked] = []
         for each in blocked:
             whole, advice = (b"%08x\n" % zlib.crc32("\0".join(words).encode(errors="replace")) for words in (
                 (each.what, each.detail, each.hint), (each.what, each.hint),
             ))  # fmt: skip
-            if whole in before and each.what not in _ALWAYS:
+            if whole in before and each.what not in _TOLD_EACH_TIME:
                 continue
             new.append(each.replace(hint="") if advice in before else each)
-            if len(content) < _LARGEST:
+            if len(content) < _MOST_REMEMBERED_BYTES:
                 os.write(file, b"".join(line for line in (whole, advice) if line not in before))
             before |= {whole, advice}
     return tuple(new)

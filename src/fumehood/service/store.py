@@ -1,4 +1,4 @@
-"""Everything we remember, opened together."""
+"""Everything that Fumehood keeps: the places on disk, the database, and its tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Store:
-    """The places, the database, and what lies in it. `opened.OpenedStore` is the one that is made."""
+    """The places on disk, the database and its tables. Programs open it as `opened.OpenedStore`."""
 
     def __init__(self, *, face: str = PYTHON) -> None:
         self.places = places()
@@ -31,35 +31,35 @@ class Store:
         self.audit = Audit(self.database)
         self.audit.face = face
         self.history = History(self.database, self.places, self.audit)
-        self.notices: list[str] = []  # what a person should know once
-        # A command that ran while its project was moved can be brought to its end once that is where it is looked for.
+        self.notices: list[str] = []  # to tell a person once
+        # A run that ended while its project was elsewhere can be settled once the project is found at its new path.
         self.projects = Projects(self.database, self.places, self.notices, when_moved=self.recover)
-        self.unsettled: dict[str, str] = {}  # runs of dead processes that could not be brought to an end, and why
+        self.unsettled: dict[str, str] = {}  # runs of dead processes that can't be settled, and why
         nofollow.mode_notes_directory = self.places.modes
 
     @property
     def workspaces(self) -> Workspaces:
-        """The workspaces; hardly ever asked for."""
+        """The workspaces; seldom used, so loaded on demand."""
         from fumehood.store.named import Workspaces
 
         return Workspaces(self.database, self.places)
 
     @property
     def sessions(self) -> Sessions:
-        """The sessions of agents; a person's own commands are in none."""
+        """The sessions of agents; a person's own commands belong to none."""
         from fumehood.store.named import Sessions
 
         return Sessions(self.database)
 
     @property
     def drafts(self) -> Drafts:
-        """The drafts; most runs are in none."""
+        """The drafts; most runs belong to none."""
         from fumehood.store.named import Drafts
 
         return Drafts(self.database)
 
     def policy_of(self, project: Project, chosen: Policy | None = None) -> Policy:
-        """Return what holds for a project; a workspace's own settings lie over that."""
+        """Return the policy of a project; a workspace's own settings come last."""
         policy = policy_for(self.places, project.roots) if chosen is None else chosen
         if "/workspaces/" not in project.path:
             return policy
@@ -67,11 +67,11 @@ class Store:
         return policy if workspace is None else policy.with_settings(workspace.settings())
 
     def writable_directories(self) -> tuple[str, ...]:
-        """Where commands write besides the roots of their project: our own directories, and other projects."""
+        """Return where commands may write, besides the roots of their project: our own directories, other projects."""
         return (*self.places.own_directories(), *self.projects.paths())
 
     def safe_path(self) -> str:
-        """Return PATH for programs that we start outside: less directories in which a command can have put one."""
+        """Return PATH without directories in which commands can write, for programs that we start outside the hood."""
         from fumehood.core.masks import is_in
 
         extra = (os.fsdecode(path) for (path,) in self.database.rows("SELECT DISTINCT path FROM roots"))
@@ -80,37 +80,37 @@ class Store:
         return ":".join(each for each in folders if not is_in(os.path.realpath(each), written)) or os.defpath
 
     def recover(self) -> None:
-        """Take back what a process that died had left half done, and keep what its command wrote."""
+        """Take back what a dead process had left half done, and keep what its command wrote."""
         raise NotImplementedError
 
     def mend(self, project: int) -> None:
-        """Take back what a process that died had left half done in a project whose lock is held."""
+        """Take back what a dead process had left half done in a project whose lock is taken."""
         raise NotImplementedError
 
     def uppers(self, run: Run) -> list[str]:
-        """The upper directories that hold a run's versions, root by root."""
+        """Return the upper directories with a run's versions, root by root."""
         return [self.places.layer(run.layer, number, "upper") for number in range(len(run.roots))]
 
     def lock_project(self, project: int, *, wait: bool = True) -> FileLock:
         """Take a project's lock for a `with` block: applies and undos of one project wait for each other.
 
-        What one that died has left half done is taken back first. Without `wait`, BlockingIOError is raised where
-        somebody else has it.
+        What a dead process has left half done is taken back first. Without `wait`, BlockingIOError is raised if the
+        lock is taken.
         """
         return FileLock(self.places.lock(f"project-{project}"), lambda: self.mend(project), wait=wait)
 
     def lock_held_trees(self, project: int, *, settling: bool) -> FileLock:
-        """Take the lock on which trees of held runs there are, for a `with` block.
+        """Take the lock on the trees of held runs, for a `with` block.
 
-        Whoever settles something held has it alone. Whoever records a run takes it with others: the trees that the
-        run then names stay until it has ended, empty perhaps.
+        It is exclusive for `settling` a held run. It is shared for recording a new run: the trees that the run names
+        then stay until it has ended, though perhaps empty.
         """
         return FileLock(self.places.lock(f"stack-{project}"), shared=not settling)
 
     def lock_retries(self, project: int, place: str) -> FileLock:
-        """Take the lock that commands have which are run again: one after the other, or they would meet again.
+        """Take the lock for running a command again: only one at a time, or they would conflict once more.
 
-        `place` is what they met at: others that change it let them pass.
+        `place` is where it conflicted: other runs that change it give way meanwhile.
         """
         path = self.places.lock(f"again-{project}")
 
@@ -121,7 +121,7 @@ class Store:
         return FileLock(path, note)
 
     def place_being_retried(self, project: int) -> str:
-        """Return the place for which a command is run again at this moment, or nothing."""
+        """Return the place because of which a command is being run again at this moment, or ""."""
         path = self.places.lock(f"again-{project}")
         if not os.path.exists(path):
             return ""
@@ -133,7 +133,7 @@ class Store:
                 return os.fsdecode(file.read())
 
     def ensure_recorded(self, project: Project) -> None:
-        """Record a project again that was forgotten while a program has it open: what runs there must be found."""
+        """Record the project again if it was forgotten while a program has it open: its runs must be found."""
         if self.database.rows("SELECT 1 FROM projects WHERE id = ?", (project.id,)):
             return
         if self.projects.register(project.path, project.id) != project.id:
@@ -143,7 +143,7 @@ class Store:
             )
 
     def has_running_command(self, project: int) -> bool:
-        """Return True if a command of a project is running, which may see what is held."""
+        """Return True if a command of a project is running. It may see held changes."""
         return any(state == RUNNING for _, state, _, _ in self.history.unfinished_runs(project))
 
     def running(self, *reaches: RunFilter) -> list[Run]:

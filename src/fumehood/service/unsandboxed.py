@@ -1,4 +1,4 @@
-"""A run without a sandbox, where there is none to be had: only with a person's word, and never without saying so."""
+"""A run without a sandbox, where none is possible: only with a person's permission, and the report says so."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNCAPTURED = "it ran without a sandbox: what it wrote was not captured and can't
 
 
 def run_without_sandbox(hood: Hood, directory: RunDirectory, request: Request, caller: Caller) -> Run:
-    """Run a command as a plain process, once a person has said so; what it does can't be taken back."""
+    """Run a command as a plain process, after a person has allowed it; what it does can't be undone."""
     store, places, policy, project = hood.store, hood.store.places, hood.policy, hood.project
     run, environment = _described(hood, request, directory.run)
     question = _question(hood, request, run, environment)
@@ -63,7 +63,7 @@ def run_without_sandbox(hood: Hood, directory: RunDirectory, request: Request, c
         raise
     run.state, run.reason = APPLIED, UNCAPTURED
     store.history.write_journal(run, recordable_output(result))
-    # Not before: its lock tells that the run is alive, for as long as the record does.
+    # Only now: while the record says that it runs, the locked directory must say so too.
     layering.drop(places, run.run)
     result.outcome.raise_interrupt()
     return run
@@ -72,11 +72,11 @@ def run_without_sandbox(hood: Hood, directory: RunDirectory, request: Request, c
 def questions_without_sandbox(hood: Hood, request: Request) -> tuple[Question, ...]:
     """Return what a person would be asked before this request runs."""
     question = _question(hood, request, *_described(hood, request, ""))
-    return () if question is None or hood.permissions.is_settled(question) else (question,)
+    return () if question is None or hood.permissions.is_answered(question) else (question,)
 
 
 def _described(hood: Hood, request: Request, name: str) -> tuple[Run, dict[str, str]]:
-    """Return the run as it is before it begins, and its environment; raises where it needs a sandbox."""
+    """Return the run before it begins, and its environment; raises Unavailable if the request needs a sandbox."""
     policy, project, host = hood.policy, hood.project, hood.host()
     if (request.root or policy.root) != HOST:
         raise Unavailable(f"a root tree needs a sandbox: {host.why_bare}", hint="fumehood doctor says what is missing")
@@ -109,10 +109,10 @@ def _described(hood: Hood, request: Request, name: str) -> tuple[Run, dict[str, 
 
 
 def _question(hood: Hood, request: Request, run: Run, environment: Mapping[str, str]) -> Question | None:
-    """Return what a person is asked, if they did not say already that a container is good enough."""
+    """Return the question for a person, or None if the configuration accepts the container around us."""
     if _is_good_enough(hood.host(), hood.policy):
         return None
-    # What is sourced first may be anything, and so may what variables lead to; network is asked for each time.
+    # A sourced file may contain anything, and variables may lead to anything; network is asked for each time.
     around = request.source or request.session or request.environment
     is_plain = not (around or request.network != NONE or request.hosts)
     # Commands of any project may have written there, or in the playground and the caches.
@@ -123,5 +123,5 @@ def _question(hood: Hood, request: Request, run: Run, environment: Mapping[str, 
 
 
 def _is_good_enough(host: Host, policy: Policy) -> bool:
-    """Return True if a person declared the container around us to be the sandbox, and there is one."""
+    """Return True if the configuration takes the container around us as the sandbox, and there is one."""
     return policy.sandbox == "container" and bool(host.container)
