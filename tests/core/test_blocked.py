@@ -6,7 +6,7 @@ import pytest
 
 from conftest import need
 from fumehood import Sandbox
-from fumehood.core.hints import denied_network, suspected
+from fumehood.core.hints import denied_network, suspected_causes
 from fumehood.core.policy import OFFLINE, Limits, Policy
 
 pytestmark = pytest.mark.once
@@ -56,24 +56,24 @@ NOTHING = [
 
 @pytest.mark.parametrize("said", SAID)
 def test_what_tools_say_is_understood(said):
-    found = suspected(f"something\n{said}\nmore\n", 1, POLICY, HOME)
+    found = suspected_causes(f"something\n{said}\nmore\n", 1, POLICY, HOME)
     assert [(each.what, each.detail) for each in found] == [SAID[said]]
     assert all(each.hint for each in found)
 
 
 @pytest.mark.parametrize("said", NOTHING)
 def test_ordinary_failures_are_not_blamed_on_the_sandbox(said):
-    assert suspected(said, 1, POLICY, HOME) == ()
+    assert suspected_causes(said, 1, POLICY, HOME) == ()
 
 
 def test_signals_of_limits_are_understood():
-    assert [each.detail for each in suspected("x", 153, POLICY, HOME)] == ["file size: 1 MiB"]
-    assert [each.detail for each in suspected("x", 152, POLICY, HOME)] == ["cpu: 10 seconds"]
+    assert [each.detail for each in suspected_causes("x", 153, POLICY, HOME)] == ["file size: 1 MiB"]
+    assert [each.detail for each in suspected_causes("x", 152, POLICY, HOME)] == ["cpu: 10 seconds"]
 
 
 def test_what_is_unmasked_is_not_named():
     policy = Policy(unmask=("~/.npmrc",))
-    assert suspected("open /home/ada/.npmrc: ENOENT", 1, policy, HOME) == ()
+    assert suspected_causes("open /home/ada/.npmrc: ENOENT", 1, policy, HOME) == ()
 
 
 REAL = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.config import KEYS, SECTIONS, line_numbers, read
+from fumehood.core.config import KEYS, SECTIONS, line_numbers, read_configuration
 from fumehood.core.policy import Policy
 from fumehood.core.value import Value
 
@@ -16,11 +16,11 @@ DOCS = Path(__file__).resolve().parents[2] / "docs/configuration.md"
 
 
 def complaints(text):
-    return [(each.line, each.key, each.message) for each in read(text.encode(), HOME).complaints]
+    return [(each.line, each.key, each.message) for each in read_configuration(text.encode(), HOME).complaints]
 
 
 def policy(text, project=""):
-    checked = read(text.encode(), HOME)
+    checked = read_configuration(text.encode(), HOME)
     assert not checked.complaints
     made = Policy().with_settings(checked.settings[""])
     return made.with_settings(checked.settings.get(project, {}))
@@ -67,7 +67,7 @@ def test_a_tilde_is_the_home_in_paths_and_projects():
 
 
 def test_an_unknown_key_is_refused_by_name_and_line_with_what_was_meant():
-    (found,) = read(b"# mine\n\naply = 1\n", HOME).complaints
+    (found,) = read_configuration(b"# mine\n\naply = 1\n", HOME).complaints
     assert (found.line, found.key, found.message) == (3, "aply", "there is no such key")
     assert found.hint == "did you mean apply?"
 
@@ -153,12 +153,12 @@ def test_text_that_is_no_toml_is_refused_with_its_line():
 
 
 def test_a_file_from_another_system_is_read_too():
-    (found,) = read(b"\xef\xbb\xbf# x\r\napply = 1\r\n", HOME).complaints
+    (found,) = read_configuration(b"\xef\xbb\xbf# x\r\napply = 1\r\n", HOME).complaints
     assert (found.line, found.key) == (2, "apply")
 
 
 def test_bytes_that_are_no_text_are_refused_with_their_line():
-    (found,) = read(b"a = 1\nb = '\xff'\n", HOME).complaints
+    (found,) = read_configuration(b"a = 1\nb = '\xff'\n", HOME).complaints
     assert (found.line, found.message) == (2, "this line is not UTF-8")
 
 

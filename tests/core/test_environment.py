@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.environment import holds_secret, inherited, looks_secret
+from fumehood.core.environment import holds_secret, inherited_environment, looks_secret
 
 SECRET_NAMES = [
     *("OPENAI_API_KEY", "GITHUB_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "DB_PASSWORD", "PGPASSWORD", "MY_SECRET"),
@@ -29,7 +29,7 @@ SECRET_VALUES = [
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
 def test_a_name_tells_a_secret(name):
-    kept, dropped = inherited({name: "x", "PATH": "/bin"})
+    kept, dropped = inherited_environment({name: "x", "PATH": "/bin"})
     assert dropped == (name,)
     assert "x" not in kept.values()
 
@@ -37,7 +37,7 @@ def test_a_name_tells_a_secret(name):
 @pytest.mark.parametrize("value", SECRET_VALUES)
 def test_a_value_tells_a_secret_whatever_it_is_called(value):
     assert looks_secret("INNOCENT", value)
-    kept, dropped = inherited({"INNOCENT": value})
+    kept, dropped = inherited_environment({"INNOCENT": value})
     assert dropped == ("INNOCENT",)
     assert value not in kept.values()
 
@@ -55,7 +55,7 @@ def test_words_and_versions_that_are_written_like_a_login_are_none(value):
 
 
 def test_ordinary_variables_pass():
-    kept, dropped = inherited(PLAIN)
+    kept, dropped = inherited_environment(PLAIN)
     assert dropped == ()
     assert kept == {**PLAIN, "FUMEHOOD": "1"}
 
@@ -184,14 +184,14 @@ ORDINARY = {
 
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_is_kept_from_commands(name):
-    kept, dropped = inherited({name: SECRETS[name], "PATH": "/bin"})
+    kept, dropped = inherited_environment({name: SECRETS[name], "PATH": "/bin"})
     assert dropped == (name,)
     assert kept == {"PATH": "/bin", "FUMEHOOD": "1"}
 
 
 @pytest.mark.parametrize("name", ORDINARY)
 def test_an_ordinary_variable_passes_as_it_is(name):
-    assert inherited({name: ORDINARY[name]}) == ({name: ORDINARY[name], "FUMEHOOD": "1"}, ())
+    assert inherited_environment({name: ORDINARY[name]}) == ({name: ORDINARY[name], "FUMEHOOD": "1"}, ())
 
 
 def test_the_tables_are_long_enough_to_mean_something():
@@ -247,17 +247,17 @@ def test_a_long_value_is_judged_in_a_time_that_grows_with_its_length():
 
 def test_a_persons_word_counts_first():
     given = {"GITHUB_TOKEN": "x", "EDITOR": "vi", "LC_ALL": "C", "LANG": "C", "AX_KEY_BYC": "y", "A_KEY": "z"}
-    kept, dropped = inherited(given, ("GITHUB_*", "A*_B*C"), ("EDITOR", "LC_*"))
+    kept, dropped = inherited_environment(given, ("GITHUB_*", "A*_B*C"), ("EDITOR", "LC_*"))
     assert kept == {"GITHUB_TOKEN": "x", "LANG": "C", "AX_KEY_BYC": "y", "FUMEHOOD": "1"}
     assert dropped == ("A_KEY", "EDITOR", "LC_ALL")
 
 
 def test_what_is_dropped_and_kept_is_dropped():
-    assert inherited({"SECRET": "x"}, ("*",), ("SECRET",))[1] == ("SECRET",)
+    assert inherited_environment({"SECRET": "x"}, ("*",), ("SECRET",))[1] == ("SECRET",)
 
 
 def test_no_value_is_among_the_names_that_are_told():
-    _, dropped = inherited({"API_KEY": "the-value"})
+    _, dropped = inherited_environment({"API_KEY": "the-value"})
     assert "the-value" not in repr(dropped)
 
 
@@ -296,6 +296,6 @@ def test_bundler_s_login_for_a_host_is_dropped_and_its_settings_are_not() -> Non
         "BUNDLE_PATH": "vendor", "BUNDLE_BUILD__NOKOGIRI": "--use-system", "BUNDLE_LOCAL__RACK": "/src/rack",
         "BUNDLE_GEM__TEST": "rspec", "BUNDLE_FROZEN": "true", "BUNDLE_MIRROR__RUBYGEMS__ORG": "https://gems.example",
     }  # fmt: skip
-    kept, dropped = inherited({**dict.fromkeys(logins, "ada:0a1b2c3d"), **settings})
+    kept, dropped = inherited_environment({**dict.fromkeys(logins, "ada:0a1b2c3d"), **settings})
     assert dropped == tuple(sorted(logins))
     assert kept.items() >= settings.items()

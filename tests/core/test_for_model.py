@@ -22,7 +22,7 @@ from fumehood.core.report import (
     summary_lines,
 )
 from fumehood.core.tool import description
-from fumehood.core.wording import NOT_OURS, Visible, visible
+from fumehood.core.wording import NOT_OURS, VisibleStream, make_visible
 from fumehood.errors import Refused
 from fumehood.store.places import new_mark, session_mark
 
@@ -136,7 +136,7 @@ def test_what_is_told_ahead_names_the_mark():
     ],
 )
 def test_what_is_invisible_is_written_as_an_escape(text, expected):
-    assert visible(text, MARK) == expected
+    assert make_visible(text, MARK) == expected
 
 
 CUT_ANYWHERE = [MARK, *MARK, MARK[:5], MARK[5:], "\r", "\n", "é", "⚠\ufe0f", "\ufe0f", "\u202e", "x\x00"]
@@ -146,10 +146,10 @@ CUT_ANYWHERE = [MARK, *MARK, MARK[:5], MARK[5:], "\r", "\n", "é", "⚠\ufe0f", 
 def test_bytes_are_shown_alike_however_they_are_cut(pieces, cuts):
     data = "".join(pieces).encode() + b"\xff\xc3"
     ends = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    filtering = Visible(MARK)
+    filtering = VisibleStream(MARK)
     shown = b"".join(filtering.feed(data[start:end]) for start, end in pairwise(ends))
     shown += filtering.close()
-    assert shown.decode() == visible(data.decode(errors="surrogateescape"), MARK)
+    assert shown.decode() == make_visible(data.decode(errors="surrogateescape"), MARK)
     assert MARK not in shown.decode()
 
 

@@ -7,7 +7,7 @@ import pytest
 from fumehood.core import changes as c
 from fumehood.core.questions import apply_question, held_digest, held_item
 from fumehood.core.report import Run
-from fumehood.core.wording import by_kind
+from fumehood.core.wording import counts_in_words
 
 ORDER = [
     ("git-hook", "git-config", "git-redirect", "shell-settings", "a-flag-of-tomorrow"), ("setuid",),
@@ -53,9 +53,9 @@ def test_a_hook_among_decoys_is_named_and_they_are_counted_by_kind():
 def test_changes_that_are_all_there_is_are_no_others():
     run = run_with()
     items = [held_item(run, change) for change in (held("a"), held("b"))]
-    assert (by_kind(items), by_kind(items, are_all=True)) == ("2 other changes", "2 changes")
+    assert (counts_in_words(items), counts_in_words(items, are_all=True)) == ("2 other changes", "2 changes")
     items.append(held_item(run, held("c", "git-hook")))
-    assert by_kind(items, are_all=True) == "2 other changes, 1 git hook"
+    assert counts_in_words(items, are_all=True) == "2 other changes, 1 git hook"
 
 
 def test_where_hooks_alone_are_too_many_that_is_said():

@@ -5,7 +5,16 @@ import ipaddress
 import pytest
 
 from fumehood.core.environment import proxy_variables
-from fumehood.core.hosts import Hosts, authority, by_proxy, canonical, forwards, parse, proxy_port, special
+from fumehood.core.hosts import (
+    Hosts,
+    canonical_host,
+    forwards,
+    names_for_proxy,
+    parse_authority,
+    parse_host,
+    proxy_port,
+    special_kind,
+)
 from fumehood.core.policy import FULL, HOSTS, NONE, OFFLINE, Policy, decide_network
 from fumehood.errors import BadRequest
 
@@ -30,7 +39,7 @@ from fumehood.errors import BadRequest
     ],
 )
 def test_a_rule_allows_what_it_names(rule, host, port):
-    assert Hosts([rule]).allow(canonical(host), port)
+    assert Hosts([rule]).allow(canonical_host(host), port)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +59,7 @@ def test_a_rule_allows_what_it_names(rule, host, port):
     ],
 )
 def test_a_rule_allows_nothing_else(rule, host, port):
-    assert not Hosts([rule]).allow(canonical(host), port)
+    assert not Hosts([rule]).allow(canonical_host(host), port)
 
 
 @pytest.mark.parametrize(
@@ -61,18 +70,18 @@ def test_a_rule_allows_nothing_else(rule, host, port):
 )  # fmt: skip
 def test_what_is_no_host_is_refused_by_name(text):
     with pytest.raises(BadRequest, match="is not a host"):
-        parse(text)
+        parse_host(text)
 
 
 @pytest.mark.parametrize("host", ["faß.de", "FAẞ.de", "βόλος.com"])
 def test_an_international_name_that_is_two_hosts_is_refused(host):
     with pytest.raises(BadRequest, match="one host by the older rules"):
-        parse(f"{host}:443")
+        parse_host(f"{host}:443")
 
 
 def test_a_letter_that_pythons_fold_differently_is_never_another_host():
     try:
-        assert canonical("Ⱥb.example") == canonical("ⱥb.example")
+        assert canonical_host("Ⱥb.example") == canonical_host("ⱥb.example")
     except ValueError:
         return  # 3.11.2 leaves this letter as it is, 3.11.7 does not
 
@@ -87,14 +96,14 @@ def test_a_letter_that_pythons_fold_differently_is_never_another_host():
     ],
 )  # fmt: skip
 def test_other_international_names_are_as_ever(host, plain):
-    assert canonical(host) == plain
+    assert canonical_host(host) == plain
 
 
 @pytest.mark.parametrize("host", ["127.1", "0177.0.0.1", "0x7f000001", "2130706433", "127.0.0.1.",
                                   "\uff11\uff12\uff17.0.0.1"])
 def test_other_spellings_of_an_address_are_that_address_or_nothing(host):
     try:
-        found = canonical(host)
+        found = canonical_host(host)
     except ValueError:
         return
     assert found == "127.0.0.1"
@@ -103,7 +112,7 @@ def test_other_spellings_of_an_address_are_that_address_or_nothing(host):
 @pytest.mark.parametrize("text", ["a@b:80", "host", "host:", ":80", "host:80:90x", "ho st:80", "host:+80", "host:8 0"])
 def test_an_authority_that_can_be_read_in_two_ways_is_none(text):
     with pytest.raises(ValueError, match=r".+"):
-        authority(text)
+        parse_authority(text)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +129,7 @@ def test_an_authority_that_can_be_read_in_two_ways_is_none(text):
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_public_are_known_however_they_are_wrapped(address, kind):
-    assert special(ipaddress.ip_address(address)) == kind
+    assert special_kind(ipaddress.ip_address(address)) == kind
 
 
 def test_localhost_names_this_machine_and_a_star_does_not():
@@ -160,7 +169,7 @@ def test_ports_of_this_machine_are_forwarded_and_others_go_by_the_proxy():
         ("127.0.0.1", 80, "localhost"), ("::1", 80, "localhost"), ("127.0.0.1", 81, "127.0.0.1"),
         ("127.0.0.1", 82, "127.0.0.1"),
     ]  # fmt: skip
-    assert by_proxy(("localhost:80",)) == ()
-    assert "localhost" in by_proxy(("localhost",))
-    assert "localhost" not in proxy_variables(1, by_proxy(("localhost",)), {})["NO_PROXY"]
+    assert names_for_proxy(("localhost:80",)) == ()
+    assert "localhost" in names_for_proxy(("localhost",))
+    assert "localhost" not in proxy_variables(1, names_for_proxy(("localhost",)), {})["NO_PROXY"]
     assert proxy_port(forwards(("127.0.0.1:61080",))) == 61081

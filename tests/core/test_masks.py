@@ -1,10 +1,10 @@
 """The tables of masked paths, and what a person adds to them or takes away."""
 
-from fumehood.core.masks import HOME, PROC, SYSTEM, masks, reason
+from fumehood.core.masks import HOME, PROC, SYSTEM, make_masks, mask_reason
 
 
 def hidden(*, mask=(), unmask=(), root=False):
-    return masks(["/home/ada"], ["/home/ada/.local/state/fumehood"], mask, unmask, root=root)
+    return make_masks(["/home/ada"], ["/home/ada/.local/state/fumehood"], mask, unmask, root=root)
 
 
 def test_secrets_of_the_home_are_hidden_and_those_of_the_system_only_from_root():
@@ -15,7 +15,7 @@ def test_secrets_of_the_home_are_hidden_and_those_of_the_system_only_from_root()
 
 
 def test_every_home_of_a_person_is_masked():
-    found = masks(["/tmp/other", "/home/ada"], [], [], [], root=False)
+    found = make_masks(["/tmp/other", "/home/ada"], [], [], [], root=False)
     assert {"/tmp/other/.ssh", "/home/ada/.ssh"} <= set(found.hidden)
 
 
@@ -36,5 +36,5 @@ def test_every_entry_has_a_reason_and_is_in_its_table_once():
     for table in (HOME, SYSTEM, PROC):
         assert all(why for _, why in table)
         assert len({path for path, _ in table}) == len(table)
-    assert reason("/home/ada/.ssh/id_rsa", "/home/ada") == "keys"
-    assert reason("/srv/x", "/home/ada") == "you masked it"
+    assert mask_reason("/home/ada/.ssh/id_rsa", "/home/ada") == "keys"
+    assert mask_reason("/srv/x", "/home/ada") == "you masked it"

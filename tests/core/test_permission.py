@@ -3,7 +3,7 @@
 import pytest
 
 from fumehood.core import questions as asking
-from fumehood.core.shell import may_be_kept, simple
+from fumehood.core.shell import may_keep_permission, simple_command
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.screen import prompt_text
 from fumehood.faces.cli.serve import buttons
@@ -115,7 +115,7 @@ def test_a_run_without_a_sandbox_may_be_kept_for_a_simple_commands_program_only(
     ],
 )
 def test_one_program_is_simple_whatever_its_arguments_are(line, program, directory):
-    found = simple(line)
+    found = simple_command(line)
     assert found is not None
     assert (found.program, found.directory) == (program, directory)
 
@@ -137,16 +137,16 @@ def test_one_program_is_simple_whatever_its_arguments_are(line, program, directo
     ],
 )  # fmt: skip
 def test_everything_else_is_not(line):
-    assert simple(line) is None
+    assert simple_command(line) is None
 
 
 def test_a_program_that_runs_what_it_is_told_has_no_kept_grant():
     for program in ("/bin/sh", "/usr/bin/bash", "/usr/bin/env", "/usr/bin/python3.12", "/usr/bin/sudo",
                     "/usr/bin/xargs",
                     "/usr/bin/perl", "/lib64/ld-linux-x86-64.so.2", "/usr/bin/lua5.4", "/usr/bin/find"):  # fmt: skip
-        assert not may_be_kept(program), program
+        assert not may_keep_permission(program), program
     for program in ("/usr/bin/ls", "/usr/bin/git", "/usr/bin/make", "/usr/bin/pytest", "/usr/bin/gcc-12"):
-        assert may_be_kept(program), program
+        assert may_keep_permission(program), program
 
 
 # --- what an answer is for, and what is shown ---

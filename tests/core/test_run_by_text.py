@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core.what_runs import begins_as_command, entered, files_run, lines_of
+from fumehood.core.what_runs import begins_as_command, directories_entered, files_run_by, texts_in_settings
 
 THERE = ("check.sh", "check.py", "t/x.sh")
 
 
 def runs(line: str) -> list[str]:
-    return list(files_run(line, THERE.__contains__, "tool".__eq__))
+    return list(files_run_by(line, THERE.__contains__, "tool".__eq__))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_a_line_only_names_is_not_run(line: str, files: list[str]) -> None:
 
 
 def test_where_a_line_goes() -> None:
-    assert list(entered("cd a && sh -c 'cd b; pushd \"c\"'")) == ["a", "b", "c"]
+    assert list(directories_entered("cd a && sh -c 'cd b; pushd \"c\"'")) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_where_a_line_goes() -> None:
     ],
 )
 def test_what_stands_at_keys_that_run_it(text: str, lines: list[str]) -> None:
-    assert [line.strip() for line, is_run in lines_of(text) if is_run] == lines
+    assert [line.strip() for line, is_run in texts_in_settings(text) if is_run] == lines
 
 
 def test_what_begins_as_a_command_does() -> None:
@@ -124,10 +124,10 @@ def test_what_begins_as_a_command_does() -> None:
 
 @given(st.text(alphabet="ab.:/-|>#\"'\\{}[],=$ \n\t\0é"))
 def test_any_text_gets_an_answer(text: str) -> None:
-    for line, _ in lines_of(text):
+    for line, _ in texts_in_settings(text):
         begins_as_command(line, bool)
-        list(files_run(line, bool, bool))
-        list(entered(line))
+        list(files_run_by(line, bool, bool))
+        list(directories_entered(line))
 
 
 @pytest.mark.parametrize("word", ["sh a ", "sh -c ", "uv run a ", "xargs -a ", "env ", ". a "])

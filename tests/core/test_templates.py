@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from fumehood.core.config import read
-from fumehood.core.tool import templates
+from fumehood.core.config import read_configuration
+from fumehood.core.tool import templates_by_name
 from fumehood.errors import BadRequest
 
 HOSTILE = (
@@ -28,7 +28,7 @@ PRINT_ALL = "printf '%s|' {text} --n={number} {whole} {flag} {list} {word} {shor
 
 def tool(command, schema=None):
     more = {} if schema is None else {"schema": schema}
-    return templates([{"name": "mine", "description": "Mine.", "command": command, **more}])["mine"]
+    return templates_by_name([{"name": "mine", "description": "Mine.", "command": command, **more}])["mine"]
 
 
 def printed(line, tmp_path, shell="sh"):
@@ -90,7 +90,7 @@ def complaints(**table):
     whole = {"name": "mine", "description": "Mine."} | table
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in whole.items() if key != "schema")
     text = f"[[tool]]\n{lines}" + (f"schema = {table['schema']}\n" if "schema" in table else "")
-    return [f"{each.key}: {each.message}" for each in read(text.encode(), "/home/ada").complaints]
+    return [f"{each.key}: {each.message}" for each in read_configuration(text.encode(), "/home/ada").complaints]
 
 
 @pytest.mark.parametrize("command", [
@@ -126,4 +126,5 @@ def test_what_is_wrong_with_a_template_is_said_by_key(table, said):
 def test_a_good_template_has_no_complaints_and_a_second_of_its_name_has():
     assert complaints(command="rg -e {pattern} -- . | head -n 5 >out && awk '{print $1}' out", name="my-search_2") == []
     twice = b'[[tool]]\nname = "a"\ndescription = "b"\ncommand = "c"\n' * 2
-    assert [each.message for each in read(twice, "/home/ada").complaints] == ["there is another [[tool]] of that name"]
+    (complaint,) = read_configuration(twice, "/home/ada").complaints
+    assert complaint.message == "there is another [[tool]] of that name"

@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from mcp.types import Tool
 
-from fumehood.core.tool import DESCRIPTION, FORMATS, NAME, RUN_COMMAND, definition, parsed
+from fumehood.core.tool import DESCRIPTION, FORMATS, NAME, RUN_COMMAND, definition, parse_facts
 
 # What each interface documents for a tool: its keys, and where the schema of the arguments is.
 SHAPES = {
@@ -83,16 +83,16 @@ def test_the_mcp_definition_is_what_the_protocol_s_own_types_take():
 
 def test_what_is_asked_inside_is_whole_or_not_taken_and_a_program_that_hangs_costs_its_version():
     asked = "os\tX\nidentity:git\t/usr/bin/git 1 2 3 4\ntools:git\t\nidentity:jq\t/usr/bin/jq 5 6 7 8\ntools:jq\t\n"
-    assert parsed(asked) == ({}, {})
-    facts, versions = parsed(f"{asked}whole\tyes\nversion:git\tgit version 2.39.5\n")
+    assert parse_facts(asked) == ({}, {})
+    facts, versions = parse_facts(f"{asked}whole\tyes\nversion:git\tgit version 2.39.5\n")
     assert facts["tools"] == {"git": "2.39.5", "jq": ""}
     assert versions == {"/usr/bin/git 1 2 3 4": "2.39.5"}
-    facts, versions = parsed(f"{asked}whole\tyes\n", versions)
+    facts, versions = parse_facts(f"{asked}whole\tyes\n", versions)
     assert facts["tools"] == {"git": "2.39.5", "jq": ""}
     assert versions == {"/usr/bin/git 1 2 3 4": "2.39.5"}
 
 
 def test_what_a_root_says_of_itself_is_data():
-    facts, versions = parsed("whole\tyes\nversion:other\t1.2\ntools:\t\nversion\t9.9\n")
+    facts, versions = parse_facts("whole\tyes\nversion:other\t1.2\ntools:\t\nversion\t9.9\n")
     assert versions == {}
     assert not any(facts[group] for group in ("tools", "runtimes"))

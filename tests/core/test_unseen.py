@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import need
-from fumehood.core.hints import unseen_paths
+from fumehood.core.hints import hidden_paths_named
 
 HOME = "/home/ada"
 NAMES = ("src/lib/x.py", "src/lib", "My Docs/a (1).txt", "x", "x.d", "é/ü", "a:b", "it's", "../bob/x")
@@ -79,21 +79,21 @@ SAID = {
 @pytest.mark.parametrize("said", SAID)
 def test_the_path_that_was_missed_is_found(said: str) -> None:
     expected = SAID[said]
-    paths = unseen_paths(f"something\n{said}\nmore\n", [HOME], HIDDEN.__contains__)
+    paths = hidden_paths_named(f"something\n{said}\nmore\n", [HOME], HIDDEN.__contains__)
     assert paths == (() if expected is None else (f"{HOME}/{expected}",))
 
 
 def test_of_what_was_never_there_the_hidden_directory_is_named() -> None:
     said = f"touch: cannot touch '{HOME}/src/lib/new': No such file or directory\n"
-    assert unseen_paths(said, [HOME], HIDDEN.__contains__) == (f"{HOME}/src/lib",)
-    assert unseen_paths(f"cat: {HOME}/x/new: No such file", [HOME], HIDDEN.__contains__) == ()
+    assert hidden_paths_named(said, [HOME], HIDDEN.__contains__) == (f"{HOME}/src/lib",)
+    assert hidden_paths_named(f"cat: {HOME}/x/new: No such file", [HOME], HIDDEN.__contains__) == ()
     for name in (f"{HOME}/x/new", "../x/new"):
         for said in (
             f"sh: 1: cannot create {name}: Directory nonexistent",
             f"touch: cannot touch '{name}': No such file or directory",
             f"mkdir: cannot create directory \u2018{name}\u2019: No such file or directory",
         ):
-            assert unseen_paths(said, [HOME], HIDDEN.__contains__, f"{HOME}/project") == (f"{HOME}/x",)
+            assert hidden_paths_named(said, [HOME], HIDDEN.__contains__, f"{HOME}/project") == (f"{HOME}/x",)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +104,9 @@ def test_of_what_was_never_there_the_hidden_directory_is_named() -> None:
     ],
 )  # fmt: skip
 def test_a_path_that_leads_up_from_where_the_command_began_is_understood(said: str) -> None:
-    assert unseen_paths(said, [HOME], HIDDEN.__contains__, f"{HOME}/src/app") == (f"{HOME}/src/lib/x.py",)
-    assert unseen_paths(said, [HOME], HIDDEN.__contains__) == ()
-    assert unseen_paths(said, [HOME], HIDDEN.__contains__, "/srv/a/b") == ()
+    assert hidden_paths_named(said, [HOME], HIDDEN.__contains__, f"{HOME}/src/app") == (f"{HOME}/src/lib/x.py",)
+    assert hidden_paths_named(said, [HOME], HIDDEN.__contains__) == ()
+    assert hidden_paths_named(said, [HOME], HIDDEN.__contains__, "/srv/a/b") == ()
 
 
 def real(command: list[str]) -> str:
@@ -133,17 +133,17 @@ def real(command: list[str]) -> str:
 def test_real_programs_are_understood(command: list[str], name: str, tmp_path: Path) -> None:
     path = f"{tmp_path}/{name}"
     said = real([word.replace("PATH", path) for word in command])
-    assert unseen_paths(said, [str(tmp_path)], path.__eq__) == (path,), said
+    assert hidden_paths_named(said, [str(tmp_path)], path.__eq__) == (path,), said
 
 
 def test_at_most_three_are_named_each_once() -> None:
     said = "".join(f"cat: {HOME}/{number % 7}: No such file or directory\n" for number in range(50))
-    assert unseen_paths(said, [HOME], bool) == (f"{HOME}/0", f"{HOME}/1", f"{HOME}/2")
+    assert hidden_paths_named(said, [HOME], bool) == (f"{HOME}/0", f"{HOME}/1", f"{HOME}/2")
 
 
 def test_both_names_of_a_home_count() -> None:
     said = "cat: /mnt/ada/x: No such file\ncat: ~/y: No such file\n"
-    assert unseen_paths(said, [HOME, "/mnt/ada"], bool) == ("/mnt/ada/x", f"{HOME}/y")
+    assert hidden_paths_named(said, [HOME, "/mnt/ada"], bool) == ("/mnt/ada/x", f"{HOME}/y")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_both_names_of_a_home_count() -> None:
 def test_hostile_output_asks_little_of_the_disk(piece: str) -> None:
     asked: list[str] = []
     text = piece * (1_000_000 // len(piece))
-    assert unseen_paths(text, [HOME], lambda path: bool(asked.append(path))) == ()
+    assert hidden_paths_named(text, [HOME], lambda path: bool(asked.append(path))) == ()
     assert len(asked) <= 200
     assert all(len(path) < 5000 for path in asked)
 
@@ -169,5 +169,5 @@ def test_any_output_gives_paths_of_the_home_or_nothing(pieces: list[str]) -> Non
         asked.append(path)
         return True
 
-    assert len(unseen_paths("".join(pieces), [HOME], is_hidden)) <= 3
+    assert len(hidden_paths_named("".join(pieces), [HOME], is_hidden)) <= 3
     assert all(path.startswith(f"{HOME}/") and "\0" not in path for path in asked)

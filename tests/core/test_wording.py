@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fumehood.core.report import printable, shell_path
-from fumehood.core.wording import CONTINUED, MOST_LETTERS, Item, brief, listed, quoted, wrapped
+from fumehood.core.wording import CONTINUED, MOST_LETTERS, Item, brief, item_lines, quote, wrap
 
 # What hides, moves, turns round or looks like nothing, each with a name for the test.
 TRICKS = {
@@ -26,7 +26,7 @@ TRICKS = {
 
 
 @pytest.mark.parametrize("trick", TRICKS.values(), ids=TRICKS)
-@pytest.mark.parametrize("write", [printable, quoted, brief])
+@pytest.mark.parametrize("write", [printable, quote, brief])
 def test_a_letter_that_does_not_show_is_an_escape(write, trick):
     written = write(f"a{trick}b")
     assert trick not in written
@@ -39,12 +39,12 @@ def test_a_letter_that_does_not_show_is_an_escape(write, trick):
     "text", ["plain", "naïve café", "ﬁle", "日本語.txt", "Ελλάδα", "Ünï", "हिन्दी", "ไทยนี้", "e\u0301t\u0302e"]
 )
 def test_ordinary_letters_stay_as_they_are(text):
-    assert printable(text) == quoted(text) == text
+    assert printable(text) == quote(text) == text
 
 
 def test_a_name_in_a_report_may_be_read_from_the_right_and_a_question_may_not():
     assert printable("שלום.txt") == "שלום.txt"
-    written = quoted("rm א && ב 1")
+    written = quote("rm א && ב 1")
     assert "א" not in written
     assert written.startswith("rm \\u05d0 && ")
 
@@ -58,24 +58,24 @@ def test_accents_are_bounded_and_sit_on_letters_alone():
 
 
 def test_a_backslash_of_the_text_is_told_from_ours():
-    assert quoted("printf 'a\\nb'") == "printf 'a\\nb'"
-    assert quoted("printf 'a\\nb'\nrm x") == "printf 'a\\\\nb'\\nrm x"
+    assert quote("printf 'a\\nb'") == "printf 'a\\nb'"
+    assert quote("printf 'a\\nb'\nrm x") == "printf 'a\\\\nb'\\nrm x"
 
 
 @pytest.mark.parametrize("blank", ["\n" * 50, " " * 500, "\n \t" * 30, "\u3164" * 60, "\u2800 " * 40, "\u200b" * 99])
 def test_a_long_blank_is_counted(blank):
-    written = quoted(f"make{blank}; curl evil")
+    written = quote(f"make{blank}; curl evil")
     assert f"\\[{len(blank)} BLANK CHARACTERS" in written
     assert len(written) < 80
     assert (f"{blank.count(chr(10))} of them line breaks" in written) is ("\n" in blank)
 
 
 def test_short_blanks_stay_so_that_a_script_can_be_read():
-    assert quoted("for x in 1:\n    print(x)") == "for x in 1:\\n    print(x)"
+    assert quote("for x in 1:\n    print(x)") == "for x in 1:\\n    print(x)"
 
 
 def test_of_a_long_text_beginning_and_end_are_shown_and_the_rest_is_counted():
-    written = quoted("A" * 50_000 + "B" * 50_000)
+    written = quote("A" * 50_000 + "B" * 50_000)
     assert written.startswith("AAAA")
     assert written.endswith("BBBB")
     left_out = int(written.partition("… ")[2].partition(" ")[0])
@@ -86,12 +86,12 @@ def test_of_a_long_text_beginning_and_end_are_shown_and_the_rest_is_counted():
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=300))
 def test_whatever_it_is_one_line_of_letters_that_show(text):
-    written = quoted(text)
+    written = quote(text)
     assert written.isprintable()
     assert len(written) < MOST_LETTERS + 60
     assert all(unicodedata.bidirectional(letter) not in ("R", "AL", "AN") for letter in written)
     for width in (20, 79):
-        first, *others = wrapped(written, width)
+        first, *others = wrap(written, width)
         assert all(line.startswith(CONTINUED) for line in others)
         assert "".join([first, *(line[len(CONTINUED) :] for line in others)]) == written
 
@@ -99,13 +99,13 @@ def test_whatever_it_is_one_line_of_letters_that_show(text):
 @given(st.text(alphabet="ab\\nx1\n\x1b\u202e0", max_size=12), st.text(alphabet="ab\\nx1\n\x1b\u202e0", max_size=12))
 def test_two_texts_are_never_written_alike(one, other):
     if one != other:
-        assert (quoted(one), quoted(one) == one) != (quoted(other), quoted(other) == other)
+        assert (quote(one), quote(one) == one) != (quote(other), quote(other) == other)
 
 
 def test_a_line_is_broken_by_us_with_a_sign_before_what_goes_on():
-    lines = wrapped("x" * 70 + "  directory: /safe", 72)
+    lines = wrap("x" * 70 + "  directory: /safe", 72)
     assert lines == ["x" * 70 + "  ", CONTINUED + "directory: /safe"]
-    assert [len(line) for line in wrapped("日本" * 20, 40)] == [20, 22, 6]
+    assert [len(line) for line in wrap("日本" * 20, 40)] == [20, 22, 6]
 
 
 def item(name, danger, kind="file"):
@@ -114,20 +114,20 @@ def item(name, danger, kind="file"):
 
 def test_what_is_dangerous_comes_first_and_the_rest_is_counted_by_kind():
     items = [item(f"decoy{number}", 5) for number in range(30)] + [item("links", 3, "link"), item("hook", 0, "hook")]
-    lines = listed(items, most=4, seen_by="fumehood show RUN")
+    lines = item_lines(items, most=4, seen_by="fumehood show RUN")
     assert lines[:2] == ["added hook: because", "added links: because"]
     assert lines[4:] == ["and 28 MORE, NOT SHOWN: 28 files; all of them: fumehood show RUN"]
 
 
 def test_where_the_dangerous_alone_are_too_many_their_number_is_said():
     items = [item(f"decoy{number}", 5) for number in range(3)] + [item(f"hook{n}", 0, "hook") for n in range(9)]
-    lines = listed(items, most=4)
+    lines = item_lines(items, most=4)
     assert all("hook" in line for line in lines)
     assert lines[-1] == "and 8 MORE, NOT SHOWN: 5 hooks, 3 files"
 
 
 def test_an_item_cannot_make_a_line_of_its_own():
-    (line,) = listed([item("a\nadded harmless: because", 0)])
+    (line,) = item_lines([item("a\nadded harmless: because", 0)])
     assert "\n" not in line
 
 

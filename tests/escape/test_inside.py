@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fumehood import Policy, Sandbox
-from fumehood.core.inside import checked, parsed, widenings
+from fumehood.core.inside import access_requests, checked_words, split_request
 from fumehood.errors import FumehoodError
 
 pytestmark = pytest.mark.namespaces
@@ -107,7 +107,7 @@ def test_every_way_of_capturing_has_the_command(way: str, project: Path) -> None
 ])  # fmt: skip
 def test_a_request_that_is_none_is_refused(line: bytes) -> None:
     with pytest.raises(FumehoodError):
-        parsed(line)
+        split_request(line)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_a_request_that_is_none_is_refused(line: bytes) -> None:
 )  # fmt: skip
 def test_words_that_are_not_on_the_list_are_refused(words: list[str]) -> None:
     with pytest.raises(FumehoodError):
-        checked(words, os.path.abspath)
+        checked_words(words, os.path.abspath)
 
 
 @pytest.mark.parametrize("words", [["a b"], ["http://x/"], ["--show"], ["--write"], [""], ["--session", "x"], ["\0"]])
 def test_what_is_asked_for_is_read_strictly(words: list[str]) -> None:
     with pytest.raises(FumehoodError):
-        widenings(words, os.path.abspath)
+        access_requests(words, os.path.abspath)
 
 
 def test_an_undo_brings_back_nothing_that_a_command_could_not_write_unseen(

@@ -24,7 +24,7 @@ from textual.widgets.tree import TreeNode
 from at_terminal import Terminal
 from conftest import command_line, need
 from fumehood.core.questions import DENY_ONCE, Question
-from fumehood.core.wording import quoted
+from fumehood.core.wording import quote
 from fumehood.errors import ChangedMeanwhile
 from fumehood.faces.terminal import app as views
 from fumehood.faces.terminal.app import Views
@@ -116,7 +116,7 @@ class Watcher:
         while path != _path_of(tree.cursor_node):
             line = next((node.line for node in self._nodes if _path_of(node) == path), -1)  # it may be made anew
             await self.press("down" if tree.cursor_line < line else "up")
-        shown = quoted(path)
+        shown = quote(path)
         await self.until(lambda: self.app.screen.query_one(HunkList).text.split("\n")[0].endswith(f" {shown}"))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from conftest import need
 from fumehood import Policy, Sandbox
-from fumehood.core.masks import OUTSIDE, masks
+from fumehood.core.masks import OUTSIDE, make_masks
 from fumehood.service.provided import secret_paths_in_variables
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -59,7 +59,7 @@ def test_a_person_shows_it_again(elsewhere: Path, private: Path) -> None:
 
 
 def test_mail_is_hidden_from_everybody(sandbox: Sandbox) -> None:
-    assert {path for path, _ in OUTSIDE} <= set(masks(["/home/ada"], (), (), (), root=False).hidden)
+    assert {path for path, _ in OUTSIDE} <= set(make_masks(["/home/ada"], (), (), (), root=False).hidden)
     there = [path for path, _ in OUTSIDE if os.path.isdir(path)]
     need(bool(there), "no mail is kept here")
     assert sandbox.run(f"ls -d {' '.join(there)}").stdout == ""

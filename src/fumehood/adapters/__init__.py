@@ -15,7 +15,7 @@ from typing import Any
 from fumehood import BadRequest, FumehoodError, Run, Sandbox
 from fumehood.core.changes import APPLIED
 from fumehood.core.report import OUTPUT, explain_mark, is_limit, join_streams, line_text, mark_line, summary_lines
-from fumehood.core.wording import visible
+from fumehood.core.wording import make_visible
 from fumehood.linux.nofollow import remove_directory
 
 _MAX_SHOWN = 20  # blocked things, and changes, in the notes
@@ -92,7 +92,7 @@ def notes(run: Run) -> str:
 
 def for_agent(sandbox: Sandbox, run: Run) -> str:
     """Return the whole output of the command, and the notes after it."""
-    return join_streams(visible(join_streams(*full_output(sandbox, run)), run.mark), notes(run))
+    return join_streams(make_visible(join_streams(*full_output(sandbox, run)), run.mark), notes(run))
 
 
 def own_tools(sandbox: Sandbox) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ from fumehood.adapters import (
     write,
 )
 from fumehood.core.report import join_streams
-from fumehood.core.wording import NOT_OURS, visible
+from fumehood.core.wording import NOT_OURS, make_visible
 
 _ERROR_CODES = {
     errno.ENOENT: "file_not_found", errno.EACCES: "permission_denied", errno.EISDIR: "is_directory",
@@ -93,7 +93,7 @@ class FumehoodSandbox(AgentSession, BaseSandbox):
         # with a NUL, which must stay.
         output = join_streams(*full_output(self.sandbox, run)).replace(run.mark, NOT_OURS)
         if not (output.startswith('{"') and output.rstrip().endswith("}")):
-            output = join_streams("\0".join(visible(part, run.mark) for part in output.split("\0")), notes(run))
+            output = join_streams("\0".join(make_visible(part, run.mark) for part in output.split("\0")), notes(run))
         return ExecuteResponse(output=output, exit_code=run.exit_code, truncated=is_output_cut(run))
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:

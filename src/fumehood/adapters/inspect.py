@@ -27,7 +27,7 @@ from inspect_ai.util import (
 
 from fumehood import FumehoodError, Policy, Refused, Run, Sandbox
 from fumehood.adapters import full_output, is_output_cut, make_temporary_project, read, remove_temporary_project, write
-from fumehood.core.tool import Template, templates
+from fumehood.core.tool import Template, templates_by_name
 from fumehood.store.config import policy_for
 from fumehood.store.places import places
 
@@ -138,7 +138,7 @@ def own_tools() -> list[Tool]:
         parameters = ToolParams.model_validate({**template.schema, "properties": described})
         return ToolDef(execute, template.name, template.description, parameters).as_tool()
 
-    return [made(each) for each in templates(policy_for(places(), ()).tools).values()]
+    return [made(each) for each in templates_by_name(policy_for(places(), ()).tools).values()]
 
 
 def _is_own(user: str) -> bool:

@@ -15,7 +15,7 @@ from agents import FunctionTool, ShellCallOutcome, ShellCommandOutput, ShellComm
 from fumehood import BadRequest, FumehoodError, Sandbox
 from fumehood.adapters import AgentSession, full_output, notes, own_tools
 from fumehood.core.report import join_streams
-from fumehood.core.wording import visible
+from fumehood.core.wording import make_visible
 
 
 class ShellExecutor(AgentSession):
@@ -59,7 +59,7 @@ class ShellExecutor(AgentSession):
             refused = ShellCallOutcome(type="exit", exit_code=error.exit_code)
             return ShellCommandOutput(outcome=refused, command=command), self.sandbox.refusal(error)
         outcome = ShellCallOutcome(type="timeout" if run.timed_out else "exit", exit_code=run.exit_code)
-        stdout, stderr = (visible(text, run.mark) for text in full_output(self.sandbox, run))
+        stdout, stderr = (make_visible(text, run.mark) for text in full_output(self.sandbox, run))
         output = ShellCommandOutput(
             stdout=stdout, stderr=stderr, outcome=outcome, command=command,
             provider_data={"fumehood": {"run": run.id, "state": run.state}},

@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from fumehood.core.hosts import parse as host_rule
+from fumehood.core.hosts import parse_host as host_rule
 from fumehood.core.policy import ALL_PROJECTS, HIDDEN, PRETEND, REFUSE, VISIBLE, Policy, Profile
-from fumehood.core.tool import problems as tool_problems
+from fumehood.core.tool import template_problems as tool_problems
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
@@ -32,7 +32,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SCRATCH = re.compile(rf"(?:{_VARIABLE.pattern}=)?(?:/|~/|\$)[^=]*")
 
 
-class Wrong(Exception):
+class WrongValue(Exception):
     """A value is not of the kind that its key takes; `item` is what in it is not, and `item_kind` what that must be."""
 
     def __init__(self, kind: str, item: Any = None, item_kind: str = "") -> None:
@@ -64,7 +64,7 @@ def _table_shown(value: tuple[tuple[str, str], ...]) -> str:
 
 
 class Kind:
-    """A kind of value: what it is called, how it is read (`read` raises Wrong) and written again."""
+    """A kind of value: what it is called, how it is read (`read` raises WrongValue) and written again."""
 
     def __init__(self, said: str, read: Reader, write: Callable[[Any], str] = as_toml) -> None:
         self.said, self.read, self.write = said, read, write
@@ -75,7 +75,7 @@ def _if(fits: Callable[[Any], object], wrong: str) -> Reader:
 
     def read(value: Any) -> Any:
         if not fits(value):
-            raise Wrong(wrong)
+            raise WrongValue(wrong)
         return value
 
     return read
@@ -83,7 +83,7 @@ def _if(fits: Callable[[Any], object], wrong: str) -> Reader:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or "\0" in value:
-        raise Wrong("a string without a NUL" if isinstance(value, str) else "a string")
+        raise WrongValue("a string without a NUL" if isinstance(value, str) else "a string")
     return value
 
 
@@ -97,8 +97,8 @@ def _or(wrong: str, read: Reader) -> Reader:
     def reworded(value: Any) -> Any:
         try:
             return read(value)
-        except (Wrong, BadRequest):
-            raise Wrong(wrong) from None
+        except (WrongValue, BadRequest):
+            raise WrongValue(wrong) from None
 
     return reworded
 
@@ -107,8 +107,8 @@ def _inside(said: str, read: Reader, item: Any) -> Any:
     """Read what is in a value that is called so."""
     try:
         return read(item)
-    except Wrong as wrong:
-        raise Wrong(said, item, str(wrong)) from None
+    except WrongValue as wrong:
+        raise WrongValue(said, item, str(wrong)) from None
 
 
 def _each(said: str, one: Reader) -> Kind:
@@ -116,7 +116,7 @@ def _each(said: str, one: Reader) -> Kind:
 
     def read(value: Any) -> tuple[str, ...]:
         if not isinstance(value, list):
-            raise Wrong(said)
+            raise WrongValue(said)
         return tuple(_inside(said, one, item) for item in value)
 
     return Kind(said, read)
@@ -148,7 +148,7 @@ def _size(value: Any) -> int:
 def _table(value: Any) -> tuple[tuple[str, str], ...]:
     said = "a table of names with strings"
     if not isinstance(value, dict):
-        raise Wrong(said)
+        raise WrongValue(said)
     return tuple((_inside(said, _variable, name), _inside(said, _text, text)) for name, text in value.items())
 
 
@@ -355,7 +355,7 @@ def check_policy(policy: object) -> None:
         try:  # as if it stood in the file
             written: Any = 0 if value is None else list(value) if isinstance(value, tuple) else value
             read = key.kind.read(dict(written) if key.kind is TABLE else written)
-        except Wrong as error:
+        except WrongValue as error:
             wrong = str(error)
         except (TypeError, ValueError):
             wrong = key.kind.said
@@ -389,7 +389,7 @@ class Complaint(Value):
     hint: str = ""
 
 
-class Checked(Value):
+class CheckedConfiguration(Value):
     """A configuration that was read: settings by field, for every project ("") and for single ones by path."""
 
     settings: dict[str, Settings]
@@ -397,7 +397,7 @@ class Checked(Value):
     lines: dict[str, int] = {}  # noqa: RUF012 - where the table of each project begins
 
 
-def read(data: bytes, home: str) -> Checked:
+def read_configuration(data: bytes, home: str) -> CheckedConfiguration:
     """Read a configuration's bytes; where there are complaints, its settings are not to be used.
 
     A path that begins with "~/" lies in `home`.
@@ -415,21 +415,21 @@ def read(data: bytes, home: str) -> Checked:
         return _refused(line, f"this is not TOML: {_AT_LINE.sub('', str(error))}")
     except RecursionError:
         return _refused(1, "values are nested too deeply")
-    checking = _Checking(line_numbers(text), home)
+    checking = _DocumentReader(line_numbers(text), home)
     settings = checking.document(document)
-    return Checked(settings=settings, complaints=in_order(checking.complaints), lines=checking.projects)
+    return CheckedConfiguration(settings=settings, complaints=by_line(checking.complaints), lines=checking.projects)
 
 
-def in_order(complaints: Iterable[Complaint]) -> tuple[Complaint, ...]:
+def by_line(complaints: Iterable[Complaint]) -> tuple[Complaint, ...]:
     """Return complaints by line."""
     return tuple(sorted(complaints, key=lambda each: each.line))
 
 
-def _refused(line: int, message: str) -> Checked:
-    return Checked(settings={}, complaints=(Complaint(line=line, key="", message=message),))
+def _refused(line: int, message: str) -> CheckedConfiguration:
+    return CheckedConfiguration(settings={}, complaints=(Complaint(line=line, key="", message=message),))
 
 
-class _Checking:
+class _DocumentReader:
     """One pass over a parsed document."""
 
     def __init__(self, lines: Mapping[Path, int], home: str) -> None:
@@ -511,7 +511,7 @@ class _Checking:
     def _value(self, key: Key, value: Any, at: Path, settings: Settings) -> None:
         try:
             read = key.kind.read(value)
-        except Wrong as wrong:
+        except WrongValue as wrong:
             because = f"and {_shown(wrong.item)} in it is not {wrong.item_kind}" if wrong.item_kind else ""
             self._complain(at, f"must be {wrong}, {because or f'not {_shown(value)}'}")
         else:

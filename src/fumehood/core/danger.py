@@ -73,9 +73,9 @@ def wants_facts(change: Change, root_facts: RootFacts = _NO_ROOT_FACTS) -> bool:
     if change.kind != FILE:
         return change.kind == SYMLINK
     if _may_be_git(name, around, root_facts):
-        from fumehood.core.gitdir import git_wants
+        from fumehood.core.gitdir import git_needs_facts
 
-        if git_wants(change, (*around.parts, name), root_facts):
+        if git_needs_facts(change, (*around.parts, name), root_facts):
             return True
     if may_load(settings_name(name, around), around) or name in HELD_END_NAMES:
         return True
@@ -99,9 +99,9 @@ def find_concern(
         return own_concern
     if change.change == DELETED:
         if _is_loss_to_git(change, name, around, root_facts):
-            from fumehood.core.gitdir import loss_concern
+            from fumehood.core.gitdir import deletion_concern
 
-            loss = loss_concern(change, (*around.parts, name), facts, root_facts)
+            loss = deletion_concern(change, (*around.parts, name), facts, root_facts)
             if loss is not None:
                 return loss
     elif _became_writable_by_others(change) and _must_stay_closed(change, name, around, root_facts):
@@ -109,9 +109,9 @@ def find_concern(
     if change.kind == DIRECTORY:
         if change.change != ADDED or not around.in_git or around.is_dull:
             return None
-        from fumehood.core.gitdir import stranger_concern
+        from fumehood.core.gitdir import unknown_name_concern
 
-        return stranger_concern(change)
+        return unknown_name_concern(change)
     if extra.hold and (glob := _first_matching(change.path, extra.hold)) is not None:
         return hold("own-rule", f"a rule of yours holds it: {brief(glob)}")
     by_our_rules = None
@@ -210,9 +210,9 @@ def _is_loss_to_git(change: Change, name: str, around: DirectoryMeaning, root_fa
     """Return True if git may lose settings by a deletion, which is rare."""
     if not _may_be_git(name, around, root_facts):
         return False
-    from fumehood.core.gitdir import git_loses
+    from fumehood.core.gitdir import deletes_git_settings
 
-    return git_loses(change, (*around.parts, name), root_facts)
+    return deletes_git_settings(change, (*around.parts, name), root_facts)
 
 
 def _first_matching(path: str, globs: Iterable[str]) -> str | None:

@@ -353,7 +353,7 @@ _judged: dict[tuple[str, str], bool] = {}  # the same few dozen come with every 
 _NOT_INHERITED = frozenset({"TMPDIR", "TMP", "TEMP", "PWD"}) | PROXY_SETTINGS
 
 
-def inherited(
+def inherited_environment(
     environment: Mapping[str, str], keep: Sequence[str] = (), drop: Sequence[str] = ()
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the variables that a command may see, and the names of those kept from it.

@@ -37,7 +37,7 @@ _CONFIGS = ("config", "config.worktree")
 _OWN = frozenset((*GIT_DATA_DIRECTORIES, *_CONFIGS, "head", "hooks", "info", "commondir", "modules", "worktrees"))
 _ADDRESSES = ("remotes", "branches")
 _NESTING = ("modules", "worktrees")
-_UNDER_WAY = {
+_FILES_OF_A_MERGE = {
     "rebase-merge": ("git-rebase-todo", "strategy"), "rebase-apply": ("git-rebase-todo",), "sequencer": ("opts",),
 }  # fmt: skip
 # Git runs `git merge-NAME` for a strategy of any other name; with a slash in it, a file of the project.
@@ -68,7 +68,7 @@ _NOTES = (".txt", ".md", ".patch", ".diff", ".log", ".bak", ".orig")
 _CAPITALS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZ_-")
 
 
-def stranger_concern(change: Change) -> Concern | None:
+def unknown_name_concern(change: Change) -> Concern | None:
     """Hold what brings a new name to the top of a `.git` that git does not write: other tools look there for theirs."""
     names = change.path.split("/")
     for at, name in enumerate(names[:-1]):
@@ -91,7 +91,7 @@ def stranger_concern(change: Change) -> Concern | None:
     return None
 
 
-def git_tails(change: Change, parts: Sequence[str], root_facts: RootFacts) -> list[Sequence[str]]:
+def paths_in_git_directories(change: Change, parts: Sequence[str], root_facts: RootFacts) -> list[Sequence[str]]:
     """Return a path's remainder below each git directory it lies in; `parts` are its names in lower case.
 
     Of very many, the outermost ones: `git_concern` holds what lies in so many.
@@ -120,34 +120,34 @@ def _repositories_above(root: int, directory: str, repositories: frozenset[tuple
     return depths
 
 
-def git_wants(change: Change, parts: Sequence[str], root_facts: RootFacts) -> bool:
+def git_needs_facts(change: Change, parts: Sequence[str], root_facts: RootFacts) -> bool:
     """Return True if judging a file by git's rules needs its content."""
     name = parts[-1]
     if is_dot_git(name) or name in _READ_ANYWHERE:
         return True
-    tails = git_tails(change, parts, root_facts)
+    tails = paths_in_git_directories(change, parts, root_facts)
     return any(
         name in _READ or ("hooks" in tail and change.before is not None) or not set(tail[:-1]).isdisjoint(_ADDRESSES)
         for tail in tails
     )
 
 
-def git_loses(change: Change, parts: Sequence[str], root_facts: RootFacts) -> bool:
+def deletes_git_settings(change: Change, parts: Sequence[str], root_facts: RootFacts) -> bool:
     """Return True if a deletion takes settings from a git directory that stays, or is the project's git directory."""
     if _is_projects_own(parts):
         return True
     if change.kind == DIRECTORY:
         return False
-    for tail in git_tails(change, parts, root_facts):
-        for place, sure in _places(tail):
+    for tail in paths_in_git_directories(change, parts, root_facts):
+        for place, sure in _possible_git_paths(tail):
             stays = change.within is None or change.within.count("/") >= len(parts) - len(place)
             if sure and stays and (place[0] in _ADDRESSES or tuple(place) in (("config",), ("config.worktree",))):
                 return True
     return False
 
 
-def loss_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
-    """Judge a deletion that `git_loses` told of."""
+def deletion_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
+    """Judge a deletion that `deletes_git_settings` told of."""
     if _is_projects_own(parts):
         return hold("git-repository", "without it, a repository put there later would pass for a new one")
     if parts[-1] not in _CONFIGS:
@@ -167,24 +167,24 @@ def git_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, root_f
     if is_dot_git(parts[-1]):
         return _pointer(change, facts, root_facts)
     in_dot_git = any(map(is_dot_git, parts[:-1]))
-    tails = git_tails(change, parts, root_facts)
+    tails = paths_in_git_directories(change, parts, root_facts)
     if change.kind == SYMLINK and (in_dot_git or any(tail[0] in _OWN for tail in tails)):
         return hold("git-redirect", "a link in a git directory leads git elsewhere")
-    if in_dot_git and (strange := stranger_concern(change)) is not None:
+    if in_dot_git and (strange := unknown_name_concern(change)) is not None:
         return strange
     if len(tails) > _MOST_NESTED or any(tail[0] in _NESTING and len(tail) > _DEEPEST for tail in tails):
         return hold("git-repository", "git directories lie in each other here as nobody has them")
     worst = None
     for tail in tails:
-        for place, sure in _places(tail):
-            concern = _in_git(place, sure, change, facts, root_facts)
+        for place, sure in _possible_git_paths(tail):
+            concern = _concern_in_git(place, sure, change, facts, root_facts)
             if concern is not None and concern.held:
                 return concern
             worst = worst or concern
-    return worst if in_dot_git else worst or _stray(change, parts[-1], facts, root_facts)
+    return worst if in_dot_git else worst or _concern_outside_git(change, parts[-1], facts, root_facts)
 
 
-def _places(tail: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
+def _possible_git_paths(tail: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
     """Yield a path below a git directory, and below each that may lie in it: submodules' and work trees'.
 
     A submodule's name may have slashes, so any name below `modules` can be its last; not sure is what
@@ -198,7 +198,7 @@ def _places(tail: Sequence[str]) -> Iterator[tuple[Sequence[str], bool]]:
             sure = sure and tail[number] not in GIT_DATA_DIRECTORIES
 
 
-def _in_git(
+def _concern_in_git(
     place: Sequence[str], sure: bool, change: Change, facts: ChangeFacts, root_facts: RootFacts
 ) -> Concern | None:
     first, name = place[0], place[-1]
@@ -218,7 +218,7 @@ def _in_git(
             concern = hold("git-hook", "git runs this hook by itself")
     elif tuple(place) == ("info", "attributes") and not facts.is_unchanged:
         concern = hold("git-attributes", "tells git which files to run through its filters")
-    elif name in _UNDER_WAY.get(first, ()):
+    elif name in _FILES_OF_A_MERGE.get(first, ()):
         concern = _rebase(facts) if name == "git-rebase-todo" else _strategy(name, facts)
     elif first in _ADDRESSES and sure:
         # A file that names an address as git did before it had a configuration, and still obeys.
@@ -256,13 +256,13 @@ def _config(change: Change, facts: ChangeFacts, root_facts: RootFacts, *, sure: 
 
 def _is_own_work_tree(change: Change, values: Values, facts: ChangeFacts, root_facts: RootFacts) -> bool:
     """Return True if a submodule's configuration names a directory of the project as its work tree, or none."""
-    tails = git_tails(change, change.path.lower().split("/"), root_facts)
+    tails = paths_in_git_directories(change, change.path.lower().split("/"), root_facts)
     # Where git keeps submodules' directories, and not in another repository there.
     if not any("modules" in tail and not any(map(is_dot_git, tail)) for tail in tails):
         return False
     if not values:
         return True
-    spot = _spot(change, values[-1] or "", facts, root_facts)
+    spot = _location_of(change, values[-1] or "", facts, root_facts)
     # A work tree in a git directory would let a checkout write hooks.
     return spot is not None and not any(is_dot_git(name) for name in spot[1].lower().split("/"))
 
@@ -275,7 +275,7 @@ def _line(facts: ChangeFacts) -> str | None:
     return None if "\n" in text else text
 
 
-def _spot(change: Change, text: str, facts: ChangeFacts, root_facts: RootFacts) -> tuple[int, str] | None:
+def _location_of(change: Change, text: str, facts: ChangeFacts, root_facts: RootFacts) -> tuple[int, str] | None:
     """Return the root (number 0 is the change's own once more) and the path in it that a file's text leads to."""
     place = link_destination(directory_of(change, facts), text)
     return None if place is None else locate_in_roots(place, roots_of(facts, root_facts))
@@ -291,13 +291,13 @@ def _pointer(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> Conce
         return hold("git-redirect", "a .git file puts another repository in the place of the one that was there")
     text = _line(facts)
     if text is not None and text.startswith("gitdir: "):
-        spot = _spot(change, text.removeprefix("gitdir: "), facts, root_facts)
-        if spot is not None and _is_git_room(spot, facts, root_facts):
+        spot = _location_of(change, text.removeprefix("gitdir: "), facts, root_facts)
+        if spot is not None and _is_git_subdirectory(spot, facts, root_facts):
             return None
     return hold("git-redirect", "a .git file points git at another repository")
 
 
-def _is_git_room(spot: tuple[int, str], facts: ChangeFacts, root_facts: RootFacts) -> bool:
+def _is_git_subdirectory(spot: tuple[int, str], facts: ChangeFacts, root_facts: RootFacts) -> bool:
     """Return True if a path is where git itself keeps a work tree's or a submodule's directory."""
     number, path = spot
     names = path.lower().split("/")
@@ -357,7 +357,7 @@ def _strategy(name: str, facts: ChangeFacts) -> Concern | None:
     return hold("git-rebase", "names a program for git to merge with when it goes on")
 
 
-def _stray(change: Change, name: str, facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
+def _concern_outside_git(change: Change, name: str, facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
     """Judge a file that matters if its directory is, or becomes, a bare repository; and `.gitmodules`."""
     if name == "commondir" and change.kind == FILE:
         return _common_directory(change, facts)

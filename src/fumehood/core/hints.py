@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-from fumehood.core.masks import is_in, masks, reason
+from fumehood.core.masks import is_in, make_masks, mask_reason
 from fumehood.core.report import CPU, FILE_SIZE, FILES, LEFT_PROCESS, PROCESSES, Blocked, limit_reached
 
 TYPE_CHECKING = False
@@ -27,7 +27,7 @@ _ABSENT = re.compile(r"No such file|ENOENT|Permission denied|EACCES|not found|ca
 _CONNECTING = re.compile(r"connect|ECONNREFUSED|socket|daemon|bus\b|agent\b", re.IGNORECASE)
 _IN_VAIN = re.compile(r"no such|refused|denied|fail|error|ENOENT|can(?:no|')t|could|unable|\bnot\b", re.IGNORECASE)
 _SOCKET = re.compile(r"\.sock\b|\.s\.PGSQL\.|^/(?:var/)?run/")
-_NAMELESS = (
+_SERVICES = (
     (re.compile(r"Failed to connect to (?:user |system )?(?:scope )?bus|D-Bus", re.IGNORECASE), "D-Bus"),
     (re.compile(r"connection to your authentication agent|Error connecting to agent", re.IGNORECASE), "ssh-agent"),
     (re.compile(r"can(?:not|'t) open display", re.IGNORECASE), "the display"),
@@ -55,7 +55,7 @@ _OVERLAID = (
 _NO_SOCKETS = "services of this machine are out of a command's reach; start one in the command, or run it outside"
 
 
-def suspected(
+def suspected_causes(
     printed: str, exit_code: int, policy: Policy, home: str, moved: Sequence[str] = (), closed: Sequence[str] = ()
 ) -> tuple[Blocked, ...]:  # fmt: skip
     """Return what a failed command seems to have met.
@@ -71,14 +71,14 @@ def suspected(
         Blocked(what=what, detail=detail, hint=hint)
         for words, what, detail, hint in _OVERLAID if any(words.search(line) for line in lines)
     ]  # fmt: skip
-    hidden = _hidden(lines, policy, home, moved, closed)
-    return tuple(dict.fromkeys([*reached, *overlaid, *hidden, *_sockets(lines, home)]))
+    hidden = _masked_paths(lines, policy, home, moved, closed)
+    return tuple(dict.fromkeys([*reached, *overlaid, *hidden, *_refused_sockets(lines, home)]))
 
 
-def _hidden(
+def _masked_paths(
     lines: Iterable[str], policy: Policy, home: str, moved: Sequence[str], closed: Sequence[str]
 ) -> Iterator[Blocked]:
-    masked = masks([home], (), policy.mask, policy.unmask, root=True)
+    masked = make_masks([home], (), policy.mask, policy.unmask, root=True)
     moved = [path for path in moved if path not in masked.shown]
     hidden = (*masked.hidden, *moved, *closed)
     seen: list[str] = []
@@ -86,23 +86,23 @@ def _hidden(
         if path not in seen and is_in(path, hidden):
             seen.append(path)
     for path in seen[:_MOST_OF_A_KIND]:
-        why = reason(path, home) if is_in(path, masked.hidden) else "only root may read it"
+        why = mask_reason(path, home) if is_in(path, masked.hidden) else "only root may read it"
         why = "a variable says that credentials are there" if is_in(path, moved) else why
         hint = f"hidden from commands ({why}); to show it, add it to unmask (fumehood config path)"
         yield Blocked(what="mask", detail=path, hint=hint)
 
 
-def _sockets(lines: Iterable[str], home: str) -> Iterator[Blocked]:
+def _refused_sockets(lines: Iterable[str], home: str) -> Iterator[Blocked]:
     about = [line for line in lines if _CONNECTING.search(line)]
     # A server of the command's own says where it listens, too.
     in_vain = (line for line in about if _IN_VAIN.search(line))
     named = [path for path in _paths(in_vain, home) if _SOCKET.search(path)]
-    named += [name for line in about for words, name in _NAMELESS if words.search(line)]
+    named += [name for line in about for words, name in _SERVICES if words.search(line)]
     for name in list(dict.fromkeys(named))[:_MOST_OF_A_KIND]:
         yield Blocked(what="socket", detail=name, hint=_NO_SOCKETS)
 
 
-def missed_devices(printed: str) -> tuple[str, ...]:
+def missing_devices(printed: str) -> tuple[str, ...]:
     """Return the devices that a failed command named and did not find."""
     lines = [line for line in _last_lines(printed) if _ABSENT.search(line)]
     return tuple(dict.fromkeys(path for path in _paths(lines, "/") if path.startswith("/dev/")))[:_MOST_OF_A_KIND]
@@ -142,9 +142,9 @@ def refused_writes(
     `home` is a home that is out of sight but for its tools. `is_limited` tells that whoever ran it let it write less
     than the project has. `helping` returns which path a printed one means, and what to type to have it written there.
     """
-    lines = [_colourless(line) for line in _last_lines(text)]
+    lines = [_without_colours(line) for line in _last_lines(text)]
     named = dict.fromkeys(
-        path for line in lines if _READ_ONLY.search(line) for path in _refused_in(line, (*writable, _TMP))
+        path for line in lines if _READ_ONLY.search(line) for path in _paths_refused_in(line, (*writable, _TMP))
     )
     if any(_NO_ROOM_FOR_OBJECTS in line for line in lines):
         named |= dict.fromkeys(match[1] for line in lines if (match := _PUSHED_TO.search(line)))
@@ -161,7 +161,7 @@ def refused_writes(
     return tuple(blocked)
 
 
-def _refused_in(line: str, writable: Sequence[str]) -> list[str]:
+def _paths_refused_in(line: str, writable: Sequence[str]) -> list[str]:
     """Find the paths that a complaint is about; of several, those that can't be written."""
     if any(words in line for words in _OF_APK):
         return ["/lib/apk/db"]
@@ -200,7 +200,7 @@ _IN_NAMES = "._-+@%~$"  # before a path, these make it a part of a longer one
 _AFTER = ".,;:!?)]}>'\"`\u2019\u201d»/"  # belongs to the sentence and not to the path
 
 
-def unseen_paths(
+def hidden_paths_named(
     text: str, homes: Sequence[str], is_hidden: Callable[[str], bool], folder: str = ""
 ) -> tuple[str, ...]:
     """Return the hidden paths that a complaint names, the first ones; `~` means the first of the homes.
@@ -217,8 +217,8 @@ def unseen_paths(
     for line in _last_lines(text):
         if not any(words in line.lower() for words in _MISSING_FILE):
             continue
-        for ways in _named(_colourless(line), starts):
-            for path in _likeliest(ways, below, is_in_home=any(words in line for words in _MAKING)):
+        for ways in _readings_of_paths(_without_colours(line), starts):
+            for path in _paths_and_parents(ways, below, is_in_home=any(words in line for words in _MAKING)):
                 if path not in asked:
                     if len(asked) == _MOST_ASKED:
                         return tuple(paths)
@@ -231,25 +231,25 @@ def unseen_paths(
     return tuple(paths)
 
 
-def missed_words(text: str, complaints: Sequence[str] = _MISSING_FILE) -> tuple[str, ...]:
+def words_of_complaints(text: str, complaints: Sequence[str] = _MISSING_FILE) -> tuple[str, ...]:
     """Return the words of complaints that something is not there, or of others: one of them may be its name."""
     words: dict[str, None] = {}
     for line in _last_lines(text):
         if any(each in line.lower() for each in complaints):
-            for word in _colourless(line).split():
+            for word in _without_colours(line).split():
                 words[word.strip("".join(_QUOTES) + _AFTER)] = None
     return tuple(word for word in words if word)[:_MOST_ASKED]
 
 
-def _colourless(line: str) -> str:
+def _without_colours(line: str) -> str:
     """Return a line without what changes a terminal's colours."""
     first, *others = line.split("\x1b[")
     return first + "".join(other[1:] if other[:1] == "m" else other.lstrip("0123456789;:")[1:] for other in others)
 
 
-def _named(line: str, starts: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
+def _readings_of_paths(line: str, starts: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
     """Yield for each path that a line names the ways to read it, the likeliest first."""
-    for at, start, home in _begins(line, starts):
+    for at, start, home in _path_starts(line, starts):
         rest = line[at + len(start) :]
         printable = next((number for number, letter in enumerate(rest) if letter < " "), len(rest))
         rest = rest[:printable]
@@ -260,7 +260,7 @@ def _named(line: str, starts: Sequence[tuple[str, str]]) -> Iterator[list[str]]:
         yield [os.path.normpath(home + path) for path in ways]
 
 
-def _likeliest(paths: Sequence[str], homes: tuple[str, ...], *, is_in_home: bool) -> list[str]:
+def _paths_and_parents(paths: Sequence[str], homes: tuple[str, ...], *, is_in_home: bool) -> list[str]:
     """Return those of some paths that lie in a home, then their directories, also those right in it if that is said."""
     inside = [path for path in paths if path.startswith(homes)]
     folders = [os.path.dirname(path) for path in inside]
@@ -269,7 +269,7 @@ def _likeliest(paths: Sequence[str], homes: tuple[str, ...], *, is_in_home: bool
     ]
 
 
-def _begins(line: str, starts: Sequence[tuple[str, str]]) -> list[tuple[int, str, str]]:
+def _path_starts(line: str, starts: Sequence[tuple[str, str]]) -> list[tuple[int, str, str]]:
     """Return where a line has a path in it: where, how it begins there, and which directory that means."""
     begins: list[tuple[int, str, str]] = []
     for start, home in starts:
@@ -309,7 +309,7 @@ _REGISTRIES = (
 _MOST_HOSTS, _LONGEST = 5, 160  # hosts that are told of, and letters of a name
 
 
-def unreached(connections: Sequence[Connection]) -> tuple[Blocked, ...]:
+def unreached_hosts(connections: Sequence[Connection]) -> tuple[Blocked, ...]:
     """Tell a command that failed which of its hosts were granted and not reached: programs seldom say why."""
     from fumehood.core.hosts import with_port
 
@@ -366,7 +366,7 @@ def _is_here(host: str) -> bool:
 _ENDED = ("Z", "X")
 
 
-def left_behind(processes: Sequence[str]) -> tuple[Blocked, ...]:
+def processes_left_behind(processes: Sequence[str]) -> tuple[Blocked, ...]:
     """Name the processes that a command's shell left behind; each is the line that the kernel tells of it."""
     names = []
     for line in processes:

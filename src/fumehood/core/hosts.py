@@ -81,7 +81,7 @@ class HostRule(Value):
         return self.name.startswith("*.") and other.name.endswith(self.name[1:])
 
 
-def parse(text: str) -> HostRule:
+def parse_host(text: str) -> HostRule:
     """Read one entry: `host`, `host:port`, `host:from-to`, `*.example.org`, `10.0.0.0/8`, `[::1]:80`."""
     if "://" in text:
         raise _bad(text, "it is a web address; name its host alone")
@@ -98,7 +98,7 @@ def parse(text: str) -> HostRule:
             raise _bad(text, str(error)) from error
     below = host.startswith("*.")
     try:
-        name = canonical(host[2:] if below else host)
+        name = canonical_host(host[2:] if below else host)
     except ValueError as error:
         raise _bad(text, str(error)) from error
     address = as_address(name)
@@ -111,12 +111,12 @@ def parse(text: str) -> HostRule:
 
 def _bad(text: str, why: str) -> BadRequest:
     return BadRequest(
-        f"{printed(text)!r} is not a host: {why}",
+        f"{printable_host(text)!r} is not a host: {why}",
         hint="for example pypi.org, pypi.org:443, *.example.org, 10.0.0.0/8, [::1]:8080",
     )
 
 
-def printed(text: str) -> str:
+def printable_host(text: str) -> str:
     """Make a host that anybody may have sent fit for one line of a report."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:300])
 
@@ -156,18 +156,18 @@ class PortError(ValueError):
 def port_number(text: str) -> int:
     """Read a port; raises PortError."""
     if not (text.isascii() and text.isdigit() and len(text) <= 5 and PORTS[0] <= int(text) <= PORTS[1]):
-        raise PortError(f"{printed(text)!r} is not a port")
+        raise PortError(f"{printable_host(text)!r} is not a port")
     return int(text)
 
 
-def canonical(host: str) -> str:
+def canonical_host(host: str) -> str:
     """Return a host in its one form; raises ValueError where it is none, or could mean two things."""
     if any(not letter.isprintable() or letter.isspace() for letter in host):
         raise ValueError("there is a control character or a space in it")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     if ":" in host:
-        return str(_plain(_address(host)))
+        return str(_unwrapped(_address(host)))
     name = host.removesuffix(".")
     if not name.isascii():
         # First of all: letters that map to digits and dots are then judged as what they become.
@@ -212,7 +212,7 @@ def _address(text: str) -> Address:
         raise ValueError("it is not an address") from error
 
 
-def _plain(address: Address) -> Address:
+def _unwrapped(address: Address) -> Address:
     """Return the IPv4 address that an IPv6 one only wraps."""
     mapped = getattr(address, "ipv4_mapped", None)
     return address if mapped is None else mapped
@@ -223,12 +223,12 @@ def as_address(host: str) -> Address | None:
     if ":" not in host and not host[-1:].isdigit():
         return None
     try:
-        return _plain(ipaddress.ip_address(host))
+        return _unwrapped(ipaddress.ip_address(host))
     except ValueError:
         return None
 
 
-def authority(text: str, default_port: int | None = None) -> tuple[str, int]:
+def parse_authority(text: str, default_port: int | None = None) -> tuple[str, int]:
     """Read `host:port` as a request has it; raises ValueError, without a word of it. User names in it are refused."""
     if "@" in text:
         raise ValueError("there is a user name in it")
@@ -238,9 +238,9 @@ def authority(text: str, default_port: int | None = None) -> tuple[str, int]:
     if not port:
         if default_port is None or text.endswith(":"):
             raise ValueError("it names no port")
-        return canonical(host), default_port
+        return canonical_host(host), default_port
     try:
-        return canonical(host), port_number(port)
+        return canonical_host(host), port_number(port)
     except PortError as error:
         raise ValueError("its port is not a number from 1 to 65535") from error
 
@@ -254,11 +254,11 @@ class Hosts:
     """A list of hosts a command may reach."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self.rules = [parse(text) for text in texts]
+        self.rules = [parse_host(text) for text in texts]
 
     def add(self, text: str) -> None:
         """Allow one more; any thread may, while others look."""
-        self.rules.append(parse(text))
+        self.rules.append(parse_host(text))
 
     def allow(self, host: str, port: int) -> bool:
         """Return True if a host in its one form may be reached at a port."""
@@ -273,12 +273,12 @@ class Hosts:
         return any(mine.covers(rule) for mine in self.rules)
 
 
-def special(address: Address) -> str:
+def special_kind(address: Address) -> str:
     """Say what is special about an address, or nothing where it is a public one."""
     addresses: list[Address] = [address]
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
-            return special(address.ipv4_mapped)
+            return special_kind(address.ipv4_mapped)
         # And the IPv4 addresses that a translator on the way would send this one to.
         addresses += [] if address.sixtofour is None else [address.sixtofour]
         addresses += address.teredo or ()
@@ -323,7 +323,7 @@ def forwards(hosts: tuple[str, ...], noticed: tuple[tuple[str, int], ...] = ()) 
     return tuple(named.values())
 
 
-def by_proxy(hosts: tuple[str, ...]) -> tuple[str, ...]:
+def names_for_proxy(hosts: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of this machine that lead to the proxy: too many of its ports were named to forward each."""
     wide = [addresses for _, addresses, (first, last) in _own(hosts) if last - first >= _FEW]
     named = [address for addresses in wide for address in addresses]
@@ -333,7 +333,7 @@ def by_proxy(hosts: tuple[str, ...]) -> tuple[str, ...]:
 def _own(hosts: tuple[str, ...]) -> list[tuple[str, tuple[str, ...], tuple[int, int]]]:
     """Return this machine's names and addresses that were named, with their ports."""
     own: list[tuple[str, tuple[str, ...], tuple[int, int]]] = []
-    for rule in map(parse, hosts):
+    for rule in map(parse_host, hosts):
         if rule.name in LOOPBACK_NAMES:
             own.append((rule.name, ("127.0.0.1", "::1"), rule.ports))
         elif rule.network is not None and rule.network.is_loopback:
@@ -346,7 +346,8 @@ def direct_ports(hosts: tuple[str, ...]) -> tuple[int, ...]:
 
     A command can't have the usual ones for itself.
     """
-    named = [rule.ports[0] for rule in map(parse, hosts) if rule.ports[0] == rule.ports[1] and not _own((rule.text,))]
+    one_port = (rule for rule in map(parse_host, hosts) if rule.ports[0] == rule.ports[1])
+    named = [rule.ports[0] for rule in one_port if not _own((rule.text,))]
     return tuple(dict.fromkeys([*_USUAL, *named]))[:_MOST_FORWARDS]
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
-_OWN = ("programs", "state", "credentials", "arguments", "around", "own_lines")
+_AGENT_KEYS = ("programs", "state", "credentials", "arguments", "around", "own_lines")
 
 
 class Agent(Value):
@@ -158,8 +158,8 @@ def known_agents(own: Iterable[Mapping[str, Any]]) -> dict[str, Agent]:
     agents = {each.name: each for each in SHIPPED_AGENTS}
     for table in own:
         before = agents.get(table["name"]) or Agent(name=table["name"])
-        added = {name: (*getattr(before, name), *table.get(name, ())) for name in _OWN}
-        settings = {name: value for name, value in table.items() if name not in ("name", *_OWN)}
+        added = {name: (*getattr(before, name), *table.get(name, ())) for name in _AGENT_KEYS}
+        settings = {name: value for name, value in table.items() if name not in ("name", *_AGENT_KEYS)}
         agents[before.name] = before.replace(**added).with_more(settings)
     return agents
 
@@ -169,8 +169,8 @@ def known_agents(own: Iterable[Mapping[str, Any]]) -> dict[str, Agent]:
 ASK = "ask"
 HOST, SHOW, WRITE = "host", "show", "write"  # what is asked for, for later commands
 BEGAN, ENDED = "command-began", "command-ended"  # what the shells of an agent say, where each command is a run
-LONGEST = 4096  # bytes of a request: what a pipe takes in one piece
-APART = "\x1f"  # between the words of a request
+LONGEST_REQUEST = 4096  # bytes of a request: what a pipe takes in one piece
+WORD_SEPARATOR = "\x1f"  # between the words of a request
 MOST_WORDS = 62  # of a request, less who asks and where
 TOO_MUCH = "that is too much to ask for at once"
 _LONGEST_REASON = 300
@@ -204,14 +204,14 @@ _VERBS: dict[str, tuple[bool, bool, tuple[str, ...]]] = {
     "output": (True, False, ()), "undo": (True, True, ()), "redo": (True, True, ()), "ps": (False, False, ()),
     "stop": (True, False, ()), "checkpoint": (True, False, ()), "status": (False, False, ()),
 }  # fmt: skip
-_A_PERSONS = frozenset((
+_ONLY_FOR_A_PERSON = frozenset((
     "acp", "agent", "apply", "best", "clean", "config", "discard", "doctor", "draft", "export", "files", "fleet",
     "forward", "grants", "hook", "import", "mcp", "playground", "projects", "restore", "review", "rootfs", "roots",
     "scan", "setup", "shell", "tool", "watch", "web", "worker", "workspace",
 ))  # fmt: skip
 
 
-class Widening(Value):
+class AccessRequest(Value):
     """Something that an agent asks to be allowed, and why, in its own words."""
 
     what: str
@@ -219,33 +219,33 @@ class Widening(Value):
     reason: str = ""
 
 
-def asker(line: bytes) -> str:
+def asker_of(line: bytes) -> str:
     """Return who waits for the answer to a request, whatever else is wrong with it; nobody has the number 0."""
-    head = line.partition(APART.encode())[0]
+    head = line.partition(WORD_SEPARATOR.encode())[0]
     return head.decode() if head.isdigit() and len(head) < _LONGEST_NUMBER else "0"
 
 
-def parsed(line: bytes) -> tuple[str, str, list[str]]:
+def split_request(line: bytes) -> tuple[str, str, list[str]]:
     """Split a request as it came through the pipe: who waits for the answer, the directory, the words."""
-    words = os.fsdecode(line).split(APART)
-    if len(line) > LONGEST or len(words) > 2 + MOST_WORDS:
-        raise BadRequest(TOO_MUCH, hint=f"{MOST_WORDS} words and {LONGEST} bytes at most")
-    if len(words) < 2 or asker(line) != words[0]:
+    words = os.fsdecode(line).split(WORD_SEPARATOR)
+    if len(line) > LONGEST_REQUEST or len(words) > 2 + MOST_WORDS:
+        raise BadRequest(TOO_MUCH, hint=f"{MOST_WORDS} words and {LONGEST_REQUEST} bytes at most")
+    if len(words) < 2 or asker_of(line) != words[0]:
         raise BadRequest("the request can't be read", hint="fumehood --help")
     if "\0" in "".join(words):
         raise BadRequest("a word has a NUL in it", hint="fumehood --help")
     return words[0], words[1], words[2:]
 
 
-def is_of_a_shell(line: bytes) -> bool:
+def is_shell_notice(line: bytes) -> bool:
     """Return True if a request says that a command begins or ends."""
-    return line.split(APART.encode(), 3)[2:3] in ([BEGAN.encode()], [ENDED.encode()])
+    return line.split(WORD_SEPARATOR.encode(), 3)[2:3] in ([BEGAN.encode()], [ENDED.encode()])
 
 
-def checked(words: Sequence[str], whole: Callable[[str], str]) -> list[str]:
+def checked_words(words: Sequence[str], whole: Callable[[str], str]) -> list[str]:
     """Return what our own command line is told, for a request that is allowed; `whole` makes a path absolute."""
     verb, *rest = words
-    if verb in _A_PERSONS:
+    if verb in _ONLY_FOR_A_PERSON:
         raise Refused(f"only a person may do that: fumehood {verb}", hint="ask the person to type it outside the hood")
     if verb == "run":
         raise BadRequest("this is the hood already", hint="type the command itself")
@@ -281,7 +281,7 @@ def _options_and_names(verb: str, words: Sequence[str], with_value: Sequence[str
     return options, names
 
 
-def widenings(words: Sequence[str], whole: Callable[[str], str]) -> list[Widening]:
+def access_requests(words: Sequence[str], whole: Callable[[str], str]) -> list[AccessRequest]:
     """Return what `fumehood ask` asks for; `whole` makes a path absolute."""
     asked: list[tuple[str, str]] = []
     reason = ""
@@ -300,9 +300,9 @@ def widenings(words: Sequence[str], whole: Callable[[str], str]) -> list[Widenin
         elif not word or word.startswith("-"):
             raise BadRequest(f"fumehood ask does not take {word!r}", hint="fumehood --help")
         else:
-            from fumehood.core.hosts import parse
+            from fumehood.core.hosts import parse_host
 
-            asked.append((HOST, parse(word).text))
+            asked.append((HOST, parse_host(word).text))
     if not asked:
         raise BadRequest("ask for what?", hint="fumehood ask HOST, ask --show PATH, ask --write DIR")
-    return [Widening(what=what, target=target, reason=reason) for what, target in dict.fromkeys(asked)]
+    return [AccessRequest(what=what, target=target, reason=reason) for what, target in dict.fromkeys(asked)]

@@ -120,7 +120,9 @@ class Masks(Value):
     in_roots: tuple[str, ...] = ()
 
 
-def masks(homes: Sequence[str], own: Iterable[str], mask: Iterable[str], unmask: Iterable[str], *, root: bool) -> Masks:
+def make_masks(
+    homes: Sequence[str], own: Iterable[str], mask: Iterable[str], unmask: Iterable[str], *, root: bool
+) -> Masks:
     """Put together what a command may not read; the first of the homes is the one that `~` means.
 
     A person's path begins with `/` or `~/`, or is relative: then it is meant below every root, like `.env`.
@@ -184,7 +186,7 @@ def innermost(path: str, directories: Container[str]) -> str | None:
     return "/" if "/" in directories else None
 
 
-def ways_to(paths: Iterable[str]) -> frozenset[str]:
+def with_parents(paths: Iterable[str]) -> frozenset[str]:
     """Return some paths and every directory around them."""
     ways = {"/"}
     for path in paths:
@@ -195,12 +197,12 @@ def ways_to(paths: Iterable[str]) -> frozenset[str]:
     return frozenset(ways)
 
 
-def inside(paths: Iterable[str], directories: Sequence[str]) -> tuple[str, ...]:
+def paths_inside(paths: Iterable[str], directories: Sequence[str]) -> tuple[str, ...]:
     """Return those paths that lie inside one of some directories."""
     return tuple(path for path in paths if any(is_below(path, one) for one in directories))
 
 
-def reason(path: str, home: str) -> str:
+def mask_reason(path: str, home: str) -> str:
     """Say why a path is masked, for a person who asks."""
     for prefix, table in ((f"{home}/", HOME), ("", OUTSIDE), ("", SYSTEM), ("", PROC)):
         for entry, why in table:

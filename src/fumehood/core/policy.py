@@ -327,9 +327,9 @@ def decide_network(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network
         return Network(mode=FULL)
     if mode == FULL:
         return Network(mode=FULL, to_ask=(EVERY_HOST,))
-    from fumehood.core.hosts import Hosts, parse
+    from fumehood.core.hosts import Hosts, parse_host
 
-    granted, requested = Hosts(policy.hosts), [parse(host) for host in hosts]
+    granted, requested = Hosts(policy.hosts), [parse_host(host) for host in hosts]
     all_hosts = tuple(dict.fromkeys([*policy.hosts, *(rule.text for rule in requested)]))
     return Network(
         mode=HOSTS if all_hosts else NONE, hosts=all_hosts, asks=policy.network == ASK,

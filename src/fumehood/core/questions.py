@@ -7,7 +7,7 @@ from fumehood.core.inside import HOST, SHOW
 from fumehood.core.policy import EVERY_HOST, FULL
 from fumehood.core.request import shell_quote as word
 from fumehood.core.value import Value
-from fumehood.core.wording import MOST_ITEMS, MOST_OF_A_NAME, WIDTH, Item, listed, quoted, wrapped
+from fumehood.core.wording import MOST_ITEMS, MOST_OF_A_NAME, WIDTH, Item, item_lines, quote, wrap
 from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
@@ -109,23 +109,23 @@ class Question(Value):
     @property
     def denial(self) -> str:
         """The message for a no."""
-        return f"Permission denied: {quoted(self.text.removesuffix('?'))}"
+        return f"Permission denied: {quote(self.text.removesuffix('?'))}"
 
 
 def question_lines(question: Question, width: int = WIDTH, sign: str = "") -> tuple[str, ...]:
     """Return the lines of a question for a window of this width; `sign` is put before the first words."""
     fixed, colon, foreign = question.text.partition(": ")
-    texts = [f"{sign}{fixed}? {quoted(foreign.removesuffix('?'))}" if colon else f"{sign}{quoted(question.text)}"]
+    texts = [f"{sign}{fixed}? {quote(foreign.removesuffix('?'))}" if colon else f"{sign}{quote(question.text)}"]
     texts += [_QUOTED_NOTE] if colon else []
     if question.command not in question.text:
-        texts.append(f"command: {quoted(question.command, MOST_OF_A_NAME)}")
-    texts.append(f"directory: {quoted(question.directory, MOST_OF_A_NAME)}")
-    texts += listed(question.items, seen_by=f"fumehood show {question.run}" if question.what == APPLY_HELD else "")
+        texts.append(f"command: {quote(question.command, MOST_OF_A_NAME)}")
+    texts.append(f"directory: {quote(question.directory, MOST_OF_A_NAME)}")
+    texts += item_lines(question.items, seen_by=f"fumehood show {question.run}" if question.what == APPLY_HELD else "")
     if question.what != NETWORK or not question.items:
-        texts += [quoted(each, MOST_OF_A_NAME) for each in question.details[:MOST_ITEMS]]
+        texts += [quote(each, MOST_OF_A_NAME) for each in question.details[:MOST_ITEMS]]
     foreign_texts = (foreign, question.command, question.directory, *(item.name for item in question.items))
-    texts += [_ESCAPES_NOTE] if any(quoted(each) != each for each in foreign_texts) else []
-    first, *others = (wrapped(each, width - _INDENT * (number > 0)) for number, each in enumerate(texts))
+    texts += [_ESCAPES_NOTE] if any(quote(each) != each for each in foreign_texts) else []
+    first, *others = (wrap(each, width - _INDENT * (number > 0)) for number, each in enumerate(texts))
     return (*first, *(f"{' ' * _INDENT}{line}" for each in others for line in each))
 
 
@@ -161,10 +161,10 @@ def network_question(
 
 def _host_item(text: str) -> Item:
     """Return a host as an item, in the form in which it is compared: letters of other alphabets look like ours."""
-    from fumehood.core.hosts import LOOPBACK_NAMES, parse, special
+    from fumehood.core.hosts import LOOPBACK_NAMES, parse_host, special_kind
 
     try:
-        rule = parse(text)
+        rule = parse_host(text)
     except BadRequest:
         return Item(name=text, kind=("host that can't be read", "hosts that can't be read"), danger=0)
     name = text if text.isascii() else f"{rule.name} (written {text})"
@@ -174,7 +174,7 @@ def _host_item(text: str) -> Item:
         return Item(name=name, kind=("port of this machine",) * 2, danger=0, after="this machine itself")
     if rule.network is not None:
         # A name that resolves to such an address is refused: clouds give out keys at addresses that are not public.
-        kind = special(rule.network.network_address)
+        kind = special_kind(rule.network.network_address)
         what = f"not public: {kind}" if kind else "an address, not a name"
         return Item(name=name, kind=("address", "addresses"), danger=1, after=what)
     if rule.name.startswith("*."):

@@ -532,9 +532,9 @@ def append_report(output: str, report_lines: Sequence[str], mark: str) -> str:
 
 def output_for_model(text: str, mark: str) -> str:
     """Return what a command printed, with invisible letters escaped, and cut in the middle if it is long."""
-    from fumehood.core.wording import visible
+    from fumehood.core.wording import make_visible
 
-    text = visible(text, mark)
+    text = make_visible(text, mark)
     if len(text) <= MODEL_OUTPUT:
         return text
     half = MODEL_OUTPUT // 2

@@ -1,7 +1,7 @@
-"""What a line for a shell runs, told from its text: no reading of the shell's whole grammar.
+"""Find the programs that a shell line runs, from its text and without the shell's whole grammar.
 
-`simple` is strict: what is not surely one program is not simple, whatever a shell would make of it. `programs` finds
-rather more than is there than less.
+`simple_command` is strict: a line is only simple if it certainly runs one program. `programs` may find more programs
+than there are, rather than fewer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Only of these can be said ahead which program will run, so only for these a permission may be kept.
 
 # What a shell reads as more than a letter of a word, outside of quotes.
-_MEANING = frozenset("|&;<>()$`#!\n\r")
+_SPECIAL_LETTERS = frozenset("|&;<>()$`#!\n\r")
 _PROGRAM = LETTERS | DIGITS | frozenset("@%+:,./-_")
 _BUILT_IN = table_of(
     """. : [ alias bg break case cd command continue coproc do done elif else esac eval exec exit export fc fg fi for
@@ -36,7 +36,7 @@ _RUNS_OTHERS = table_of(
 )
 
 
-class Simple(Value):
+class SimpleCommand(Value):
     """A simple command: the program as it was written, its arguments, and the directory that it names, if it does."""
 
     program: str
@@ -44,7 +44,7 @@ class Simple(Value):
     arguments: tuple[str, ...] = ()
 
 
-def simple(command: str | tuple[str, ...]) -> Simple | None:
+def simple_command(command: str | tuple[str, ...]) -> SimpleCommand | None:
     """Return what a simple command runs, or None where that can't be told."""
     if not isinstance(command, str):
         return _one_program(command)
@@ -62,18 +62,18 @@ def simple(command: str | tuple[str, ...]) -> Simple | None:
     return None if program is None else program.replace(directory=directory)
 
 
-def may_be_kept(program: str) -> bool:
+def may_keep_permission(program: str) -> bool:
     """Return True if a program, resolved, does only what it is: shells, interpreters and their like run anything."""
     name = program.rpartition("/")[2]
     stem = name.rstrip("0123456789.-")  # python3.12, lua5.4
     return not ({name, stem} & _RUNS_OTHERS or name.startswith(("ld-linux", "ld-musl")))
 
 
-def _one_program(words: Sequence[str]) -> Simple | None:
+def _one_program(words: Sequence[str]) -> SimpleCommand | None:
     program, *arguments = words
     if not _is_plain(program) or program in _BUILT_IN or program.startswith("-"):
         return None
-    return Simple(program=program, arguments=tuple(arguments))
+    return SimpleCommand(program=program, arguments=tuple(arguments))
 
 
 def _is_plain(word: str) -> bool:
@@ -97,7 +97,7 @@ def _words(line: str) -> list[str] | None:
             if next(pieces, None) != ("", "&", True) or next(pieces, ("", "", True))[1] not in (" ", "\t"):
                 return None
             words.append("&&")
-        elif not is_sure or not text.isprintable() or (not quote and text in _MEANING):
+        elif not is_sure or not text.isprintable() or (not quote and text in _SPECIAL_LETTERS):
             return None
         else:
             word = (word or "") + (f"'{text}'" if quote and not _is_plain(text) else text)

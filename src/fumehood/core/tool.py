@@ -86,10 +86,10 @@ def definition(form: str, mark: str = "", extra: str = "") -> dict[str, Any]:
 
     `mark` is that of the `Sandbox` whose runs the model will be told of; `extra` is added to the description.
     """
-    return _shaped(form, NAME, description(mark, extra), RUN_COMMAND.schema, TITLE)
+    return _in_format(form, NAME, description(mark, extra), RUN_COMMAND.schema, TITLE)
 
 
-def _shaped(form: str, name: str, words: str, parameters: dict[str, Any], title: str = "") -> dict[str, Any]:
+def _in_format(form: str, name: str, words: str, parameters: dict[str, Any], title: str = "") -> dict[str, Any]:
     if form not in FORMATS:
         raise BadRequest(f"there is no format {form!r} for tools", hint=f"one of: {', '.join(FORMATS)}")
     over = len(words) - LONGEST_FOR_OPENAI
@@ -144,7 +144,7 @@ _WHOLE = "whole"
 _VERSION = re.compile(r"\d+(?:\.\d+)+[0-9A-Za-z.+_-]*")
 
 
-def script(remembered: Iterable[str] = ()) -> str:
+def facts_script(remembered: Iterable[str] = ()) -> str:
     """Return the shell script that tells, a line a fact: a key, a tab, a value.
 
     Versions come last, behind a line that says all else was told: to start every program takes seconds, and one that
@@ -184,7 +184,7 @@ def script(remembered: Iterable[str] = ()) -> str:
     return "\n".join([*lines, "true"])
 
 
-def parsed(output: str, remembered: Mapping[str, str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
+def parse_facts(output: str, remembered: Mapping[str, str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the facts that the script printed, and the versions of programs by what identifies their files.
 
     Nothing where it did not get as far as the versions; a program that was not asked by then has none.
@@ -283,7 +283,7 @@ def _shell(facts: Mapping[str, Any]) -> str:
     return f"{said}; {others} {'are' if ', ' in others else 'is'} there too" if others else said
 
 
-def limits_told(amounts: Mapping[str, float | None]) -> dict[str, str]:
+def format_limits(amounts: Mapping[str, float | None]) -> dict[str, str]:
     """Return the limits that are set, by name, as a person says them."""
     return {name: format_amount(name, amount) for name, amount in amounts.items() if amount}
 
@@ -334,7 +334,7 @@ class Template(Value):
             if name not in values:
                 raise BadRequest(f"{self.name} needs {name}", hint=self.properties[name].get("description", ""))
         for name, value in values.items():
-            wrong = _wrong(value, self.properties[name])
+            wrong = _expected_value(value, self.properties[name])
             if wrong:
                 raise BadRequest(f"{name} must be {wrong}, not {value!r:.100}", hint="as the tool's schema says")
         return values
@@ -344,7 +344,7 @@ class Template(Value):
         values, line = self.checked(arguments), self.command
         for name in self.properties:
             if name not in values:
-                line = re.sub(_alone(name), "", line)
+                line = re.sub(_omitted_word(name), "", line)
         return _PLACE.sub(lambda place: f"{{{place[1]}}}" if place[1] else _words(values[place[2]]), line)
 
 
@@ -361,13 +361,13 @@ def _words(value: Any) -> str:
     return shell_quote(str(int(value)) if is_whole else str(value), always=True)
 
 
-def templates(tables: Iterable[Mapping[str, Any]]) -> dict[str, Template]:
+def templates_by_name(tables: Iterable[Mapping[str, Any]]) -> dict[str, Template]:
     """Return the tools that a policy has, by name; where two have one name, the later counts: the project's own."""
     tools = {}
     for table in tables:
-        for key, message, hint in problems(table):
+        for key, message, hint in template_problems(table):
             raise BadRequest(f"the tool {table.get('name', '')!r}: {key} {message}", hint=hint)
-        schema = table.get("schema") or _assumed(table["command"])
+        schema = table.get("schema") or _default_schema(table["command"])
         tools[table["name"]] = Template(
             name=table["name"], description=table["description"], command=table["command"],
             properties=schema.get("properties", {}), required=tuple(schema.get("required", ())),
@@ -375,13 +375,13 @@ def templates(tables: Iterable[Mapping[str, Any]]) -> dict[str, Template]:
     return tools
 
 
-def _assumed(command: str) -> dict[str, Any]:
+def _default_schema(command: str) -> dict[str, Any]:
     """Return the schema of a template that has none: every placeholder is a text that is needed."""
     names = list(dict.fromkeys(place[2] for place in _PLACE.finditer(command) if place[2]))
     return {"properties": {name: {"type": "string"} for name in names}, "required": names}
 
 
-def problems(table: Mapping[str, Any]) -> Iterator[Problem]:
+def template_problems(table: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield what is wrong with a template."""
     name, command = table.get("name", ""), table.get("command", "")
     if not _TOOL_NAME.fullmatch(name):
@@ -391,7 +391,7 @@ def problems(table: Mapping[str, Any]) -> Iterator[Problem]:
     of_schema = list(_schema_problems(table.get("schema", {})))
     yield from of_schema
     if not of_schema:
-        yield from _command_problems(command, table.get("schema") or _assumed(command))
+        yield from _command_problems(command, table.get("schema") or _default_schema(command))
 
 
 def _command_problems(command: str, schema: Mapping[str, Any]) -> Iterator[Problem]:
@@ -407,14 +407,14 @@ def _command_problems(command: str, schema: Mapping[str, Any]) -> Iterator[Probl
         if each["type"] == "array" and len(re.findall(rf"(?<!\S)\{{{name}\}}(?!\S)", command)) != names.count(name):
             yield "command", f"has {{{name}}}, a list, beside other text", "a list stands between blanks"
         may_lack = name not in needed and "default" not in each
-        if may_lack and len(re.findall(_alone(name), command)) != names.count(name):
+        if may_lack and len(re.findall(_omitted_word(name), command)) != names.count(name):
             hint = f"it stands between blanks, or as --option={{{name}}}; or give it a default"
             yield "command", f"has {{{name}}}, which may be missing, within other text", hint
     if places or _ESCAPED.search(command):
         yield from _shell_problems(command, places)
 
 
-def _alone(name: str) -> str:
+def _omitted_word(name: str) -> str:
     """Match a word that is left out where an argument is missing: plain letters and the placeholder."""
     return rf"(?<!\S)[{_PLAIN}]*\{{{name}\}}[{_PLAIN}]*(?!\S)"
 
@@ -472,9 +472,9 @@ def _property_problems(schema: Mapping[str, Any], types: Sequence[str]) -> Itera
         yield f"its pattern can't be used: {error}"
         return
     among = schema.get("enum", [])
-    if not isinstance(among, list) or any(_wrong(each, {"type": kind}) for each in among):
+    if not isinstance(among, list) or any(_expected_value(each, {"type": kind}) for each in among):
         yield f"enum must be a list, each of it {kind}"
-    elif "default" in schema and (wrong := _wrong(schema["default"], schema)):
+    elif "default" in schema and (wrong := _expected_value(schema["default"], schema)):
         yield f"its default must be {wrong}"
     if kind == "array":
         yield from (f"of its items, {wrong}" for wrong in _property_problems(schema["items"], types[:-1]))
@@ -484,7 +484,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _wrong(value: Any, schema: Mapping[str, Any]) -> str:
+def _expected_value(value: Any, schema: Mapping[str, Any]) -> str:
     """Say what a value should be; "" if it is."""
     kind = schema["type"]
     is_right = {
@@ -501,7 +501,7 @@ def _wrong(value: Any, schema: Mapping[str, Any]) -> str:
     for least, most in zip(_MOST[::2], _MOST[1::2], strict=True):
         if not schema.get(least, -math.inf) <= size <= schema.get(most, math.inf):
             return f"{least} {schema.get(least, 'open')}, {most} {schema.get(most, 'open')}"
-    inside = (_wrong(each, schema["items"]) for each in value) if "items" in schema else ()
+    inside = (_expected_value(each, schema["items"]) for each in value) if "items" in schema else ()
     return next((f"a list, each of it {wrong}" for wrong in inside if wrong), "")
 
 
@@ -513,22 +513,23 @@ def definition_of(policy: Policy, form: str, name: str = NAME, extra: str = "", 
         return definition(form, mark, extra)
     template = _template(policy, name)
     words = f"{template.description}\n\n{extra.strip()}" if extra.strip() else template.description
-    return _shaped(form, template.name, words, template.schema)
+    return _in_format(form, template.name, words, template.schema)
 
 
 def all_definitions(policy: Policy, form: str, extra: str = "", mark: str = "") -> list[dict[str, Any]]:
     """Return all the tools, ours first; `extra` is said of ours."""
-    return [definition(form, mark, extra), *(definition_of(policy, form, name) for name in templates(policy.tools))]
+    own = templates_by_name(policy.tools)
+    return [definition(form, mark, extra), *(definition_of(policy, form, name) for name in own)]
 
 
 def _template(policy: Policy, name: str) -> Template:
-    own = templates(policy.tools)
+    own = templates_by_name(policy.tools)
     if name not in own:
         raise BadRequest(f"there is no tool {name!r}", hint=f"there is: {', '.join((NAME, *own))}")
     return own[name]
 
 
-def asked_for(policy: Policy, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def run_arguments(policy: Policy, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `Sandbox.run` is to be given for a model's call of a tool."""
     if name != NAME:
         return {"command": _template(policy, name).line(arguments)}

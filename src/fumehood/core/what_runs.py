@@ -15,11 +15,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    Asked = Callable[[str], bool]
+    PathCheck = Callable[[str], bool]
 
 # Lines for a shell, or for something like one.
 
-_ENDS = str.maketrans(dict.fromkeys(";&|()`", "\n") | dict.fromkeys("\t\r<>,[]", " ") | dict.fromkeys("'\"", ""))
+# Makes each command of a line a line of its own, with words between blanks.
+_COMMAND_ENDS = str.maketrans(
+    dict.fromkeys(";&|()`", "\n") | dict.fromkeys("\t\r<>,[]", " ") | dict.fromkeys("'\"", "")
+)
 _SHELLS = table_of("sh bash dash zsh ksh ash fish")
 _INTERPRETERS = _SHELLS | table_of(
     """python pypy node nodejs tsx ts-node perl ruby php lua luajit java groovy julia Rscript pwsh tclsh expect
@@ -27,14 +30,14 @@ _INTERPRETERS = _SHELLS | table_of(
 )
 # With `run`, these start a file as well as a program that is installed; the last two without it too.
 _RUNNERS = table_of("uv poetry pdm hatch pipenv pipx rye pixi coverage go zig dart crystal mix deno bun")
-_RUN_AT_ONCE = ("deno", "bun")
+_RUNNERS_WITHOUT_RUN = ("deno", "bun")
 # What starts the program that comes after its own options.
 _LAUNCHERS = table_of(
     "env nice ionice nohup setsid stdbuf timeout sudo xargs parallel exec npx bunx -exec -execdir -ok -okdir"
 )
-_FIRST = BEFORE - _LAUNCHERS | {"exec"}
+_SKIPPED_WORDS = BEFORE - _LAUNCHERS | {"exec"}
 # Options whose value is the next word, as far as it is no number.
-_VALUED = table_of(
+_OPTIONS_WITH_VALUE = table_of(
     """--with --with-editable --with-requirements --extra --group --only-group --no-group --env-file
     --env-file-if-exists --package --python --directory --project --index --index-url --config --config-file
     --import-map --lock --preload --require --import --cwd --filter --manifest-path --rcfile -ldflags -gcflags
@@ -46,34 +49,34 @@ _SCRIPTS = (
     ".sh", ".bash", ".zsh", ".fish", ".py", ".pyw", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx", ".go",
     ".rb", ".pl", ".php", ".lua", ".exs", ".zig", ".dart", ".cr",
 )  # fmt: skip
-_GOING_OVER = table_of("for while do in find xargs parallel run-parts eval exec env")
-_CODE = ("e", "c", "p", "m")  # letters that end an option, after which code stands, or the name of a module
-_OPENING = "-+"
+_LOOPS = table_of("for while do in find xargs parallel run-parts eval exec env")
+_CODE_OPTIONS = ("e", "c", "p", "m")  # letters that end an option, after which code stands, or the name of a module
+_OPTION_SIGNS = "-+"
 _MOST_WORDS = 200  # of one command that are looked at: each may be run by each before it
 
 
-def files_run(line: str, is_file: Asked, is_program: Asked) -> Iterator[str]:
+def files_run_by(line: str, is_file: PathCheck, is_program: PathCheck) -> Iterator[str]:
     """Yield what a line runs, be it there or not: a program with a path, what an interpreter or `source` is handed.
 
     Of what is handed over, all counts up to the first that is a file.
     """
     for words in _commands(line):
         if "/" in words[0]:
-            yield from named(words[0])
+            yield from paths_in_word(words[0])
         for number, word in enumerate(words):
             rest = words[number + 1 :]
-            if _interprets(word) or (number == 0 and _sources(word)):
-                for path in _handed(word, rest):
+            if _is_interpreter(word) or (number == 0 and _is_source_command(word)):
+                for path in _handed_paths(word, rest):
                     yield path
                     if is_file(path):
                         break
             elif word in _LAUNCHERS:
-                started = _started(rest, _LAUNCHERS_LETTERS)
-                yield from (path for each in started for path in named(each) if "/" in each or is_program(path))
+                started = _program_after_options(rest, _LAUNCHERS_LETTERS)
+                yield from (path for each in started for path in paths_in_word(each) if "/" in each or is_program(path))
             elif _is_runner(words, number):
-                started = _started(rest, _RUNNERS_LETTERS)
+                started = _program_after_options(rest, _RUNNERS_LETTERS)
                 scripts = (each for each in started if "/" in each or each.endswith(_SCRIPTS))
-                yield from (path for each in scripts for path in named(each))
+                yield from (path for each in scripts for path in paths_in_word(each))
 
 
 # What direnv's own functions, and what a tool prints for it, read into the shell. It asks again where `.envrc` itself
@@ -85,12 +88,12 @@ _READ_BY = {
 }  # fmt: skip
 
 
-def read_by_direnv(line: str) -> Iterator[str]:
+def files_read_by_direnv(line: str) -> Iterator[str]:
     """Yield the files that a line of `.envrc` has evaluated, or read for variables, when the directory is entered."""
     for words in _commands(line):
         tool, *rest = words[1:] or [""] if words[0] == "use" else words
         tool = tool.removeprefix("use_")
-        places = [word.removeprefix("path:").partition("#")[0] for word in rest if word[0] not in _OPENING]
+        places = [word.removeprefix("path:").partition("#")[0] for word in rest if word[0] not in _OPTION_SIGNS]
         if tool.startswith("dotenv"):
             yield from places or [".env"]
         elif tool in _READ_BY:
@@ -98,59 +101,59 @@ def read_by_direnv(line: str) -> Iterator[str]:
             yield from (f"{place}/{name}" for place in (".", *filter(None, places)) for name in _READ_BY[tool])
 
 
-def put_on_path(line: str) -> Iterator[str]:
+def directories_put_on_path(line: str) -> Iterator[str]:
     """Yield the directories that a line of `.envrc` has programs looked for in before all others."""
     line = line.replace("$(pwd)", "$PWD")
     for words in _commands(line):
         if words[:2] == ["layout", "node"]:
             yield "node_modules/.bin"
         elif words[0] == "PATH_add" or words[:2] == ["path_add", "PATH"]:
-            yield from (path for word in words[1 + (words[0] == "path_add") :] for path in named(word))
-    for word in line.translate(_ENDS).split():
+            yield from (path for word in words[1 + (words[0] == "path_add") :] for path in paths_in_word(word))
+    for word in line.translate(_COMMAND_ENDS).split():
         if word.startswith("PATH="):
-            yield from (path for each in word[len("PATH=") :].split(":") for path in named(each))
+            yield from (path for each in word[len("PATH=") :].split(":") for path in paths_in_word(each))
 
 
-def put_on_path_by_mise(text: str) -> Iterator[str]:
+def directories_put_on_path_by_mise(text: str) -> Iterator[str]:
     """Yield the directories that settings of mise have programs looked for in before all others (`_.path`)."""
     for key, _, _, value in _values(text):
         if key.rpartition(".")[2] == "path":
             yield value.replace("{{ config_root }}", ".").replace("{{config_root}}", ".")
 
 
-def begins_as_command(line: str, is_program: Asked) -> bool:
+def begins_as_command(line: str, is_program: PathCheck) -> bool:
     """Return True if a text begins with an interpreter, with what starts files too, or with a program that is there."""
-    words = line.translate(_ENDS).split()
+    words = line.translate(_COMMAND_ENDS).split()
     first = line.split(maxsplit=1)[0].strip("'\"") if words else ""
     if not first:
         return False
-    if _interprets(first) or first in _RUN_AT_ONCE or (first in _RUNNERS and words[1:2] == ["run"]):
+    if _is_interpreter(first) or first in _RUNNERS_WITHOUT_RUN or (first in _RUNNERS and words[1:2] == ["run"]):
         return True
-    return any("/" in path and is_program(path) for path in named(first))
+    return any("/" in path and is_program(path) for path in paths_in_word(first))
 
 
-def goes_over_files(line: str) -> bool:
+def may_run_each_file(line: str) -> bool:
     """Return True if a line may run each file that a pattern means; most patterns say what a checker is to read."""
-    words = line.translate(_ENDS).split()
+    words = line.translate(_COMMAND_ENDS).split()
     return any(
-        each in _GOING_OVER or _interprets(each) or _sources(each) or _is_runner(words, number)
+        each in _LOOPS or _is_interpreter(each) or _is_source_command(each) or _is_runner(words, number)
         for number, each in enumerate(words)
     )
 
 
-def entered(line: str) -> Iterator[str]:
+def directories_entered(line: str) -> Iterator[str]:
     """Yield the directories that a line goes to."""
     for words in _commands(line):
         for before, word in pairwise(words):
             if before in ("cd", "pushd"):
-                yield from named(word)
+                yield from paths_in_word(word)
 
 
 def _commands(line: str) -> Iterator[list[str]]:
-    for command in line.translate(_ENDS).split("\n"):
+    for command in line.translate(_COMMAND_ENDS).split("\n"):
         words = command.split()[:_MOST_WORDS]
         while words:
-            while words and (words[0] in _FIRST or words[0][0] in _OPENING or is_assignment(words[0])):
+            while words and (words[0] in _SKIPPED_WORDS or words[0][0] in _OPTION_SIGNS or is_assignment(words[0])):
                 words.pop(0)
             end = _line_within(words)
             if words:
@@ -164,7 +167,7 @@ def _line_within(words: list[str]) -> int:
     for number, word in enumerate(words):
         if word.rpartition("/")[2] in _SHELLS:
             is_shell = True
-        elif is_shell and word[0] in _OPENING:
+        elif is_shell and word[0] in _OPTION_SIGNS:
             if word[1:2] != "-" and word.endswith("c"):
                 return number + 1
         elif not words[number - 1].endswith("o"):  # `-o pipefail`
@@ -172,7 +175,7 @@ def _line_within(words: list[str]) -> int:
     return len(words)
 
 
-def _interprets(word: str) -> bool:
+def _is_interpreter(word: str) -> bool:
     name = word.rpartition("/")[2]
     return name in _INTERPRETERS or name.rstrip("0123456789.") in _INTERPRETERS
 
@@ -181,17 +184,17 @@ def _is_runner(words: list[str], number: int) -> bool:
     word = words[number]
     if word == "run":
         return not _RUNNERS.isdisjoint(words[:number])
-    return word in _RUN_AT_ONCE and words[number + 1 : number + 2] != ["run"]
+    return word in _RUNNERS_WITHOUT_RUN and words[number + 1 : number + 2] != ["run"]
 
 
-def _started(words: list[str], letters: str) -> Iterator[str]:
+def _program_after_options(words: list[str], letters: str) -> Iterator[str]:
     """Yield the program that comes after options; of what their values name, scripts."""
     is_value = False
     for word in words:
-        if word[0] in _OPENING:
+        if word[0] in _OPTION_SIGNS:
             if word == "-m":
                 return
-            is_value = word in _VALUED or (len(word) == 2 and word[1] in letters)
+            is_value = word in _OPTIONS_WITH_VALUE or (len(word) == 2 and word[1] in letters)
         elif is_value:
             is_value = False
             if word.endswith(_SCRIPTS):
@@ -201,23 +204,23 @@ def _started(words: list[str], letters: str) -> Iterator[str]:
             return
 
 
-def _sources(word: str) -> bool:
+def _is_source_command(word: str) -> bool:
     return word == "." or word.startswith("source")  # direnv has `source_env_if_exists` and others
 
 
-def _handed(interpreter: str, words: list[str]) -> Iterator[str]:
+def _handed_paths(interpreter: str, words: list[str]) -> Iterator[str]:
     """Yield what an interpreter may be told to run; a shell's own line goes on in it."""
     is_shell = interpreter.rpartition("/")[2] in _SHELLS
     for word in words:
-        if word[0] not in _OPENING:
-            yield from named(word)
-        elif not is_shell and word[1:2] != "-" and word.endswith(_CODE):
+        if word[0] not in _OPTION_SIGNS:
+            yield from paths_in_word(word)
+        elif not is_shell and word[1:2] != "-" and word.endswith(_CODE_OPTIONS):
             return
 
 
 # Which files a line of a person's own may run or read: whatever could be a path is taken for one.
 
-_APART = str.maketrans(dict.fromkeys("\t\r\n;&|()<>`'\"=,", " "))
+_SEPARATORS = str.maketrans(dict.fromkeys("\t\r\n;&|()<>`'\"=,", " "))
 _GLOB = frozenset("*?[{")
 _PYTHON = frozenset(("python", "pypy", "uv", "coverage"))
 # After one of these, a name without a `/` is a file of the directory, and not a program of PATH.
@@ -232,11 +235,11 @@ def named_paths(line: str) -> Iterator[tuple[str, bool, bool]]:
     A pattern means the directory it begins in; a module of Python's, each file that it may be. A plain word is the
     name of a program, or `cd` leads there.
     """
-    words = line.translate(_APART).split()
+    words = line.translate(_SEPARATORS).split()
     seen: set[str] = set()
     for number, word in enumerate(words):
         runs_files = not seen.isdisjoint(_RUN_FILES)
-        for path, whole in _meant(word.removeprefix("!")):
+        for path, whole in _meanings_of_word(word.removeprefix("!")):
             yield path, whole, not (runs_files or "/" in word or "." in word)
         if word == "-m" and number + 1 < len(words) and not seen.isdisjoint(_PYTHON):
             module = words[number + 1].replace(".", "/")
@@ -246,7 +249,7 @@ def named_paths(line: str) -> Iterator[tuple[str, bool, bool]]:
         seen.add(name.rstrip("0123456789.") or name)
 
 
-def _meant(word: str) -> Iterator[tuple[str, bool]]:
+def _meanings_of_word(word: str) -> Iterator[tuple[str, bool]]:
     """Yield what one word may name: with a variable or a substitution before it, what follows that."""
     if "$" in word or "}" in word:
         # `$HOME/x`, `${0%/*}/x`
@@ -265,9 +268,9 @@ def _meant(word: str) -> Iterator[tuple[str, bool]]:
         yield word.lstrip("/"), False  # after `$(…)`, which fell off
 
 
-def named(word: str) -> Iterator[str]:
+def paths_in_word(word: str) -> Iterator[str]:
     """Yield the paths that one word may name; of a pattern, none."""
-    return (path for path, whole in _meant(word) if not whole)
+    return (path for path, whole in _meanings_of_word(word) if not whole)
 
 
 # Settings: which texts stand at which keys, in JSON with comments, TOML or YAML.
@@ -285,7 +288,7 @@ _RUNNING = (
 _ARGS = "args"
 
 
-def lines_of(text: str) -> Iterator[tuple[str, bool]]:
+def texts_in_settings(text: str) -> Iterator[tuple[str, bool]]:
     """Yield each text in settings, and whether its key says that it is run: then with the arguments beside it.
 
     Arguments belong to the keys of the same item that are called alike (`command` and `args`, `a.command` and

@@ -53,10 +53,10 @@ class Item(Value):
 
 def escaped(text: str) -> str:
     """Write a name so that no letter of it reaches a terminal or a log as more, or less, than a letter."""
-    return "".join(written for written, _ in _letters(text))
+    return "".join(written for written, _ in _letter_pieces(text))
 
 
-def quoted(text: str, most: int = MOST_LETTERS) -> str:
+def quote(text: str, most: int = MOST_LETTERS) -> str:
     """Write other people's words for a question: on one line, of bounded length, in the order they are read.
 
     Where anything had to be written otherwise, a backslash in it is doubled: only ours stand alone. Of what is too
@@ -64,7 +64,7 @@ def quoted(text: str, most: int = MOST_LETTERS) -> str:
     """
     if text.isascii() and text.isprintable() and len(text) <= most and " " * (_LONGEST_BLANK + 1) not in text:
         return text
-    pieces = list(_collapsed(text))
+    pieces = list(_collapsed_pieces(text))
     plain = "".join(written for written, _ in pieces)
     if plain == text and len(text) <= most:
         return text
@@ -74,10 +74,10 @@ def quoted(text: str, most: int = MOST_LETTERS) -> str:
 
 def brief(text: str) -> str:
     """Write a name as part of a sentence: printable, and short."""
-    return _shortened(list(_letters(text)), 80)
+    return _shortened(list(_letter_pieces(text)), 80)
 
 
-def listed(items: Iterable[Item], most: int = MOST_ITEMS, seen_by: str = "") -> list[str]:
+def item_lines(items: Iterable[Item], most: int = MOST_ITEMS, seen_by: str = "") -> list[str]:
     """Write one line an item, the most dangerous first; those left out are counted by kind.
 
     Nothing that is left out is more dangerous than what is shown. `seen_by` is the command that shows all.
@@ -86,15 +86,15 @@ def listed(items: Iterable[Item], most: int = MOST_ITEMS, seen_by: str = "") -> 
     lines = []
     for item in ordered[:most]:
         before = f"{item.before} " if item.before else ""
-        after = f": {quoted(item.after, MOST_OF_A_NAME)}" if item.after else ""
-        lines.append(f"{before}{quoted(item.name, MOST_OF_A_NAME)}{after}")
+        after = f": {quote(item.after, MOST_OF_A_NAME)}" if item.after else ""
+        lines.append(f"{before}{quote(item.name, MOST_OF_A_NAME)}{after}")
     if rest := ordered[most:]:
         all_ = f"; all of them: {seen_by}" if seen_by else ""
-        lines.append(f"and {len(rest)} MORE, NOT SHOWN: {by_kind(rest)}{all_}")
+        lines.append(f"and {len(rest)} MORE, NOT SHOWN: {counts_in_words(rest)}{all_}")
     return lines
 
 
-def by_kind(items: Sequence[Item], *, are_all: bool = False) -> str:
+def counts_in_words(items: Sequence[Item], *, are_all: bool = False) -> str:
     """Count items by kind: 9 git hooks, 2 links, 1 other change. Where these `are_all`, of one kind, it is 1 change."""
     counts: dict[tuple[str, str], int] = {}
     for item in items:
@@ -103,11 +103,11 @@ def by_kind(items: Sequence[Item], *, are_all: bool = False) -> str:
     return ", ".join(f"{count} {kind[count > 1].removeprefix(others)}" for kind, count in counts.items())
 
 
-def wrapped(line: str, width: int = WIDTH) -> list[str]:
+def wrap(line: str, width: int = WIDTH) -> list[str]:
     """Break a line that is already safe: a terminal that did it would let a part of it look like a line of its own."""
     lines, room, used = [""], max(width, 20), 0
     for letter in line:
-        wide = columns(letter)
+        wide = letter_width(letter)
         if used + wide > room:
             lines.append(CONTINUED)
             used = len(CONTINUED)
@@ -116,18 +116,18 @@ def wrapped(line: str, width: int = WIDTH) -> list[str]:
     return lines
 
 
-def fitted(text: str, room: int) -> str:
+def fit_columns(text: str, room: int) -> str:
     """Cut a text that is already safe to so many columns, with a sign where something is left out."""
     used = end = 0
     for place, letter in enumerate(text, start=1):
-        used += columns(letter)
+        used += letter_width(letter)
         end = place if used < room else end
         if used > room:
             return f"{text[:end]}…"
     return text
 
 
-def elapsed(seconds: float) -> str:
+def format_elapsed(seconds: float) -> str:
     """Write how long something has taken so far: 7 s, 3:07, 2:03:07."""
     whole = max(0, int(seconds))
     minutes, left = divmod(whole, 60)
@@ -137,7 +137,7 @@ def elapsed(seconds: float) -> str:
     return f"{minutes}:{left:02}" if minutes else f"{left} s"
 
 
-def columns(letter: str) -> int:
+def letter_width(letter: str) -> int:
     """Return how many columns of a terminal a letter takes."""
     if letter.isascii():
         return 1
@@ -152,8 +152,8 @@ def _shortened(pieces: Sequence[Piece], most: int) -> str:
     if sum(len(written) for written, _ in pieces) <= most:
         return "".join(written for written, _ in pieces)
     tail_room = most // 3
-    head = _fitting(pieces, most - tail_room)
-    tail = _fitting(pieces[::-1], tail_room)
+    head = _pieces_that_fit(pieces, most - tail_room)
+    tail = _pieces_that_fit(pieces[::-1], tail_room)
     left_out = pieces[head : len(pieces) - tail]
     count = sum(letters for _, letters in left_out)
     return (
@@ -163,7 +163,7 @@ def _shortened(pieces: Sequence[Piece], most: int) -> str:
     )
 
 
-def _fitting(pieces: Sequence[Piece], room: int) -> int:
+def _pieces_that_fit(pieces: Sequence[Piece], room: int) -> int:
     """Return how many pieces there is room for."""
     for number, (written, _) in enumerate(pieces):
         room -= len(written)
@@ -172,7 +172,7 @@ def _fitting(pieces: Sequence[Piece], room: int) -> int:
     return len(pieces)
 
 
-def _collapsed(text: str) -> Iterator[Piece]:
+def _collapsed_pieces(text: str) -> Iterator[Piece]:
     """Yield what is written for each letter, and one piece for a long run of those that nobody sees."""
     from unicodedata import category
 
@@ -182,7 +182,7 @@ def _collapsed(text: str) -> Iterator[Piece]:
             return letter.isspace()
         return ord(letter) in _LOOKS_BLANK or category(letter) in ("Cf", "Zs", "Zl", "Zp")
 
-    for are_blank, group in groupby(zip(text, _letters(text, in_order=True), strict=True), is_blank):
+    for are_blank, group in groupby(zip(text, _letter_pieces(text, in_order=True), strict=True), is_blank):
         run = list(group)
         if not are_blank or len(run) <= _LONGEST_BLANK:
             yield from (piece for _, piece in run)
@@ -192,7 +192,7 @@ def _collapsed(text: str) -> Iterator[Piece]:
             yield f"\\[{len(run)} BLANK CHARACTERS{lines}]", len(run)
 
 
-def _letters(text: str, *, in_order: bool = False) -> Iterator[Piece]:
+def _letter_pieces(text: str, *, in_order: bool = False) -> Iterator[Piece]:
     """Yield what is written for each letter; with `in_order`, those that are read from the right are escapes too."""
     marks = -1  # accents on the last letter; none may stand where there is no letter, or it would sit on one of ours
     for letter in text:
@@ -200,11 +200,11 @@ def _letters(text: str, *, in_order: bool = False) -> Iterator[Piece]:
             is_shown = letter.isprintable()
             marks = 0 if letter.isalnum() else -1
         else:
-            is_shown, marks = _judged(letter, marks, in_order=in_order)
-        yield (letter if is_shown else _escaped(letter)), 1
+            is_shown, marks = _can_be_shown(letter, marks, in_order=in_order)
+        yield (letter if is_shown else _escape(letter)), 1
 
 
-def _judged(letter: str, marks: int, *, in_order: bool) -> tuple[bool, int]:
+def _can_be_shown(letter: str, marks: int, *, in_order: bool) -> tuple[bool, int]:
     """Return True if a letter may be shown, and how many accents the last letter has then."""
     import unicodedata
 
@@ -219,7 +219,7 @@ def _judged(letter: str, marks: int, *, in_order: bool) -> tuple[bool, int]:
     return True, 0 if letter.isalnum() else -1
 
 
-def _escaped(letter: str) -> str:
+def _escape(letter: str) -> str:
     code = ord(letter)
     if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
@@ -251,7 +251,7 @@ class _ShownAs(dict[int, str]):
 _shown_as = _ShownAs()
 
 
-def visible(text: str, mark: str = "", before: str = "") -> str:
+def make_visible(text: str, mark: str = "", before: str = "") -> str:
     """Write a text for a model, its lines and tabs as they are; `before` is the letter that stood before it."""
     if not text.isascii() or not text.replace("\n", "").replace("\t", "").isprintable():
         text = "\r\n".join(part.translate(_shown_as) for part in text.split("\r\n"))
@@ -266,7 +266,7 @@ def visible(text: str, mark: str = "", before: str = "") -> str:
     return text.replace(mark, NOT_OURS) if mark else text
 
 
-class Visible:
+class VisibleStream:
     """The same for bytes as they come: a letter, a line end and the mark may be cut anywhere between."""
 
     def __init__(self, mark: str = "") -> None:
@@ -295,6 +295,6 @@ class Visible:
     def _shown(self, text: str, kept_back: int) -> bytes:
         ready = text[: len(text) - kept_back]
         self._waiting = text[len(ready) :]
-        shown = visible(ready, self._mark, self._before)
+        shown = make_visible(ready, self._mark, self._before)
         self._before = ready[-1:] or self._before
         return shown.encode()

@@ -13,10 +13,10 @@ from fumehood.core.masks import (
     VAR_TMP,
     Sight,
     innermost,
-    inside,
     is_below,
     is_in,
-    ways_to,
+    paths_inside,
+    with_parents,
 )
 from fumehood.core.request import shell_quote
 from fumehood.linux.cache import Lookup
@@ -91,8 +91,8 @@ class _Survey:
             homes = [home for home in sight.homes if home != "/" and os.path.isdir(home)]
             self._hidden_homes = tuple(sorted((home for home in homes if not is_in(home, sight.points)), key=len))
         self._kept = (*sight.homes, *sight.points, *self._shown, *sight.added)
-        self._ways_to_kept = ways_to(self._kept)
-        self._needed = ways_to((*self._kept, *_NEEDED))
+        self._ways_to_kept = with_parents(self._kept)
+        self._needed = with_parents((*self._kept, *_NEEDED))
         self._real_folders = {"": "/"}
         self._hidden = self._resolve_hidden([*sight.hidden, *self._other_homes()])
         self._hidden |= set(self._closed_to_other_users()) if sight.user == 0 else set()
@@ -350,7 +350,7 @@ class _Survey:
                 operations.append(Text(target=path, content=content, mode=0o444))
         return HostView(
             operations=(Tmpfs(target="/", is_sealed=True), *operations, Devices(target="/dev")),
-            masked_in_roots=inside(sorted(self._hidden), self._sight.points),
+            masked_in_roots=paths_inside(sorted(self._hidden), self._sight.points),
             snapshot=self._watched, number=self._watched.sum,
         )  # fmt: skip
 

@@ -28,15 +28,15 @@ from fumehood.core.gitdir import HOOKS
 from fumehood.core.value import Value
 from fumehood.core.what_runs import (
     begins_as_command,
-    entered,
-    files_run,
-    goes_over_files,
-    lines_of,
+    directories_entered,
+    directories_put_on_path,
+    directories_put_on_path_by_mise,
+    files_read_by_direnv,
+    files_run_by,
+    may_run_each_file,
     named_paths,
-    put_on_path,
-    put_on_path_by_mise,
-    read_by_direnv,
     tasks_at_opening,
+    texts_in_settings,
 )
 from fumehood.core.wording import brief
 from fumehood.linux.cache import TICK_NS, expand_home, load, resolve_links, save
@@ -188,7 +188,7 @@ def protect_script(ways: Ways, path: str, bases: Sequence[str], home: str, becau
     """Protect the paths that a script names, and the programs that it runs; other plain words are rarely files."""
     runs = _Runs(ways, bases, home, because)
     for line in _script_lines(path):
-        words = " ".join(word for word in line.split() if "/" in word and ("*" not in word or goes_over_files(line)))
+        words = " ".join(word for word in line.split() if "/" in word and ("*" not in word or may_run_each_file(line)))
         protect_line(ways, line if " -m " in line else words, bases, home, because)
         runs.protect(line)
 
@@ -212,12 +212,12 @@ class _Runs:
         self._names: dict[str, frozenset[str]] = {}  # of the directories that lines are run in
 
     def protect(self, line: str) -> None:
-        for path in entered(line):
+        for path in directories_entered(line):
             places = [resolve_links(place)[-1] for place in self._places(path)]
             if len(self._bases) < _MOST_ENTERED:
                 inside = [each for each in places if self._ways.is_in_roots(each) and os.path.isdir(each)]
                 self._bases += [each for each in inside if each not in self._bases]
-        for path in files_run(line, lambda path: any(map(os.path.isfile, self._existing(path))), self.is_program):
+        for path in files_run_by(line, lambda path: any(map(os.path.isfile, self._existing(path))), self.is_program):
             for place in self._places(path):
                 if not _is_installed(place):
                     self._ways.protect_target("/", place, self._because)
@@ -258,7 +258,7 @@ def protect_what_tools_reach(ways: Ways, tree: ProjectTree, root: str, home: str
         if flag in ("shell-settings", "git-hook"):
             protect_script(ways, path, bases, home, because)
             for line in _script_lines(path) if flag == "shell-settings" else ():
-                for place in read_by_direnv(line):
+                for place in files_read_by_direnv(line):
                     ways.protect_target(os.path.dirname(path), place, because)
         elif name.rpartition(".")[2] in _SETTINGS:
             text = text_of(path)
@@ -273,7 +273,7 @@ def protect_what_tools_reach(ways: Ways, tree: ProjectTree, root: str, home: str
             if not is_by_hand:
                 runs = _Runs(ways, bases, home, because)
                 # A text is run if its key says so, or if it begins like a command.
-                for line, is_run in lines_of(text):
+                for line, is_run in texts_in_settings(text):
                     if is_run or begins_as_command(line, runs.is_program):
                         runs.protect(line)
         elif flag == "hook-manager" or (flag == "editor-settings" and name in HELD_NAMES):
@@ -300,9 +300,9 @@ def searched_first(tree: ProjectTree, root: str) -> list[str]:
     shells = (path for path, (flag, _) in tree.files if flag == "shell-settings")
     return [
         os.path.join(os.path.dirname(path), place) for path in shells for line in _script_lines(path)
-        for place in put_on_path(line)
+        for place in directories_put_on_path(line)
     ] + [
-        os.path.join(base, place) for path in tree.mise for place in put_on_path_by_mise(text_of(path))
+        os.path.join(base, place) for path in tree.mise for place in directories_put_on_path_by_mise(text_of(path))
         for base in (os.path.dirname(path), root)
     ]  # fmt: skip
 

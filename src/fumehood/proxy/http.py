@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import h11
 
-from fumehood.core.hosts import authority, with_port
+from fumehood.core.hosts import parse_authority, with_port
 from fumehood.core.report import HTTP, UNREADABLE
 from fumehood.core.value import Value
 from fumehood.proxy.reach import Denied, Outbound, Unreachable, Upstream
@@ -353,7 +353,7 @@ def _value(message: h11.Request | h11.Response, name: bytes) -> bytes | None:
 
 def _place(text: bytes, default_port: int | None = None) -> tuple[str, int]:
     try:
-        return authority(text.decode("ascii"), default_port)
+        return parse_authority(text.decode("ascii"), default_port)
     except ValueError as error:
         raise BadMessage(f"the target names no host: {error}") from error
 

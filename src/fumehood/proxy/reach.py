@@ -14,7 +14,7 @@ import time
 import urllib.parse
 import urllib.request
 
-from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, special, with_port
+from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, special_kind, with_port
 from fumehood.core.report import NOT_GRANTED, UNANSWERED
 from fumehood.core.value import Value
 from fumehood.proxy.relay import Entry, Gone, Wire, send_at_once
@@ -79,7 +79,7 @@ class Outbound:
         address = as_address(host)
         upstream = None
         try:
-            if host not in LOOPBACK_NAMES and (address is None or not special(address)):
+            if host not in LOOPBACK_NAMES and (address is None or not special_kind(address)):
                 upstream = Upstream.chosen(self._environment, host, port, tls=tls)
         except OSError as error:
             raise Unreachable(_reason(error)) from error
@@ -120,7 +120,7 @@ class Outbound:
     def _objection(self, address: Address, port: int) -> str:
         if self.hosts.name_address(address, port):
             return ""
-        kind = special(address)
+        kind = special_kind(address)
         if kind:
             return f"a{'n' if kind[0] in 'aeiou' else ''} {kind} address"
         return "an address of this machine" if is_own(address) else ""

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from fumehood.core.hosts import printed
+from fumehood.core.hosts import printable_host
 from fumehood.core.report import Connection
 
 MOST = 1000  # lines a run gets; what goes beyond is counted with others of its kind
@@ -53,7 +53,8 @@ class Entry:
     def connection(self) -> Connection:
         """Return what is known of it now; a reason may have words of the other side in it, such as a name."""
         return Connection(
-            host=self.host, port=self.port, protocol=self.protocol, allowed=self.allowed, reason=printed(self.reason),
+            host=self.host, port=self.port, protocol=self.protocol, allowed=self.allowed,
+            reason=printable_host(self.reason),
             address=self.address, started_at=self.started_at, duration_s=time.monotonic() - self._began,
             sent=self.sent, received=self.received,
         )  # fmt: skip
@@ -70,7 +71,7 @@ class ConnectionAudit:
     def begin(self, protocol: str, host: str = "", port: int = 0) -> Entry:
         """Open an entry."""
         entry = Entry(protocol)
-        entry.host, entry.port = printed(host), port
+        entry.host, entry.port = printable_host(host), port
         with self._lock:
             self._open.add(entry)
         return entry

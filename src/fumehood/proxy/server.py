@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, canonical, port_number, printed
+from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, canonical_host, port_number, printable_host
 from fumehood.core.report import CONNECT, FORWARD, NOT_GRANTED, SOCKS5, Connection
 from fumehood.proxy import http
 from fumehood.proxy.neighbours import Neighbours
@@ -385,7 +385,7 @@ class Proxy:
     def _is_asked(self, name: str, host: str, port: int) -> bool:
         """Return True if the host that a TLS client asks for is the one it was granted."""
         try:
-            wanted = canonical(name)
+            wanted = canonical_host(name)
         except ValueError:
             return False
         # Whoever was granted an address may ask there for hosts that were granted too.
@@ -450,11 +450,12 @@ def _socks_request(client: Wire, deadline: float) -> tuple[str, int]:
         raise BadSocks("the kind of address is unknown", _socks_answer(_BAD_ADDRESS))
     port = int.from_bytes(exactly(2), "big")
     if command != _CONNECT:
-        raise BadSocks("only CONNECT is served, not BIND or UDP", _socks_answer(_BAD_COMMAND), printed(raw), port)
+        answer = _socks_answer(_BAD_COMMAND)
+        raise BadSocks("only CONNECT is served, not BIND or UDP", answer, printable_host(raw), port)
     try:
-        return canonical(raw), port_number(str(port))
+        return canonical_host(raw), port_number(str(port))
     except ValueError as error:
-        what = printed(raw)
+        what = printable_host(raw)
         raise BadSocks(f"{what!r} is no host: {error}", _socks_answer(_NOT_ALLOWED), what, port) from error
 
 
@@ -506,7 +507,7 @@ class Names:
 
     def _looked_up(self, name: str, kind: int) -> tuple[int, bytes | None]:
         try:
-            host = canonical(name)
+            host = canonical_host(name)
         except ValueError:
             return _NO_SUCH_NAME, None
         last = host.rpartition(".")[2]

@@ -169,9 +169,9 @@ def _unreached(run: Run, network: Network, hosts: tuple[str, ...], tries: int, a
     """Tell which hosts a command did not reach: granted ones where it failed, else that it tried and has no network."""
     if not tries and not (run.exit_code and run.connections):
         return ()
-    from fumehood.core.hints import denied_network, unreached
+    from fumehood.core.hints import denied_network, unreached_hosts
 
-    failed = unreached(run.connections) if run.exit_code else ()
+    failed = unreached_hosts(run.connections) if run.exit_code else ()
     return failed or ((denied_network(run.command, run.output, network, hosts, asking),) if tries else ())
 
 
@@ -196,10 +196,10 @@ def _suspect(
     blocked: list[Blocked], run: Run, policy: Policy, world: World, result: CommandResult, *, can_ask: bool
 ) -> None:
     """Add which mask, socket or limit a failed command seems to have met, and what of the home it named and missed."""
-    from fumehood.core.hints import missed_devices, suspected, unseen_paths
+    from fumehood.core.hints import hidden_paths_named, missing_devices, suspected_causes
 
     output = run.stderr or run.stdout
-    for path in missed_devices(output):
+    for path in missing_devices(output):
         from fumehood.linux.survey import fault_of
 
         fault = fault_of(path)
@@ -215,12 +215,12 @@ def _suspect(
         views = [] if result.visible is None else [each for each in result.visible.mounts if isinstance(each, View)]
         hidden = (f"{each.target}/{name}" for each in views for name in each.hidden)
         closed = [path for path in hidden if is_in(path, SERVICES)]
-        suspects = suspected(output, run.exit_code, policy, home, secret_paths_in_variables(), closed)
+        suspects = suspected_causes(output, run.exit_code, policy, home, secret_paths_in_variables(), closed)
         is_explained = bool(blocked)
         blocked += [each for each in suspects if each not in blocked and not (each.what == "limit" and is_explained)]
     if result.visible is not None and result.visible.temporary_home:
         named = {each.detail for each in blocked}
-        for path in unseen_paths(output, (result.visible.temporary_home,), result.visible.hides, run.cwd):
+        for path in hidden_paths_named(output, (result.visible.temporary_home,), result.visible.hides, run.cwd):
             if path not in named:
                 hint = f'to show it to commands: show = ["{path}"] in the configuration (fumehood config path)'
                 if can_ask:
@@ -234,9 +234,9 @@ def _not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocke
     It missed a file: what it says is evidence only where the other's layer has the file, and the project does not. It
     changed files: the other, which has run for a while, hears nothing of it, and perhaps does not even see it.
     """
-    from fumehood.core.hints import missed_words
+    from fumehood.core.hints import words_of_complaints
 
-    words = missed_words(complaints) if run.exit_code else ()
+    words = words_of_complaints(complaints) if run.exit_code else ()
     paths = [os.path.normpath(os.path.join(run.cwd, word)) for word in words]
     is_addition = all(change.change == ADDED for change in run.changed)
     for other in store.running(RunFilter(project=store.history.project_of(run.run), sessions=(run.session or "",))):
@@ -332,10 +332,10 @@ def _of_somebody_else(run: Run, complaints: str) -> tuple[Blocked, ...]:
     """Say to root, who may write everything outside, whose a path of the project is that a command was refused."""
     if os.geteuid() != 0 or not any(words in complaints.lower() for words in _CLOSED):
         return ()
-    from fumehood.core.hints import missed_words
+    from fumehood.core.hints import words_of_complaints
 
     me = os.stat(run.project).st_uid
-    named = [os.path.normpath(os.path.join(run.cwd, word)) for word in missed_words(complaints, _CLOSED)]
+    named = [os.path.normpath(os.path.join(run.cwd, word)) for word in words_of_complaints(complaints, _CLOSED)]
     theirs = dict.fromkeys(filter(None, (_outermost_of_others(path, run.roots, me) for path in named)))
     blocked = []
     for path, user in list(theirs)[:_MOST_TOLD]:

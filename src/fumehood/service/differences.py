@@ -16,7 +16,7 @@ import stat
 from fumehood.core import changes as c
 from fumehood.core.edits import equal_lines, hunks, quoted
 from fumehood.core.judge import object_store_of
-from fumehood.core.masks import inside, is_in, masks
+from fumehood.core.masks import is_in, make_masks, paths_inside
 from fumehood.core.report import Run, printable, show_command
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -100,10 +100,10 @@ def each_difference(
     wanted = changes_at(run, paths, here=here)
     hidden: set[str] = set()
     if hidden_by is not None:
-        masked = masks((home(),), (), hidden_by.mask, hidden_by.unmask, root=os.geteuid() == 0)
+        masked = make_masks((home(),), (), hidden_by.mask, hidden_by.unmask, root=os.geteuid() == 0)
         paths_in_roots = (f"{root}/{name}" for root in run.roots for name in masked.in_roots)
         # Of a link that is masked, it is where that leads.
-        hidden = set(inside(map(os.path.realpath, (*masked.hidden, *paths_in_roots)), run.roots))
+        hidden = set(paths_inside(map(os.path.realpath, (*masked.hidden, *paths_in_roots)), run.roots))
     with _Versions(store, run) as versions:
         for change in wanted:
             above, _, name = f"{run.roots[change.root]}/{change.path}".rpartition("/")

@@ -9,12 +9,12 @@ import time
 from contextlib import contextmanager
 from typing import Any
 
-from fumehood.core.config import Checked, Complaint, dotted_name, in_order, line_numbers
-from fumehood.core.masks import FRESH, is_below, is_in, masks
+from fumehood.core.config import CheckedConfiguration, Complaint, by_line, dotted_name, line_numbers
+from fumehood.core.masks import FRESH, is_below, is_in, make_masks
 from fumehood.core.policy import ALL_PROJECTS, FULL, HIDDEN, NONE, Policy, decide_network
 from fumehood.core.report import TIME, format_amount
 from fumehood.core.request import HOST, Request, build_argv, checked_command, command_text
-from fumehood.core.tool import Capabilities, limits_told, parsed, script
+from fumehood.core.tool import Capabilities, facts_script, format_limits, parse_facts
 from fumehood.core.value import Value
 from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, Unavailable, plain_error
 from fumehood.linux import cache, doctor, probe
@@ -135,7 +135,7 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
     path = f"{store.places.cache}/capabilities/{_key(world, hood)}"
     remembered: dict[str, str] = {} if fresh else cache.load(path) or {}
     asked_at = time.time()
-    facts, versions = parsed(look_inside(hood, script(remembered), root, _PATIENCE_S), remembered)
+    facts, versions = parse_facts(look_inside(hood, facts_script(remembered), root, _PATIENCE_S), remembered)
     if not facts:
         raise FumehoodError("the sandbox did not describe itself", hint="fumehood run -- true shows what is wrong")
     # The last two words of what identifies a program are when its file was changed.
@@ -154,7 +154,7 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
         "home_is_hidden": world.tree is None and policy.home == HIDDEN,
         "shell": world.shell, "network": network,
         "policy_limits": {name: value for name, value in limits.items() if value},
-        "limits_told": limits_told({TIME if name == "timeout" else name: value for name, value in limits.items()}),
+        "limits_told": format_limits({TIME if name == "timeout" else name: value for name, value in limits.items()}),
     })  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def _remember(path: str, versions: dict[str, str]) -> None:
 
 # ---- What a configuration asks for and does not get on this machine: told by `config check`, in the way of no command.
 
-def remarks(path: str, checked: Checked) -> tuple[Complaint, ...]:
+def remarks(path: str, checked: CheckedConfiguration) -> tuple[Complaint, ...]:
     """Return what of a configuration without mistakes has no effect here, by line."""
     with open(path, encoding="utf-8-sig") as file:
         lines = line_numbers(file.read())
@@ -202,7 +202,7 @@ def remarks(path: str, checked: Checked) -> tuple[Complaint, ...]:
             if message:
                 key = dotted_name(place)
                 complaints.append(Complaint(line=line, key=key, message=f"{each}: {message}", hint=hint))
-    return in_order(complaints)
+    return by_line(complaints)
 
 
 def _of_device(path: str) -> tuple[str, str]:
@@ -222,7 +222,7 @@ def _of_unmask(path: str, policy: Policy, project: str) -> tuple[str, str]:
         return "every command has its own, and none of the host's", hint
     if policy.root != HOST and not (project and is_in(own, (project,))):
         return f"no path of the host's is in the root {policy.root}", "run with --root host"
-    hidden = masks([home()], (), policy.mask, policy.unmask, root=os.geteuid() == 0).hidden
+    hidden = make_masks([home()], (), policy.mask, policy.unmask, root=os.geteuid() == 0).hidden
     masked_parent = next((each for each in hidden if is_below(own, each) and project and is_in(each, (project,))), "")
     if masked_parent:
         hint = f"unmask {masked_parent}, or mask less of it"

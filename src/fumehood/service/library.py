@@ -6,10 +6,10 @@ import os
 from copy import copy
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from fumehood.core.inside import Widening, widenings
+from fumehood.core.inside import AccessRequest, access_requests
 from fumehood.core.report import OUTPUT, Run, is_limit, refusal_text
 from fumehood.core.request import encode_text
-from fumehood.core.tool import NAME, Capabilities, all_definitions, asked_for, definition_of
+from fumehood.core.tool import NAME, Capabilities, all_definitions, definition_of, run_arguments
 from fumehood.errors import BadRequest, FumehoodError, lacking
 from fumehood.linux import launcher
 from fumehood.service import checkpoint as checkpoints
@@ -131,11 +131,11 @@ class Sandbox(Commands):
 
         `options` are those of `run`; where the model asks for the same, such as a `timeout`, they count.
         """
-        return self.run(**{**asked_for(self._hood.policy, name, arguments), **options})
+        return self.run(**{**run_arguments(self._hood.policy, name, arguments), **options})
 
     async def arun_tool(self, name: str, arguments: Mapping[str, Any], **options: Unpack[RunOptions]) -> Run:
         """Do the same without blocking the event loop; `options` are those of `arun`."""
-        return await self.arun(**{**asked_for(self._hood.policy, name, arguments), **options})
+        return await self.arun(**{**run_arguments(self._hood.policy, name, arguments), **options})
 
     def capabilities(self, root: str = "") -> Capabilities:
         """Return what commands find in their sandbox; `for_model` writes it for a system prompt."""
@@ -216,14 +216,15 @@ class Sandbox(Commands):
 
     def _widening(
         self, host: str, show: str | os.PathLike[str], write: str | os.PathLike[str], reason: str
-    ) -> Widening:
+    ) -> AccessRequest:
         words = [host] if host else []
         paths = {"show": os.fspath(show), "write": os.fspath(write)}
         words += [f"--{name}={path}" for name, path in paths.items() if path]
         if len(words) != 1:
             raise BadRequest("one thing is asked for at a time", hint="host, show or write")
         whole = self._project.path
-        return widenings([*words, f"--reason={reason}"], lambda path: os.path.join(whole, os.path.expanduser(path)))[0]
+        words = [*words, f"--reason={reason}"]
+        return access_requests(words, lambda path: os.path.join(whole, os.path.expanduser(path)))[0]
 
     def apply(
         self, run: Run | str | int, *paths: str | os.PathLike[str], force: bool = False, expected: str = ""

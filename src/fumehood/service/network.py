@@ -8,7 +8,7 @@ import threading
 import time
 
 from fumehood.core.environment import own_proxy_settings, proxy_variables
-from fumehood.core.hosts import DNS, by_proxy, direct_ports, forwards, proxy_port
+from fumehood.core.hosts import DNS, direct_ports, forwards, names_for_proxy, proxy_port
 from fumehood.core.policy import FULL, HOSTS, Network
 from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE, Decision
 from fumehood.core.report import NOT_GRANTED, SAID_NO, Blocked, Connection, Run
@@ -204,7 +204,7 @@ class NetworkAccess:
         """Return the variables that lead a command's programs to the proxy."""
         if self._proxy is None:
             return own_proxy_settings(before, os.environ)
-        return proxy_variables(self.listen[0][1], by_proxy(self.network.hosts), before)
+        return proxy_variables(self.listen[0][1], names_for_proxy(self.network.hosts), before)
 
     @property
     def shares(self) -> bool:

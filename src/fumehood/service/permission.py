@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from fumehood.core.inside import Widening
+    from fumehood.core.inside import AccessRequest
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Decision, Question
     from fumehood.service.ask import Ask
@@ -132,7 +132,7 @@ def add_granted_access(policy: Policy, granted: Sequence[tuple[str, str]]) -> Po
 # A yes is kept for the session, or for the project if the person says so; a directory to write becomes a root of the
 # project. It is valid from the next command on.
 
-def question_about_access(store: Store, project: Project, widening: Widening) -> Question:
+def question_about_access(store: Store, project: Project, widening: AccessRequest) -> Question:
     """Return the question for what an agent requests; raises BadRequest if it can't be allowed at all."""
     from fumehood.core import questions
     from fumehood.core.inside import SHOW, WRITE
@@ -161,7 +161,8 @@ def earlier_answer(store: Store, session: str, question: Question) -> str | None
 
 
 def decide_access(
-    store: Store, project: Project, session: str, widenings: Sequence[Widening], decide: Callable[[Question], Decision]
+    store: Store, project: Project, session: str, widenings: Sequence[AccessRequest],
+    decide: Callable[[Question], Decision],
 ) -> list[str]:
     """Have each request decided, and keep the answers; returns them as text. Raises Refused if nothing was allowed."""
     from fumehood.core import questions
@@ -191,7 +192,7 @@ def decide_access(
     return answers
 
 
-def _answer_text(widening: Widening, session: str, *, allowed: bool, why: str) -> str:
+def _answer_text(widening: AccessRequest, session: str, *, allowed: bool, why: str) -> str:
     from fumehood.core.inside import HOST, SHOW, WRITE
     from fumehood.core.questions import NOBODY
     from fumehood.core.request import shell_quote

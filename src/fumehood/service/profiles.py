@@ -12,7 +12,7 @@ from fumehood.core.masks import HOMES, UNSEEN, is_in
 from fumehood.core.policy import FULL, Policy, Profile, is_profile_for
 from fumehood.core.report import Blocked
 from fumehood.core.request import HOST, Request
-from fumehood.core.shell import may_be_kept, simple
+from fumehood.core.shell import may_keep_permission, simple_command
 from fumehood.core.value import Value
 from fumehood.linux.cache import follow_path
 from fumehood.linux.capture import BWRAP, KERNEL
@@ -280,7 +280,7 @@ def apply_profiles(
     withheld: dict[str, Any] = {}
     if not granting:
         return policy, request, withheld
-    command = simple(request.command)
+    command = simple_command(request.command)
     plain = _as_plain_command(store, project, policy, request, profiles)
     for each in granting:
         if command is not None and plain is not None and is_profile_for(each, (command.program, *command.arguments)):
@@ -322,7 +322,7 @@ def _as_plain_command(
         folder for folder in environment.get("PATH", os.defpath).split(":")
         if folder.startswith("/") and not is_in_writable_place(folder, writable)
     )  # fmt: skip
-    command = simple(request.command)
+    command = simple_command(request.command)
     is_relative = command is None or ("/" in command.program and not command.program.startswith("/"))
     if is_relative or trusted_program(request.command, "/", {"PATH": path}, writable) is None:
         return None
@@ -355,7 +355,7 @@ def trusted_program(
     A program in a directory that commands can write (`writable`), or reached by a link there, may be another program
     tomorrow; and one that runs any given code stands for every program.
     """
-    plain = simple(command)
+    plain = simple_command(command)
     if plain is None:
         return None
     base = os.path.join(cwd, plain.directory)
@@ -364,7 +364,7 @@ def trusted_program(
         path = os.path.join(base, folder, plain.program)
         if os.path.isfile(path) and os.access(path, os.X_OK):
             real = os.path.realpath(path)
-            is_surely_kept = may_be_kept(path) and may_be_kept(real)
+            is_surely_kept = may_keep_permission(path) and may_keep_permission(real)
             return real if is_surely_kept and not is_in_writable_place(path, writable) else None
     return None
 

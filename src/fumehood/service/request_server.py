@@ -16,15 +16,15 @@ from fumehood.core.inside import (
     BEGAN,
     ENDED,
     HELP,
-    LONGEST,
+    LONGEST_REQUEST,
     MOST_WORDS,
     TOO_MUCH,
-    Widening,
-    asker,
-    checked,
-    is_of_a_shell,
-    parsed,
-    widenings,
+    AccessRequest,
+    access_requests,
+    asker_of,
+    checked_words,
+    is_shell_notice,
+    split_request,
 )
 from fumehood.core.request import SESSION_BIN, SESSION_DIRECTORY
 from fumehood.errors import Refused, plain_error
@@ -52,9 +52,9 @@ d={SESSION_DIRECTORY} s=$(printf '\\037') line=$$$(printf '\\037')$(pwd)
 for word; do line=$line$s$word; done
 case $line in *'
 '*) echo 'ERROR: a word has several lines' >&2; exit 125 ;; esac
-if [ $# -gt {MOST_WORDS} ] || [ ${{#line}} -gt {LONGEST} ]; then
+if [ $# -gt {MOST_WORDS} ] || [ ${{#line}} -gt {LONGEST_REQUEST} ]; then
     echo 'ERROR: {TOO_MUCH}
-hint: {MOST_WORDS} words and {LONGEST} bytes at most' >&2; exit 125
+hint: {MOST_WORDS} words and {LONGEST_REQUEST} bytes at most' >&2; exit 125
 fi
 exec 9<>$d/{REQUESTS} || exit 125
 flock 9 2>/dev/null
@@ -91,7 +91,7 @@ class RequestServer:
         self.outside: Callable[[str], str] = str  # turns a path that the command saw into the host's
         self.roots_inside: Mapping[str, str] = {}  # where the command sees the roots, if at other paths
         self.questions: PendingQuestions | None = None
-        self.ask_person: Callable[[Sequence[Widening]], str] | None = None  # None if nobody can be asked
+        self.ask_person: Callable[[Sequence[AccessRequest]], str] | None = None  # None if nobody can be asked
         # Called where the agent's shells say when commands begin and end.
         self.on_shell_message: Callable[[Sequence[str], str], str] | None = None
 
@@ -114,16 +114,17 @@ class RequestServer:
                 return
         else:
             try:
-                self._waiting += os.read(self._requests, LONGEST)
+                self._waiting += os.read(self._requests, LONGEST_REQUEST)
             except BlockingIOError:
                 return
         line, is_whole, rest = self._waiting.partition(b"\n")
         if not is_whole:
-            self._waiting = line[: LONGEST + 1]  # the head of a line that is too long says who waits for the answer
+            # the head of a line that is too long says who waits for the answer
+            self._waiting = line[: LONGEST_REQUEST + 1]
             return
         self._waiting = rest
         reply = b""
-        if self.on_shell_message is not None and is_of_a_shell(line):
+        if self.on_shell_message is not None and is_shell_notice(line):
             reply = self._reply(line)  # in this thread, which attends the sandbox: its processes are stopped meanwhile
         else:
             self.served += 1
@@ -162,9 +163,9 @@ class RequestServer:
             os.unlink(f"{self._directory}/{_CLOSED}")
 
     def _reply(self, line: bytes) -> bytes:
-        number, code, text = asker(line), 0, b""
+        number, code, text = asker_of(line), 0, b""
         try:
-            _, cwd, words = parsed(line)
+            _, cwd, words = split_request(line)
             code, text = self._perform(words, lambda path: self.outside(os.path.normpath(os.path.join(cwd, path))))
         except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever went wrong
             plain = plain_error(error)
@@ -180,8 +181,8 @@ class RequestServer:
         if not words or words[0] in ("-h", "--help", "help"):
             return 0, HELP.encode()
         if words[0] != ASK:
-            return self._by_command_line(checked(words, absolute))
-        requested_access = widenings(words[1:], absolute)
+            return self._by_command_line(checked_words(words, absolute))
+        requested_access = access_requests(words[1:], absolute)
         self._asked_count += len(requested_access)
         if self._asked_count > _MOST_ASKED:
             raise Refused(f"a command may ask for {_MOST_ASKED} things at most", hint="ask in another one")

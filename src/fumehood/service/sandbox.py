@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
-    from fumehood.core.inside import Widening
+    from fumehood.core.inside import AccessRequest
     from fumehood.core.questions import Decision, Question
     from fumehood.linux.capture import Capture, Stranger
     from fumehood.linux.launch import Plan, Streams
@@ -419,7 +419,7 @@ class Attempt:
         if questions is None or not permissions.somebody_can_answer(hood.project.path):
             return  # then a process of its own asks whoever has come meanwhile
 
-        def ask_person(widenings: Sequence[Widening]) -> str:
+        def ask_person(widenings: Sequence[AccessRequest]) -> str:
             def decide(question: Question) -> Decision:
                 return questions.decide_in_turn(lambda is_closed: permissions.decide(question, is_closed))
 

@@ -125,9 +125,9 @@ class SessionRun:
             blocked.append(Blocked(what="loopback", detail="each command has a loopback of its own", hint=hint))
         self.read_pipes()
         if self.left_processes:
-            from fumehood.core.hints import left_behind
+            from fumehood.core.hints import processes_left_behind
 
-            blocked += left_behind(self.left_processes)
+            blocked += processes_left_behind(self.left_processes)
         if not self._ended_in:
             from fumehood.core.shell import changes_directory
 

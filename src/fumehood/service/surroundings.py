@@ -7,8 +7,8 @@ import pwd
 import stat
 import sys
 
-from fumehood.core.environment import inherited, resolvers
-from fumehood.core.masks import Masks, Sight, innermost, inside, is_below, is_in, masks, variables_for_tools
+from fumehood.core.environment import inherited_environment, resolvers
+from fumehood.core.masks import Masks, Sight, innermost, is_below, is_in, make_masks, paths_inside, variables_for_tools
 from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
 from fumehood.core.request import ALPINE, HOST, SHELL
@@ -198,7 +198,7 @@ def host_or_tree_world(
             raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
     if root in ("", HOST):
         wishes, own = policy.environment, process_variables()
-        environment, dropped = inherited(own, wishes.keep, wishes.drop)
+        environment, dropped = inherited_environment(own, wishes.keep, wishes.drop)
         if policy.home == HIDDEN:
             for name in _GIT_VARIABLES:
                 environment.pop(name, None)  # git would not read the settings that are made for it
@@ -306,7 +306,7 @@ class Surroundings:
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
         self._is_locked: bool | None = None
         self._last_sight: tuple[object, Sight] | None = None
-        self._in_roots = masks(("/",), (), policy.mask, policy.unmask, root=False).in_roots if policy.mask else ()
+        self._in_roots = make_masks(("/",), (), policy.mask, policy.unmask, root=False).in_roots if policy.mask else ()
 
     def with_policy(self, policy: Policy) -> Surroundings:
         """Return surroundings for another policy; what is already known about the host is shared."""
@@ -352,7 +352,7 @@ class Surroundings:
             base = [*world.tree.mounts(is_cut=blocks_sockets), Devices(target="/dev")]
             linked = [path for root in roots for path in self._links_in(root)]
             paths = (*self.masks(homes, as_root=user == 0).hidden, *linked)
-            masked = inside(sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}), roots)
+            masked = paths_inside(sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}), roots)
         scratch = world.scratch
         tmp = (session_run.tmp if session_run else "") or (scratch.tmp if scratch else "")
         sourced = os.path.realpath(world.source) if world.source else ""
@@ -443,7 +443,7 @@ class Surroundings:
         # Of our cache, only the scratch directories: no project may read those of another.
         own = [self._places.state, self._places.data, self._places.config, f"{self._places.cache}/scratch"]
         own += [self._policy.sign.key] if self._policy.sign.key else []
-        return masks(homes, own, self._policy.mask, self._policy.unmask, root=as_root)
+        return make_masks(homes, own, self._policy.mask, self._policy.unmask, root=as_root)
 
     def _sight(
         self, homes: Sequence[str], points: tuple[str, ...], variables: tuple[tuple[str, str], ...], *, user: int,

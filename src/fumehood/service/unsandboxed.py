@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.environment import inherited
+from fumehood.core.environment import inherited_environment
 from fumehood.core.policy import FULL, NONE
 from fumehood.core.questions import Question, unsandboxed_question
 from fumehood.core.report import Run
@@ -94,7 +94,7 @@ def _described(hood: Hood, request: Request, name: str) -> tuple[Run, dict[str, 
         if not os.path.isdir(cwd):
             lacking = "is not a directory" if os.path.exists(cwd) else "does not exist"
             raise NoDirectory(f"Working directory {lacking}: {cwd}", hint="make it first, or name another")
-    environment, dropped = inherited(process_variables())
+    environment, dropped = inherited_environment(process_variables())
     owner = owner_of(project.path)
     if owner is not None:
         environment |= home_variables(owner)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from fumehood.core.config import Checked
+    from fumehood.core.config import CheckedConfiguration
 
     Settings = dict[str, dict[str, Any]]
 
@@ -84,9 +84,9 @@ def load(places: Places, roots: Sequence[str] = ()) -> Settings:
     return settings
 
 
-def compile_file(path: str) -> tuple[bytes, Checked]:
+def compile_file(path: str) -> tuple[bytes, CheckedConfiguration]:
     """Read and check a configuration; its identity is empty where it may still be changing."""
-    from fumehood.core.config import read
+    from fumehood.core.config import read_configuration
 
     try:
         with Closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as file:
@@ -101,12 +101,12 @@ def compile_file(path: str) -> tuple[bytes, Checked]:
     age = time.time_ns() - max(after.st_mtime_ns, after.st_ctime_ns)
     if identity != _identity(after) or age < _SETTLED_NS:
         identity = b""
-    return identity, _without_links(read(data, home()))
+    return identity, _without_links(read_configuration(data, home()))
 
 
-def _without_links(checked: Checked) -> Checked:
+def _without_links(checked: CheckedConfiguration) -> CheckedConfiguration:
     """Complain of projects that are not named by their real path, which is the one they are known by."""
-    from fumehood.core.config import Complaint, in_order
+    from fumehood.core.config import Complaint, by_line
 
     wrong = [
         Complaint(
@@ -116,7 +116,7 @@ def _without_links(checked: Checked) -> Checked:
         for path, line in checked.lines.items()
         if os.path.realpath(path) != path
     ]  # fmt: skip
-    return checked.replace(complaints=in_order([*checked.complaints, *wrong])) if wrong else checked
+    return checked.replace(complaints=by_line([*checked.complaints, *wrong])) if wrong else checked
 
 
 def _unreadable(path: str, error: OSError) -> BadConfiguration:
@@ -136,7 +136,7 @@ def _check_reach(path: str, status: os.stat_result, roots: Sequence[str]) -> Non
             )
 
 
-def _refusal(path: str, checked: Checked) -> BadConfiguration:
+def _refusal(path: str, checked: CheckedConfiguration) -> BadConfiguration:
     first = checked.complaints[0]
     more = len(checked.complaints) - 1
     complaint = f"{path}, line {first.line}: {f'{first.key}: ' if first.key else ''}{first.message}"
@@ -207,9 +207,9 @@ def set_key(places: Places, name: str, value: str | list[str]) -> str:
 
 def write_checked(path: str, before: str, after: str) -> None:
     """Write a configuration that a person edited, if it holds, and nobody else changed the file meanwhile."""
-    from fumehood.core.config import read
+    from fumehood.core.config import read_configuration
 
-    complaints = read(after.encode(), home()).complaints
+    complaints = read_configuration(after.encode(), home()).complaints
     if complaints:
         raise BadConfiguration(f"nothing was written: {complaints[0].message}", hint="correct that line")
     real = os.path.realpath(path)
@@ -225,9 +225,9 @@ def write_checked(path: str, before: str, after: str) -> None:
 
 
 def _refuse_complaints(path: str, name: str, text: str) -> None:
-    from fumehood.core.config import read
+    from fumehood.core.config import read_configuration
 
-    complaints = read(text.encode(), home()).complaints
+    complaints = read_configuration(text.encode(), home()).complaints
     if complaints:
         raise BadConfiguration(
             f"{name} was not set in {path}, which has an error: {complaints[0].message}", hint="fumehood config check"

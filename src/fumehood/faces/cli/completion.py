@@ -17,7 +17,7 @@ from itertools import chain
 from fumehood.core.report import printable
 from fumehood.core.request import is_draft_session
 from fumehood.core.value import Value
-from fumehood.core.wording import fitted
+from fumehood.core.wording import fit_columns
 from fumehood.faces.cli.commands import COMMAND_NAMES, HAND_PARSED, Context, argument, command, parser_for
 from fumehood.faces.cli.output import load_text
 from fumehood.service.store import Store
@@ -64,7 +64,7 @@ def complete(words: Sequence[str]) -> int:
     for word, about in candidates:
         # A word with invisible characters could act on the terminal, and can't be typed.
         if word.isprintable() and word.startswith(words[-1] if words else ""):
-            lines.append(f"{word}\t{fitted(printable(about), _DESCRIPTION_WIDTH)}")
+            lines.append(f"{word}\t{fit_columns(printable(about), _DESCRIPTION_WIDTH)}")
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return 0
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from fumehood.core.edits import MARKS
 from fumehood.core.report import Run, how_many, pick_fields, printable
-from fumehood.core.wording import fitted
+from fumehood.core.wording import fit_columns
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, subcommands
 from fumehood.faces.cli.log import print_difference, print_differences
@@ -157,7 +157,7 @@ def _log(context: Context, draft: DraftRecord) -> int:
     lines = []
     for run in runs:
         when = Paint()(time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at)), "dim")
-        lines.append(f"#{run.number}  {when}  {run.state:9}  {fitted(printable(run.command), COMMAND_WIDTH)}")
+        lines.append(f"#{run.number}  {when}  {run.state:9}  {fit_columns(printable(run.command), COMMAND_WIDTH)}")
     none = f"nothing has run in draft {draft.name} yet; fumehood run --draft {draft.name} -- COMMAND"
     return context.print_result({"draft": draft.name, "runs": rows}, lines or none)
 

@@ -31,7 +31,7 @@ from fumehood.core.hosts import with_port
 from fumehood.core.judge import object_store_of
 from fumehood.core.report import Connection, Run, how_many, pick_fields, printable
 from fumehood.core.request import draft_session_name
-from fumehood.core.wording import elapsed, fitted
+from fumehood.core.wording import fit_columns, format_elapsed
 from fumehood.errors import BadRequest, Unavailable
 from fumehood.faces.cli.commands import RUN_FILTER_OPTIONS, Context, argument, command, flag, option, optional_run
 from fumehood.faces.cli.output import (
@@ -169,7 +169,7 @@ class _RunLines:
         ]  # fmt: skip
         used = sum(len(text) for text, _ in cells + last_cells)
         command_width = max(self._width - used, _MIN_COLUMNS) if self._width else COMMAND_WIDTH
-        cells += [(fitted(printable(run.command), command_width), ""), *last_cells]
+        cells += [(fit_columns(printable(run.command), command_width), ""), *last_cells]
         return "".join(paint(text, colour) if text and colour else text for text, colour in cells)
 
 
@@ -252,7 +252,7 @@ def _detail_lines(context: Context, run: Run, events: Sequence[Event]) -> Iterat
     paint = Paint()
     sandbox = f"captured by {run.capture}, network {run.network}" if run.sandboxed else "UNSANDBOXED, network full"
     is_running = run.state == "running"
-    duration = f"for {elapsed(time.time() - run.started_at)}" if is_running else f"{run.duration_s:.3f} s"
+    duration = f"for {format_elapsed(time.time() - run.started_at)}" if is_running else f"{run.duration_s:.3f} s"
     started_at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.started_at))
     details = {
         "run": f"{run_label(run)}, {run.run}" if run.name != run.run else run.run,

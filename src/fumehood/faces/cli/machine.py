@@ -12,7 +12,7 @@ import sys
 from typing import Any, TextIO
 
 from fumehood.core.report import how_many, printable
-from fumehood.core.wording import fitted
+from fumehood.core.wording import fit_columns
 from fumehood.errors import BadConfiguration, BadRequest
 from fumehood.faces.cli.commands import (  # fmt: skip
     Context,
@@ -356,7 +356,7 @@ def _freed_text(context: Context, freed: Freed) -> str:
     """Return what a cleaning removes as text, with the number and command of the first runs that it names."""
     runs = map(context.store.history.find, freed.not_undoable[:NAMED])
     lines = [
-        f"  #{run.number}  {fitted(printable(run.command), COMMAND_WIDTH)}"
+        f"  #{run.number}  {fit_columns(printable(run.command), COMMAND_WIDTH)}"
         + (f"  in {printable(run.project)}" if context.options.all else "")
         for run in runs
     ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from fumehood.core.wording import Visible
+    from fumehood.core.wording import VisibleStream
     from fumehood.faces.cli.screen import Filter
     from fumehood.service.store import Store
 
@@ -146,15 +146,15 @@ def sink_to(fd: int, *, screen: bool = False) -> DescriptorSink:
 
 def sink_to_model(fd: int, mark: str) -> DescriptorSink:
     """Return a sink whose output a model reads: invisible characters, and the mark of our own lines, are removed."""
-    from fumehood.core.wording import Visible
+    from fumehood.core.wording import VisibleStream
 
-    return DescriptorSink(fd, Visible(mark))
+    return DescriptorSink(fd, VisibleStream(mark))
 
 
 class DescriptorSink:
     """A sink that writes to a descriptor, through a filter if it has one."""
 
-    def __init__(self, fd: int, filter_: Visible | Filter | None = None) -> None:
+    def __init__(self, fd: int, filter_: VisibleStream | Filter | None = None) -> None:
         self._fd = fd
         self._filter = filter_
         self.is_in_line = False  # the last filtered output did not end with a line feed

@@ -15,7 +15,7 @@ from typing import Any
 from fumehood.core import changes as c
 from fumehood.core.questions import changes_waiting, held_item
 from fumehood.core.report import REDO, Run, how_many, pick_fields, printable
-from fumehood.core.wording import MOST_OF_A_NAME, Item, by_kind, listed, quoted, wrapped
+from fumehood.core.wording import MOST_OF_A_NAME, Item, counts_in_words, item_lines, quote, wrap
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
 from fumehood.faces.cli.commands import RUN, RUN_FILTER_OPTIONS, Context, argument, command, flag, option, optional_run
 from fumehood.faces.cli.log import print_difference
@@ -94,7 +94,7 @@ def _apply(context: Context) -> int:
 def _report_decision(context: Context, result: Run) -> int:
     def show() -> None:
         # Name the run: `last` may be another one than the person has looked at.
-        print(f"run {result.name}: {quoted(result.command, MOST_OF_A_NAME)}")
+        print(f"run {result.name}: {quote(result.command, MOST_OF_A_NAME)}")
         print_run(result, sys.stdout)
 
     return _report_and_clean_up(context, result, show)
@@ -314,7 +314,7 @@ def _changes_to_decide(run: Run) -> list[c.Change]:
 
 
 def _run_title(run: Run) -> str:
-    return f"{Paint()(run_label(run), 'bold')}  {quoted(run.command)}"
+    return f"{Paint()(run_label(run), 'bold')}  {quote(run.command)}"
 
 
 def _conflict_paths(run: Run) -> set[tuple[int, str]]:
@@ -380,20 +380,20 @@ def _print_all_items(run: Run) -> None:
     """List everything that the keys for the whole run apply or throw away, the dangerous first."""
     items = [held_item(run, change) for change in changes_waiting(run)]
     if len(items) > 1:
-        print(f"the whole run holds {by_kind(items, are_all=True)}:")
+        print(f"the whole run holds {counts_in_words(items, are_all=True)}:")
         _print_items(items, run)
 
 
 def _print_items(items: Sequence[Item], run: Run) -> None:
-    for each in listed(items, seen_by=f"fumehood show {run.name}"):
-        for line in wrapped(each, columns(1) - 2):
+    for each in item_lines(items, seen_by=f"fumehood show {run.name}"):
+        for line in wrap(each, columns(1) - 2):
             print(f"  {line}")
 
 
 def _print_change(context: Context, run: Run, change: c.Change) -> None:
     paint = Paint()
-    place = quoted(change.path if change.root == 0 else absolute_path(run, change))
-    why = quoted(change.reason, MOST_OF_A_NAME)
+    place = quote(change.path if change.root == 0 else absolute_path(run, change))
+    why = quote(change.reason, MOST_OF_A_NAME)
     print(f"{paint(change.verdict, 'yellow')} {change.change} {paint(place, 'bold')}: {why}")
     for each in each_difference(context.store, run, [absolute_path(run, change)]):
         print_difference(each.text)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 
 from fumehood.core import questions
 from fumehood.core.report import printable
-from fumehood.core.wording import WIDTH, elapsed, fitted
+from fumehood.core.wording import WIDTH, fit_columns, format_elapsed
 from fumehood.linux.terminal import TerminalTurn, hear_resuming, tell_when_resumed
 
 TYPE_CHECKING = False
@@ -270,7 +270,7 @@ class LiveLine(StatusLine):
         room = max(width - 25, 8)
         name = printable(path)
         name = name if len(name) <= room else "…" + name[1 - room :]
-        since = f"{elapsed(now - self.started_at)} " if now - self.started_at >= 1 else ""
+        since = f"{format_elapsed(now - self.started_at)} " if now - self.started_at >= 1 else ""
         self.draw(self._count, f"{since}{self._count} {_SIGNS[what]} {name}")
 
 
@@ -296,10 +296,10 @@ def show_progress(what: str, options: argparse.Namespace, amount: Callable[[], s
             turn, wait = turn + 1, _PROGRESS_EVERY_S
             done, total = apply.progress()
             count = amount() if amount else f"{done} of {total}" if total else ""
-            words = [what, count, elapsed(time.monotonic() - line.started_at)]
+            words = [what, count, format_elapsed(time.monotonic() - line.started_at)]
             if not (width := line.width()):
                 return
-            line.draw(turn, fitted(printable("  ".join(word for word in words if word)), width - 3))
+            line.draw(turn, fit_columns(printable("  ".join(word for word in words if word)), width - 3))
 
     thread = threading.Thread(target=tick, name="fumehood-progress", daemon=True)
     thread.start()
@@ -325,7 +325,7 @@ class Progress:
         if not self._is_shown:
             return
         taken = time.monotonic() - self._started_at
-        since = f"  {elapsed(taken)}" if taken >= 1 and os.isatty(2) else ""
+        since = f"  {format_elapsed(taken)}" if taken >= 1 and os.isatty(2) else ""
         if not done:
             sys.stderr.write(f"{self._indent}{printable(line)}{since}\n")
         elif os.isatty(2):

@@ -7,11 +7,11 @@ import socket
 import sys
 import time
 
-from fumehood.core.inside import widenings
+from fumehood.core.inside import access_requests
 from fumehood.core.policy import FULL
 from fumehood.core.report import Run, pick_fields, printable, shorten
 from fumehood.core.request import draft_session_name
-from fumehood.core.wording import elapsed, fitted
+from fumehood.core.wording import fit_columns, format_elapsed
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import (
     RUN,
@@ -46,7 +46,7 @@ def _ps(context: Context) -> int:
     for run in runs:
         label = draft_or_session(run, printable)
         where = f"  {printable(run.project)}" if context.options.all else ""
-        since = elapsed(time.time() - run.started_at)
+        since = format_elapsed(time.time() - run.started_at)
         lines.append(f"{run_label(run):5}  {since:>8}  {shorten(run.command)}{'  ' if label else ''}{label}{where}")
     return context.print_result({"runs": [pick_fields(run, fields) for run in runs]}, lines or "nothing runs")
 
@@ -143,7 +143,7 @@ def _ask(context: Context) -> int:
     options, store = context.options, context.store
     words = [*options.hosts, *options.host, *(f"--show={path}" for path in options.show)]
     words += [*(f"--write={path}" for path in options.write), f"--reason={options.reason}"]
-    requests = widenings(words, lambda path: os.path.join(working_dir(), os.path.expanduser(path)))
+    requests = access_requests(words, lambda path: os.path.join(working_dir(), os.path.expanduser(path)))
     project = store.projects.open(context.project.path)
     session_name = options.only_session or options.session
     session = _check_session(context, session_name) if session_name else ""
@@ -186,7 +186,9 @@ def _status(context: Context) -> int:
     now_s, paint, columns = time.time(), Paint(), terminal_width()
     rows: list[tuple[str, str]] = [("project", project.path)]
     rows += [("session", session)] if session else []
-    rows += [("running", f"{run_label(run)}  {elapsed(now_s - run.started_at)}  {run.command}") for run in running]
+    rows += [
+        ("running", f"{run_label(run)}  {format_elapsed(now_s - run.started_at)}  {run.command}") for run in running
+    ]
     rows += [("waiting", f"{run_label(run)}  {run.command}") for run in held]
     rows += [("", "fumehood review")] if held and not is_agent else []
     rows += [("draft", f"{draft.name}  (fumehood draft diff {draft.name})") for draft in drafts]
@@ -202,7 +204,9 @@ def _status(context: Context) -> int:
     for name, values in (("write", project.roots), ("hosts", policy.hosts), ("shown", policy.show)):
         rows += [(name, value) for value in values]
     rows += [("network", network)]
-    fitted_rows = [(name, fitted(printable(text), columns - 10) if columns else shorten(text)) for name, text in rows]
+    fitted_rows = [
+        (name, fit_columns(printable(text), columns - 10) if columns else shorten(text)) for name, text in rows
+    ]
     lines = (f"{paint(f'{name:9}', 'dim')} {text if name else paint(text, 'dim')}" for name, text in fitted_rows)
     return context.print_result(result, lines)
 

@@ -129,7 +129,7 @@ def _own_tools(project: str | None) -> list[Tool]:
     except BadConfiguration:
         return []  # each command reports the error
     own: list[Tool] = []
-    for each in described.templates(policy.tools).values():
+    for each in described.templates_by_name(policy.tools).values():
         tool = OurTool.from_function(tools.run_command, each.name, None, each.description, annotations=_RUNNING)
         own.append(tool.model_copy(update={"template": each, "parameters": each.schema}))
     return own

@@ -35,7 +35,7 @@ from fumehood.core.report import (
     runs_for_model,
     shorten,
 )
-from fumehood.core.wording import NOT_OURS, visible
+from fumehood.core.wording import NOT_OURS, make_visible
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
 from fumehood.faces.mcp.clients import MARK, CallTarget, Job, Target, clients_of, find_askers
 from fumehood.store.history import LAST
@@ -319,7 +319,7 @@ async def _telling_progress(context: Context[Any, Any]) -> AsyncIterator[Callabl
                 latest, number = "\n".join(lines), count
                 lines.clear()
             if latest:
-                await context.report_progress(number, None, visible(latest, MARK))
+                await context.report_progress(number, None, make_visible(latest, MARK))
 
     task = asyncio.create_task(report())
     try:
@@ -413,7 +413,7 @@ def _find_running(target: CallTarget, name: str) -> "tuple[Sandbox, Run]":
 
 def _job_status(job: Job, offset: int) -> CallToolResult:
     begin, printed = job.output(offset)
-    output = visible(printed[:_MAX_TEXT], MARK)
+    output = make_visible(printed[:_MAX_TEXT], MARK)
     error = f"ERROR: {shorten(job.error.message)}" if job.error is not None else ""
     state = "is running" if job.is_running else "has ended"
     ours = [part for part in (error, f"[{job.name} {state}]") if part]
@@ -435,7 +435,7 @@ async def diff(target: Target, run: RunName = "last", paths: Paths = None) -> An
     """Show what a run changed, line by line."""
     sandbox = target.sandbox_of_run(run)
     past = sandbox.find(run)
-    whole = visible(await anyio.to_thread.run_sync(sandbox.diff, past, paths or []), MARK)
+    whole = make_visible(await anyio.to_thread.run_sync(sandbox.diff, past, paths or []), MARK)
     text = whole[:_MAX_TEXT]
     return _tool_result(text, run=past.run, text=text, truncated=len(whole) > len(text))
 
@@ -454,7 +454,7 @@ async def read_output(
     end = min(offset + limit, len(data))
     while end < len(data) and end < offset + limit + 3 and data[end] & 0xC0 == 0x80:  # don't cut a UTF-8 character
         end += 1
-    text = visible(data[offset:end].decode(errors="replace"), MARK)
+    text = make_visible(data[offset:end].decode(errors="replace"), MARK)
     following = end if end < len(data) else None
     return _tool_result(
         text, run=past.run, stream=stream, offset=offset, next_offset=following, total=len(data), text=text

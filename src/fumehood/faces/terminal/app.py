@@ -23,7 +23,7 @@ from textual.widgets import Button, DataTable, Footer, Static, Tab, TabbedConten
 
 from fumehood.core.questions import Question, question_lines
 from fumehood.core.report import Run, format_size, printable
-from fumehood.core.wording import elapsed, fitted, quoted
+from fumehood.core.wording import fit_columns, format_elapsed, quote
 from fumehood.errors import FumehoodError, plain_error
 from fumehood.faces.cli.screen import KEYS
 from fumehood.faces.terminal.changes import ChangesView, HistoryView, RunScreen
@@ -125,7 +125,7 @@ class RunningView(ActingView):
     def action_stop(self) -> None:
         run = self._runs.get(self._chosen)
         if run is not None:
-            question = f"End #{run.number}: {fitted(printable(run.command), 150)}? What it wrote is held."
+            question = f"End #{run.number}: {fit_columns(printable(run.command), 150)}? What it wrote is held."
             self.ask_first(question, lambda: self.act(run, Chosen(act="stop")))
 
     def action_checkpoint(self) -> None:
@@ -141,10 +141,10 @@ def _cells(each: LiveCommand) -> list[Text]:
     run = each.run
     where = f"{os.path.basename(run.project)}  "
     return [
-        Text(f"#{run.number}", "bold"), Text(elapsed(time.time() - run.started_at), justify="right"),
+        Text(f"#{run.number}", "bold"), Text(format_elapsed(time.time() - run.started_at), justify="right"),
         Text(format_size(each.memory), justify="right"), Text(str(each.processes), justify="right"),
-        safe_text(fitted(printable(run.session or ""), 20)),
-        Text.assemble((printable(where), "dim"), safe_text(fitted(printable(run.command), 200))),
+        safe_text(fit_columns(printable(run.session or ""), 20)),
+        Text.assemble((printable(where), "dim"), safe_text(fit_columns(printable(run.command), 200))),
     ]  # fmt: skip
 
 
@@ -399,7 +399,7 @@ class Views(App[None]):
         if names != self._asked:
             self._asked = names
             line = self.screen_stack[0].query_one("#bell", Static)
-            line.update(f"! {quoted(asked[0].question.text, 200)}" if asked else "")
+            line.update(f"! {quote(asked[0].question.text, 200)}" if asked else "")
             line.set_class(bool(asked), "-asked")
 
     # ---- Keys.

@@ -19,7 +19,7 @@ from fumehood.core import changes as c
 from fumehood.core.questions import held_item
 from fumehood.core.report import Run, path_in_list, printable
 from fumehood.core.value import Value
-from fumehood.core.wording import by_kind, fitted, listed, quoted
+from fumehood.core.wording import counts_in_words, fit_columns, item_lines, quote
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.run_text import SIGNS, STATES, absolute_path
 from fumehood.faces.terminal.widgets import ActingView, HunkList, TextView, both_outputs, safe_text
@@ -264,7 +264,7 @@ def _add_run(top: TreeNode[Branch], each: ReadRun, opened: dict[_BranchKey, bool
     label = Text.assemble(
         (f"#{run.number} ", "bold"), (f"{each.total} {run.state}  " if each.run.state == c.HELD else "", "yellow"),
         (f"{printable(os.path.basename(run.project))}  ", "dim"),
-        safe_text(fitted(printable(run.command), _COMMAND_WIDTH)),
+        safe_text(fit_columns(printable(run.command), _COMMAND_WIDTH)),
     )  # fmt: skip
     node = top.add(label, branch, expand=opened.get(branch.key, len(each.changes) <= _MAX_EXPANDED))
     directories: dict[str, TreeNode[Branch]] = {run.roots[0]: node} if run.roots else {}
@@ -304,10 +304,10 @@ def _describe_branch(store: Store, each: ReadRun, branch: Branch) -> tuple[list[
     run, change = each.run, branch.change
     if change is None:
         return _describe_group(each, branch), "", ""
-    name = safe_text(quoted(change.path), "bold")
+    name = safe_text(quote(change.path), "bold")
     lines = [Text.assemble((f"{change.verdict} ", "yellow"), change.change, " ", name)]
     if change.reason:
-        lines.append(safe_text(quoted(change.reason)))
+        lines.append(safe_text(quote(change.reason)))
     if change.reason in each.rules:
         lines.append(safe_text(each.rules[change.reason], "cyan"))
     lines += [safe_text(f"flag: {flag}", "yellow") for flag in change.flags]
@@ -329,10 +329,10 @@ def _describe_branch(store: Store, each: ReadRun, branch: Branch) -> tuple[list[
 def _describe_group(each: ReadRun, branch: Branch) -> list[Text]:
     """Return lines about a run or directory: what one key accepts or throws away, the dangerous first."""
     run = each.run
-    lines = [Text.assemble((f"#{run.number} ", "bold"), f"{run.outcome}  ", safe_text(quoted(run.command), "bold"))]
+    lines = [Text.assemble((f"#{run.number} ", "bold"), f"{run.outcome}  ", safe_text(quote(run.command), "bold"))]
     lines += [safe_text(f"in {run.cwd}")]
     lines += [safe_text(f"session {run.session}")] if run.session else []
-    lines += [safe_text(quoted(run.reason), "yellow")] if run.reason else []
+    lines += [safe_text(quote(run.reason), "yellow")] if run.reason else []
     lines += [safe_text(f"exit {run.exit_code}", "red")] if run.exit_code else []
     lines += [safe_text(blocked.line, "red") for blocked in run.blocked]
     if branch.is_more:
@@ -340,8 +340,8 @@ def _describe_group(each: ReadRun, branch: Branch) -> list[Text]:
     if each.run.state == c.HELD:
         items = [held_item(run, change) for change in decide.meant(run, branch.paths, here=run.project)]
         what = "this directory" if branch.paths else "the whole run"
-        lines += [Text(""), Text(f"{what} holds {by_kind(items, are_all=True)}:")]
-        lines += [safe_text(f"  {line}") for line in listed(items, seen_by=f"fumehood show {run.name}")]
+        lines += [Text(""), Text(f"{what} holds {counts_in_words(items, are_all=True)}:")]
+        lines += [safe_text(f"  {line}") for line in item_lines(items, seen_by=f"fumehood show {run.name}")]
     return lines
 
 
@@ -355,7 +355,7 @@ def _companion_lines(run: Run, place: str, change: c.Change) -> list[Text]:
     if not others:
         return []
     items = [held_item(run, each) for each in others]
-    return [Text("accepting it also accepts:"), *(safe_text(f"  {line}") for line in listed(items))]
+    return [Text("accepting it also accepts:"), *(safe_text(f"  {line}") for line in item_lines(items))]
 
 
 # ---- The history.
@@ -437,7 +437,7 @@ class HistoryView(ActingView):
                 state.append(f" exit {run.exit_code}", "red")
             when = time.strftime("%m-%d %H:%M", time.localtime(run.started_at))
             project = f"{os.path.basename(run.project)}  " if self._project is None else ""
-            command = Text.assemble((printable(project), "dim"), safe_text(fitted(printable(run.command), 200)))
+            command = Text.assemble((printable(project), "dim"), safe_text(fit_columns(printable(run.command), 200)))
             table.add_row(Text(f"#{run.number}"), Text(when), state, changes, command, key=run.run)
         if is_more:
             table.add_row(Text("…"), Text(""), Text(""), Text(""), Text("Enter lists some more"), key="more")
@@ -485,7 +485,7 @@ class RunScreen(Screen[None]):
         self._run = run
 
     def compose(self) -> ComposeResult:
-        yield Static(f"#{self._run.number}  {quoted(self._run.command, 200)}", markup=False, id="title")
+        yield Static(f"#{self._run.number}  {quote(self._run.command, 200)}", markup=False, id="title")
         yield ChangesView(self._store, lambda: [self._store.history.find(self._run.run)], only_waiting=False)
         yield Footer(show_command_palette=False)
 

@@ -193,7 +193,7 @@ def _held_fields(page: Page, run: Run, after: tuple[int, int]) -> dict[str, obje
 def _dangerous_items(page: Page, run: Run) -> list[str]:
     """Name the dangerous changes that wait: "Accept all" includes them, even if they are on another page."""
     flagged = waiting_flagged(page.store.database, run.run)
-    return wording.listed((held_item(run, change) for change in flagged), seen_by=f"fumehood show {run.number}")
+    return wording.item_lines((held_item(run, change) for change in flagged), seen_by=f"fumehood show {run.number}")
 
 
 def _by_directory(run: Run, changes: Iterable[c.Change]) -> dict[str, list[c.Change]]:

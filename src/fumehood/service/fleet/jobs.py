@@ -35,7 +35,7 @@ from rq.utils import now
 
 from fumehood.core import config as kinds
 from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
-from fumehood.core.hosts import Hosts, parse
+from fumehood.core.hosts import Hosts, parse_host
 from fumehood.core.policy import Limits, Policy
 from fumehood.core.report import printable
 from fumehood.core.request import checked_command
@@ -96,7 +96,7 @@ def _kind(said: str, is_one: Callable[[Any], object]) -> Callable[[Any], Any]:
 
     def read_value(value: Any) -> Any:
         if not is_one(value):
-            raise kinds.Wrong(said)
+            raise kinds.WrongValue(said)
         return value
 
     return read_value
@@ -110,7 +110,7 @@ def _command(value: Any) -> str | tuple[str, ...]:
     try:
         return checked_command(value)
     except BadRequest as error:
-        raise kinds.Wrong(f"a command: {error.message}") from error
+        raise kinds.WrongValue(f"a command: {error.message}") from error
 
 
 _SECRETS = _kind("a list of names of variables", lambda value: isinstance(value, list) and all(
@@ -149,7 +149,7 @@ def read(text: Any) -> SignedJob:
     for name, value in fields.items():
         try:
             values[name] = SCHEMA[name](value)
-        except kinds.Wrong as wrong:
+        except kinds.WrongValue as wrong:
             said = f"the job's {name} is not {wrong}: {printable(repr(value)[:100])}"
             raise BadRequest(said, hint="fumehood help fleet tells what a job can have") from wrong
     return SignedJob(**values)
@@ -168,7 +168,7 @@ def accepted(text: Any, signature: Any, purpose: str, policy: Policy) -> SignedJ
         raise Refused("the job came too late: it was to be begun earlier", hint="send it again")
     allowed = Hosts(policy.fleet.hosts)
     for host in job.hosts:
-        if not allowed.cover(parse(host)):
+        if not allowed.cover(parse_host(host)):
             raise Refused(f"{host} is not among the hosts that jobs may ask for", hint="fleet.hosts of the worker")
     if job.root not in policy.fleet.roots:
         raise Refused(f"{job.root} is not among the roots that jobs may ask for", hint="fleet.roots of the worker")

@@ -29,7 +29,7 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
-from fumehood.core.masks import HOME, is_below, is_in, masks
+from fumehood.core.masks import HOME, is_below, is_in, make_masks
 from fumehood.core.patterns import MARKERS, is_skipped
 from fumehood.core.policy import Policy
 from fumehood.core.report import Blocked, Run, printable
@@ -441,7 +441,7 @@ Ignored = tuple[tuple[int, Any], ...]
 
 def survey_project(path: str, policy: Policy, places: Places, include: Collection[str] = ()) -> Base:
     """Read a project and return its base; `include` are paths that go although they would stay at home."""
-    hidden = masks((home(),), places.own_directories(), policy.mask, policy.unmask, root=False)
+    hidden = make_masks((home(),), places.own_directories(), policy.mask, policy.unmask, root=False)
     hashes = _Hashes(f"{places.state}/fleet", path)
     walk = _BaseWalk(path, hidden.hidden, hidden.in_roots, frozenset(each.strip("/") for each in include), hashes)
     entries = tuple(sorted(walk.kept(), key=lambda each: each.path.split("/")))
