@@ -102,7 +102,7 @@ def bubblewrap(project: Path) -> Callable[[], object]:
     status = os.open(os.devnull, os.O_WRONLY)
     line = sandbox(able.bwrap, disable_userns=able.disable_userns)
     line += ["--bind", str(project), str(project), "--chdir", str(project)]
-    line += [word for mask in kernel_masks(as_root=os.geteuid() == 0) for word in mask.arguments([])]
+    line += [word for mask in kernel_masks(as_root=os.geteuid() == 0) for word in mask.bwrap_arguments([])]
     line += ["--seccomp", str(filter_), "--json-status-fd", str(status)]
 
     def act() -> None:

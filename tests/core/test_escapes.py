@@ -136,7 +136,7 @@ def test_a_sequence_that_never_ends_does_not_eat_memory():
     filter_ = Filter()
     for _ in range(100):
         filter_.feed(b"\x1b]52;c;" + b"A" * 1000)
-    assert len(filter_._waiting) < 10_000
+    assert len(filter_._unfinished) < 10_000
 
 
 NOTHING_BUT = re.compile(r"(?:[^\x00-\x06\x0b\x0c\x0e-\x1f\x7f-\x9f]|\x1b\[[0-9;:]*m|\x1b\[[012]?K)*")

@@ -447,7 +447,7 @@ def test_a_public_address_of_this_machine_is_this_machine(proxy, monkeypatch):
     mine = own_address()
     need(bool(mine), "this machine has no address")
     # As if it were public: only that it is our own is left to tell.
-    monkeypatch.setattr("fumehood.proxy.reach.special", lambda _address: "")
+    monkeypatch.setattr("fumehood.proxy.reach.special_kind", lambda _address: "")
     running = proxy("rebound.example")
     answering(monkeypatch, mine)
     assert running.say(connect_request("rebound.example:80")).startswith(b"HTTP/1.1 403")

@@ -76,14 +76,14 @@ def test_a_directory_that_a_person_moves_while_it_is_compared_is_no_error(
     draft = sandbox.draft("line")
     if is_draft:
         draft.run("echo new > d/new")
-    reach = LayerStack.reach
+    open_merged = LayerStack.open_merged
 
     def after_a_move(stack: LayerStack, path: str) -> MergedDirectory:
         if path == "d" and not (project / "moved").exists():
             (project / "d").rename(project / "moved")
-        return reach(stack, path)
+        return open_merged(stack, path)
 
-    monkeypatch.setattr(LayerStack, "reach", after_a_move)
+    monkeypatch.setattr(LayerStack, "open_merged", after_a_move)
     run = draft.apply(force=True) if is_draft else sandbox.run("echo new > d/new")
     assert run.state == "applied"
     assert {str(path.relative_to(project)) for path in project.rglob("*")} == {"d", "d/new", "moved", "moved/old"}

@@ -243,7 +243,7 @@ def read_output(path: str, size: int) -> tuple[str, bool]:
         return _no_longer_kept(size), True
     left_out = size - len(head) - len(tail)
     middle = f"\n[… {left_out} bytes left out …]\n" if left_out else ""
-    return f"{head.decode('utf-8', 'replace_file')}{middle}{tail.decode('utf-8', 'replace_file')}", bool(left_out)
+    return f"{head.decode('utf-8', 'replace')}{middle}{tail.decode('utf-8', 'replace')}", bool(left_out)
 
 
 def output_pieces(database: Database, places: Places, run: str, stream: str) -> Iterator[bytes]:
