@@ -9,7 +9,7 @@ from __future__ import annotations
 from sys import intern
 
 from fumehood.core.changes import Change, DirectorySet, directories_above
-from fumehood.core.value import Value, words
+from fumehood.core.value import Value, word_set
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -279,12 +279,12 @@ HELD_NAMES = _table(
     (REPOSITORY_SETTINGS, "lazygit.yml .lazygit.yml"),
 )
 # Settings of managers of git hooks, without a first dot, the ending and `local`.
-_MANAGERS = words(
+_MANAGERS = word_set(
     """lefthook pre-commit-config pre-commit-hooks overcommit simple-git-hooks captainhook grumphp prek rusty-hook hkrc
     lintstagedrc huskyrc lint-staged.config husky.config"""
 )
-_SCRIPTED_MANAGERS = words("simple-git-hooks lintstagedrc huskyrc lint-staged.config husky.config")
-_MANAGER_ENDINGS = words("yml yaml toml json jsonc json5 pkl dist local config")
+_SCRIPTED_MANAGERS = word_set("simple-git-hooks lintstagedrc huskyrc lint-staged.config husky.config")
+_MANAGER_ENDINGS = word_set("yml yaml toml json jsonc json5 pkl dist local config")
 HELD_SUFFIXES = {"code-workspace": _EDITOR, "sublime-project": _EDITOR}
 # The last names of paths: of other version control systems, and of files whose own name is not enough.
 _HELD_ENDS = _by_parts((

@@ -41,7 +41,7 @@ from fumehood.core.concern import (
 )
 from fumehood.core.linter_settings import is_what_cloning_writes, loading_concern, may_load
 from fumehood.core.policy import Rules
-from fumehood.core.value import words
+from fumehood.core.value import word_set
 from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
@@ -364,7 +364,7 @@ SETTINGS, _PROGRAMS = "pyvenv.cfg", "bin"
 # Programs of every environment, which people start without a thought. If one is new, it replaces one that was removed.
 _IN_EVERY_ENVIRONMENT = ("python", "pypy", "pip", "activate", "Activate", SETTINGS)
 # Programs that come in packages, and that a project is built and checked with.
-_BUILD_PROGRAMS = words(
+_BUILD_PROGRAMS = word_set(
     """actionlint bun ccmake cmake corepack cpack ctest deno go gofmt hadolint just maturin ninja node nodejs npm npx
     patchelf pnpm ruff shellcheck shfmt ty typos uv uvx yarn zig"""
 )

@@ -7,7 +7,7 @@ comment to us. It takes any bytes at all; includes are not followed.
 from __future__ import annotations
 
 from fumehood.core.concern import Concern, flag, hold
-from fumehood.core.value import words
+from fumehood.core.value import word_set
 from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
@@ -216,7 +216,7 @@ FLAG = "git-config"
 
 # `a.b` is a name in a section, `a.*.b` one in a subsection, `a.*` any of the section, `a.*.*` of its subsections.
 # Run or read by git in the course of everyday commands, without being asked for.
-AUTOMATIC = words(
+AUTOMATIC = word_set(
     """
     core.fsmonitor core.hookspath core.sshcommand core.gitproxy core.pager core.askpass core.attributesfile
     core.alternaterefscommand core.worktree diff.external diff.*.command diff.*.textconv
@@ -229,7 +229,7 @@ AUTOMATIC = words(
     """
 )
 # Run when a person asks for an editor, a tool, an alias.
-ON_DEMAND = words(
+ON_DEMAND = word_set(
     """
     alias.* alias.*.* core.editor sequence.editor mergetool.*.cmd mergetool.*.path difftool.*.cmd difftool.*.path
     guitool.*.cmd browser.*.cmd browser.*.path man.*.cmd man.*.path web.browser help.browser instaweb.httpd
@@ -237,14 +237,14 @@ ON_DEMAND = words(
     sendemail.* sendemail.*.*
     """
 )
-ELSEWHERE = words(
+ELSEWHERE = word_set(
     """
     url.*.insteadof url.*.pushinsteadof http.* http.*.* credential.* credential.*.* remote.*.proxy protocol.allow
     protocol.*.allow safe.* fetch.bundleuri bundle.* bundle.*.* lfs.url lfs.*.* extensions.refstorage
     submodule.*.gitdir
     """
 )
-HARMLESS = words(
+HARMLESS = word_set(
     """
     add.* advice.* am.* apply.* author.* blame.* branch.* branch.*.* checkout.* clone.* color.* color.*.* column.*
     commit.* commitgraph.* committer.* fastimport.* feature.* grep.* i18n.* index.* log.* mailinfo.*
@@ -289,14 +289,14 @@ HARMLESS = words(
     """
 )
 # These name a place that git contacts; the form of the name alone can make it run a helper.
-ADDRESSES = words(
+ADDRESSES = word_set(
     "remote.*.url remote.*.pushurl remote.pushdefault submodule.*.url branch.*.remote branch.*.pushremote"
 )
-_UPDATE = words("submodule.*.update")
-_TOOLS = words("diff.tool diff.guitool merge.tool merge.guitool")  # a file beside git's own scripts, which git reads
-_PLACES = words("core.hookspath core.attributesfile core.worktree")
-_SWITCHABLE = words("core.fsmonitor pager.*")
-_FOR_A_PERSON = words("core.pager core.editor sequence.editor pager.*")
+_UPDATE = word_set("submodule.*.update")
+_TOOLS = word_set("diff.tool diff.guitool merge.tool merge.guitool")  # a file beside git's own scripts, which git reads
+_PLACES = word_set("core.hookspath core.attributesfile core.worktree")
+_SWITCHABLE = word_set("core.fsmonitor pager.*")
+_FOR_A_PERSON = word_set("core.pager core.editor sequence.editor pager.*")
 _SWITCH = frozenset(("true", "false"))
 # What agents name so that git does not wait for a person.
 _PLAIN_PROGRAMS = frozenset(("", "cat", "less", "more", "true", ":", "vi", "vim", "nano"))
@@ -374,17 +374,17 @@ _WRITTEN = {
     "extensions.worktreeconfig": frozenset(("true",)), "extensions.relativeworktrees": frozenset(("true",)),
     "submodule.*.active": _SWITCH, "submodule.*.update": UPDATES,
 }  # fmt: skip
-_FREE = words("pull.rebase pull.ff submodule.active branch.*.rebase branch.*.description")
+_FREE = word_set("pull.rebase pull.ff submodule.active branch.*.rebase branch.*.description")
 # `git submodule deinit` drops a whole section, older versions of `git sparse-checkout disable` their settings.
-_DROPPED = words(
+_DROPPED = word_set(
     """
     core.sparsecheckout core.sparsecheckoutcone index.sparse submodule.*.url submodule.*.active submodule.*.update
     submodule.*.branch submodule.*.ignore submodule.*.fetchrecursesubmodules submodule.*.shallow submodule.*.path
     """
 )
-_KEPT_OF_BRANCHES = words("pushremote mergeoptions")
+_KEPT_OF_BRANCHES = word_set("pushremote mergeoptions")
 _SENDING = ("remote.", "remotes.", "url.", "push.", "lfs.")
-_SENDING_KEYS = words("extensions.partialclone branch.*.remote branch.*.pushremote branch.*.merge submodule.*.url")
+_SENDING_KEYS = word_set("extensions.partialclone branch.*.remote branch.*.pushremote branch.*.merge submodule.*.url")
 # Sections whose settings take no notice of each other.
 _ORDERLESS = ("branch", "core", "extensions", "index", "pull", "submodule", "user")
 

@@ -14,7 +14,7 @@ from fumehood.core.concern import (
     locate_in_roots,
     roots_of,
 )
-from fumehood.core.value import words
+from fumehood.core.value import word_set
 from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fumehood.core.concern import ChangeFacts, Concern, RootFacts
     from fumehood.core.gitconfig import Values
 
-HOOKS = words(
+HOOKS = word_set(
     """
     applypatch-msg pre-applypatch post-applypatch pre-commit pre-merge-commit prepare-commit-msg commit-msg
     post-commit pre-rebase post-checkout post-merge pre-push pre-receive update proc-receive post-receive
@@ -41,7 +41,7 @@ _FILES_OF_A_MERGE = {
     "rebase-merge": ("git-rebase-todo", "strategy"), "rebase-apply": ("git-rebase-todo",), "sequencer": ("opts",),
 }  # fmt: skip
 # Git runs `git merge-NAME` for a strategy of any other name; with a slash in it, a file of the project.
-_STRATEGIES = words("ort recursive resolve octopus ours subtree")
+_STRATEGIES = word_set("ort recursive resolve octopus ours subtree")
 _READ = frozenset(("gitdir", "attributes", "git-rebase-todo", "strategy", "opts"))
 _READ_ANYWHERE = frozenset((*_CONFIGS, "commondir", "head", ".gitmodules", ".lfsconfig"))
 _UNREAD = "could not be read whole, and git acts on what it says"
@@ -51,7 +51,7 @@ _depths: dict[tuple[frozenset[tuple[int, str]], int, str], tuple[int, ...]] = {}
 
 
 # What git and its companions write at the top of a `.git`, besides names in capitals and locks.
-_WRITTEN = _OWN | words(
+_WRITTEN = _OWN | word_set(
     """
     branches remotes description gitdir locked packed-refs shallow reftable rr-cache rebase-apply rebase-merge sequencer
     lost-found notes_merge_worktree subtree-cache fsmonitor--daemon fsmonitor--daemon.ipc

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from fumehood.core.changes import ADDED, FILE, Change
 from fumehood.core.concern import hold
-from fumehood.core.value import words
+from fumehood.core.value import word_set
 from fumehood.core.wording import brief
 
 TYPE_CHECKING = False
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
     from fumehood.core.settings_text import Wanted
 
 # Keys, and sections in brackets, whose values name code. One with a sign at an end counts anywhere in a line.
-_UNDER_TOOL = words("pyrefly pylsp-mypy")  # sections; not packages of these names
-_PYTHON = _UNDER_TOOL | words("init-hook load-plugins local-plugins plugins python_executable library_path inherits")
+_UNDER_TOOL = word_set("pyrefly pylsp-mypy")  # sections; not packages of these names
+_PYTHON = _UNDER_TOOL | word_set("init-hook load-plugins local-plugins plugins python_executable library_path inherits")
 # Pylint takes any beginning of an option that is no other one's. The last one may name a class.
 _PYLINT_ALONE = (
     ("unsafe-load-any-extension", 1), ("extension-pkg-allow-list", 15), ("extension-pkg-whitelist", 15),
     ("output-format", 7),
 )  # fmt: skip
 _PYLINT = frozenset(option[:end] for option, least in _PYLINT_ALONE for end in range(least, len(option) + 1))
-_SCRIPTED = words(
+_SCRIPTED = word_set(
     """extends plugins jsplugins parser parserpreset presets configfile processor processors rulesdirectory rulepaths
     customrules markdownitplugins outputformatters formatter reporters modulepaths customsyntax import import/resolver
     import/parsers import-x/resolver import-x/resolver-next import-x/parsers"""
 )
-_RUBY = words("<% require plugins inherit_from inherit_gem plugin_directories extend_config")
-_CARGO = words(
+_RUBY = word_set("<% require plugins inherit_from inherit_gem plugin_directories extend_config")
+_CARGO = word_set(
     """rustc rustc-wrapper rustc-workspace-wrapper rustdoc linker runner rustflags credential-provider
     global-credential-providers env include"""
 )
 # What sets variables and aliases in a shell when a directory is entered; a version may be a directory: `path:./x`.
-_MISE = words("hooks watch_files plugins source path file env env_file shell_alias aliases path: {{ {%")
-_ANSIBLE = words(
+_MISE = word_set("hooks watch_files plugins source path file env env_file shell_alias aliases path: {{ {%")
+_ANSIBLE = word_set(
     """rulesdir library module_utils roles_path collections_path collections_paths executable action_plugins
     become_plugins cache_plugins callback_plugins cliconf_plugins connection_plugins filter_plugins inventory_plugins
     lookup_plugins strategy_plugins terminal_plugins test_plugins vars_plugins"""
 )
-_PHP = words("<plugin autoloader <xi: ref <autoload <arg <config <ini & <!d <!e <![ \N{REPLACEMENT CHARACTER}")
+_PHP = word_set("<plugin autoloader <xi: ref <autoload <arg <config <ini & <!d <!e <![ \N{REPLACEMENT CHARACTER}")
 
 
 def _table(*rows: tuple[frozenset[str], str]) -> dict[str, frozenset[str]]:
@@ -59,36 +59,36 @@ _NAMES = _table(
         """.pylintrc pylintrc .pylintrc.toml pylintrc.toml .flake8 setup.cfg tox.ini pyproject.toml mypy.ini .mypy.ini
         .sqlfluff .prospector.yml .prospector.yaml prospector.yml prospector.yaml""",
     ),
-    (words("-interpreter python_interpreter build-system"), "pyrefly.toml"),
-    (words("{"), "pylsp-mypy.cfg .pylsp-mypy.cfg mypy-ls.cfg .mypy-ls.cfg"),  # a text of Python, spelled in many ways
-    (words("plugins extends"), "dprint.json dprint.jsonc .dprint.json .dprint.jsonc"),
-    (words("externaltools & <! \N{REPLACEMENT CHARACTER}"), ".project"),  # Eclipse's
-    (words("jsplugins extends"), ".oxlintrc.json"),  # its plugins are built in
+    (word_set("-interpreter python_interpreter build-system"), "pyrefly.toml"),
+    (word_set("{"), "pylsp-mypy.cfg .pylsp-mypy.cfg mypy-ls.cfg .mypy-ls.cfg"),  # Python text, spelled in many ways
+    (word_set("plugins extends"), "dprint.json dprint.jsonc .dprint.json .dprint.jsonc"),
+    (word_set("externaltools & <! \N{REPLACEMENT CHARACTER}"), ".project"),  # Eclipse's
+    (word_set("jsplugins extends"), ".oxlintrc.json"),  # its plugins are built in
     (_SCRIPTED, "tslint.json deno.json deno.jsonc analysis_options.yaml"),
     (_RUBY, ".rubocop.yml .rubocop_todo.yml .standard.yml .haml-lint.yml .erb-lint.yml .solargraph.yml"),
     (_MISE, "mise.toml .mise.toml mise.local.toml .mise.local.toml .prototools"),
-    (words("path: {{ {%"), ".tool-versions"),
+    (word_set("path: {{ {%"), ".tool-versions"),
     (_ANSIBLE, "ansible.cfg .ansible-lint"),
-    (words("extra-path"), ".gitlint"),
-    (words("custom"), ".golangci.yml .golangci.yaml .golangci.toml .golangci.json"),
-    (words("plugin"), ".luarc.json .luarc.jsonc"),
-    (words("path /"), "rust-toolchain rust-toolchain.toml"),
-    (words("bootstrapfiles includes scanfiles"), "phpstan.neon phpstan.neon.dist phpstan.dist.neon"),
+    (word_set("extra-path"), ".gitlint"),
+    (word_set("custom"), ".golangci.yml .golangci.yaml .golangci.toml .golangci.json"),
+    (word_set("plugin"), ".luarc.json .luarc.jsonc"),
+    (word_set("path /"), "rust-toolchain rust-toolchain.toml"),
+    (word_set("bootstrapfiles includes scanfiles"), "phpstan.neon phpstan.neon.dist phpstan.dist.neon"),
     (_PHP, "psalm.xml psalm.xml.dist phpcs.xml .phpcs.xml phpcs.xml.dist .phpcs.xml.dist"),
-    (words("command options"), "treefmt.toml .treefmt.toml"),
+    (word_set("command options"), "treefmt.toml .treefmt.toml"),
 )
-_PAIRS = {(".cargo", "config"): _CARGO, (".cargo", "config.toml"): _CARGO, (".pijul", "config"): words("hooks")}
+_PAIRS = {(".cargo", "config"): _CARGO, (".cargo", "config.toml"): _CARGO, (".pijul", "config"): word_set("hooks")}
 # Their settings are called `.NAMErc`, `.NAMErc.yaml`, `NAME.config.js`, …
-_TOOLS = words(
+_TOOLS = word_set(
     """eslint prettier stylelint markdownlint markdownlint-cli2 commitlint textlint remark oxlint
     cspell tailwind graphql"""
 )
-_SCRIPTS = words("js cjs mjs ts cts mts")
+_SCRIPTS = word_set("js cjs mjs ts cts mts")
 _PACKAGE, _PACKAGE_IN_YAML, _OPTIONS = "package.json", "package.yaml", ".rubocop"
 _SHORT_LOADING, _LONG_LOADING = frozenset("rc"), ("--require", "--plugin", "--config")
 # Top keys of a package.json: settings of linters, and commands that hooks run.
-_PACKAGE_LINTERS = words("eslintConfig prettier stylelint remarkConfig commitlint textlint markdownlint-cli2 cspell")
-_PACKAGE_HOOKS = words("husky lint-staged simple-git-hooks gitHooks pre-commit ghooks")
+_PACKAGE_LINTERS = word_set("eslintConfig prettier stylelint remarkConfig commitlint textlint markdownlint-cli2 cspell")
+_PACKAGE_HOOKS = word_set("husky lint-staged simple-git-hooks gitHooks pre-commit ghooks")
 # Sections that cloning writes into a new repository's settings, and whole contents.
 _CLONED_SECTIONS = {"hgrc": ("paths",), "config": ("paths",), "config.toml": ("revset-aliases", "user")}
 _CLONED_KEYS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:@()\"")
@@ -418,7 +418,7 @@ def _new_option(old: str, new: str) -> str | None:
 
 # Settings that are a script in JavaScript or TypeScript: which of its lines are more than data.
 
-_CODE_WORDS = words("import export from require eval new function async await get set class")
+_CODE_WORDS = word_set("import export from require eval new function async await get set class")
 _DATA = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$ \t,:{}[].-")
 
 

@@ -6,8 +6,7 @@ than there are, rather than fewer.
 
 from __future__ import annotations
 
-from fumehood.core.value import DIGITS, LETTERS, Value
-from fumehood.core.value import words as table_of
+from fumehood.core.value import DIGITS, LETTERS, Value, word_set
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,14 +19,14 @@ if TYPE_CHECKING:
 # What a shell reads as more than a letter of a word, outside of quotes.
 _SPECIAL_LETTERS = frozenset("|&;<>()$`#!\n\r")
 _PROGRAM = LETTERS | DIGITS | frozenset("@%+:,./-_")
-_BUILT_IN = table_of(
+_BUILT_IN = word_set(
     """. : [ alias bg break case cd command continue coproc do done elif else esac eval exec exit export fc fg fi for
     function getopts hash if in jobs let local read readonly return select set shift source then time times trap type
     typeset ulimit umask unalias unset until wait while"""
 )
 # Programs whose arguments are code, or another command: to allow one is to allow everything. Not complete, and no
 # boundary: it keeps a person from giving away by a kept answer more than its words say.
-_RUNS_OTHERS = table_of(
+_RUNS_OTHERS = word_set(
     """ash awk bash bun busybox bwrap chroot chrt csh dash deno docker doas emacs env expect fakeroot find fish flatpak
     flatpak-spawn gawk gdb ionice irb julia ksh lua mawk mksh nawk nerdctl nice node nodejs nohup nsenter npx parallel
     perl php pipx pkexec podman prlimit proot pypy python ruby runuser screen script sed setarch setpriv setsid sh socat

@@ -1,7 +1,7 @@
 """Plain immutable records, light enough for the path that runs before every command.
 
-`dataclasses` and `typing` cost more to import than a whole sandboxed run, so records here are
-classes whose annotations name their fields; type checkers see them as frozen dataclasses.
+Importing `dataclasses` and `typing` takes longer than a whole sandboxed run. So a record here is a class whose
+annotations name its fields; type checkers see it as a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass_transform(**_options):
-        """Stand in for the real one, which only type checkers need."""
+        """Do nothing: only type checkers need the real one."""
         return lambda cls: cls
 
 
@@ -26,8 +26,8 @@ class Value:
     _fields: tuple[str, ...] = ()
 
     def __init_subclass__(cls) -> None:
-        own = [name for name in cls.__annotations__ if not name.startswith("_")]
-        cls._fields = (*cls._fields, *own)
+        added = [name for name in cls.__annotations__ if not name.startswith("_")]
+        cls._fields = (*cls._fields, *added)
 
     def __init__(self, **fields: Any) -> None:
         values = self.__dict__
@@ -43,11 +43,11 @@ class Value:
         raise AttributeError(f"{type(self).__name__} is immutable: {name} can't be set")
 
     def fields(self) -> dict[str, Any]:
-        """Return every field with its value, in the order they were declared."""
+        """Return every field with its value, in the order of their declaration."""
         return {name: getattr(self, name) for name in self._fields}
 
     def replace(self, **changed: Any) -> Self:
-        """Return a copy with these fields changed."""
+        """Return a copy with some fields changed."""
         return type(self)(**{**self.__dict__, **changed})
 
     def __eq__(self, other: object) -> bool:
@@ -59,10 +59,10 @@ class Value:
         return hash(tuple(self.fields().values()))
 
     def __repr__(self) -> str:
-        inside = ", ".join(f"{name}={value!r}" for name, value in self.fields().items())
-        return f"{type(self).__name__}({inside})"
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.fields().items())
+        return f"{type(self).__name__}({fields})"
 
 
-def words(text: str) -> frozenset[str]:
-    """Make a table of the names in a text."""
+def word_set(text: str) -> frozenset[str]:
+    """Return the words of a text as a set; long tables are easier to read as text."""
     return frozenset(text.split())

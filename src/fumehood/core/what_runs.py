@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from fumehood.core.shell import BEFORE, is_assignment
-from fumehood.core.value import words as table_of
+from fumehood.core.value import word_set
 from fumehood.errors import BadRequest
 
 TYPE_CHECKING = False
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 _COMMAND_ENDS = str.maketrans(
     dict.fromkeys(";&|()`", "\n") | dict.fromkeys("\t\r<>,[]", " ") | dict.fromkeys("'\"", "")
 )
-_SHELLS = table_of("sh bash dash zsh ksh ash fish")
-_INTERPRETERS = _SHELLS | table_of(
+_SHELLS = word_set("sh bash dash zsh ksh ash fish")
+_INTERPRETERS = _SHELLS | word_set(
     """python pypy node nodejs tsx ts-node perl ruby php lua luajit java groovy julia Rscript pwsh tclsh expect
     osascript"""
 )
 # With `run`, these start a file as well as a program that is installed; the last two without it too.
-_RUNNERS = table_of("uv poetry pdm hatch pipenv pipx rye pixi coverage go zig dart crystal mix deno bun")
+_RUNNERS = word_set("uv poetry pdm hatch pipenv pipx rye pixi coverage go zig dart crystal mix deno bun")
 _RUNNERS_WITHOUT_RUN = ("deno", "bun")
 # What starts the program that comes after its own options.
-_LAUNCHERS = table_of(
+_LAUNCHERS = word_set(
     "env nice ionice nohup setsid stdbuf timeout sudo xargs parallel exec npx bunx -exec -execdir -ok -okdir"
 )
 _SKIPPED_WORDS = BEFORE - _LAUNCHERS | {"exec"}
 # Options whose value is the next word, as far as it is no number.
-_OPTIONS_WITH_VALUE = table_of(
+_OPTIONS_WITH_VALUE = word_set(
     """--with --with-editable --with-requirements --extra --group --only-group --no-group --env-file
     --env-file-if-exists --package --python --directory --project --index --index-url --config --config-file
     --import-map --lock --preload --require --import --cwd --filter --manifest-path --rcfile -ldflags -gcflags
@@ -49,7 +49,7 @@ _SCRIPTS = (
     ".sh", ".bash", ".zsh", ".fish", ".py", ".pyw", ".js", ".mjs", ".cjs", ".jsx", ".ts", ".mts", ".cts", ".tsx", ".go",
     ".rb", ".pl", ".php", ".lua", ".exs", ".zig", ".dart", ".cr",
 )  # fmt: skip
-_LOOPS = table_of("for while do in find xargs parallel run-parts eval exec env")
+_LOOPS = word_set("for while do in find xargs parallel run-parts eval exec env")
 _CODE_OPTIONS = ("e", "c", "p", "m")  # letters that end an option, after which code stands, or the name of a module
 _OPTION_SIGNS = "-+"
 _MOST_WORDS = 200  # of one command that are looked at: each may be run by each before it
@@ -224,7 +224,7 @@ _SEPARATORS = str.maketrans(dict.fromkeys("\t\r\n;&|()<>`'\"=,", " "))
 _GLOB = frozenset("*?[{")
 _PYTHON = frozenset(("python", "pypy", "uv", "coverage"))
 # After one of these, a name without a `/` is a file of the directory, and not a program of PATH.
-_RUN_FILES = _PYTHON | _SHELLS | table_of(
+_RUN_FILES = _PYTHON | _SHELLS | word_set(
     "source . node nodejs deno bun perl ruby php lua env awk sed make java tclsh"
 )
 

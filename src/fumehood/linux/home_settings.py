@@ -18,7 +18,7 @@ from fumehood.core.gitconfig import parse, split_key
 from fumehood.core.masks import is_in
 from fumehood.core.package_settings import Malformed, announces_secret, may_hold_secret, paths_below, shown_of
 from fumehood.core.patterns import matches
-from fumehood.core.value import Value, words
+from fumehood.core.value import Value, word_set
 from fumehood.linux.cache import Snapshot, expand_home, follow_path
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import open_below, open_top
@@ -408,7 +408,7 @@ def _whole_directory(pattern: str) -> str:
 GITCONFIG = ".gitconfig"
 
 # Sections of git's own, and of git-lfs, which is part of it in practice.
-SECTIONS = words(
+SECTIONS = word_set(
     """
     add advice alias am apply attr author bitmappseudomerge blame branch bundle checkout clean clone color column
     commit commitgraph committer completion core diff difftool extensions fastimport feature fetch filter format fsck
@@ -419,22 +419,22 @@ SECTIONS = words(
     """
 )
 # Settings that only make sense on the person's own desk: editors, keys, proxies, hooks for every repository.
-_PERSONAL = words(
+_PERSONAL = word_set(
     """
     core.askpass core.editor core.gitproxy core.hookspath core.pager core.sshcommand sequence.editor
     commit.gpgsign tag.gpgsign tag.forcesignannotated push.gpgsign user.signingkey log.showsignature
     merge.verifysignatures receive.certnonceseed remote.*.proxy remote.*.proxyauthmethod
     """
 )
-_HTTP = words(
+_HTTP = word_set(
     """
     followredirects keepalivecount keepaliveidle keepaliveinterval lowspeedlimit lowspeedtime maxrequests maxretries
     maxretrytime minsessions noepsv pinnedpubkey postbuffer retryafter schannelcheckrevoke schannelusesslcainfo
     sslbackend sslcainfo sslcapath sslcipherlist ssltry sslverify sslversion useragent version
     """
 )
-_PEOPLE = words("user author committer branch")  # sections with names as values, which may be Pat or Key
-_SWITCHES = words("true false yes no on off 1 0")
+_PEOPLE = word_set("user author committer branch")  # sections with names as values, which may be Pat or Key
+_SWITCHES = word_set("true false yes no on off 1 0")
 _LISTS = (("core.excludesfile", "ignore"), ("core.attributesfile", "attributes"))
 _JUDGED_LATER = frozenset(("safe.directory", *(key for key, _ in _LISTS)))
 

@@ -7,7 +7,7 @@ import time
 
 from fumehood.core.masks import is_in
 from fumehood.core.report import shell_path
-from fumehood.core.value import Value, words
+from fumehood.core.value import Value, word_set
 from fumehood.errors import BadRequest
 from fumehood.linux import libc
 from fumehood.linux.namespaces import why_not_a_root
@@ -64,7 +64,7 @@ def identity_of(path: str) -> Identity | None:
 
 # ---- Projects, and the roots that a person approved for each.
 
-_SYSTEM = words(
+_SYSTEM = word_set(
     """/bin /boot /dev /etc /home /lib /lib32 /lib64 /libx32 /media /mnt /nix /opt /proc /root /run /sbin /srv /sys /tmp
     /usr /var /var/tmp"""
 )
