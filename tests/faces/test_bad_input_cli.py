@@ -13,7 +13,7 @@ import pytest
 
 from at_terminal import Terminal
 from forked import command_line
-from fumehood.errors import plain_error
+from fumehood.errors import as_fumehood_error
 from fumehood.store.database import MIGRATIONS
 from fumehood.store.places import state_directory
 from snapshots import snapshot
@@ -244,12 +244,12 @@ def test_too_few_files_may_be_open(words: tuple[str, ...], number: int, applied:
 
 
 def test_a_name_in_bytes_is_told_as_a_name() -> None:
-    error = plain_error(OSError(errno.EMFILE, "Too many open files", b"01A1"))
+    error = as_fumehood_error(OSError(errno.EMFILE, "Too many open files", b"01A1"))
     assert (error.message, error.hint) == ("Too many open files: '01A1'", "allow more open files: ulimit -n 1024")
 
 
 def test_records_that_can_not_be_written_are_told_with_what_to_type() -> None:
-    assert "export XDG_STATE_HOME=" in plain_error(OSError(errno.EROFS, "Read-only file system", "/state")).hint
+    assert "export XDG_STATE_HOME=" in as_fumehood_error(OSError(errno.EROFS, "Read-only file system", "/state")).hint
 
 
 @pytest.mark.parametrize(
@@ -383,11 +383,11 @@ def test_what_a_sessions_command_would_see_is_told_from_elsewhere_too(cli: Cli, 
 def test_a_umask_that_takes_everything_from_its_owner_is_named() -> None:
     before = os.umask(0o777)
     try:
-        hint = plain_error(PermissionError(errno.EACCES, "Permission denied", "x")).hint
+        hint = as_fumehood_error(PermissionError(errno.EACCES, "Permission denied", "x")).hint
     finally:
         os.umask(before)
     assert hint == "your umask 0777 takes what you make from yourself: umask 022"
-    assert "umask" not in plain_error(PermissionError(errno.EACCES, "Permission denied", "x")).hint
+    assert "umask" not in as_fumehood_error(PermissionError(errno.EACCES, "Permission denied", "x")).hint
 
 
 @pytest.mark.ordinary

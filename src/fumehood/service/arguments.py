@@ -14,7 +14,7 @@ from itertools import chain, cycle
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fumehood.core.request import encode_text
-from fumehood.errors import BadRequest, plain_error, raised_by
+from fumehood.errors import BadRequest, as_fumehood_error, raised_by
 from fumehood.service.layers import require_roots_exist
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def in_our_words(face: object) -> Iterator[None]:
         project = getattr(face, "_project", None)
         if project is not None:
             require_roots_exist((project.path,))
-        raise plain_error(error) from error
+        raise as_fumehood_error(error) from error
 
 
 def checked_arguments(function: Checked, options_of: Callable[..., object] | None = None) -> Checked:

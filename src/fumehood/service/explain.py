@@ -16,7 +16,7 @@ from fumehood.core.report import TIME, format_amount
 from fumehood.core.request import HOST, Request, build_argv, checked_command, command_text
 from fumehood.core.tool import Capabilities, facts_script, format_limits, parse_facts
 from fumehood.core.value import Value
-from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, Unavailable, plain_error
+from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, Unavailable, as_fumehood_error
 from fumehood.linux import cache, doctor, probe
 from fumehood.linux import capture as capturing
 from fumehood.linux.confine import memory_limit
@@ -332,7 +332,7 @@ def available() -> Availability:
         ours = places()
         machine = probe.host(ours.cache, ours.state)
     except (FumehoodError, OSError, UnicodeError) as error:
-        plain = plain_error(error)
+        plain = as_fumehood_error(error)
         return Availability(ok=False, reason=plain.message, hint=plain.hint)
     if machine.why_bare:
         reason, _, fix = machine.why_bare.partition(FIX)

@@ -12,7 +12,7 @@ from binascii import crc32
 from fumehood.core.changes import APPLIED, OVERLAY_PREFIXES, SECOND, Change, needs_layer
 from fumehood.core.masks import is_below
 from fumehood.core.report import Run, printable, shell_path
-from fumehood.errors import BadRequest, FumehoodError, Unfinished, own_umask
+from fumehood.errors import BadRequest, FumehoodError, Unfinished, umask_hint
 from fumehood.linux.cache import replace_file
 from fumehood.linux.capture import COPY, FUSE, KERNEL
 from fumehood.linux.gitindex import SeenIndexes
@@ -176,7 +176,7 @@ def require_roots_exist(roots: Sequence[str], changes: Sequence[Change] | None =
 def _directory_error(places: Places, error: OSError) -> FumehoodError:
     hint = "fumehood clean frees what is no longer needed"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint = own_umask() or f"may you write there? ls -ld {shell_path(places.state)}"
+        hint = umask_hint() or f"may you write there? ls -ld {shell_path(places.state)}"
     return FumehoodError(f"cannot make the run's directories in {places.state}: {error.strerror}", hint=hint)
 
 

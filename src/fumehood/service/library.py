@@ -10,7 +10,7 @@ from fumehood.core.inside import AccessRequest, access_requests
 from fumehood.core.report import OUTPUT, Run, is_limit, refusal_text
 from fumehood.core.request import encode_text
 from fumehood.core.tool import NAME, Capabilities, all_definitions, definition_of, run_arguments
-from fumehood.errors import BadRequest, FumehoodError, lacking
+from fumehood.errors import BadRequest, FumehoodError, missing_package_error
 from fumehood.linux import launcher
 from fumehood.service import checkpoint as checkpoints
 from fumehood.service import decide
@@ -330,7 +330,7 @@ class Sandbox(Commands):
         try:
             from fumehood.service.fleet.sender import FleetSender
         except ModuleNotFoundError as error:
-            raise lacking(error, "the fleet", "fleet", PACKAGES) from error
+            raise missing_package_error(error, "the fleet", "fleet", PACKAGES) from error
         return FleetSender(self, redis, blobs=store, key=key, queue=queue, include=include)
 
     def restore(self, path: str | os.PathLike[str], source: str = "") -> Run:

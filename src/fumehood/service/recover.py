@@ -18,7 +18,7 @@ from fumehood.core.policy import HOSTS
 from fumehood.core.report import Run, printable
 from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, TooDeep, plain_error
+from fumehood.errors import BadRequest, TooDeep, as_fumehood_error
 from fumehood.linux.capture import COPY, FUSE, finish_for_the_dead
 from fumehood.linux.copying import replace_by_copies
 from fumehood.linux.libc import Closing, InterruptsHeld
@@ -84,7 +84,7 @@ def recover(store: Store, unfinished: Sequence[tuple[str, str, str, int]]) -> No
             except OSError as error:
                 store.unsettled[run] = os.strerror(error.errno or 0)
             except Exception as error:  # noqa: BLE001 - no other command, of any project, may fail for it
-                store.unsettled[run] = plain_error(error).message
+                store.unsettled[run] = as_fumehood_error(error).message
             else:
                 store.unsettled.pop(run, None)
 

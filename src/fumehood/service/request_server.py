@@ -27,7 +27,7 @@ from fumehood.core.inside import (
     split_request,
 )
 from fumehood.core.request import SESSION_BIN, SESSION_DIRECTORY
-from fumehood.errors import Refused, plain_error
+from fumehood.errors import Refused, as_fumehood_error
 from fumehood.linux.process import interpreter_command
 
 TYPE_CHECKING = False
@@ -168,7 +168,7 @@ class RequestServer:
             _, cwd, words = split_request(line)
             code, text = self._perform(words, lambda path: self.outside(os.path.normpath(os.path.join(cwd, path))))
         except Exception as error:  # noqa: BLE001 - whoever waits gets an answer, whatever went wrong
-            plain = plain_error(error)
+            plain = as_fumehood_error(error)
             hint = f"hint: {plain.hint}\n" if plain.hint else ""
             code, text = plain.exit_code, f"ERROR: {plain.message}\n{hint}".encode(errors="backslashreplace")
         return b"%b %d\n%b" % (number.encode(), code, text)

@@ -13,7 +13,7 @@ from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK, swaps_no_dir
 from fumehood.core.masks import innermost
 from fumehood.core.report import Run, first_names, printable, shell_path
 from fumehood.core.value import Value
-from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, UndoRefused, reason_of
+from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, UndoRefused, end_reason
 from fumehood.linux.copying import copy_entry
 from fumehood.linux.layer import scan
 from fumehood.linux.libc import Closing, InterruptsHeld
@@ -303,7 +303,7 @@ def put_in_place(
         run.changed = _prepare(store, run, number, path, make)
     except (FumehoodError, OSError, KeyboardInterrupt) as error:
         interrupts.hold()
-        store.history.set_state(run.run, "failed", reason_of(error))
+        store.history.set_state(run.run, "failed", end_reason(error))
         layering.drop(store.places, run.run)
         if isinstance(error, OSError):
             done = "restored" if run.act == "restore" else "written"

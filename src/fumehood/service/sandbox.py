@@ -24,7 +24,7 @@ from fumehood.core.request import (
     command_text,
     start_on_terminal,
 )
-from fumehood.errors import RAISED_BY, BadRequest, NoDirectory, Refused, reason_of
+from fumehood.errors import RAISED_BY, BadRequest, NoDirectory, Refused, end_reason
 from fumehood.linux import capture as capturing
 from fumehood.linux.launch import owner_of
 from fumehood.linux.libc import InterruptsHeld
@@ -431,7 +431,7 @@ class Attempt:
     def _record_failure(self, layers: Sequence[Layer], error: BaseException) -> None:
         """Record why the run failed. If the command may have written, the next start finds the run and holds that."""
         run, store = self.run, self.hood.store
-        run.reason = reason_of(error)
+        run.reason = end_reason(error)
         if isinstance(error, Refused):
             mark_refused(run, error)
         if layering.may_have_written(store.places, run, layers):

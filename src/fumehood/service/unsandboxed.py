@@ -10,7 +10,7 @@ from fumehood.core.policy import FULL, NONE
 from fumehood.core.questions import Question, unsandboxed_question
 from fumehood.core.report import Run
 from fumehood.core.request import APPLY, HOST, SHELL, Request, build_argv, checked_command, command_text
-from fumehood.errors import BadRequest, NoDirectory, Unavailable, reason_of
+from fumehood.errors import BadRequest, NoDirectory, Unavailable, end_reason
 from fumehood.linux.confine import resource_limits
 from fumehood.linux.launch import Plan, owner_of
 from fumehood.service import layers as layering
@@ -57,7 +57,7 @@ def run_without_sandbox(hood: Hood, directory: RunDirectory, request: Request, c
             caller.partner.finish()
         record_result(run, result)
     except BaseException as error:
-        run.state, run.reason = FAILED, reason_of(error)
+        run.state, run.reason = FAILED, end_reason(error)
         store.history.end(run)
         layering.drop(places, run.run)
         raise

@@ -9,7 +9,7 @@ import time
 
 from fumehood.core.report import END_BYTES, END_ENTRIES, format_size
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, NoRoom, own_umask
+from fumehood.errors import BadRequest, FumehoodError, NoRoom, umask_hint
 from fumehood.linux.libc import Closing, remove_file
 from fumehood.linux.lock import Lock
 
@@ -180,7 +180,7 @@ def _home_of_our_files() -> str:
 
 def make_private(directory: str) -> None:
     """Make one of our directories, closed to others."""
-    if os.geteuid() != 0 and not os.path.isdir(directory) and (umask := own_umask()):
+    if os.geteuid() != 0 and not os.path.isdir(directory) and (umask := umask_hint()):
         # Checked first: a directory made under this umask would stay closed after the umask is corrected.
         raise FumehoodError(f"cannot make {directory}: Permission denied", hint=umask)
     try:

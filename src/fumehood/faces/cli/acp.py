@@ -35,7 +35,7 @@ from typing import IO, Any
 from fumehood.core.masks import is_in
 from fumehood.core.questions import INTRODUCTION, TITLES
 from fumehood.core.request import checked_name
-from fumehood.errors import BadRequest, plain_error
+from fumehood.errors import BadRequest, as_fumehood_error
 from fumehood.faces.cli import agent, run
 from fumehood.faces.cli.output import load_text, print_error
 from fumehood.faces.cli.setup import installed_command
@@ -139,7 +139,7 @@ def _connect(
         except KeyboardInterrupt:
             code = 130
         except Exception as error:  # noqa: BLE001 - an unforeseen error is one line and our own exit code
-            plain = plain_error(error)
+            plain = as_fumehood_error(error)
             print_error(plain)
             code = plain.exit_code
         finally:

@@ -8,7 +8,7 @@ import os
 import sys
 from codecs import backslashreplace_errors, register_error
 
-from fumehood.errors import FumehoodError, Unforeseen, plain_error
+from fumehood.errors import FumehoodError, Unforeseen, as_fumehood_error
 from fumehood.faces.cli.output import make_terminal_safe, print_error
 
 TYPE_CHECKING = False
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None, on_loaded: Callable[[], None] =
             has_effects = bool(words) and words[0] in (*_ATOMIC_COMMANDS, "run")
             hint = "fumehood log shows what was done" if has_effects else "check that standard output can be written"
             return _report_failure(Unforeseen(f"the output can't be printed: {problem.strerror}", hint=hint), words)
-        return _report_failure(plain_error(error), words)
+        return _report_failure(as_fumehood_error(error), words)
     return code
 
 

@@ -16,7 +16,7 @@ from fumehood.core import changes as c
 from fumehood.core.questions import changes_waiting, held_item
 from fumehood.core.report import REDO, Run, how_many, pick_fields, printable
 from fumehood.core.wording import MOST_OF_A_NAME, Item, counts_in_words, item_lines, quote, wrap
-from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, lacking
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, missing_package_error
 from fumehood.faces.cli.commands import RUN, RUN_FILTER_OPTIONS, Context, argument, command, flag, option, optional_run
 from fumehood.faces.cli.log import print_difference
 from fumehood.faces.cli.output import Paint, working_dir
@@ -44,7 +44,7 @@ def _watch(context: Context) -> int:
     try:
         _draw(context, project=context.project.id if context.options.here else None)
     except ModuleNotFoundError as error:
-        raise lacking(error, "watch", "terminal", _TERMINAL_EXTRA) from error
+        raise missing_package_error(error, "watch", "terminal", _TERMINAL_EXTRA) from error
     return 0
 
 

@@ -10,7 +10,7 @@ from fumehood.core.policy import FULL, NONE
 from fumehood.core.report import Run, mark_line, printable, refusal_text
 from fumehood.core.request import DISCARD, HOLD, Request, command_text, shell_quote
 from fumehood.core.value import Value
-from fumehood.errors import BadRequest, FumehoodError, Refused, plain_error
+from fumehood.errors import BadRequest, FumehoodError, Refused, as_fumehood_error
 from fumehood.faces.cli.output import (
     Paint,
     load_text,
@@ -203,7 +203,7 @@ def _report(run: Run, options: CommandLine, brief: BriefOutput | None) -> None:
 
 
 def _report_error(error: Exception, options: CommandLine, brief: BriefOutput | None, *, as_json: bool) -> int:
-    plain = plain_error(error)
+    plain = as_fumehood_error(error)
     needs_traceback = plain is not error and bool(os.environ.get("FUMEHOOD_DEBUG"))
     if needs_traceback or not (as_json or brief):
         raise error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from fumehood.core.questions import ONCE, Question, answer_scope
 from fumehood.core.report import Run, how_many, printable
 from fumehood.core.request import shell_quote
-from fumehood.errors import BadRequest, FumehoodError, Unavailable, lacking
+from fumehood.errors import BadRequest, FumehoodError, Unavailable, missing_package_error
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, repeated_option, subcommands
 from fumehood.faces.cli.output import print_error, time_limit_argument, whole_number
 from fumehood.faces.cli.run_text import print_run, run_label
@@ -54,7 +54,7 @@ def _mcp(options: argparse.Namespace) -> int:
     try:
         from fumehood.faces.mcp.server import serve
     except ModuleNotFoundError as error:
-        raise lacking(error, "the MCP server", "mcp", _MCP_EXTRA) from error
+        raise missing_package_error(error, "the MCP server", "mcp", _MCP_EXTRA) from error
     project = options.project
     if options.workspace is not None:
         with closing(OpenedStore()) as store:
@@ -76,7 +76,7 @@ def _web(options: argparse.Namespace) -> int:
     try:
         from fumehood.faces.web.app import serve
     except ModuleNotFoundError as error:
-        raise lacking(error, "the page", "web", _WEB_EXTRA) from error
+        raise missing_package_error(error, "the page", "web", _WEB_EXTRA) from error
     return serve(options.port, bind=options.bind, hosts=tuple(options.host), opens=not options.no_open)
 
 
@@ -108,7 +108,7 @@ def _worker(context: Context) -> int:
     try:
         from fumehood.service.fleet.worker import work
     except ModuleNotFoundError as error:
-        raise lacking(error, "the fleet", "fleet", PACKAGES) from error
+        raise missing_package_error(error, "the fleet", "fleet", PACKAGES) from error
     options, address = context.options, _queue_address(context)
     context.store.close()
     named = {"name": options.queue} if options.queue else {}
@@ -321,7 +321,7 @@ def _notify(context: Context) -> int:
     try:
         answered = asyncio.run(_serve_notifications(desk, project))
     except ModuleNotFoundError as error:
-        raise lacking(error, "showing notifications", "desktop", ("dbus_fast",)) from error
+        raise missing_package_error(error, "showing notifications", "desktop", ("dbus_fast",)) from error
     return context.print_result({"answered": answered}, ())
 
 

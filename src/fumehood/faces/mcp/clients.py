@@ -19,7 +19,7 @@ from mcp.types import ListRootsResult
 from pydantic import BaseModel, Field, create_model
 
 from fumehood.core.questions import DENY_ONCE, INTRODUCTION, TITLES, Question
-from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, as_fumehood_error
 from fumehood.service.ask import Desk
 from fumehood.store.places import new_id, new_mark, places
 
@@ -229,7 +229,7 @@ class Job:
         try:
             self.run = self._work(cancelled=self._stopped.is_set, on_output=self._take)
         except Exception as error:  # noqa: BLE001 - reported by the next poll_command
-            self.error = plain_error(error)
+            self.error = as_fumehood_error(error)
         finally:
             with self._changed:
                 self.is_running = False

@@ -29,7 +29,7 @@ from fumehood import __version__
 from fumehood.core import tool as described
 from fumehood.core.report import mark_line
 from fumehood.core.request import checked_name
-from fumehood.errors import BadConfiguration, BadRequest, FumehoodError, Unavailable, plain_error
+from fumehood.errors import BadConfiguration, BadRequest, FumehoodError, Unavailable, as_fumehood_error
 from fumehood.faces.mcp import tools
 from fumehood.faces.mcp.clients import MARK, Clients, clients_of
 from fumehood.store.config import policy_for
@@ -104,7 +104,7 @@ class OurTool(Tool):
                 wrong = cause.errors(include_url=False, include_context=False)[0]
                 location = ".".join(map(str, wrong["loc"]))
                 cause = BadRequest(f"{self.name} can't be called like this: {location}: {wrong['msg']}")
-            result = tools.error_result(plain_error(cause if isinstance(cause, Exception) else error))
+            result = tools.error_result(as_fumehood_error(cause if isinstance(cause, Exception) else error))
         return self.fn_metadata.convert_result(result) if convert_result else result
 
     def _checked(self, arguments: dict[str, Any]) -> dict[str, Any]:

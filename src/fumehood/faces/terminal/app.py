@@ -24,7 +24,7 @@ from textual.widgets import Button, DataTable, Footer, Static, Tab, TabbedConten
 from fumehood.core.questions import Question, question_lines
 from fumehood.core.report import Run, format_size, printable
 from fumehood.core.wording import fit_columns, format_elapsed, quote
-from fumehood.errors import FumehoodError, plain_error
+from fumehood.errors import FumehoodError, as_fumehood_error
 from fumehood.faces.cli.screen import KEYS
 from fumehood.faces.terminal.changes import ChangesView, HistoryView, RunScreen
 from fumehood.faces.terminal.widgets import ActingView, TextView, both_outputs, safe_text
@@ -374,7 +374,7 @@ class Views(App[None]):
             show = view.read_news()
         except (FumehoodError, OSError) as error:
             # The records can't be read now, perhaps because the disk is full: say so, and try again.
-            message = printable(plain_error(error).message)
+            message = printable(as_fumehood_error(error).message)
             self.call_from_thread(partial(self.notify, message, severity="error", markup=False))
             return
         finally:

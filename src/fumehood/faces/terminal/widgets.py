@@ -21,7 +21,7 @@ from textual.strip import Strip
 from textual.widgets import Static
 
 from fumehood.core.report import Run, printable
-from fumehood.errors import FumehoodError, plain_error
+from fumehood.errors import FumehoodError, as_fumehood_error
 from fumehood.faces.cli.run_text import headline
 from fumehood.faces.cli.screen import Filter
 from fumehood.service import overview
@@ -240,7 +240,7 @@ class ActingView(Container):
             try:
                 done = overview.perform(self.store, self.store.history.find(run.run), chosen)
             except (FumehoodError, OSError) as error:
-                plain = plain_error(error)
+                plain = as_fumehood_error(error)
                 text = "\n".join(printable(part) for part in (plain.message, plain.hint) if part)
                 tell = partial(self.notify, text, severity="error", markup=False, timeout=10)
                 self.app.call_from_thread(tell)

@@ -32,7 +32,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fumehood.core.report import Run, format_size, printable
-from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, plain_error
+from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError, as_fumehood_error
 from fumehood.faces.web import api, views
 from fumehood.faces.web.text import render_output
 from fumehood.faces.web.views import Page, View, decode_path, parse_number
@@ -198,7 +198,7 @@ def _error_page(page: Page, request: Request, error: Exception) -> Response:
         plain: FumehoodError = BadRequest(f"{request.url.path}: {error.detail}", hint="choose one of the views")
         status = error.status_code
     else:
-        plain = plain_error(error)
+        plain = as_fumehood_error(error)
         was_asked = isinstance(error, BadRequest if request.method == "GET" else FumehoodError)
         status = 500 if not was_asked else 404 if request.method == "GET" else 409
     if request.url.path.startswith("/api/"):
@@ -342,7 +342,7 @@ def _update_news(page: Page) -> None:
         }  # fmt: skip
     except Exception as error:  # noqa: BLE001 - an error here would end the presence at the desk
         # The records can't be read now, perhaps because the disk is full: the page says so, and we try again.
-        page.news = {**page.news, "trouble": str(escape(printable(str(plain_error(error)))))}
+        page.news = {**page.news, "trouble": str(escape(printable(str(as_fumehood_error(error)))))}
 
 
 def _event(name: str, html: str) -> str:

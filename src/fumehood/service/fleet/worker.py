@@ -31,7 +31,7 @@ from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
 from fumehood.core.policy import Policy
 from fumehood.core.report import Run, printable, shorten
 from fumehood.core.request import DISCARD, HOLD
-from fumehood.errors import BadRequest, FumehoodError, NoDirectory, Refused, Unavailable, plain_error
+from fumehood.errors import BadRequest, FumehoodError, NoDirectory, Refused, Unavailable, as_fumehood_error
 from fumehood.linux import libc
 from fumehood.linux.libc import Closing
 from fumehood.linux.lock import Lock
@@ -123,7 +123,7 @@ class Workshop:
                 raise Refused("the job came under the name of another")
             result |= self._done(job)
         except (FumehoodError, OSError) as trouble:
-            error = trouble if isinstance(trouble, FumehoodError) else plain_error(trouble)
+            error = trouble if isinstance(trouble, FumehoodError) else as_fumehood_error(trouble)
             result |= {"refused" if isinstance(error, (BadRequest, Refused)) else "failed": error.message}
             result["hint"] = error.hint
         result["duration_s"] = time.time() - began
