@@ -162,7 +162,7 @@ class FleetSender:
         return [runs[each] for each in ids]
 
     def best(
-        self, command: Command, n: int = 8, *, check: str = "", score: str = "", save: bool = False,
+        self, command: Command, n: int = 8, *, check: str = "", score: str = "", keep: bool = False,
         apply: bool = True, env: Mapping[str, str] | None = None,
         on_candidate: Callable[[Candidate], object] | None = None, **options: Any,
     ) -> Best:  # fmt: skip
@@ -185,7 +185,7 @@ class FleetSender:
                 with suppress(BadRequest):  # it has just ended
                     self.cancel(job)
         lines = [self._sandbox.draft(each.draft) for each in candidates]
-        return pick_best(candidates, lines, keep=save, applies=apply, is_interrupted=is_interrupted)
+        return pick_best(candidates, lines, keep=keep, applies=apply, is_interrupted=is_interrupted)
 
     def _candidate(
         self, candidate: Candidate, run: Run, note: Mapping[str, Any], first_with: dict[str, int]
