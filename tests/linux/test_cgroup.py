@@ -6,14 +6,14 @@ import subprocess
 import pytest
 
 from conftest import need
-from fumehood.linux import warden
-from fumehood.linux.warden import Cgroup, delegated
+from fumehood.linux import cgroup
+from fumehood.linux.cgroup import Cgroup, find_parent_group
 
 
 @pytest.fixture
 def group():
     """A fresh group of version 2, with whatever controllers this machine has there."""
-    mount = warden._mount()
+    mount = cgroup.mount_point()
     need(bool(mount), "no control groups of version 2 are mounted")
     path = f"{mount}/fumehood-tests-{os.getpid()}"
     try:
@@ -27,7 +27,7 @@ def group():
 
 def divisible():
     """Return the group that runs are given groups in; few machines that run tests have one, so none is no failure."""
-    found = delegated()
+    found = find_parent_group()
     if found is None:
         pytest.skip("no control group that counts memory and processes is ours to divide")
     return found
@@ -41,7 +41,7 @@ def members(path):
 def test_processes_are_moved_and_the_group_goes_when_they_have_ended(group):
     with subprocess.Popen(["sleep", "1000"]) as one, subprocess.Popen(["sleep", "1000"]) as other:
         try:
-            Cgroup(group).take(lambda: [one.pid, other.pid, 2**22 - 1])
+            Cgroup(group).move_in(lambda: [one.pid, other.pid, 2**22 - 1])
             assert members(group) == {one.pid, other.pid}
             Cgroup(group).remove()
             assert os.path.exists(group)  # in use
@@ -62,14 +62,14 @@ def test_a_run_is_put_into_a_group_of_its_own_with_its_limits():
     divisible()
     with subprocess.Popen(["sleep", "1000"]) as process:
         try:
-            made = Cgroup.around(process.pid, lambda init: [init], 1 << 28, 77)
+            made = Cgroup.around(process.pid, 1 << 28, 77)
             assert made is not None
             with open(f"{made._path}/memory.max", encoding="ascii") as file:
                 assert int(file.read()) == 1 << 28
             with open(f"{made._path}/pids.max", encoding="ascii") as file:
                 assert int(file.read()) == 77
             assert members(made._path) == {process.pid}
-            assert made.reached() is None
+            assert made.enforced_limit() is None
         finally:
             process.kill()
     made.remove()

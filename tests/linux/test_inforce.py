@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from fumehood.linux import bwrap, confine, doctor, libc, probe, warden
+from fumehood.linux import bwrap, cgroup, confine, doctor, libc, probe
 from fumehood.linux.probe import Host
 
 pytestmark = pytest.mark.namespaces
@@ -39,7 +39,7 @@ def test_where_the_launcher_can_not_mount_the_views_are_said_to_be_missing():
 
 def test_control_groups_are_said_to_work_only_where_one_would_be_made():
     told = next(each for each in doctor.protections(Host()) if each.name == "cgroups")
-    assert told.works == (warden.delegated() is not None)
+    assert told.works == (cgroup.find_parent_group() is not None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount here")

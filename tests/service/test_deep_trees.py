@@ -10,9 +10,9 @@ import pytest
 from fumehood import Policy, Run, Sandbox, TooDeep
 from fumehood.linux import libc
 from fumehood.linux.capture import examples_of_foreign_files
+from fumehood.linux.disk_use import DiskUse
 from fumehood.linux.layer import scan
 from fumehood.linux.nofollow import DEEPEST, LISTING, DirectoryCache, open_top, remove_tree, walk
-from fumehood.linux.warden import DiskUse
 from fumehood.linux.ways_in import ProjectTree
 from fumehood.service import layers as layering
 from fumehood.service import overview
@@ -204,10 +204,10 @@ def test_twice_the_depth_takes_twice_the_work(
 def all_that_only_look(tree: Path) -> dict[str, Callable[[], object]]:
     """Whatever walks a tree and records nothing of it."""
     above = open_top(str(tree.parent))
-    room = DiskUse([str(tree)], 1 << 40, empty=True)
+    room = DiskUse([str(tree)], 1 << 40, layers_empty=True)
     return {
         "the space that a layer takes": lambda: disk_usage(above, tree.name),
-        "what a command has written": lambda: sum(room._sizes()),
+        "what a command has written": lambda: sum(room.entry_sizes()),
         "whose files there are": lambda: examples_of_foreign_files([str(tree)]),
         "what leads into a root": lambda: ProjectTree(str(tree), lambda _: None, lambda _: False),
     }
@@ -234,7 +234,7 @@ def test_what_lies_beyond_any_limit_is_looked_at_too(test_directory: Path) -> No
     make_deep(test_directory / "tree", DEEPEST + 300)
     above = open_top(str(test_directory))
     assert disk_usage(above, "tree") >= (DEEPEST + 300) * os.stat(test_directory / "tree").st_blocks * 512
-    assert sum(DiskUse([str(test_directory / "tree")], 1 << 40, empty=True)._sizes()) > 2 * (DEEPEST + 300)
+    assert sum(DiskUse([str(test_directory / "tree")], 1 << 40, layers_empty=True).entry_sizes()) > 2 * (DEEPEST + 300)
     remove_tree(above, "tree")
     os.close(above)
 

@@ -8,7 +8,7 @@ import pytest
 from fumehood import Sandbox
 from fumehood.core.policy import Limits, Policy
 from fumehood.linux import libc
-from fumehood.linux.warden import DiskUse
+from fumehood.linux.disk_use import DiskUse
 from patience import LONG_S
 from processes import LONG, processes
 
@@ -77,12 +77,12 @@ def test_what_was_there_besides_does_not_hide_what_a_layer_took_from_the_start(t
     for place in (layer, besides):
         place.mkdir()
         (place / "file").write_bytes(os.urandom(2 * MIB))
-    room = DiskUse([str(layer)], MIB, empty=True, besides=[str(besides)])
-    assert getattr(room.look(lambda: 0), "detail", None) == "written: 1 MiB"
+    room = DiskUse([str(layer)], MIB, layers_empty=True, other_directories=[str(besides)])
+    assert getattr(room.check(lambda: 0), "detail", None) == "written: 1 MiB"
     room.close()
 
-    room = DiskUse([str(besides)], MIB, empty=False, besides=[str(layer)])
-    assert room.look(lambda: 0) is None
+    room = DiskUse([str(besides)], MIB, layers_empty=False, other_directories=[str(layer)])
+    assert room.check(lambda: 0) is None
     room.close()
 
 
@@ -91,9 +91,9 @@ def test_a_directory_that_can_only_be_listed_is_not_measured(test_directory):
     closed.mkdir()
     (closed / "file").write_text("its size is not told to who may not pass through")
     closed.chmod(0o444)
-    room = DiskUse([str(test_directory)], MIB, empty=True)
+    room = DiskUse([str(test_directory)], MIB, layers_empty=True)
 
-    assert room.look(lambda: 0) is None
+    assert room.check(lambda: 0) is None
     room.close()
     closed.chmod(0o755)
 

@@ -10,7 +10,7 @@ from fumehood import Sandbox
 from fumehood.core.policy import Limits, Policy
 from fumehood.linux import warden
 from fumehood.linux.confine import can_scope
-from fumehood.linux.usage import Machine
+from fumehood.linux.usage import MachineMemory
 from patience import LONG_S
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.alone]
@@ -162,7 +162,7 @@ for _ in range(TAKEN // (20 * MIB)):
 
 
 def test_a_run_ends_before_the_memory_of_the_whole_machine_does(home, project, monkeypatch):
-    monkeypatch.setattr(warden, "_reserve_of", lambda machine: machine.left - 50 * MIB)
+    monkeypatch.setattr(warden, "memory_reserve", lambda machine: machine.available - 50 * MIB)
     with Sandbox(project) as sandbox:
         for _ in range(5):
             run = sandbox.run([PYTHON, "-I", "-S", "-c", BEGIN + ON_ITS_WAY + END], timeout=LONG_S)
@@ -175,9 +175,9 @@ def test_a_run_ends_before_the_memory_of_the_whole_machine_does(home, project, m
 
 
 def test_a_part_of_the_machines_memory_is_kept_unless_it_was_taken_before():
-    machine = Machine()
-    reserve = warden._reserve_of(machine)
-    assert 0 < reserve <= min(1 << 30, machine.total // 50) < machine.left
+    machine = MachineMemory()
+    reserve = warden.memory_reserve(machine)
+    assert 0 < reserve <= min(1 << 30, machine.total // 50) < machine.available
 
 
 def test_what_others_have_on_a_tmpfs_that_the_run_sees_is_not_the_runs(project, home, monkeypatch):

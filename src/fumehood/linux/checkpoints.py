@@ -13,9 +13,9 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.linux.libc import append, read, stat_of
+from fumehood.linux.libc import append, process_stat, read
 from fumehood.linux.nofollow import matches_stamp, stamp_of
-from fumehood.linux.usage import descendants, opened_by
+from fumehood.linux.usage import descendants, open_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _is_at_rest(pid: int) -> bool:
         tasks = os.listdir(f"/proc/{pid}/task")
     except FileNotFoundError:
         return True
-    states = (stat_of(f"/proc/{pid}/task/{task}") for task in tasks)
+    states = (process_stat(f"/proc/{pid}/task/{task}") for task in tasks)
     return all(not fields or fields[0] in _AT_REST for fields in states)
 
 
@@ -232,7 +232,7 @@ def streams(processes: Sequence[int], tops: Sequence[str]) -> Iterator[tuple[int
     for pid in processes:
         if time.monotonic() > until:
             return iter(())
-        for file, path in opened_by(f"/proc/{pid}"):
+        for file, path in open_descriptors(f"/proc/{pid}"):
             number = next((number for number, top in enumerate(tops) if path.startswith(f"{top}/")), -1)
             if number < 0:
                 continue

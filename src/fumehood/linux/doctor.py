@@ -11,7 +11,7 @@ import sys
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable, Unavailable
 from fumehood.linux import bwrap as bubblewrap
-from fumehood.linux import confine, libc, probe, warden
+from fumehood.linux import cgroup, confine, libc, probe
 from fumehood.linux.capture import (
     COPY,
     FUSE,
@@ -310,11 +310,11 @@ def _can_filter() -> bool:
 def _cgroups() -> Ability:
     """Report whether the kernel itself counts a run's memory and processes."""
     name = "cgroups"
-    group = warden.delegated()
+    group = cgroup.find_parent_group()
     if group is not None:
         return Ability(name=name, works=True, detail=f"a run gets one in {group}, which enforces its limits")
     watched = "limits are watched, ten times a second"
-    if not warden.has_controllers():
+    if not cgroup.has_controllers():
         return Ability(name=name, works=False, detail=f"version 2 counts neither memory nor processes here: {watched}")
     fix = "" if os.geteuid() == 0 else "systemd-run --user --scope -p Delegate=yes fumehood run -- COMMAND"
     return Ability(name=name, works=False, detail=f"there is none that we may divide: {watched}", fix=fix)

@@ -463,7 +463,7 @@ def listxattr(place: int | str, *, follow_symlinks: bool = True) -> list[str]:
         return []
 
 
-def stat_of(process: str, directory: int | None = None) -> list[bytes]:
+def process_stat(process: str, directory: int | None = None) -> list[bytes]:
     """Return what the kernel tells of a process, or of a thread, at a place in /proc: the fields after its name.
 
     That may hold anything. Of one that has ended, there are none.

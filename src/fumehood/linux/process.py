@@ -54,9 +54,9 @@ if TYPE_CHECKING:
     class UsageWatch(Protocol):
         """Looks now and then whether the command uses too much."""
 
-        due: float
-        def look(self) -> Blocked | None:
-            """Look once; return the limit that was reached."""
+        next_check: float
+        def check(self) -> Blocked | None:
+            """Check once; return the limit that was reached."""
         def close(self) -> Blocked | None:
             """Stop; return the limit that the kernel had to enforce."""
 
@@ -326,8 +326,8 @@ class Attendant:
             if self._usage_watch is None:
                 self._next_look = now + _RETRY_S
                 return
-        reached = self._usage_watch.look()
-        self._next_look = self._usage_watch.due
+        reached = self._usage_watch.check()
+        self._next_look = self._usage_watch.next_check
         if reached is not None:
             self._limit = self._limit or reached  # a partner may have asked for its end before
             self._make_warden = None
@@ -494,7 +494,7 @@ def kill_abandoned_sandboxes() -> None:
         if options in line and is_init_process(number):
             try:
                 with libc.Closing(os.pidfd_open(number)) as process:
-                    parent = libc.stat_of(f"/proc/{number}")[1:2]
+                    parent = libc.process_stat(f"/proc/{number}")[1:2]
                     if parent and libc.read(f"/proc/{parent[0].decode()}/cmdline") != line:
                         signal.pidfd_send_signal(process, signal.SIGKILL)
                         os.waitpid(number, 0)
@@ -586,5 +586,5 @@ def _list_children() -> list[int]:
         with open(f"/proc/{own}/task/{own}/children", encoding="ascii") as listing:
             return [int(number) for number in listing.read().split()]
     except FileNotFoundError:  # a kernel without this list
-        parents = {name: libc.stat_of(f"/proc/{name}")[1:2] for name in os.listdir("/proc") if name.isdigit()}
+        parents = {name: libc.process_stat(f"/proc/{name}")[1:2] for name in os.listdir("/proc") if name.isdigit()}
         return [int(name) for name, parent in parents.items() if parent == [b"%d" % own]]

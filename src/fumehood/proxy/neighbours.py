@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fumehood.linux.libc import Closing, read
 from fumehood.linux.namespaces import kernel_form
 from fumehood.linux.process import find_init
-from fumehood.linux.usage import NotYet, Processes
+from fumehood.linux.usage import Processes, SandboxNotReady
 
 Place = tuple[str, int]
 
@@ -188,7 +188,7 @@ class Neighbours:
                 return None
             try:
                 self._sandboxes[run] = init, Processes(init)
-            except NotYet:
+            except SandboxNotReady:
                 return None
         return self._sandboxes[run]
 

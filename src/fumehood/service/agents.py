@@ -22,11 +22,11 @@ from fumehood.core.settings_text import parse
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import replace_file
-from fumehood.linux.libc import Closing, read, stat_of
+from fumehood.linux.libc import Closing, process_stat, read
 from fumehood.linux.mounts import Bind, Operation
 from fumehood.linux.nofollow import LISTING, remove_tree
 from fumehood.linux.process import read_number
-from fumehood.linux.usage import NotYet, inside_of
+from fumehood.linux.usage import SandboxNotReady, open_inner_proc
 from fumehood.service.checkpoint import Checkpoints, Part
 from fumehood.service.profiles import Scratch, ScratchConditions, ScratchRequest, agents_directory, digest_of
 from fumehood.store.places import Places, new_id
@@ -330,10 +330,10 @@ class ShellCommands:
         if self._open:
             try:
                 processes = self._processes()
-            except NotYet:
+            except SandboxNotReady:
                 return True  # all is ending
             with Closing(processes):
-                states = {shell: stat_of(f"{shell}", processes) for shell in self._open}
+                states = {shell: process_stat(f"{shell}", processes) for shell in self._open}
             for shell in [shell for shell, fields in states.items() if not fields or fields[0] in _ENDED]:
                 self._settle(self._open.pop(shell))
         return bool(self._open)
@@ -345,7 +345,7 @@ class ShellCommands:
 
     def _processes(self) -> int:
         """Open the /proc that the agent sees."""
-        processes = inside_of(self._init())
+        processes = open_inner_proc(self._init())
         if processes is None:
             raise BadRequest("commands can't be told apart: bubblewrap has the set-uid bit", hint="fumehood doctor")
         return processes

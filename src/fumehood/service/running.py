@@ -247,24 +247,27 @@ class Execution:
 
     def _make_warden(self, init: int) -> UsageWatch | None:
         """Return a warden for a command that runs for longer than a moment; None if the sandbox is not ready yet."""
-        from fumehood.linux.warden import NotYet, Warden
+        from fumehood.linux.usage import SandboxNotReady
+        from fumehood.linux.warden import Warden
 
         world, capture = self.world, self._capture
         is_copy = capture.way == COPY
         overlays = [target for _, target in capture.targets] if capture.way == KERNEL else []
-        places = [each.merged if is_copy and not each.is_overlaid else each.upper for each in capture.layers]
+        layers = [each.merged if is_copy and not each.is_overlaid else each.upper for each in capture.layers]
         # Directories that count too, for the limit of disk space.
-        besides = [*(world.scratch.directories if world.scratch else ())]
-        besides += [self.session_run.tmp] if self.session_run and self.session_run.tmp else []
-        besides += [world.thrown] if world.thrown else []
-        besides += [world.tree.upper] if world.tree is not None and world.tree.is_writable else []
-        besides += [world.playground.source] if world.playground is not None and world.playground.is_writable else []
+        other_directories = [*(world.scratch.directories if world.scratch else ())]
+        other_directories += [self.session_run.tmp] if self.session_run and self.session_run.tmp else []
+        other_directories += [world.thrown] if world.thrown else []
+        other_directories += [world.tree.upper] if world.tree is not None and world.tree.is_writable else []
+        playground = world.playground
+        other_directories += [playground.source] if playground is not None and playground.is_writable else []
         try:
             return Warden(
-                self.hood.policy.limits, init, places, empty=not is_copy, besides=besides, stop_mark=self._stop_mark,
+                self.hood.policy.limits, init, layers, layers_empty=not is_copy, other_directories=other_directories,
+                stop_mark=self._stop_mark,
                 checkpoint=None if self._make_timer is None else self._make_timer().check, overlays=overlays,
             )  # fmt: skip
-        except NotYet:
+        except SandboxNotReady:
             return None
 
 
