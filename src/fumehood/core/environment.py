@@ -1,4 +1,7 @@
-"""Choose the environment a command gets: the person's own, less what looks like a secret by its name or its value."""
+"""The environment variables of a command: the person's own, without those that look like secrets, and proxy settings.
+
+Whether something looks like a secret is decided by the name of a variable and by the shape of its value.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,141 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
-# Values: a password, a token or a key, told by its shape.
-#
-# What can't be told: a secret that looks like a word, a number or a hash. This is asked of every variable before every
-# command, so there is no `re` here, and whatever can't hold a secret is let go by a search for one or two characters.
+_known_answers: dict[tuple[str, str], bool] = {}  # every run has the same few dozen variables
 
-_SHORTEST, _SHORTEST_TOKEN = 8, 14
-# How the secrets of well-known services begin, and the least they are long.
-_SHAPES: tuple[tuple[str, int], ...] = (
+
+def inherited_environment(
+    environment: Mapping[str, str], keep: Sequence[str] = (), drop: Sequence[str] = ()
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables that a command may see, and the names of those that are withheld.
+
+    `keep` and `drop` are a person's own globs; if both match a name, the variable is withheld.
+    """
+    inherited: dict[str, str] = {}
+    withheld: list[str] = []
+    for name, value in environment.items():
+        if name in _NOT_INHERITED:
+            continue
+        is_withheld = looks_secret(name, value)
+        if keep or drop:
+            from fnmatch import fnmatchcase
+
+            is_withheld = is_withheld and not any(fnmatchcase(name, glob) for glob in keep)
+            is_withheld = is_withheld or any(fnmatchcase(name, glob) for glob in drop)
+        if is_withheld:
+            withheld.append(name)
+        else:
+            inherited[name] = value
+    inherited["FUMEHOOD"] = "1"
+    return inherited, tuple(sorted(withheld))
+
+
+def looks_secret(name: str, value: str = "") -> bool:
+    """Return True if a variable's name or value looks like a secret."""
+    is_secret = _known_answers.get((name, value))
+    if is_secret is None:
+        is_secret = _known_answers[name, value] = _has_secret_name(name, value) or holds_secret(value)
+    return is_secret
+
+
+# Secrets by the name of a variable.
+
+# A name with one of these words between its underscores names a secret.
+_SECRET_WORDS = frozenset({
+    "ACCESSKEY", "APIKEY", "APITOKEN", "AUTH", "AUTHORIZATION", "AUTHTOKEN", "BEARER", "COOKIE", "CRED",
+    "CREDENTIAL", "CREDENTIALS", "CREDS", "DSN", "JWT", "KEY", "KEYS", "MNEMONIC", "OAUTH", "PASS", "PASSCODE",
+    "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS", "PAT", "PRIVATE", "PSK", "SECRET", "SECRETKEY", "SECRETS",
+    "TOKEN", "TOKENS", "WEBHOOK", "SESSID", "SESSIONID", "TOTP",
+})  # fmt: skip
+_SECRET_WORDS |= {f"{word}S" for word in _SECRET_WORDS}
+# Some of these words also name a switch (USE_AUTH=1) or an amount (MAX_TOKENS=4096).
+_ALSO_SWITCHES = frozenset(
+    {"AUTH", "COOKIE", "COOKIES", "JWT", "KEY", "OAUTH", "PRIVATE", "TOTP", "WEBHOOK", "WEBHOOKS"}
+)
+_ALSO_AMOUNTS = frozenset({"COOKIES", "KEYS", "TOKENS", "WEBHOOKS"})
+# Names that end with one of these words may also hold a version, or a pin of a board. So the value counts too: a secret
+# is a number of as many digits as a person would type.
+_CODE_WORDS, _CODE_LENGTHS = frozenset({"OTP", "PIN"}), range(4, 9)
+# How the names of secret settings end, in lower case and without underscores.
+_SECRET_SETTING_ENDS = (
+    "password", "passwd", "passphrase", "pass", "pwd", "pw", "secret", "token", "authorization", "apikey", "accesskey",
+    "accountkey", "authkey", "encryptionkey", "instrumentationkey", "licensekey", "masterkey", "privatekey",
+    "secretkey", "sharedkey", "signingkey", "signature",
+)  # fmt: skip
+# The same for variables: PGPASSWORD, GITHUBTOKEN, TS_AUTHKEY. A signature is secret only in an address.
+_SECRET_NAME_ENDS = (
+    "CREDENTIALS", *(end.upper() for end in _SECRET_SETTING_ENDS if len(end) > len("pass") and end != "signature")
+)  # fmt: skip
+# How words of a name end: SSHPASS, MYSQL_PWD, DB_PW. The second also names a directory, as in OLDPWD.
+_SECRET_WORD_ENDS, _DIRECTORY_OR_PASSWORD = ("PASS", "PWD", "PW"), "PWD"
+_HARMLESS_WORDS = frozenset({"BYPASS", "COMPASS"})
+# How variables begin that lead to something outside or belong to the host's session. Git's settings in variables are
+# among them: the values may be secret, and the names of the keys look secret. All are withheld, because git refuses to
+# work with a part of them.
+_SECRET_NAME_STARTS = (
+    "ARM_CLIENT", "BW_", "DBUS_", "FUMEHOOD_", "GNOME_KEYRING", "GOOGLE_APPLICATION", "GPG_", "KUBE", "OP_SERVICE",
+    "OP_SESSION", "SSH_", "SUDO_ASKPASS", "GIT_ASKPASS", "XAUTHORITY", "XDG_RUNTIME_DIR", "XDG_SESSION", "WAYLAND_",
+    "I3SOCK", "SWAYSOCK", "TMUX", "VSCODE_IPC", "VSCODE_GIT", "CONTAINER_HOST", "PULSE_SERVER", "PODMAN_",
+    "NIX_REMOTE", "SESSION_MANAGER", "GIT_CONFIG_COUNT", "GIT_CONFIG_VALUE_", "GIT_CONFIG_PARAMETERS",
+)  # fmt: skip
+# Bundler keeps the login for a host in a variable with the host's name, in which two underscores are a dot. Its other
+# variables are settings.
+_BUNDLER = "BUNDLE_"
+_BUNDLER_SETTINGS = ("BUNDLE_BUILD__", "BUNDLE_LOCAL__", "BUNDLE_MIRROR__", "BUNDLE_PLUGINS__")
+_BUNDLER_GEM = "BUNDLE_GEM__"  # a setting (`gem.test`), or a host (`gem.fury.io`)
+# Services where a person has an account. Of their variables, only what is clearly harmless passes: switches, amounts,
+# regions, and paths of the certificates that are trusted.
+_SERVICE_STARTS = ("AWS_", "AZURE_", "CLOUDSDK_", "DIGITALOCEAN_", "DOCKER_", "VAULT_")
+_REGION_WORDS = frozenset({"LOCATION", "REGION", "ZONE"})
+_CERTIFICATE_WORDS = frozenset({"CA", "CABUNDLE", "CACERT", "CACERTS", "CAFILE", "CAINFO", "CAPATH"})
+_NOT_CERTIFICATE_WORDS = (_SECRET_WORDS - {"AUTH", "PRIVATE"}) | {"CLIENT"}
+_HARMLESS_NAMES = frozenset(
+    {"SSH_TTY", "TERM_SESSION_ID", "XDG_SESSION_TYPE", "DESKTOP_SESSION", "GDMSESSION", "KEYBOARD_KEY", "FUMEHOOD"}
+)
+
+
+def _has_secret_name(name: str, value: str) -> bool:
+    """Return True if a variable's name says that its value is a secret, and the value may be one."""
+    upper = name.upper()
+    is_of_bundler = upper.startswith(_BUNDLER) and not upper.startswith(_BUNDLER_SETTINGS)
+    names_host = is_of_bundler and "__" in upper.removeprefix(_BUNDLER_GEM)
+    if names_host or upper.startswith(_SECRET_NAME_STARTS) or upper.endswith(_SECRET_NAME_ENDS):
+        return upper not in _HARMLESS_NAMES
+    words = upper.replace("-", "_").replace(".", "_").split("_")
+    if upper in _HARMLESS_NAMES or (value.startswith("/") and _names_certificates(words)):
+        return False
+    if secret_words := _SECRET_WORDS.intersection(words):
+        # If the name leaves it open, a switch or an amount is not a secret.
+        is_switch = _ALSO_SWITCHES.issuperset(secret_words) and value and value.lower() in _SWITCHES
+        return not (is_switch or (_ALSO_AMOUNTS.issuperset(secret_words) and _is_amount(value)))
+    if upper.startswith(_SERVICE_STARTS):
+        return not (words[-1] in _REGION_WORDS or value.lower() in _SWITCHES or _is_amount(value))
+    if any(word.endswith(_SECRET_WORD_ENDS) and word not in _HARMLESS_WORDS for word in words):
+        return not (upper.endswith(_DIRECTORY_OR_PASSWORD) and value.startswith("/"))
+    if upper.endswith(("HEADER", "HEADERS")):
+        return ("=" in value or ":" in value) and not value.startswith("/")
+    if upper.endswith(("STR", "STRING")):
+        # CONNECTION_STRING: a value with "=" or "://" is judged by its shape.
+        return "CONN" in upper and "=" not in value and "://" not in value
+    return words[-1] in _CODE_WORDS and value.isdecimal() and len(value) in _CODE_LENGTHS
+
+
+def _names_certificates(words: Sequence[str]) -> bool:
+    return not _CERTIFICATE_WORDS.isdisjoint(words) and _NOT_CERTIFICATE_WORDS.isdisjoint(words)
+
+
+def _is_amount(value: str) -> bool:
+    return value.isdecimal() and len(value) <= 7
+
+
+# Secrets by the shape of a value: passwords, tokens and keys.
+#
+# A secret that looks like a word, a number or a hash is not recognized. Every variable is tested before every command.
+# So there is no `re` here, and a search for one or two characters comes first: most values can't have a secret in them.
+
+_SHORTEST_SECRET, _SHORTEST_TOKEN = 8, 14
+# How the tokens of well-known services begin, and how long they are at least.
+_TOKEN_SHAPES: tuple[tuple[str, int], ...] = (
     ("sk-", 20), ("sk_live_", 16), ("sk_test_", 16), ("rk_live_", 16), ("pk_live_", 16), ("whsec_", 16),
     ("ghp_", 30), ("gho_", 30), ("ghu_", 30), ("ghs_", 30), ("ghr_", 30), ("github_pat_", 30), ("glpat-", 20),
     ("gldt-", 20), ("glrt-", 20), ("AKIA", 20), ("ASIA", 20), ("AIza", 35), ("ya29.", 20), ("xoxb-", 20),
@@ -27,198 +157,207 @@ _SHAPES: tuple[tuple[str, int], ...] = (
     ("pplx-", 20), ("csk-", 20), ("fw_", 20), ("nvapi-", 20), ("LS0tLS1CRUdJTi", 40),
     ("eyJ", 30),
 )  # fmt: skip
-_DIGESTS = ("sha256-", "sha384-", "sha512-")
-_STARTS = tuple(start for start, _ in _SHAPES)
+_DIGEST_STARTS = ("sha256-", "sha384-", "sha512-")
+_TOKEN_STARTS = tuple(start for start, _ in _TOKEN_SHAPES)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_WITHIN_NAMES = frozenset(f"{_LETTERS}{_LETTERS.upper()}0123456789_.-")
-_WITHIN_USERS = _WITHIN_NAMES | {"%", "+"}
-_APART = str.maketrans(dict.fromkeys(",;|&?#=<>()[]{}\"'`\\:@\t\r\n", " "))
-_APART_IN_URLS = _APART | {ord("/"): " "}
-_URL_ENDS = str.maketrans(dict.fromkeys(",;|<>[]{}()\"'`\\\t\r\n", " "))
-_URL_PARTS = str.maketrans(dict.fromkeys("?&=#", "/"))
-_AUTHORITY_ENDS = str.maketrans(dict.fromkeys("/?#<>{}()\"'`\\\t\r\n", " "))
-_WORD_ENDS = str.maketrans(dict.fromkeys(",;|<>{}\"'`\\\t\r\n", " "))
-_BASE64 = str.maketrans(dict.fromkeys(f"{_LETTERS}{_LETTERS.upper()}0123456789+/=_-"))
-_JOINTS, _WITHOUT_JOINTS = str.maketrans(dict.fromkeys("_-.", " ")), str.maketrans(dict.fromkeys("_-."))
+_NAME_LETTERS = frozenset(f"{_LETTERS}{_LETTERS.upper()}0123456789_.-")
+_USER_LETTERS = _NAME_LETTERS | {"%", "+"}
+# Tables for `str.translate`: they put blanks where a text is to be split or cut off, or delete letters.
+_SPLIT_WORDS = str.maketrans(dict.fromkeys(",;|&?#=<>()[]{}\"'`\\:@\t\r\n", " "))
+_SPLIT_URL_WORDS = _SPLIT_WORDS | {ord("/"): " "}
+_END_URL = str.maketrans(dict.fromkeys(",;|<>[]{}()\"'`\\\t\r\n", " "))
+_SPLIT_URL_PARTS = str.maketrans(dict.fromkeys("?&=#", "/"))
+_END_AUTHORITY = str.maketrans(dict.fromkeys("/?#<>{}()\"'`\\\t\r\n", " "))
+_END_WORD = str.maketrans(dict.fromkeys(",;|<>{}\"'`\\\t\r\n", " "))
+_DELETE_BASE64 = str.maketrans(dict.fromkeys(f"{_LETTERS}{_LETTERS.upper()}0123456789+/=_-"))
+_SPLIT_JOINTS, _DELETE_JOINTS = str.maketrans(dict.fromkeys("_-.", " ")), str.maketrans(dict.fromkeys("_-."))
 
-# What the name of a setting holds that gives a secret, in lower case: looked for first. Then how such a name ends.
-_HINTS = ("pass", "pw", "secret", "token", "key", "sig", "authorization")
-_SECRET_SETTINGS = (
-    "password", "passwd", "passphrase", "pass", "pwd", "pw", "secret", "token", "authorization", "apikey", "accesskey",
-    "accountkey", "authkey", "encryptionkey", "instrumentationkey", "licensekey", "masterkey", "privatekey",
-    "secretkey", "sharedkey", "signingkey", "signature",
-)  # fmt: skip
-# The password of a store of public certificates keeps nothing secret, and Java wants one.
-_PLAIN_SETTINGS = ("bypass", "compass", "truststorepassword")
-# What is no secret, whatever it is called: a switch, a path, a variable that somebody else will put in.
-SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off", "none", "null"})
-_QUOTES = "'\" \\"
-_NETRC = frozenset({"login", "user", "machine"})
+# One of these is in the name of each secret setting. They are searched for first, because that is quick.
+_SETTING_HINTS = ("pass", "pw", "secret", "token", "key", "sig", "authorization")
+# These are not secret. The last one protects a store of public certificates: Java wants a password for that.
+_HARMLESS_SETTING_ENDS = ("bypass", "compass", "truststorepassword")
+# Whatever the name, these values are not secret: switches, and what begins like a path, a variable or a placeholder.
+_SWITCHES = frozenset({"", "0", "1", "true", "false", "yes", "no", "on", "off", "none", "null"})
+_REFERENCE_STARTS = ("/", "$", "<", "{")
+_AROUND_VALUES = "'\" \\"
+_NETRC_WORDS = frozenset({"login", "user", "machine"})
+_SHORTEST_NETRC_PASSWORD = 6
 _USER_OPTIONS = frozenset({"-u", "-U", "--user", "--proxy-user"})
-_SHORTEST_PLAIN = 6
-_REFERENCES = ("/", "$", "<", "{")
 
-# Addresses that have no password although there is a colon before an @.
-_OTHER_ADDRESSES = frozenset({"acct", "im", "jdbc", "mailto", "npm", "pkg", "sip", "sips", "workspace", "xmpp"})
-_HOOKS = ("hook", "hooks", "webhook", "webhooks", "webhookb2")
+# Such addresses have a colon before an @, but no password.
+_ADDRESSES_WITHOUT_LOGIN = frozenset({"acct", "im", "jdbc", "mailto", "npm", "pkg", "sip", "sips", "workspace", "xmpp"})
+_WEBHOOK_LABELS = ("hook", "hooks", "webhook", "webhooks", "webhookb2")
 
 
 def holds_secret(text: str) -> bool:
-    """Return True if a text holds a secret, anywhere in it."""
-    if len(text) < _SHORTEST:
+    """Return True if a text has a secret anywhere in it."""
+    if len(text) < _SHORTEST_SECRET:
         return False
-    has_address, has_value = "@" in text, "=" in text
-    if text[0] == "/" and not has_address and not has_value and " " not in text:
-        return False  # a path, or a list of them
-    if (has_address and _has_address_with_password(text)) or ("://" in text and _has_secret_url(text)):
+    has_at, has_equals = "@" in text, "=" in text
+    if text[0] == "/" and not has_at and not has_equals and " " not in text:
+        return False  # a path, or a list of paths
+    if (has_at and _has_login_address(text)) or ("://" in text and _has_secret_in_url(text)):
         return True
     has_words = " " in text
-    if (has_value or has_words or '":' in text or "':" in text) and _has_secret_setting(text):
+    if (has_equals or has_words or '":' in text or "':" in text) and _has_secret_setting(text):
         return True
-    if has_words and ":" in text and _has_user_with_password(text):
+    if has_words and ":" in text and _has_login_option(text):
         return True
     if len(text) < _SHORTEST_TOKEN:
         return False
     if "-----BEGIN " in text and "PRIVATE KEY" in text:
         return True
-    return (has_words and _has_authorization(text)) or has_known_token(text) or _is_opaque(text)
+    return (has_words and _has_authorization(text)) or has_known_token(text) or _is_opaque_token(text)
 
 
-def _has_secret_url(text: str) -> bool:
+def _has_secret_in_url(text: str) -> bool:
+    """Return True if a URL in a text has a password, a random part, or the key of a webhook."""
     for rest in text.split("://")[1:]:
-        # Both the authority and the path with all that follows end where the next URL begins.
-        authority = rest.translate(_AUTHORITY_ENDS).partition(" ")[0]
-        path = rest[len(authority) :].translate(_URL_ENDS).partition(" ")[0]
-        who, at, _ = authority.rpartition("@")
+        # Host and path each end where something else begins, at the latest the next URL.
+        authority = rest.translate(_END_AUTHORITY).partition(" ")[0]
+        path = rest[len(authority) :].translate(_END_URL).partition(" ")[0]
+        login, at, _ = authority.rpartition("@")
         if at:
-            user, _, password = who.partition(":")
-            if password or _is_key(user):
+            user, _, password = login.partition(":")
+            if password or _looks_like_key(user):
                 return True
         elif "@" in path and ":" in authority and not authority.startswith("["):
             port = authority.partition(":")[2]
             if port and not port.isdigit():
-                return True  # it is the first half of a password with a slash in it
-        parts = path.translate(_URL_PARTS).split("/")
-        if any(_is_random(part, 24) for part in parts):
+                return True  # not a port, but the first half of a password with a slash in it
+        parts = path.translate(_SPLIT_URL_PARTS).split("/")
+        if any(_looks_random(part, 24) for part in parts):
             return True
         labels = {*authority.lower().split("."), *(part.lower() for part in parts)}
-        if not labels.isdisjoint(_HOOKS) and any(_is_key(part) or _is_random(part, 16) for part in parts):
+        is_webhook = not labels.isdisjoint(_WEBHOOK_LABELS)
+        if is_webhook and any(_looks_like_key(part) or _looks_random(part, 16) for part in parts):
             return True
     return False
 
 
-def _has_address_with_password(text: str) -> bool:
-    """user:password@host without a scheme, and the ways that Oracle and Go's MySQL write it."""
-    for word in text.translate(_WORD_ENDS).split():
+def _has_login_address(text: str) -> bool:
+    """Return True if a text has user:password@host without a scheme, or as Oracle or Go's MySQL write it."""
+    for word in text.translate(_END_WORD).split():
         if "://" in word:
             continue
-        who, at, where = word.rpartition("@")
-        if not at or not who:
+        login, at, host = word.rpartition("@")
+        if not at or not login:
             continue
-        if "/" in who and (where.startswith("//") or who.startswith("jdbc:")):
+        if "/" in login and (host.startswith("//") or login.startswith("jdbc:")):
             return True
-        user, _, password = who.partition(":")
+        user, _, password = login.partition(":")
         user = user.rpartition("=")[2]
-        if not user or not _WITHIN_USERS.issuperset(user) or user.lower() in _OTHER_ADDRESSES:
+        if not user or not _USER_LETTERS.issuperset(user) or user.lower() in _ADDRESSES_WITHOUT_LOGIN:
             continue
-        if password and not password.startswith("/") and _is_host(where):
+        if password and not password.startswith("/") and _begins_with_host(host):
             return True
     return False
 
 
-def _is_host(where: str) -> bool:
-    """Tell a host from a version, a digest or a word: it has a port or a path, or a name with a dot."""
-    end = next((place for place, letter in enumerate(where) if letter in ":/(?"), len(where))
-    host, rest = where[:end], where[end:]
-    last = host.rpartition(".")[2]
+def _begins_with_host(text: str) -> bool:
+    """Return True if a text begins with a host, not a version, digest or word: it has a port, a path or a dot."""
+    end = next((index for index, letter in enumerate(text) if letter in ":/(?"), len(text))
+    host, rest = text[:end], text[end:]
+    top_level_domain = host.rpartition(".")[2]
     is_numeric = host.replace(".", "").isdigit()
-    if not host[:1].isalnum() or not _WITHIN_NAMES.issuperset(host) or (is_numeric and host.count(".") != 3):
+    if not host[:1].isalnum() or not _NAME_LETTERS.issuperset(host) or (is_numeric and host.count(".") != 3):
         return False
     if rest.startswith(":"):
         return rest[1:].partition("/")[0].partition("?")[0].isdigit()
-    return bool(rest) or is_numeric or ("." in host and last.isalpha())
+    return bool(rest) or is_numeric or ("." in host and top_level_domain.isalpha())
 
 
 def _has_secret_setting(text: str) -> bool:
-    """Return True if there is a secret in a setting: name=value, name: value, "name": "value", --name value."""
+    """Return True if a text has a secret setting: name=value, name: value, "name": "value", --name value."""
     if text.startswith("() {"):
-        return False  # a function of the shell's: what looks like a setting is code
+        return False  # a shell function: what looks like a setting is code
     text = text.lower()
-    for hint in _HINTS:
+    for hint in _SETTING_HINTS:
         at = text.find(hint)
         while at >= 0:
             start = end = at
-            while start and text[start - 1] in _WITHIN_NAMES:
+            while start and text[start - 1] in _NAME_LETTERS:
                 start -= 1
-            while end < len(text) and text[end] in _WITHIN_NAMES:
+            while end < len(text) and text[end] in _NAME_LETTERS:
                 end += 1
-            name = text[start:end].translate(_WITHOUT_JOINTS)
-            is_secret = name == "sig" or (name.endswith(_SECRET_SETTINGS) and not name.endswith(_PLAIN_SETTINGS))
-            if is_secret and _has_secret_value(text, start, end):
+            if _is_secret_setting(text[start:end].translate(_DELETE_JOINTS)) and _has_secret_value(text, start, end):
                 return True
             at = text.find(hint, end)
     return False
 
 
-def _has_user_with_password(text: str) -> bool:
-    """Return True if an option gives both, as curl's does: -u name:password."""
-    for option, value in pairwise(text.translate(_WORD_ENDS).split()):
+def _is_secret_setting(name: str) -> bool:
+    return name == "sig" or (name.endswith(_SECRET_SETTING_ENDS) and not name.endswith(_HARMLESS_SETTING_ENDS))
+
+
+def _has_login_option(text: str) -> bool:
+    """Return True if a text has an option with user and password, as curl's: -u name:password."""
+    for option, value in pairwise(text.translate(_END_WORD).split()):
         if option in _USER_OPTIONS:
             user, _, password = value.partition(":")
-            # Words and numbers may be joined in the name of a group: www-data, backup-1.
+            # -u also takes user and group; the name of a group may be words and numbers: www-data, backup-1.
             is_group = all(part.isalpha() or part.isdecimal() for part in password.split("-"))
-            if user and not user.startswith(_REFERENCES) and _is_no_word(password) and not is_group:
+            if user and not user.startswith(_REFERENCE_STARTS) and _may_be_password(password) and not is_group:
                 return True
     return False
 
 
-def _is_no_word(value: str) -> bool:
-    return len(value) > 1 and not value.startswith(_REFERENCES) and not (value.isdecimal() or value.isalpha())
+def _may_be_password(value: str) -> bool:
+    return len(value) > 1 and not value.startswith(_REFERENCE_STARTS) and not (value.isdecimal() or value.isalpha())
 
 
 def _has_secret_value(text: str, start: int, end: int) -> bool:
-    """Return True if the name between two places has a value, and one that may be secret."""
+    """Return True if the setting whose name is `text[start:end]` has a value that may be secret."""
     rest = text[end : end + 200]
     if rest[:1] == " ":
-        word = next(iter(rest.translate(_WORD_ENDS).split(maxsplit=1)), "")
-        if word and word[0] not in "-=:" and word not in SWITCHES:
-            # After an option it is whatever stands there; in a line like netrc's, what is no word of a sentence.
-            is_option = text[start] == "-" and not word.startswith(_REFERENCES)
-            is_line = not _NETRC.isdisjoint(text[max(0, start - 200) : start].split()[:-1])
-            return is_option or (is_line and len(word) >= _SHORTEST_PLAIN and _is_no_word(word.strip(".,")))
-    is_quoted = rest[:1] in _QUOTES
-    rest = rest.lstrip(_QUOTES)
+        word = next(iter(rest.translate(_END_WORD).split(maxsplit=1)), "")
+        if word and word[0] not in "-=:" and word not in _SWITCHES:
+            return _is_secret_word_after_name(word, text, start)
+    is_quoted = rest[:1] in _AROUND_VALUES
+    rest = rest.lstrip(_AROUND_VALUES)
     sign, rest = rest[:1], rest[1:]
-    # A colon may also join a list (a:b), or stand in a sentence: a setting begins a line, or is quoted.
+    # A colon may also join a list (a:b), or be a part of a sentence. In a setting, the name or the value is quoted, and
+    # the name comes first.
     before = text[max(0, start - 40) : start].rstrip(" ")
-    begins = before[-1:] in ("", "\n", "'", '"', "{", ",", ";")
-    if sign != "=" and not (sign == ":" and (is_quoted or rest[:1] in _QUOTES) and begins):
+    comes_first = before[-1:] in ("", "\n", "'", '"', "{", ",", ";")
+    if sign != "=" and not (sign == ":" and (is_quoted or rest[:1] in _AROUND_VALUES) and comes_first):
         return False
-    rest = rest.lstrip(_QUOTES)
-    if rest.startswith(_REFERENCES):
+    rest = rest.lstrip(_AROUND_VALUES)
+    if rest.startswith(_REFERENCE_STARTS):
         return False
-    value = rest.translate(_WORD_ENDS).partition(" ")[0].partition("&")[0].strip("*")
-    return value not in SWITCHES and not (value.isdecimal() and len(value) < 4)
+    value = rest.translate(_END_WORD).partition(" ")[0].partition("&")[0].strip("*")
+    return value not in _SWITCHES and not (value.isdecimal() and len(value) < 4)
+
+
+def _is_secret_word_after_name(word: str, text: str, start: int) -> bool:
+    """Return True if the word after the name of a setting, which begins at `start`, may be secret.
+
+    After an option, any word may be. In a line like those of .netrc, it must not look like a word of a sentence.
+    """
+    if text[start] == "-" and not word.startswith(_REFERENCE_STARTS):
+        return True
+    is_netrc = not _NETRC_WORDS.isdisjoint(text[max(0, start - 200) : start].split()[:-1])
+    return is_netrc and len(word) >= _SHORTEST_NETRC_PASSWORD and _may_be_password(word.strip(".,"))
 
 
 def has_known_token(text: str) -> bool:
-    """Return True if a token of a well-known service is in a text, be that a program's."""
-    for word in text.translate(_APART_IN_URLS if "://" in text else _APART).split():
-        if len(word) >= _SHORTEST_TOKEN and word.startswith(_STARTS):
-            least = max(least for start, least in _SHAPES if word.startswith(start))
-            # Unlike words that are joined, a token has many letters and digits in a row.
-            runs = word.translate(_JOINTS).split()
-            if len(word) >= least and any(len(run) >= (16 if run.isalpha() else 10) for run in runs):
+    """Return True if a text has a token of a well-known service in it; the text may be that of a program."""
+    for word in text.translate(_SPLIT_URL_WORDS if "://" in text else _SPLIT_WORDS).split():
+        if len(word) >= _SHORTEST_TOKEN and word.startswith(_TOKEN_STARTS):
+            min_length = max(length for start, length in _TOKEN_SHAPES if word.startswith(start))
+            # A token has many letters and digits in a row, unlike words that are joined.
+            runs = word.translate(_SPLIT_JOINTS).split()
+            if len(word) >= min_length and any(len(run) >= (16 if run.isalpha() else 10) for run in runs):
                 return True
     return False
 
 
 def _has_authorization(text: str) -> bool:
-    """What a header carries: "Bearer …", and "Basic …" where that is a name and a password."""
-    for scheme, value in pairwise(text.translate(_APART).split()):
-        if scheme.lower() == "bearer" and len(value) >= 12 and not value.startswith(_REFERENCES):
+    """Return True if a text has the value of an HTTP header: "Bearer …", or "Basic …" with a user and password."""
+    for scheme, value in pairwise(text.translate(_SPLIT_WORDS).split()):
+        if scheme.lower() == "bearer" and len(value) >= 12 and not value.startswith(_REFERENCE_STARTS):
             return True
-        if scheme.lower() == "basic" and len(value) >= _SHORTEST:
+        if scheme.lower() == "basic" and len(value) >= _SHORTEST_SECRET:
             try:
                 if b":" in binascii.a2b_base64(value + "=="):
                     return True
@@ -227,25 +366,25 @@ def _has_authorization(text: str) -> bool:
     return False
 
 
-def _is_key(word: str) -> bool:
-    """Return True if a word is one that nobody would choose: long, of letters and digits without a break."""
-    for run in (*word.translate(_JOINTS).split(), word.replace("-", "") if word.count("-") == 4 else ""):
+def _looks_like_key(word: str) -> bool:
+    """Return True if a word is like a token: many letters and digits mixed in a row, or a UUID."""
+    for run in (*word.translate(_SPLIT_JOINTS).split(), word.replace("-", "") if word.count("-") == 4 else ""):
         if len(run) >= 16 and run.isalnum() and not run.isalpha() and not run.isdigit():
             return True
-    return word.startswith(_STARTS) and len(word) >= 20
+    return word.startswith(_TOKEN_STARTS) and len(word) >= 20
 
 
-def _is_opaque(text: str) -> bool:
-    """One long piece of base64 or its like, maybe behind a number; not a hash in hexadecimal digits, nor a path."""
+def _is_opaque_token(text: str) -> bool:
+    """Return True if a text, or a part between dots or colons, is long random base64; a hash or a path is not."""
     if len(text) < 32 or " " in text or "://" in text or text[0] == "/":
         return False
-    pieces = text.replace(":", ".").split(".")
-    return any(len(piece) >= 32 and not piece.translate(_BASE64) and _is_random(piece[:200], 32) for piece in pieces)
+    parts = [part for part in text.replace(":", ".").split(".") if len(part) >= 32]
+    return any(not part.translate(_DELETE_BASE64) and _looks_random(part[:200], 32) for part in parts)
 
 
-def _is_random(word: str, least: int) -> bool:
-    """Tell chance from words: it goes from small letters to capitals, and between letters and digits, all the time."""
-    if len(word) < least or word.lower() == word or word.upper() == word or word.startswith(_DIGESTS):
+def _looks_random(word: str, min_length: int) -> bool:
+    """Return True if a word often changes between small letters, capitals and digits, as only random ones do."""
+    if len(word) < min_length or word.lower() == word or word.upper() == word or word.startswith(_DIGEST_STARTS):
         return False
     changes = digits = 0
     before = ""
@@ -258,181 +397,72 @@ def _is_random(word: str, least: int) -> bool:
     return digits >= 2 and changes * 4 >= len(word)
 
 
-# The variables that lead programs to the proxy: most know the first few, some want their own.
+# The variables that lead programs to the proxy: most programs know the first few, some want their own.
 
-_USUAL = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
-# Each is preferred to a configuration file that names another proxy.
-_URLS = (
+_COMMON_PROXY_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+# Their tools obey these rather than a configuration file that names another proxy.
+_TOOL_PROXY_NAMES = (
     "PIP_PROXY", "npm_config_proxy", "npm_config_https_proxy", "YARN_HTTP_PROXY", "YARN_HTTPS_PROXY",
     "CARGO_HTTP_PROXY",
 )  # fmt: skip
-_NOT_BY_PROXY = ("localhost", "127.0.0.1", "::1")
-PROXY_SETTINGS = frozenset({
-    *_USUAL, *(name.lower() for name in _USUAL), *_URLS, "NO_PROXY", "no_proxy", "FTP_PROXY", "ftp_proxy",
-    "RSYNC_PROXY", "SOCKS_PROXY", "socks_proxy", "npm_config_noproxy",
+_PROXY_NAMES = frozenset({
+    *_COMMON_PROXY_NAMES, *(name.lower() for name in _COMMON_PROXY_NAMES), *_TOOL_PROXY_NAMES, "NO_PROXY", "no_proxy",
+    "FTP_PROXY", "ftp_proxy", "RSYNC_PROXY", "SOCKS_PROXY", "socks_proxy", "npm_config_noproxy",
 })  # fmt: skip
+_DIRECT_HOSTS = ("localhost", "127.0.0.1", "::1")
+# Directories are others inside. A proxy that can't be reached from inside is useless there, and may have a password.
+_NOT_INHERITED = frozenset({"TMPDIR", "TMP", "TEMP", "PWD"}) | _PROXY_NAMES
 
 
-def proxy_variables(port: int, named: tuple[str, ...], before: Mapping[str, str]) -> dict[str, str]:
-    """Return what a command's environment gets; `named` are hosts of this machine that it reaches by the proxy."""
-    place = f"127.0.0.1:{port}"
-    url = f"http://{place}"
-    direct = ",".join(host for host in _NOT_BY_PROXY if host not in named)
-    leading = {name: url for each in _USUAL for name in (each, each.lower())}
-    leading |= dict.fromkeys(_URLS, url)
-    leading |= {"NO_PROXY": direct, "no_proxy": direct, "npm_config_noproxy": direct, "RSYNC_PROXY": place}
-    leading |= {"NODE_USE_ENV_PROXY": "1", "ELECTRON_GET_USE_PROXY": "1"}
-    java = [
-        f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort={port}" for scheme in ("http", "https")
-    ] + ["-Dhttp.nonProxyHosts=" + direct.replace("::1", "[::1]").replace(",", "|")]  # fmt: skip
-    options = before.get("JAVA_TOOL_OPTIONS", "")
-    return leading | {"JAVA_TOOL_OPTIONS": " ".join([*([options] if options else []), *java])}
+def proxy_variables(port: int, hosts_by_proxy: tuple[str, ...], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that lead a command with this environment to the proxy.
 
-
-def own_proxy_settings(before: Mapping[str, str], outside: Mapping[str, str]) -> dict[str, str]:
-    """Return the person's own settings, for a command that has their network."""
-    return {name: value for name, value in outside.items() if name in PROXY_SETTINGS and name not in before}
-
-
-def resolvers(configuration: str) -> tuple[str, ...]:
-    """Return where programs ask for names, by the text of resolv.conf: IPv4 addresses, three at most.
-
-    Where they find no such text, they ask at 127.0.0.1.
+    `hosts_by_proxy` are names of this machine itself that the command reaches by the proxy, not directly.
     """
-    lines = [line.split() for line in configuration.splitlines()]
+    address = f"127.0.0.1:{port}"
+    url = f"http://{address}"
+    direct = ",".join(host for host in _DIRECT_HOSTS if host not in hosts_by_proxy)
+    variables = {each: url for name in _COMMON_PROXY_NAMES for each in (name, name.lower())}
+    variables |= dict.fromkeys(_TOOL_PROXY_NAMES, url)
+    variables |= {"NO_PROXY": direct, "no_proxy": direct, "npm_config_noproxy": direct, "RSYNC_PROXY": address}
+    variables |= {"NODE_USE_ENV_PROXY": "1", "ELECTRON_GET_USE_PROXY": "1"}
+    java = [environment["JAVA_TOOL_OPTIONS"]] if environment.get("JAVA_TOOL_OPTIONS") else []
+    java += [f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort={port}" for scheme in ("http", "https")]
+    java.append("-Dhttp.nonProxyHosts=" + direct.replace("::1", "[::1]").replace(",", "|"))
+    return variables | {"JAVA_TOOL_OPTIONS": " ".join(java)}
+
+
+def own_proxy_settings(environment: Mapping[str, str], outside: Mapping[str, str]) -> dict[str, str]:
+    """Return the person's own settings that a command's environment lacks, for a command that has their network."""
+    return {name: value for name, value in outside.items() if name in _PROXY_NAMES and name not in environment}
+
+
+def resolvers(resolv_conf: str) -> tuple[str, ...]:
+    """Return the addresses at which programs ask for names: three IPv4 addresses at most, and 127.0.0.1.
+
+    Programs ask at the last one if they find no resolv.conf.
+    """
+    lines = [line.split() for line in resolv_conf.splitlines()]
     servers = [line[1] for line in lines if len(line) > 1 and line[0] == "nameserver" and line[1].count(".") == 3]
     return tuple(dict.fromkeys([*servers[:3], "127.0.0.1"]))
 
 
-# Names.
-
-# Parts of names that tell a secret, wherever they stand between underscores.
-_SECRET_WORDS = frozenset({
-    "ACCESSKEY", "APIKEY", "APITOKEN", "AUTH", "AUTHORIZATION", "AUTHTOKEN", "BEARER", "COOKIE", "CRED",
-    "CREDENTIAL", "CREDENTIALS", "CREDS", "DSN", "JWT", "KEY", "KEYS", "MNEMONIC", "OAUTH", "PASS", "PASSCODE",
-    "PASSPHRASE", "PASSWD", "PASSWORD", "PASSWORDS", "PAT", "PRIVATE", "PSK", "SECRET", "SECRETKEY", "SECRETS",
-    "TOKEN", "TOKENS", "WEBHOOK", "SESSID", "SESSIONID", "TOTP",
-})  # fmt: skip
-_SECRET_WORDS |= {f"{word}S" for word in _SECRET_WORDS}
-# Of these, the ones that also name a switch (USE_AUTH=1) or an amount (MAX_TOKENS=4096).
-_SWITCHED = frozenset({"AUTH", "COOKIE", "COOKIES", "JWT", "KEY", "OAUTH", "PRIVATE", "TOTP", "WEBHOOK", "WEBHOOKS"})
-_COUNTED = frozenset({"COOKIES", "KEYS", "TOKENS", "WEBHOOKS"})
-# Last words of names that tell a secret where a person would type it: they also name versions, and pins of a board.
-_LAST_WORDS, _CODES = frozenset({"OTP", "PIN"}), range(4, 9)
-# Endings of names written without underscores, as those of settings: PGPASSWORD, GITHUBTOKEN, TS_AUTHKEY. A signature
-# is a secret in an address only.
-_SECRET_ENDS = (
-    "CREDENTIALS", *(end.upper() for end in _SECRET_SETTINGS if len(end) > len("pass") and end != "signature")
-)  # fmt: skip
-# Endings of single words: SSHPASS, MYSQL_PWD, DB_PW. The second also names a directory, as OLDPWD does.
-_SECRET_WORD_ENDS, _DIRECTORY = ("PASS", "PWD", "PW"), "PWD"
-_OTHER_WORDS = frozenset({"BYPASS", "COMPASS"})
-# Ways to talk to something outside, or leftovers of the host's session. Of git's settings in variables the values may
-# be secret and the keys look so: all of them go, because git refuses to work with a part.
-_SECRET_STARTS = (
-    "ARM_CLIENT", "BW_", "DBUS_", "FUMEHOOD_", "GNOME_KEYRING", "GOOGLE_APPLICATION", "GPG_", "KUBE", "OP_SERVICE",
-    "OP_SESSION", "SSH_", "SUDO_ASKPASS", "GIT_ASKPASS", "XAUTHORITY", "XDG_RUNTIME_DIR", "XDG_SESSION", "WAYLAND_",
-    "I3SOCK", "SWAYSOCK", "TMUX", "VSCODE_IPC", "VSCODE_GIT", "CONTAINER_HOST", "PULSE_SERVER", "PODMAN_",
-    "NIX_REMOTE", "SESSION_MANAGER", "GIT_CONFIG_COUNT", "GIT_CONFIG_VALUE_", "GIT_CONFIG_PARAMETERS",
-)  # fmt: skip
-# Bundler has the login of a host in a variable with the host's name: two underscores are a dot. These are its settings.
-_BUNDLER = "BUNDLE_"
-_BUNDLER_SETTINGS = ("BUNDLE_BUILD__", "BUNDLE_LOCAL__", "BUNDLE_MIRROR__", "BUNDLE_PLUGINS__")
-_BUNDLER_GEM = "BUNDLE_GEM__"  # a setting (`gem.test`), or a host (`gem.fury.io`)
-# Of a service where one has an account, only what is clearly harmless passes: switches, amounts, where it is, and
-# whose certificates are trusted.
-_SERVICES = ("AWS_", "AZURE_", "CLOUDSDK_", "DIGITALOCEAN_", "DOCKER_", "VAULT_")
-_WHERE = frozenset({"LOCATION", "REGION", "ZONE"})
-_AUTHORITIES = frozenset({"CA", "CABUNDLE", "CACERT", "CACERTS", "CAFILE", "CAINFO", "CAPATH"})
-_NOT_PUBLIC = (_SECRET_WORDS - {"AUTH", "PRIVATE"}) | {"CLIENT"}
-_NOT_SECRET = frozenset(
-    {"SSH_TTY", "TERM_SESSION_ID", "XDG_SESSION_TYPE", "DESKTOP_SESSION", "GDMSESSION", "KEYBOARD_KEY", "FUMEHOOD"}
-)
-_judged: dict[tuple[str, str], bool] = {}  # the same few dozen come with every run
-# Another place inside. A proxy that can't be reached from inside is of no use there, and may have a password in it.
-_NOT_INHERITED = frozenset({"TMPDIR", "TMP", "TEMP", "PWD"}) | PROXY_SETTINGS
-
-
-def inherited_environment(
-    environment: Mapping[str, str], keep: Sequence[str] = (), drop: Sequence[str] = ()
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables that a command may see, and the names of those kept from it.
-
-    `keep` and `drop` are a person's own globs; where both match, the variable is dropped.
-    """
-    kept: dict[str, str] = {}
-    dropped: list[str] = []
-    for name, value in environment.items():
-        if name in _NOT_INHERITED:
-            continue
-        is_dropped = looks_secret(name, value)
-        if keep or drop:
-            from fnmatch import fnmatchcase
-
-            is_dropped = is_dropped and not any(fnmatchcase(name, glob) for glob in keep)
-            is_dropped = is_dropped or any(fnmatchcase(name, glob) for glob in drop)
-        if is_dropped:
-            dropped.append(name)
-        else:
-            kept[name] = value
-    kept["FUMEHOOD"] = "1"
-    return kept, tuple(sorted(dropped))
-
-
-def looks_secret(name: str, value: str = "") -> bool:
-    """Return True if a variable's name or value says that it is nobody else's business."""
-    is_secret = _judged.get((name, value))
-    if is_secret is None:
-        is_secret = _judged[name, value] = _named_secret(name, value) or holds_secret(value)
-    return is_secret
-
-
-def _named_secret(name: str, value: str) -> bool:
-    upper = name.upper()
-    is_of_bundler = upper.startswith(_BUNDLER) and not upper.startswith(_BUNDLER_SETTINGS)
-    names_host = is_of_bundler and "__" in upper.removeprefix(_BUNDLER_GEM)
-    if names_host or upper.startswith(_SECRET_STARTS) or upper.endswith(_SECRET_ENDS):
-        return upper not in _NOT_SECRET
-    words = upper.replace("-", "_").replace(".", "_").split("_")
-    names_authorities = value.startswith("/") and not _AUTHORITIES.isdisjoint(words) and _NOT_PUBLIC.isdisjoint(words)
-    if upper in _NOT_SECRET or names_authorities:
-        return False
-    if secret_words := _SECRET_WORDS.intersection(words):
-        # A switch or an amount is none, where the name leaves it open.
-        is_switch = _SWITCHED.issuperset(secret_words) and value and value.lower() in SWITCHES
-        return not (is_switch or (_COUNTED.issuperset(secret_words) and _is_amount(value)))
-    if upper.startswith(_SERVICES):
-        return not (words[-1] in _WHERE or value.lower() in SWITCHES or _is_amount(value))
-    if any(word.endswith(_SECRET_WORD_ENDS) and word not in _OTHER_WORDS for word in words):
-        return not (upper.endswith(_DIRECTORY) and value.startswith("/"))
-    if upper.endswith(("HEADER", "HEADERS")):
-        return ("=" in value or ":" in value) and not value.startswith("/")
-    if upper.endswith(("STR", "STRING")):
-        # CONNECTION_STRING, where its value is not of a form that can be judged.
-        return "CONN" in upper and "=" not in value and "://" not in value
-    return words[-1] in _LAST_WORDS and value.isdecimal() and len(value) in _CODES
-
-
-def _is_amount(value: str) -> bool:
-    return value.isdecimal() and len(value) <= 7
-
-
-# What the C library acts on before a program's own first line: it loads code, or writes files. The same as it forgets
-# for set-uid programs.
-_LOADING = ("LD_", "MALLOC_")
-_LIBRARY = frozenset({
+# The C library acts on these before a program's own first line: it loads code, or writes files. It ignores the same
+# ones in set-uid programs.
+_LOADER_STARTS = ("LD_", "MALLOC_")
+_LOADER_NAMES = frozenset({
     "GCONV_PATH", "GETCONF_DIR", "GLIBC_TUNABLES", "HOSTALIASES", "LOCALDOMAIN", "LOCPATH", "NIS_PATH", "NLSPATH",
     "RES_OPTIONS", "RESOLV_HOST_CONF", "TZDIR",
 })  # fmt: skip
 
 
-def split_loading_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
-    """Return what bubblewrap itself may be started with, and what only the command may get.
+def split_loader_variables(environment: Mapping[str, str]) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
+    """Return the variables with which bubblewrap may start, and those that only the command may get.
 
-    Bubblewrap starts outside, and a command can have chosen these variables.
+    Bubblewrap starts outside, and a command may have chosen these variables.
     """
-    kept = [name for name in environment if name.startswith(_LOADING) or name in _LIBRARY]
-    if not kept:
+    only_inside = [name for name in environment if name.startswith(_LOADER_STARTS) or name in _LOADER_NAMES]
+    if not only_inside:
         return dict(environment), ()
-    rest = {name: value for name, value in environment.items() if name not in kept}
-    return rest, tuple((name, environment[name]) for name in kept)
+    outside = {name: value for name, value in environment.items() if name not in only_inside}
+    return outside, tuple((name, environment[name]) for name in only_inside)

@@ -6,7 +6,7 @@ import os
 import stat
 import time
 
-from fumehood.core.environment import split_loading_variables
+from fumehood.core.environment import split_loader_variables
 from fumehood.core.report import Run
 from fumehood.core.request import APPLY
 from fumehood.core.value import Value
@@ -167,7 +167,7 @@ class Execution:
             self.hood.surroundings.cache, unix_sockets=visible.blocks_sockets,
             pretends_owners=world.pretends_owners(self.user),
         )
-        environment, variables = split_loading_variables(environment)
+        environment, variables = split_loader_variables(environment)
         shares_loopback = self.session_run is not None and self._shares_loopback(self.session_run.loopback)
         arguments, texts = bubblewrap_arguments(
             command, cwd, visible.mounts, by_launcher=self._launcher_mounts,
