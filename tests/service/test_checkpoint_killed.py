@@ -22,7 +22,7 @@ pytestmark = pytest.mark.namespaces
 ATTEND = """
 import glob, importlib, os, signal, sys, time
 from fumehood import Policy, Sandbox
-from fumehood.linux.checkpoints import Stopped
+from fumehood.linux.checkpoints import StoppedProcesses
 from fumehood.store.places import places
 
 project, command, place, count = sys.argv[1:]
@@ -31,7 +31,7 @@ holder, left, is_stopped = importlib.import_module(module), int(count), False
 *above, name = name.split(".")
 for each in above:
     holder = getattr(holder, each)
-original, stop = getattr(holder, name), Stopped._stop
+original, stop = getattr(holder, name), StoppedProcesses._stop
 
 def dying(*arguments, **options):
     global left
@@ -48,15 +48,15 @@ def stopping(self):
     is_stopped = True
 
 setattr(holder, name, dying)
-Stopped._stop = stopping
+StoppedProcesses._stop = stopping
 Sandbox(project, policy=Policy(checkpoint=0.1)).run(command, background=True)
 """
 STEP = "fumehood.linux.libc:renameat2"
 HERE = "fumehood.service.checkpoint:"
 POINTS = [
-    ("fumehood.linux.layer:is_opaque", 1), (f"{HERE}note", 1), (f"{HERE}copy_versions", 1),
+    ("fumehood.linux.layer:is_opaque", 1), (f"{HERE}add_note", 1), (f"{HERE}copy_versions", 1),
     ("fumehood.linux.copying:copy_file", 5), (f"{HERE}take_over", 1), *((STEP, number) for number in (1, 4, 9, 14)),
-    ("fumehood.store.history:History.settle", 1), (f"{HERE}note", 2), (f"{HERE}let_time_pass", 1),
+    ("fumehood.store.history:History.settle", 1), (f"{HERE}add_note", 2), (f"{HERE}wait_for_next_file_time", 1),
 ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import FumehoodError
-from fumehood.linux.checkpoints import note, noted
+from fumehood.linux.checkpoints import add_note, read_note
 from fumehood.linux.streams import RECORD_LIMIT, Stream
 from processes import nothing_more_is_open, open_descriptors
 
@@ -283,16 +283,16 @@ def test_output_that_can_not_be_saved_leaves_nothing_open(sandbox):
 def test_a_note_is_added_whole_or_not_at_all(tmp_path):
     path, limit = str(tmp_path / "settled"), resource.getrlimit(resource.RLIMIT_FSIZE)
     entries = [(0, f"file-{number}", (number,), None, False) for number in range(1000)]
-    note(path, entries[:1], [])
+    add_note(path, entries[:1], [])
     before = os.path.getsize(path)
     resource.setrlimit(resource.RLIMIT_FSIZE, (before + 1000, limit[1]))  # as on a full disk, the rest has no room
     try:
         with pytest.raises(OSError, match="File too large"):
-            note(path, entries, [])
+            add_note(path, entries, [])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert os.path.getsize(path) == before
-    note(path, entries[1:], [])
-    settled = noted(path)
+    add_note(path, entries[1:], [])
+    settled = read_note(path)
     assert settled is not None
-    assert settled._entries.keys() == {(0, path) for _, path, *_ in entries}
+    assert settled._versions.keys() == {(0, path) for _, path, *_ in entries}

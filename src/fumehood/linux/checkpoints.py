@@ -1,8 +1,7 @@
-"""Checkpoints of a running command: all of it stands still for a moment; what they put into the project is noted.
+"""Checkpoints of a running command: stop its processes for a moment, and note what was put into the project.
 
-Its end does not do that once more. The command's layer keeps its own copy of all that. What is still the very version
-that was copied is no change any more, whatever became of the copy in the project since: a person may have gone on with
-it.
+The command's layer keeps its own copies of all that. At the command's end, an entry of the layer that is still the
+version that was noted is no change, whatever has become of the copy in the project: a person may have worked on it.
 """
 
 from __future__ import annotations
@@ -21,174 +20,178 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    # Root, path, what identifies the layer's version (None: a deletion), the stamp of what is in the project then, as
-    # text, and whether it is a directory that the project did not have.
-    Entry = tuple[int, str, tuple[int, ...] | None, str | None, bool]
-    Original = tuple[int, str, str]  # root, path, the stamp as text
+    VersionId = tuple[int, ...]
+    # Root, path, the version in the layer (None: a deletion), the stamp of what the checkpoint left in the project (as
+    # text; None: nothing), and whether that is a directory that the project did not have.
+    SettledEntry = tuple[int, str, VersionId | None, str | None, bool]
+    Original = tuple[int, str, str]  # root, path, and the stamp as text
 
-_LENGTH = 8  # bytes that tell how long each part of a note is
+_LENGTH_BYTES = 8  # each part of a note begins with its length
 
 
-def identity_of(stamp: c.Stamp) -> tuple[int, ...]:
-    """Return what tells one version of a layer's entry from the next; of a directory, only its mode counts."""
+def version_id(stamp: c.Stamp) -> VersionId:
+    """Return what identifies a version of an entry of a layer; for a directory, this is only the mode."""
     if stamp.kind == c.DIRECTORY:
         return (stamp.mode,)
     return stamp.inode, stamp.size, stamp.modified_ns, stamp.changed_ns, stamp.mode
 
 
-class Settled:
-    """What was settled of one running command, the last word on each path."""
+class SettledEntries:
+    """What the checkpoints of one command have put into the project: the latest version of each path."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[int, str], tuple[tuple[int, ...] | None, str | None]] = {}
-        self._made: set[tuple[int, str]] = set()
-        self._around: set[tuple[int, str]] = set()
+        self._versions: dict[tuple[int, str], tuple[VersionId | None, str | None]] = {}
+        self._new_directories: set[tuple[int, str]] = set()  # made by a checkpoint
+        self._parents: set[tuple[int, str]] = set()  # directories in which something was settled
         self._originals: dict[tuple[int, str], str] = {}
 
-    def add(self, entries: Iterable[Entry], originals: Iterable[Original]) -> None:
-        """Take note of what a checkpoint has settled, or of the originals that it is about to move."""
-        for root, path, layer, left, is_made in entries:
-            self._entries[root, path] = layer, left
-            for above in c.directories_above(path):
-                if (root, above) in self._around:
-                    break  # and so are those above that
-                self._around.add((root, above))
-            if is_made:
-                self._made.add((root, path))
+    def add(self, entries: Iterable[SettledEntry], originals: Iterable[Original]) -> None:
+        """Add what a checkpoint has settled, or the originals that it is about to move."""
+        for root, path, in_layer, left, is_new_directory in entries:
+            self._versions[root, path] = in_layer, left
+            for directory in c.directories_above(path):
+                if (root, directory) in self._parents:
+                    break  # then those above it are there too
+                self._parents.add((root, directory))
+            if is_new_directory:
+                self._new_directories.add((root, path))
         self._originals.update(((root, path), stamp) for root, path, stamp in originals)
 
-    def is_unchanged(self, root: int, path: str, status: os.stat_result) -> bool:
+    def is_settled(self, root: int, path: str, status: os.stat_result) -> bool:
         """Return True if an entry of the layer is the version that a checkpoint put into the project."""
-        entry = self._entries.get((root, path))
-        return entry is not None and entry[0] == identity_of(stamp_of(status))
+        version = self._versions.get((root, path))
+        return version is not None and version[0] == version_id(stamp_of(status))
 
-    def is_around(self, root: int, path: str) -> bool:
-        """Return True if a directory, or something in it, was settled by a checkpoint."""
-        return (root, path) in self._made or (root, path) in self._around
+    def has_settled(self, root: int, path: str) -> bool:
+        """Return True if a checkpoint made a directory, or settled something in it."""
+        return (root, path) in self._new_directories or (root, path) in self._parents
 
-    def is_left(self, root: int, path: str, live: os.stat_result) -> bool:
-        """Return True if what the project has at a path was put there by a checkpoint, and is still that.
+    def is_left_by_checkpoint(self, root: int, path: str, live: os.stat_result) -> bool:
+        """Return True if the project's entry at a path is still what a checkpoint put there, or put back there.
 
-        Or put back: a file that was moved out and in again bears a new time, and is the one that the command saw.
+        If a checkpoint moved an original out and back in again, it has a new time of change, but it is still the
+        version that the command saw.
         """
-        _, left = self._entries.get((root, path), (None, None))
+        _, left = self._versions.get((root, path), (None, None))
         if left is not None and matches_stamp(c.Stamp.read(left), live):
             return True
         original = self._originals.get((root, path))
         return original is not None and c.Stamp.read(original).same(stamp_of(live))
 
-    def is_anothers(self, root: int, path: str) -> bool:
-        """Return True if what the layer seems to delete from the project is none of its command's.
+    def is_false_deletion(self, root: int, path: str) -> bool:
+        """Return True if the layer seems to delete an entry that the command has not deleted, or not since.
 
-        Either a checkpoint has deleted what was there, or it lies in a directory that a checkpoint made and marked: the
-        mark hides all of it, and only what came by checkpoints was ever the command's.
+        Either a checkpoint has applied the deletion already, and somebody made the entry that is there now. Or the
+        entry lies in a directory that a checkpoint made. That directory is marked as opaque, which hides all entries of
+        the project, but only those that came by checkpoints were ever the command's.
         """
-        entry = self._entries.get((root, path))
-        if entry is not None:
-            return entry[0] is None
-        return any((root, above) in self._made for above in c.directories_above(path))
+        version = self._versions.get((root, path))
+        if version is not None:
+            return version[0] is None
+        return any((root, directory) in self._new_directories for directory in c.directories_above(path))
 
 
-def note(path: str, entries: list[Entry], originals: list[Original]) -> None:
-    """Add to the note of a run, for its end, and for whoever goes on should this process die."""
+def add_note(path: str, entries: list[SettledEntry], originals: list[Original]) -> None:
+    """Add to the note of a run, which is read at its end, or by the next process if this one dies."""
     data = marshal.dumps((entries, originals))
     with open(path, "ab", buffering=0) as file:
-        append(file.fileno(), len(data).to_bytes(_LENGTH, "big") + data)
+        append(file.fileno(), len(data).to_bytes(_LENGTH_BYTES, "big") + data)
 
 
-def noted(path: str) -> Settled | None:
-    """Read the note of a run; None where it had no checkpoint."""
+def read_note(path: str) -> SettledEntries | None:
+    """Read the note of a run; return None if it had no checkpoint."""
     try:
         with open(path, "rb") as file:
             data = file.read()
     except FileNotFoundError:
         return None
-    settled, at = Settled(), 0
-    while at < len(data):
-        begin = at + _LENGTH
-        at = begin + int.from_bytes(data[at:begin], "big")
-        if at <= len(data):  # else a death cut it off
-            settled.add(*marshal.loads(data[begin:at]))  # noqa: S302  (nobody else can write in our state)
+    settled, end = SettledEntries(), 0
+    while end < len(data):
+        begin = end + _LENGTH_BYTES
+        end = begin + int.from_bytes(data[end:begin], "big")
+        if end <= len(data):  # otherwise the process died while it wrote this part
+            settled.add(*marshal.loads(data[begin:end]))  # noqa: S302  (nobody else can write in our state)
     return settled
 
 
-# Stop all processes of a sandbox for a moment, so that nothing writes its layer while it is looked at and settled.
+# ---- Stop all processes of a sandbox for a moment, so that nothing changes its layer meanwhile.
 
 _PATIENCE_S = 0.5
 _PAUSE_S = 0.00005
-_AT_REST = b"TtZXx"  # stopped, or not alive
+_STOPPED_STATES = b"TtZXx"  # stopped, or not alive
 _COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, which file times are taken from
 
 
 class NotStopped(Exception):
-    """Some process could not be stopped just now: one that waits for a child to start, or for a disk."""
+    """A process could not be stopped now: it waits for a disk, or for a child that starts."""
 
 
-class Stopped:
+class StoppedProcesses:
     """The processes of a sandbox, stopped in a `with`; `init` is the first.
 
-    Parents are stopped before their children and go on after them, so that no shell sees a child stop. What was stopped
-    before stays so. Should this process die meanwhile, they die with it, as they would running.
+    Parents are stopped before their children and continued after them, so that no shell sees a child stop. Processes
+    that were stopped before stay stopped. If this process dies meanwhile, they die with it, as they would when running.
     """
 
     def __init__(self, init: int) -> None:
         self._init = init
-        self._processes: dict[int, int] = {}  # by number, parents first: a descriptor, or -1 for one that was at rest
+        self._processes: dict[int, int] = {}  # descriptors by number, parents first; -1 if it was stopped before
 
     @property
-    def processes(self) -> list[int]:
-        """Their numbers on the host."""
+    def numbers(self) -> list[int]:
+        """Their process numbers on the host."""
         return list(self._processes)
 
-    def __enter__(self) -> Stopped:
+    def __enter__(self) -> StoppedProcesses:
         try:
             self._stop()
         except BaseException:
-            self._go_on()
+            self._continue()
             raise
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._go_on()
+        self._continue()
 
     def _stop(self) -> None:
-        until = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _PATIENCE_S
         opened: dict[int, int] = {}
         try:
             while True:
                 family = descendants(self._init)
                 for pid in family:
-                    # Seen again since it was opened, so the descriptor is not that of a stranger who got the number.
+                    # It was there before we opened its descriptor, and still is: so this is no foreign process that got
+                    # its number.
                     if pid in opened:
-                        self._stop_one(pid, opened.pop(pid), until)
-                fresh = [pid for pid in family if pid not in self._processes]
-                if not fresh:
+                        self._stop_process(pid, opened.pop(pid), deadline)
+                running = [pid for pid in family if pid not in self._processes]
+                if not running:
                     return
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise NotStopped
-                for pid in fresh:
+                for pid in running:
                     try:
                         opened[pid] = os.pidfd_open(pid)
                     except ProcessLookupError:
                         continue
         finally:
             for process in opened.values():
-                os.close(process)  # of some that have ended
+                os.close(process)  # they have ended
 
-    def _stop_one(self, pid: int, process: int, until: float) -> None:
-        """Stop a process, and wait until it is: its parent, if running, could see it stop."""
-        if _is_at_rest(pid):
+    def _stop_process(self, pid: int, process: int, deadline: float) -> None:
+        """Stop a process, and wait until it has: a parent that still runs could see its children stop."""
+        if _is_stopped(pid):
             os.close(process)
             self._processes[pid] = -1
             return
         self._processes[pid] = process
         _send(process, signal.SIGSTOP)
-        while not _is_at_rest(pid):
-            if time.monotonic() > until:
+        while not _is_stopped(pid):
+            if time.monotonic() > deadline:
                 raise NotStopped
             time.sleep(_PAUSE_S)
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         for process in reversed(self._processes.values()):
             if process >= 0:
                 _send(process, signal.SIGCONT)
@@ -203,48 +206,49 @@ def _send(process: int, number: int) -> None:
         return  # it has ended
 
 
-def _is_at_rest(pid: int) -> bool:
-    """Return True if every thread of a process stands still: a stop is only asked for by its signal."""
+def _is_stopped(pid: int) -> bool:
+    """Return True if every thread of a process is stopped: the signal only asks for that."""
     try:
         tasks = os.listdir(f"/proc/{pid}/task")
     except FileNotFoundError:
         return True
     states = (process_stat(f"/proc/{pid}/task/{task}") for task in tasks)
-    return all(not fields or fields[0] in _AT_REST for fields in states)
+    return all(not fields or fields[0] in _STOPPED_STATES for fields in states)
 
 
-def let_time_pass() -> int:
-    """Return the time that files have now, when whatever is written next has a later one: some milliseconds."""
+def wait_for_next_file_time() -> int:
+    """Wait some milliseconds, until what is written next gets a later file time; return the time before that."""
     now = time.clock_gettime_ns(_COARSE_CLOCK)
     while time.clock_gettime_ns(_COARSE_CLOCK) == now:
         time.sleep(_PAUSE_S)
     return now
 
 
-def streams(processes: Sequence[int], tops: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the files below some directories that stopped processes only add to: by number of the directory, and path.
+def files_only_added_to(processes: Sequence[int], roots: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield the number of the root and the path of each open file that stopped processes only add to.
 
-    Whoever has one open for writing can only write, and stands at its end: a log, or what a shell redirects. The
-    directories are named as the processes see them. Where too much is open to look at all of it, there is none.
+    Every process that has such a file open for writing can only write, and is at its end: a log, or the target of a
+    shell's redirection. `roots` are the roots as the processes see them. If so much is open that this takes too long,
+    yield nothing.
     """
-    is_stream: dict[tuple[int, str], bool] = {}
-    until = time.monotonic() + _PATIENCE_S
+    only_added_to: dict[tuple[int, str], bool] = {}
+    deadline = time.monotonic() + _PATIENCE_S
     for pid in processes:
-        if time.monotonic() > until:
+        if time.monotonic() > deadline:
             return iter(())
-        for file, path in open_descriptors(f"/proc/{pid}"):
-            number = next((number for number, top in enumerate(tops) if path.startswith(f"{top}/")), -1)
+        for descriptor, path in open_descriptors(f"/proc/{pid}"):
+            number = next((number for number, root in enumerate(roots) if path.startswith(f"{root}/")), -1)
             if number < 0:
                 continue
-            words = read(file.replace("/fd/", "/fdinfo/")).split()
+            words = read(descriptor.replace("/fd/", "/fdinfo/")).split()
             try:
                 flags = int(words[words.index(b"flags:") + 1], 8)
                 if flags & os.O_ACCMODE == os.O_RDONLY:
                     continue
-                at_end = flags & os.O_APPEND or int(words[1]) == os.stat(file).st_size
+                is_at_end = flags & os.O_APPEND or int(words[1]) == os.stat(descriptor).st_size
             except (OSError, ValueError):
                 continue
-            only_adds = flags & os.O_ACCMODE == os.O_WRONLY and bool(at_end)
-            place = number, path[len(tops[number]) + 1 :]
-            is_stream[place] = is_stream.get(place, True) and only_adds
-    return (place for place, only_adds in is_stream.items() if only_adds)
+            only_adds = flags & os.O_ACCMODE == os.O_WRONLY and bool(is_at_end)
+            file = number, path[len(roots[number]) + 1 :]
+            only_added_to[file] = only_added_to.get(file, True) and only_adds
+    return (file for file, only_adds in only_added_to.items() if only_adds)

@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fumehood.linux.checkpoints import Settled
+    from fumehood.linux.checkpoints import SettledEntries
 
 ORIGIN = "user.overlay.origin"
 IN_PLACE = "user.overlay.in-place"  # our own mark: the command wrote the file in place, it did not replace it
@@ -244,7 +244,7 @@ class MergedDirectory(Closable):
 
 def scan(
     root: int, upper: int, *below: int, mode: int = 0, indexes: SeenIndexes | None = None,
-    settled: Settled | None = None, is_in_use: bool = False,
+    settled: SettledEntries | None = None, is_in_use: bool = False,
 ) -> list[c.Change]:  # fmt: skip
     """Return the changes of one layer: every path whose content, mode or kind differs from what lies below.
 
@@ -274,8 +274,8 @@ class _LayerScan:
     """One scan of one layer."""
 
     def __init__(
-        self, root: int, layer: AccessibleTree, below: LayerStack, indexes: SeenIndexes | None, settled: Settled | None,
-        *, is_in_use: bool,
+        self, root: int, layer: AccessibleTree, below: LayerStack, indexes: SeenIndexes | None,
+        settled: SettledEntries | None, *, is_in_use: bool,
     ) -> None:  # fmt: skip
         self._root = root
         self._layer = layer
@@ -428,7 +428,7 @@ class _LayerScan:
         kept_changes: list[c.Change] = []
         for change in reversed(self.changes[first:]):  # in `changes`, a directory comes before its entries
             is_added = change.kind == c.DIRECTORY and change.before is None
-            is_settled = is_added and change.path not in needed and self._settled.is_around(self._root, change.path)
+            is_settled = is_added and change.path not in needed and self._settled.has_settled(self._root, change.path)
             if is_settled:
                 # Removed from the layer too: it would be applied together with the directory around it.
                 parent, name = split(change.path)
@@ -444,12 +444,12 @@ class _LayerScan:
         self.changes[first:] = reversed(kept_changes)
 
     def is_settled(self, path: str, status: os.stat_result) -> bool:
-        return self._settled is not None and self._settled.is_unchanged(self._root, path, status)
+        return self._settled is not None and self._settled.is_settled(self._root, path, status)
 
     def stamp_below(self, path: str, below: os.stat_result) -> c.Stamp:
         """Return the stamp of an entry below; one that a checkpoint of this command left is not somebody's edit."""
         stamp = stamp_of(below)
-        if self._settled is not None and self._settled.is_left(self._root, path, below):
+        if self._settled is not None and self._settled.is_left_by_checkpoint(self._root, path, below):
             stamp.changed_ns = 0
         return stamp
 
@@ -474,7 +474,7 @@ class _LayerScan:
         return 0
 
     def _add_removed(self, path: str, below: os.stat_result) -> None:
-        if self._settled is not None and self._settled.is_anothers(self._root, path):
+        if self._settled is not None and self._settled.is_false_deletion(self._root, path):
             return
         self._add_deletion(path, below)
         self._add_deletions_inside(path, below)

@@ -222,14 +222,14 @@ class Attendant:
         The pause does not count as the command's time. If something inside can't be stopped now, the next turn of the
         loop tries again.
         """
-        from fumehood.linux.checkpoints import NotStopped, Stopped
+        from fumehood.linux.checkpoints import NotStopped, StoppedProcesses
 
         init = self._running.init()
         if init is None:
             return  # nothing runs yet
         paused_at = time.monotonic()
         try:
-            with Stopped(init):
+            with StoppedProcesses(init):
                 signals.stop()
         except NotStopped:
             return

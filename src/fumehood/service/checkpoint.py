@@ -20,7 +20,14 @@ from fumehood.core.request import APPLY, WHOLE
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError
 from fumehood.linux.capture import KERNEL, LABELS
-from fumehood.linux.checkpoints import NotStopped, Stopped, identity_of, let_time_pass, note, streams
+from fumehood.linux.checkpoints import (
+    NotStopped,
+    StoppedProcesses,
+    add_note,
+    files_only_added_to,
+    version_id,
+    wait_for_next_file_time,
+)
 from fumehood.linux.copying import copy_versions
 from fumehood.linux.layer import set_opaque
 from fumehood.linux.libc import Closing, InterruptsHeld, read, remove_file
@@ -38,7 +45,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fumehood.linux.checkpoints import Entry
+    from fumehood.linux.checkpoints import SettledEntry
     from fumehood.linux.namespaces import Layer
     from fumehood.service.hood import Hood
     from fumehood.service.store import Store
@@ -199,13 +206,13 @@ class Checkpoints:
                     if is_kept:
                         store.history.refuse(project, checkpoint)
                     return True
-                with Stopped(init) as stopped:
+                with StoppedProcesses(init) as stopped:
                     try:
                         self._settle(checkpoint, stopped, is_asked=bool(name) or part is not None)
                     except (FumehoodError, OSError) as error:
                         checkpoint.state, checkpoint.changed, checkpoint.reason = FAILED, (), str(error)
                     # So that what it writes from now on is told from what was settled.
-                    self._looked_at_ns = let_time_pass()
+                    self._looked_at_ns = wait_for_next_file_time()
                 if not checkpoint.duration_s:
                     checkpoint.duration_s = time.monotonic() - began
                 if checkpoint.state == APPLIED:
@@ -216,7 +223,7 @@ class Checkpoints:
             return self._is_recorded  # else somebody applies something just now, or nothing can be recorded
         return True
 
-    def _settle(self, checkpoint: Run, stopped: Stopped, *, is_asked: bool) -> None:
+    def _settle(self, checkpoint: Run, stopped: StoppedProcesses, *, is_asked: bool) -> None:
         """Find out what can be settled, and do so; the processes stand still."""
         checkpoint.changed = layering.scan_layers(self._layers, self._run_directory.indexes, is_in_use=True)
         self._run_directory.refuse_replaced_roots(checkpoint.changed)
@@ -233,7 +240,7 @@ class Checkpoints:
         if checkpoint.changed:
             self._apply(checkpoint, left, is_asked=is_asked)
 
-    def _unfinished(self, checkpoint: Run, stopped: Stopped) -> dict[tuple[int, str], str]:
+    def _unfinished(self, checkpoint: Run, stopped: StoppedProcesses) -> dict[tuple[int, str], str]:
         """Return what is not to be taken yet, with the reason.
 
         A read lease on the layer's file tells whether anybody has it open for writing. What is only ever added to, a
@@ -250,7 +257,7 @@ class Checkpoints:
                         if stat_unless_written(directory, os.fsencode(name)) is None:
                             unfinished[number, change.path] = _WRITTEN
         if unfinished:
-            for stream in streams(stopped.processes, self._targets):
+            for stream in files_only_added_to(stopped.numbers, self._targets):
                 unfinished.pop(stream, None)
         for change in checkpoint.changed:
             # To take away one name changes the times of all: another could look like a person's edit at the end.
@@ -274,7 +281,7 @@ class Checkpoints:
             for change in going
             if change.before is not None and (change.before.kind != c.DIRECTORY or change.change == c.MODE)
         ]
-        note(self._note, [], originals)
+        add_note(self._note, [], originals)
         with layering.RunDirectory(store.places, checkpoint.run) as directory:
             directory.create()
             store.history.begin(self._hood.project.id, checkpoint, os.getpid())
@@ -299,14 +306,14 @@ class Checkpoints:
             if not checkpoint.changed:
                 self._withdraw(checkpoint, checkpoint.reason)
                 return
-            entries: list[Entry] = []
+            entries: list[SettledEntry] = []
             for change in checkpoint.changed:
                 version, left_there = versions[id(change)], change.after.text() if change.after else None
-                layer = None if version is None else identity_of(version)
+                layer = None if version is None else version_id(version)
                 entries.append((change.root, change.path, layer, left_there, _is_made(change)))
             between = self._record(checkpoint, is_asked=is_asked)
             # Only now: what is noted is not looked at again, and an apply that is not recorded may be taken back.
-            note(self._note, entries, [])
+            add_note(self._note, entries, [])
             if checkpoint.changed:
                 _remove_versions(store.uppers(checkpoint), between)
                 layering.drop_if_empty(store.places, checkpoint.run, checkpoint.changed)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from typing import Any
 
-    from fumehood.linux.checkpoints import Settled
+    from fumehood.linux.checkpoints import SettledEntries
     from fumehood.linux.gitobjects import Refs
     from fumehood.service.store import Store
 
@@ -369,13 +369,13 @@ def is_checkpointed(layers: Sequence[Layer]) -> bool:
     return os.path.exists(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")
 
 
-def settled_by_checkpoints(layers: Sequence[Layer]) -> Settled | None:
+def settled_by_checkpoints(layers: Sequence[Layer]) -> SettledEntries | None:
     """Return what checkpoints of a command have put into the project, or None if there was no checkpoint."""
     if not is_checkpointed(layers):
         return None
-    from fumehood.linux.checkpoints import noted
+    from fumehood.linux.checkpoints import read_note
 
-    return noted(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")
+    return read_note(f"{os.path.dirname(layers[0].upper)}/{SETTLED}")
 
 
 def remove_work_directories(layers: Sequence[Layer]) -> None:
